@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from chop import MaseGraph
 from chop.capture.input_guards import InputGuardWarning
+from chop.errors import GuardError
 
 
 class ByDtype(nn.Module):
@@ -60,3 +63,66 @@ def test_an_example_that_is_not_contiguous_is_what_later_inputs_are_compared_wit
     assert torch.equal(graph(transposed), transposed * 3)
     with pytest.warns(InputGuardWarning, match="not contiguous, got contiguous"):
         graph(torch.randn(3, 4))
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    hides = ~mask if not torch.is_floating_point(mask) else mask < 0
+    return x.masked_fill(hides, 0.0)
+
+
+def by_method(x: Tensor, mask: Tensor) -> Tensor:
+    return x + mask if mask.is_floating_point() else torch.where(mask, x, 0.0)
+
+
+def attends(x: Tensor, mask: Tensor) -> Tensor:
+    square, query = torch.eye(4), x.unsqueeze(1)
+    settings = (4, 2, torch.cat([square] * 3), None, None, None, False, 0.0, square, None)
+    attend = torch.nn.functional.multi_head_attention_forward
+    return attend(query, query, query, *settings, attn_mask=mask, need_weights=False)[0]
+
+
+class Masked(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.function(x, mask)
+
+
+@pytest.mark.parametrize("function", [masked, by_method, attends], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("is_bool", [True, False])
+def test_whole_numbers_for_real_ones_are_refused_where_the_model_asks(
+    function: Callable[[Tensor, Tensor], Tensor], is_bool: bool
+) -> None:
+    x, masks = torch.randn(4, 4), [torch.eye(4, dtype=torch.bool), torch.eye(4)]
+    example, other = masks if is_bool else masks[::-1]
+    graph = MaseGraph(Masked(function), dummy_in={"x": x, "mask": example}).model
+    torch.testing.assert_close(graph(x, example), function(x, example))
+    for each in (graph, copy.deepcopy(graph)):
+        with pytest.raises(GuardError, match=f"for mask of {example.dtype}, got {other.dtype}"):
+            each(x, other)
+
+
+class Takes(nn.Module):
+    def forward(self, x: Tensor, mask: Any = None, bias: Any = None, *, scale: Any = 1) -> Tensor:
+        y = x * scale
+        y = y if mask is None else y * mask
+        return y if bias is None else y + bias
+
+
+def test_more_values_than_the_graph_has_are_those_of_the_model() -> None:
+    x, bias = torch.randn(3, 4), torch.randn(4)
+    model = Takes()
+    graph = MaseGraph(model, dummy_in={"x": x, "bias": bias}).model
+    for one in (graph, copy.deepcopy(graph)):
+        assert torch.equal(one(x, bias=bias), model(x, bias=bias))
+        assert torch.equal(one(x, None, bias), model(x, None, bias))
+        with pytest.raises(GuardError, match="mask"):
+            one(x, bias, bias)
+        with pytest.raises(GuardError, match="got bias by position and by name"):
+            one(x, None, bias, bias=bias)
+    first = MaseGraph(model, dummy_in={"x": x}).model
+    assert torch.equal(first(x, None), model(x, None))
+    with pytest.raises(GuardError, match="bias"):
+        first(x, None, bias)

@@ -77,6 +77,17 @@ def starts_from_data(self: Any, x: Tensor) -> Tensor:
     return x - self.center
 
 
+def keeps_the_first(reduce: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """A forward that keeps a number of its first batch, which no order of the batch changes."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if "first" not in self.kept:
+            self.kept["first"] = reduce(x.detach())
+        return x - self.kept["first"]
+
+    return forward
+
+
 def alternates(self: Any, x: Tensor) -> Tensor:
     self.even = not self.even
     return x if self.even else -x
@@ -106,6 +117,9 @@ STATEFUL: dict[str, tuple[Forward, dict[str, Any], str]] = {
     "object": (updates_an_object, {"cache": Slots()}, "cache"),
     "namespace": (updates_a_namespace, {"state": types.SimpleNamespace(scale=1.0)}, "state"),
     "first_batch": (starts_from_data, {"ready": False, "center": None}, "ready"),
+    "first_mean": (keeps_the_first(torch.mean), {"kept": {}}, "kept"),
+    "first_largest": (keeps_the_first(torch.max), {"kept": {}}, "kept"),
+    "first_norm": (keeps_the_first(torch.linalg.vector_norm), {"kept": {}}, "kept"),
     "switch": (alternates, {"even": False}, "even"),
     "generator": (steps_a_generator, {"draws": np.random.default_rng(0)}, "draws"),
     "own_generator": (steps_a_generator, {"draws": random.Random(0)}, "draws"),

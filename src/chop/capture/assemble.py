@@ -74,6 +74,8 @@ def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording
         name for name in parameters if name not in (*example, *record.optional_inputs)
     )
     record.ignored_defaults = plain_defaults(fallback.model, record.ignored_inputs)
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    record.positional = tuple(x.name for x in parameters.values() if x.kind in by_position)
     record.takes_any_keyword = takes_any_keyword(fallback.model)
     record.constants = tuple(recording.recorder.constants)
     record.asked = dict(recording.recorder.asked)

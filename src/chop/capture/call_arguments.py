@@ -15,6 +15,29 @@ from chop.capture.record import CaptureRecord
 from chop.errors import GuardError
 
 
+def as_the_model(
+    record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call; more than the graph has are those of the model, by name.
+
+    Args:
+        record: of the graph's capture.
+        args: of the call, by position.
+        kwargs: of the call, by name.
+
+    Raises:
+        GuardError: an argument comes by position and by name.
+    """
+    names = (*record.example_inputs, *record.optional_inputs)
+    meant = record.positional[: len(args)]
+    if len(args) <= len(names) or len(meant) < len(args):
+        return args, {**kwargs}
+    twice = [name for name in meant if name in kwargs]
+    if twice:
+        raise GuardError(f"expected each argument once, got {twice[0]} by position and by name")
+    return (), {**dict(zip(meant, args, strict=True)), **kwargs}
+
+
 def accepted_arguments(
     record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:

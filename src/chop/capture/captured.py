@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.capture import outer_values
-from chop.capture.call_arguments import accepted_arguments
+from chop.capture.call_arguments import accepted_arguments, as_the_model
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.capture.guards import compile_guard, guard_holds, violation_message
 from chop.capture.hf_cache import check_optional
@@ -105,6 +105,7 @@ class CapturedModule(fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
+        args, kwargs = as_the_model(self.record, args, kwargs)
         accepted = accepted_arguments(self.record, args, kwargs)
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
@@ -128,6 +129,7 @@ class CapturedModule(fx.GraphModule):
         Raises:
             GuardError: the graph does not hold for them.
         """
+        args, kwargs = as_the_model(self.record, args, kwargs)
         accepted = accepted_arguments(self.record, args, kwargs)
         names = [*self.record.example_inputs, *self.record.optional_inputs]
         twice = [name for name in names[: len(args)] if name in accepted]

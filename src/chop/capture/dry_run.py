@@ -149,12 +149,16 @@ def goes_by_order(
 
 
 def _other(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs of the same shapes and other data: each tensor back to front."""
+    """Inputs of the same shapes and other data: each tensor back to front, and real ones smaller.
+
+    A mean or a largest value that the model keeps is then another one too.
+    """
 
     def flipped(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        return value.flip(1 if value.dim() > 1 and value.shape[1] > 1 else 0)
+        turned = value.flip(1 if value.dim() > 1 and value.shape[1] > 1 else 0)
+        return turned * 0.75 if value.is_floating_point() else turned
 
     return {name: tree_map(flipped, value) for name, value in example.items()}
 

@@ -1,7 +1,8 @@
 """Input guards on dtype, memory layout and order of keys, none of which is a node of the graph.
 
 A branch on dtype or layout is that of the example, and a call warns where it may go another way. A
-loop over a mapping is in the order of the example, and a call with another order is refused.
+loop over a mapping is in the order of the example, and a call with another order is refused; so is
+one with whole numbers for real ones where the model branches on that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from chop.capture.pytree import tree_children, tree_rebuild
@@ -18,6 +20,9 @@ from chop.capture.specs import FieldsSpec, TensorSpec
 from chop.errors import GuardError
 
 DTYPE, LAYOUT, ORDER = "dtype", "memory layout", "order of keys"
+KIND = "kind of numbers"
+KIND_FUNCTIONS = frozenset({"is_floating_point", "is_complex"})
+"""Functions and methods that tell whether the numbers of a tensor are real or complex."""
 LAYOUT_METHODS = frozenset({"is_contiguous", "stride"})
 """Methods of tensors that tell their layout."""
 
@@ -46,7 +51,8 @@ def check_input_guards(
         given: the inputs of the call by name.
 
     Raises:
-        GuardError: the keys of one come in another order, and the model goes by it.
+        GuardError: the keys of one come in another order, or one is of another kind of numbers,
+            and the model goes by it.
     """
     for name, x in given.items():
         spec = examples.get(name)
@@ -54,6 +60,8 @@ def check_input_guards(
             check_order(name, spec, x)
         if not isinstance(spec, TensorSpec) or not _is_strided(x):
             continue
+        if KIND in asked:
+            _check_kind(name, spec.dtype, x.dtype, asked[KIND])
         if DTYPE in asked and x.dtype != spec.dtype:
             _warn(name, DTYPE, f"{spec.dtype}", f"{x.dtype}", asked[DTYPE])
         # Of a tensor without a second row every layout is contiguous.
@@ -99,6 +107,15 @@ def check_order(name: str, spec: Any, value: Any) -> None:
         return
     for part in parts:
         check_order(*part)
+
+
+def _check_kind(name: str, expected: torch.dtype, came: torch.dtype, where: str) -> None:
+    kinds = [(x.is_floating_point, x.is_complex) for x in (expected, came)]
+    if kinds[0] != kinds[1]:
+        raise GuardError(
+            f"captured for {name} of {expected}, got {came}: the model goes by whether it has real "
+            f"numbers, at {where}; capture the model again with such an example"
+        )
 
 
 def _is_strided(x: Any) -> bool:

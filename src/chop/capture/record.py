@@ -28,6 +28,7 @@ class CaptureRecord:
         ignored_defaults: what those are where they are left out, if plain values.
         asked: the line of the model that asked for what of a tensor, see `questions`.
         contiguous_inputs: the inputs that were contiguous.
+        positional: the parameters that the model's `forward` takes by position, in their order.
         takes_any_keyword: whether the model's `forward` has a `**kwargs`.
         fixed_inputs: arguments that were fixed at capture, by name.
         guards: the conditions on input sizes.
@@ -52,6 +53,7 @@ class CaptureRecord:
     ignored_defaults: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, str] = field(default_factory=dict)
     contiguous_inputs: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
     takes_any_keyword: bool = False
     fixed_inputs: dict[str, Any] = field(default_factory=dict)
     guards: list[ShapeGuard] = field(default_factory=list)

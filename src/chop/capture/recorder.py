@@ -18,7 +18,7 @@ from chop.capture.fake_cache import FakeCache
 from chop.capture.graph_break import GraphBreak
 from chop.capture.graph_writer import GraphWriter
 from chop.capture.hf_cache import CacheError
-from chop.capture.input_guards import DTYPE, LAYOUT, LAYOUT_METHODS
+from chop.capture.input_guards import DTYPE, KIND, KIND_FUNCTIONS, LAYOUT, LAYOUT_METHODS
 from chop.capture.leaves import (
     EagerOutput,
     LeafRule,
@@ -70,7 +70,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         writer: writes the nodes; `graph`, `sizes`, `values` and `constants` are its own.
-        asked: the first line that asks for the dtype or the memory layout of a computed tensor.
+        asked: the first line that asks for the dtype, the kind or the memory layout of a tensor.
         stateful: modules that keep state in attributes, with the reason: none may be recorded.
         asked_for_gradients: lines that read `requires_grad` of a computed tensor as False.
         before_write: called with each tensor that is about to be written.
@@ -220,6 +220,8 @@ class Recorder(TorchFunctionMode):
             return self._get_attribute(func, args)
         if name == "__set__":
             return self._set_attribute(func, args)
+        if name in KIND_FUNCTIONS:
+            self._guard_on(KIND, args[0])
         if name in LAYOUT_METHODS:
             self._guard_on(LAYOUT, args[0])
         if name in _GRADIENT_HOOKS:
