@@ -16,6 +16,19 @@ from chop.capture.tracer import capture
 from chop.errors import CaptureError
 
 OF_TORCH_FX = ("graph", "code", "meta", "recompile", "train_")
+OF_NO_CODE = (
+    "class",
+    "None",
+    "in",
+    "lambda",
+    "self",
+    "print",
+    "a b",
+    "0",
+    'say "x"',
+    "\ufb01",
+    "torch",
+)
 OWN = ("guards", "class_name", "config", "example_inputs", "eval_only", "record", "_record")
 
 
@@ -48,7 +61,7 @@ class Holder(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["child", "parameter", "buffer"])
-@pytest.mark.parametrize("name", [*OF_TORCH_FX, *OWN])
+@pytest.mark.parametrize("name", [*OF_TORCH_FX, *OWN, *OF_NO_CODE])
 def test_names_of_the_model_survive(name: str, kind: str) -> None:
     model, x = Named(name, kind).eval(), torch.randn(2, 4)
     captured = capture(model, {"x": x})
@@ -67,7 +80,7 @@ def test_names_of_the_model_survive(name: str, kind: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["graph", "guards"])
+@pytest.mark.parametrize("name", ["graph", "guards", "class", "naïve b"])
 def test_passes_and_checkpoints_work_on_such_a_model(name, tmp_path) -> None:
     model, x = Named(name, "child").eval(), torch.randn(2, 4)
     mg = MaseGraph(model, dummy_in={"x": x})
@@ -77,7 +90,7 @@ def test_passes_and_checkpoints_work_on_such_a_model(name, tmp_path) -> None:
     small, info = passes.quantize_transform_pass(mg, config)
     assert info["quantized"] == 2
     assert small.model.state_dict().keys() == model.state_dict().keys()
-    assert small.module_of(small.node(f"{name}_0")) is small.model.get_submodule(f"{name}.0")
+    assert small.module_of(small.nodes[2]) is small.model.get_submodule(f"{name}.0")
     small.export(tmp_path / "named")
     again = MaseGraph.from_checkpoint(tmp_path / "named")
     assert torch.equal(again.model(x), small.model(x))
@@ -91,6 +104,47 @@ def test_names_below_the_root_survive(name: str) -> None:
     assert torch.equal(captured(x), model(x))
     assert captured.state_dict().keys() == model.state_dict().keys()
     assert "Named(" in repr(captured)
+
+
+@pytest.mark.parametrize("name", ["class", "self", "a'b\\"])
+def test_code_of_any_names_holds_outside_of_the_module(name: str) -> None:
+    model, x = Holder(Named(name, "parameter")).eval(), torch.randn(2, 4)
+    graph = copy.deepcopy(capture(model, {"x": x}).graph)
+    assert torch.equal(fx.GraphModule(model, graph)(x), model(x))
+
+
+class Shadowing(nn.Module):
+    """Its inputs have the names of what generated code calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("0", nn.Linear(4, 4))
+
+    def forward(self, torch: Tensor, getattr: Tensor, slice: Tensor | None = None) -> Tensor:
+        y = self._modules["0"](torch)[..., :3] * nn.functional.elu(getattr)[:, :3]
+        return y if slice is None else y.masked_fill(slice, float("inf"))
+
+
+@pytest.mark.parametrize("names", [("torch", "getattr"), ("torch", "getattr", "slice")])
+def test_inputs_do_not_hide_what_the_code_calls(names: tuple[str, ...]) -> None:
+    given = {"torch": torch.randn(2, 4), "getattr": torch.randn(2, 4)}
+    given |= {"slice": torch.rand(2, 3) > 0.5} if "slice" in names else {}
+    model = Shadowing().eval()
+    captured = capture(model, given)
+    assert tuple(inspect.signature(captured.forward).parameters) == names
+    for twin in (captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
+        assert torch.equal(twin(**given), model(**given))
+        assert torch.equal(twin(*given.values()), model(**given))
+
+
+@pytest.mark.parametrize("name", ["class", "a b", "0", "\ufb01"])
+def test_inputs_that_no_function_can_have_are_refused(name: str) -> None:
+    class Open(nn.Module):
+        def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
+            return x + inputs[name]
+
+    with pytest.raises(CaptureError, match=f"Python names, got '{name}'; pass it in a dict"):
+        capture(Open(), {"x": torch.ones(2), name: torch.ones(2)})
 
 
 def test_a_name_that_no_graph_can_reach_is_refused() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from chop.capture import outer_values
 from chop.capture.call_arguments import accepted_arguments, as_the_model
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
+from chop.capture.generated_code import by_any_names, input_name, write_any_names
 from chop.capture.guards import compile_guard, guard_holds, violation_message
 from chop.capture.hf_cache import check_optional
 from chop.capture.hf_generation import generator
@@ -302,17 +303,11 @@ class CapturedModule(fx.GraphModule):
 
     def recompile(self) -> Any:
         """Generates the code of `forward` from the graph."""
+        write_any_names(self.graph)
         code = super().recompile()
-        if any(self.shadowed_members()):
-            # The generated code reads `self.graph`, which has to be the model's and not torch.fx's.
-            cls: Any = type(self)
-            generated = cls.forward
-
-            @functools.wraps(generated)
-            def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
-                return generated(_MemberView(self), *args, **kwargs)
-
-            cls.forward = forward
+        cls: Any = type(self)
+        inputs = [input_name(node) for node in self.graph.nodes if node.op == "placeholder"]
+        cls.forward = by_any_names(cls.forward, inputs, any(self.shadowed_members()))
         return code
 
     # torch.fx copies and unpickles a graph module by tracing its code again, which renames nodes,
@@ -349,16 +344,6 @@ class CapturedModule(fx.GraphModule):
         twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
         twin.graph = copy.deepcopy(self.graph)
         return twin
-
-
-class _MemberView:
-    """The parameters, buffers and children of a module as attributes, and nothing else."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return member(self._module, name)
 
 
 def _plain_class(module: CapturedModule) -> type[CapturedModule]:

@@ -3,10 +3,12 @@
 Known for torch 2.13; `tests/capture/test_private_api.py` fails first where a name is gone.
 """
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +24,7 @@ __all__ = [
     "SET_GRAD_ENABLED",
     "DisableTorchFunction",
     "FakeTensorMode",
+    "PathCodeGen",
     "TorchDispatchMode",
     "autocast_options",
     "detect_fake_mode",
@@ -31,9 +34,11 @@ __all__ = [
     "is_dispatch_observed",
     "is_fake",
     "schemas_of",
+    "set_target",
     "single_overload",
     "storage_id",
     "tree_leaves",
+    "writes_plain_code",
 ]
 
 OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -47,6 +52,35 @@ NOISY_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symboli
 DisableTorchFunction = torch._C.DisableTorchFunction
 enter_autocast_region: Any = torch.amp.autocast_mode._enter_autocast
 exit_autocast_region: Any = torch.amp.autocast_mode._exit_autocast
+
+
+class PathCodeGen(fx.graph.CodeGen):
+    """Code generator of torch.fx that lets a class below give nodes other targets for a while."""
+
+    def retargeted(self, nodes: Iterable[fx.Node]) -> AbstractContextManager[None]:
+        """A context in which nodes have the targets that the code shall name.
+
+        Args:
+            nodes: of the graph, in order. The text of a node is its name in the code.
+        """
+        raise NotImplementedError
+
+    def _gen_python_code(
+        self, nodes: Any, root_module: str, namespace: Any, **settings: Any
+    ) -> Any:
+        namespace.create_name(root_module, None)  # no node may take the place of the module
+        with self.retargeted(nodes):
+            return super()._gen_python_code(nodes, root_module, namespace, **settings)
+
+
+def set_target(node: fx.Node, target: Any) -> None:
+    """Gives a node a target for the time that code is written; no edit of its graph."""
+    object.__setattr__(node, "target", target)
+
+
+def writes_plain_code(graph: fx.Graph) -> bool:
+    """Whether a graph has the code generator that every new graph has."""
+    return type(graph._codegen) is fx.graph.CodeGen
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.capture.dead_code import remove_autocast
+from chop.capture.generated_code import by_any_names
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import tree_children, tree_rebuild
 from chop.capture.side_effects import written_by
@@ -17,6 +18,7 @@ from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
 from chop.notices import warn_once
 from chop.onnx.divisors import WithoutDivisors
+from chop.onnx.plain_names import give_plain_names
 
 WHERE = "export_onnx_interface_pass"
 ROOT = "output"
@@ -53,12 +55,15 @@ class FlatGraph:
     def __init__(self, mg: MaseGraph, example: Mapping[str, Any]) -> None:
         _leave_out_loss(mg)
         remove_autocast(mg.fx_graph)
+        give_plain_names(mg)
         self._read = _read_inputs(mg)
         nested = self._nested(example)
         self.inputs = self.tensors(example)
         if not self.inputs:
             raise GraphError(f"{WHERE}: expected an input that is a tensor, the graph reads none.")
-        self.module = _FlatModule(fx.GraphModule(mg.model, mg.fx_graph), nested).eval()
+        whole = fx.GraphModule(mg.model, mg.fx_graph)
+        type(whole).forward = by_any_names(type(whole).forward, self._read)
+        self.module = _FlatModule(whole, nested).eval()
         with preserve_state(self.module), torch.no_grad():
             self._keys = [*self.module.named(nested)]
         if not self._keys:
