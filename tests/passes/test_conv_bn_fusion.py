@@ -69,6 +69,10 @@ CASES = {
         nn.BatchNorm2d(6),
         (3, 4, 7, 5),
     ),
+    "sync1d": (nn.Conv1d(4, 6, 3), nn.SyncBatchNorm(6), (3, 4, 9)),
+    "sync2d": (nn.Conv2d(4, 6, 3, bias=False), nn.SyncBatchNorm(6, affine=False), (3, 4, 7, 5)),
+    "sync3d": (nn.Conv3d(2, 3, 2), nn.SyncBatchNorm(3), (3, 2, 4, 4, 5)),
+    "sync_transposed": (nn.ConvTranspose2d(4, 6, 3), nn.SyncBatchNorm(6), (3, 4, 7, 5)),
 }
 
 

@@ -51,7 +51,7 @@ def ways_out(mg: MaseGraph) -> list[str]:
     """Passes that take layers without an integer form out of a graph, for messages."""
     found: set[str] = set()
     for node in demanded_nodes(mg):
-        if mg.operator(node).name.startswith("batch_norm"):
+        if mg.operator(node).is_affine:
             found.add(
                 "fold batch norms into the layers before them by "
                 "conv_bn_fusion_transform_pass, before they are quantized"

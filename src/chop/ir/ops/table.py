@@ -115,6 +115,7 @@ TABLE: tuple[Operator, ...] = (
         _row("batch_norm1d", nn.BatchNorm1d, features=1, follow=d.by_channel, is_affine=True),
         _row("batch_norm2d", nn.BatchNorm2d, follow=d.by_channel, is_affine=True),
         _row("batch_norm3d", nn.BatchNorm3d, follow=d.by_channel, is_affine=True),
+        _row("sync_batch_norm", nn.SyncBatchNorm, follow=d.by_channel, is_affine=True),
         _row("batch_norm", (), BATCH_NORM, (F,), is_affine=True),
         *_all(
             {"features": -1, "follow": d.normalized},
@@ -347,6 +348,8 @@ def _method(cls: Any, name: str) -> Any:
 
 def of_layer(module: nn.Module) -> Operator:
     """The row of a module; one whose forward was replaced is another operator than its class."""
+    if isinstance(module, torch.jit.ScriptModule):  # a copy of one is of another class
+        return Operator("script_module", "module", (torch.jit.ScriptModule,))
     cls = type(module)
     if why_not_its_class(module) is not None:
         return Operator(f"replaced_{cls.__name__.lower()}", "module", (cls,))
