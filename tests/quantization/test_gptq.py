@@ -2,9 +2,11 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
-from chop.formats import Integer
-from chop.quantization.gptq import Solver, rounding_grid
+from chop.formats import Integer, QuantSpec
+from chop.nn.quantized import QuantConv2d
+from chop.quantization.gptq import Solver, _im2col, rounding_grid
 
 
 def problem(outputs=6, inputs=20, rows=40, seed=0):
@@ -81,3 +83,13 @@ def test_hidden_weights_are_zero_and_made_up_for():
     assert (found[~keep] == 0).all()
     nearest = number_format.round(weight)
     assert output_error(weight, found, x) < output_error(weight, nearest, x)
+
+
+@pytest.mark.parametrize(
+    "groups, mode, stride", [(1, "zeros", 1), (2, "zeros", 2), (1, "reflect", 1)]
+)
+def test_an_image_without_a_batch_is_a_batch_of_one(groups, mode, stride):
+    conv = nn.Conv2d(4, 4, 3, stride, 1, groups=groups, padding_mode=mode)
+    layer = QuantConv2d.from_float(conv, QuantSpec.uniform(Integer(width=8, frac_width=4)))
+    x = torch.randn(4, 6, 5)
+    assert torch.equal(_im2col(layer, x), _im2col(layer, x[None]))

@@ -283,6 +283,7 @@ def _hessians(layer: Any, x: Tensor, weights: Tensor | None) -> Tensor:
 
 def _im2col(layer: Any, x: Tensor) -> Tensor:
     """The inputs of each output pixel of a convolution, (G, pixels, D)."""
+    x = x.reshape(-1, *x.shape[-3:])  # an image without a batch is a batch of one
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
     patches = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
