@@ -39,16 +39,10 @@ class LeafRule:
         leaves: module classes, or dotted paths of single submodules.
 
     Raises:
-        CaptureError: TorchScript has compiled the model.
         ConfigError: a path names no submodule.
     """
 
     def __init__(self, model: nn.Module, leaves: Iterable[type[nn.Module] | str]) -> None:
-        if isinstance(model, torch.jit.ScriptModule):
-            raise CaptureError(
-                f"expected a model with Python to record, got {model.original_name} compiled by "
-                "TorchScript; pass the module that it was compiled from"
-            )
         chosen = list(leaves)
         self._classes = tuple(leaf for leaf in chosen if isinstance(leaf, type))
         self._paths = {leaf for leaf in chosen if isinstance(leaf, str)}

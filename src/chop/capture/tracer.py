@@ -17,6 +17,7 @@ from torch import nn
 
 from chop.capture import outer_values
 from chop.capture.captured import CapturedModule
+from chop.capture.generated_code import check_input_names
 from chop.capture.guards import compile_guard, guard_holds
 from chop.capture.hf_cache import (
     PAST,
@@ -39,6 +40,7 @@ from chop.capture.pytree import tree_map
 from chop.capture.source import definition_line
 from chop.capture.transformers_of_torch import has_single_operators, single_operators
 from chop.capture.untraced_effects import check_initialized
+from chop.capture.wrappers import check_has_python, unwrapped
 from chop.errors import CaptureError, ConfigError, GuardError, did_you_mean
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ def capture(
     """Writes a model down as a graph, without changing it; parameters are shared with the model.
 
     Args:
-        model: any module; it keeps its mode, buffers and random state.
+        model: any module; it keeps its mode, buffers and random state. Of what `torch.compile` or
+            a data-parallel wrapper gives, the model inside.
         inputs: example inputs by parameter name of `forward`. Of their sizes the graph keeps only
             what the model's Python tests. None: made from the model's configuration.
         input_names: which inputs become placeholders; None: all of `inputs`. With `cache` or
@@ -83,6 +86,8 @@ def capture(
         >>> [node.target for node in graph.graph.nodes]
         ['input', '0', '1', 'output']
     """
+    model = unwrapped(model)
+    check_has_python(model)
     check_names(model)
     check_initialized(model)
     asked = asks_for_cache(model, (*(inputs or ()), *(input_names or ())))
@@ -91,6 +96,7 @@ def capture(
         inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
     example = _copied(_choose_inputs(model, inputs, names))
+    check_input_names(example)
     named = input_names is not None and not asked
     why_not = f"hf_input_names has no {cache_name(model)}, as by default" if named else ""
     if not (asked or named):

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.overrides import why_not_copyable
+from chop.capture.wrappers import check_has_python, is_exported, unwrapped
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
 from chop.ir.graph.edits import last_edit
@@ -63,10 +64,16 @@ class MaseGraph:
         strict: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
+            way_out = "to read a checkpoint, use MaseGraph.from_checkpoint(path)"
+            if is_exported(model):
+                way_out = "pass the module that was exported"
+            elif callable(model):
+                way_out = "pass the module whose forward it is, or one that calls it"
             raise ConfigError(
-                f"MaseGraph: expected an nn.Module, got {type(model).__name__}; to read a "
-                "checkpoint, use MaseGraph.from_checkpoint(path)."
+                f"MaseGraph: expected an nn.Module, got {type(model).__name__}; {way_out}."
             )
+        model = unwrapped(model)
+        check_has_python(model)
         self._guess: ProvisionalCapture | None = None
         self._captured: CapturedModule | None = None
         self._compiled_edit = 0
@@ -75,7 +82,9 @@ class MaseGraph:
             self._set_captured(model)
             return
         fixed = dict(cf_args or {})
-        guess = ProvisionalCapture(model, hf_input_names, _leaves(custom_ops), fixed, strict)
+        guess = ProvisionalCapture(
+            unwrapped(model), hf_input_names, _leaves(custom_ops), fixed, strict
+        )
         if dummy_in is not None:
             self._set_captured(guess.recapture(dummy_in, None))
             return
