@@ -37,10 +37,7 @@ SELECTION = (
     "test_processors.py",
 )
 """What compares numbers, in tests/."""
-SHORT = (
-    *("fixtures/test_checkpoints.py", "nn/test_quantized.py", "passes/test_prune_structured.py"),
-    "test_processors.py",
-)
+SHORT = ("fixtures/test_checkpoints.py", "nn/test_quantized.py", "test_processors.py")
 """The part of it that every run of the tests repeats in the first setting."""
 
 

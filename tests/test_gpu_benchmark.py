@@ -22,6 +22,7 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # each command has tests of its own
 def test_a_dry_run_covers_every_step(tmp_path, gpu):
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--out", str(tmp_path)]
     done = subprocess.run([*command, "--dry-run"], capture_output=True, text=True)

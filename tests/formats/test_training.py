@@ -55,7 +55,14 @@ def workload():
     return passes.add_common_metadata_analysis_pass(mg)[0], rows
 
 
-@pytest.mark.parametrize("fmt", NARROW, ids=lambda fmt: fmt.label)
+# Scales and zero points are fitted at every step, which takes as long as all others together.
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        pytest.param(fmt, marks=[pytest.mark.long] if fmt == GroupAffine(2) else [], id=fmt.label)
+        for fmt in NARROW
+    ],
+)
 def test_training_with_rounding_improves(workload, fmt):
     mg, rows = workload
     # What comes out of a ReLU has no sign to keep.

@@ -109,6 +109,7 @@ def bert(data_folder):
 
 @pytest.mark.data
 @pytest.mark.slow
+@pytest.mark.long  # each helps an MLP in the short suite
 def test_both_help_bert_on_reviews_at_three_bits(bert):
     formats = Integer(8, "minmax"), Integer(3, "minmax")
     nearest = bert.nearest(bert.graph, *formats)

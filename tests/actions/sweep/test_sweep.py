@@ -206,6 +206,7 @@ def test_a_heat_map_has_the_numbered_fractions_and_no_others(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # fewer cells are swept above and in test_split_widths.py
 def test_the_width_sweep_shows_ptq_qat_and_float(tmp_path, capsys):
     config = QuantizeSweepConfig(model="cnn", out=tmp_path, widths="4:8:4", frac="2:4:2,auto")
     rows = {(row["width"], row["frac_width"]): row for row in quantize_sweep(config)}

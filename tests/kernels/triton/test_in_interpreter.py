@@ -16,21 +16,30 @@ from tests.fresh import printed_by
 HERE = Path(__file__).parent
 
 
-def test_kernels_in_the_interpreter(triton):
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("fake_quantize", 20),
+        ("linear", 12),
+        pytest.param("dequantize", 30, marks=pytest.mark.long),
+        pytest.param("softmax", 16, marks=pytest.mark.long),
+    ],
+)
+def test_kernels_in_the_interpreter(triton, name, least):
     if os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available():
         pytest.skip("the kernels are tested in this process")
-    names = ("fake_quantize", "dequantize", "linear", "softmax")
-    files = [HERE / f"test_{name}.py" for name in names]
+    file = str(HERE / f"test_{name}.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", *map(str, files)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", file],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         cwd=HERE.parents[2],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 110
-    assert "2 skipped" in done.stdout  # the operators themselves need a GPU
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= least
+    operators = int(name in ("fake_quantize", "dequantize"))
+    assert operators == ("1 skipped" in done.stdout)  # the operators themselves need a GPU
 
 
 def test_importing_chop_does_not_import_triton():
