@@ -30,11 +30,12 @@ def benchmark(monkeypatch):
     sys.modules.pop("resnet20", None)
 
 
+@pytest.mark.long  # real models are judged a hundred times
 @pytest.mark.parametrize(
     ("name", "rows", "width", "gain"),
     [
         ("resnet20", 300, 5, 0.03),
-        pytest.param("bert-tiny-imdb", 120, 3, 0.0, marks=pytest.mark.long),
+        ("bert-tiny-imdb", 120, 3, 0.0),
     ],
 )
 def test_mixed_beats_uniform_at_as_many_bits(benchmark, data_folder, name, rows, width, gain):

@@ -268,6 +268,7 @@ def test_adapters_train_and_are_exported(bert_graph, bert_inputs, tmp_path):
     assert trainable(fused) == trainable(bert_graph)
 
 
+@pytest.mark.long  # test_quantize.py compiles the quantized one
 def test_an_adapted_bert_compiles_as_one_graph(bert_graph, bert_inputs):
     torch._dynamo.reset()
     adapted = trained(bert_graph)

@@ -174,6 +174,7 @@ def cifar(path, rows):
 
 @pytest.mark.data
 @pytest.mark.slow
+@pytest.mark.long  # test_conv_bn_fusion.py and the MLP above show both in short
 def test_a_real_resnet_is_fused_exactly_and_gptq_saves_it_at_three_bits(data_folder):
     model = ResNet20().eval()
     model.load_state_dict(load_file(data_folder / "resnet-cifar10" / "resnet20.safetensors"))
