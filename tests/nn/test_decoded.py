@@ -48,7 +48,17 @@ WRITES = {
     "inplace=True": lambda x: F.relu(x, inplace=True),
     "init": lambda x: nn.init.kaiming_uniform_(x),
     "init in steps": lambda x: nn.init.trunc_normal_(x, std=0.02),
-    "set_": lambda x: x.data.set_(torch.full(x.shape, 0.25)),
+    "set_": lambda x: x.set_(torch.full(x.shape, 0.25)),
+    "set_ of a storage": lambda x: x.set_(
+        torch.full(x.shape, 0.25).untyped_storage(), 0, x.shape, x.stride()
+    ),
+    "torch.ops": lambda x: torch.ops.aten.set_.source_Tensor(x, torch.full(x.shape, 0.25)),
+    "apply_": lambda x: x.apply_(lambda value: 2 * value),
+    "map_": lambda x: x.map_(torch.full(x.shape, 0.3), lambda _, value: value),
+    "copy.copy": lambda x: copy.copy(x).mul_(1.37),
+    "vector_to_parameters": lambda x: nn.utils.vector_to_parameters(
+        torch.linspace(-1, 1, x.numel()), [x]
+    ),
     "inference": under(torch.inference_mode, lambda x: x.mul_(1.37)),
 }
 
@@ -138,6 +148,11 @@ BAD = {
     "gradient": (lambda packed: packed.weight.requires_grad_(), "weight cannot have a gradient"),
     "flag": (lambda packed: setattr(packed.weight, "requires_grad", True), "an adapter around"),
     "parameter": (lambda packed: nn.Parameter(packed.weight), "a copy of its values"),
+    "swap": (
+        lambda packed: torch.utils.swap_tensors(packed.weight, torch.ones(8, 64)),
+        "cannot be swapped for another tensor; assign it",
+    ),
+    "set_": (lambda packed: packed.weight.set_(torch.ones(64)), r"got values of \[64\]; unpack"),
     "no tensor": (
         lambda packed: setattr(packed, "weight", None),
         "expected a tensor, got a NoneType",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -16,6 +16,7 @@ from chop.nn.adoption import adopt
 from chop.nn.packed.decoded import decoded_tensor, plain
 from chop.nn.packed.encoding import encode_in_parts
 from chop.nn.packed.rewriting import write
+from chop.nn.packed.state import state_formats, why_not_loadable
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
 from chop.nn.weight_cache import decoded_once
@@ -244,6 +245,27 @@ class PackedOperator(QuantizedOperator):
             buffers[MASK] = decoded["weight"].detach() != 0
         twin.__dict__.update(own, _parameters={**decoded, **self._parameters}, _buffers=buffers)
         return twin
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        state_formats(self, destination, prefix)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Loads codes of the layer's own formats and shapes; see `why_not_loadable`."""
+        reasons = why_not_loadable(self, state_dict, prefix, local_metadata)
+        error_msgs.extend(reasons)
+        if not reasons:
+            rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves and converts as any module, but keeps the dtype of scales."""

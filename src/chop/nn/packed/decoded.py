@@ -32,9 +32,10 @@ class DecodedTensor(Tensor):
     """The values of a parameter that is stored as codes; a write to it is a write to the codes.
 
     Reads give plain tensors. In-place operations on it or on a view of it (`.data`, `.detach()`,
-    `w[0]`, `w.T`), assignments of `.data` and `out=` encode the new values. Several writes to one
-    such tensor add up before they are rounded: `layer.weight` decodes what was stored. An array of
-    `numpy()` is read-only.
+    `w[0]`, `w.T`), assignments of `.data`, `set_` and `out=` encode the new values. Several writes
+    to one such tensor add up before they are rounded: `layer.weight` decodes what was stored. An
+    array of `numpy()` is read-only; what other libraries write through DLPack, a storage or an
+    address is not seen.
     """
 
     _source: _Source
@@ -47,6 +48,23 @@ class DecodedTensor(Tensor):
         made = plain.as_subclass(cls)
         made._plain, made._source = plain, source
         return made
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Takes other memory, and encodes what is there; torch asks no subclass about it."""
+        return self.__torch_function__(Tensor.set_, (type(self),), (self, *args), kwargs)
+
+    def __copy__(self) -> DecodedTensor:
+        """Shares the memory, as copies of a parameter do."""
+        return self._view(self._plain.detach(), self._source)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses `torch.utils.swap_tensors`, which would leave the codes as they are."""
+        if name == "__class__":
+            raise ConfigError(
+                f"{self._source.what} is stored as codes and cannot be swapped for another tensor; "
+                "assign it, layer.weight = values, which encodes them."
+            )
+        super().__setattr__(name, value)
 
     @classmethod
     def __torch_function__(
@@ -67,9 +85,13 @@ class DecodedTensor(Tensor):
         before = [x._plain._version for x in given]
         result = func(*plain_in(args), **plain_in(kwargs))
         for x, version in zip(given, before, strict=True):
-            if x._plain._version != version:
+            if x._plain._version != version or (x is first and func in _UNCOUNTED):
                 _written(x)
         return _as_given(result, given)
+
+
+_UNCOUNTED = (Tensor.apply_, Tensor.map_, Tensor.map2_)
+"""What writes to a tensor past autograd, which counts the other writes."""
 
 
 def decoded_tensor(values: Tensor, write: Callable[[Tensor], None], what: str) -> Tensor:
