@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from chop.errors import bounded
 
@@ -13,6 +15,8 @@ class AdjustedWarning(UserWarning):
 
 
 _GIVEN: set[str] = set()
+_GIVEN_OF: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+"""By model, or what stands for it: what was said of it."""
 
 
 def warn_once(
@@ -32,6 +36,26 @@ def warn_once(
         warnings.warn(bounded(message), category, stacklevel=2)
 
 
+def warn_once_of(
+    subjects: Iterable[object], message: str, category: type[Warning], about: str
+) -> None:
+    """Warns unless something about one of the subjects was said before; other models are told.
+
+    Args:
+        subjects: a model and what stands for it, such as its capture, which copies share; hashed
+            by identity, and not kept alive.
+        message: a sentence.
+        category: of the warning.
+        about: messages about the same thing are the same, whatever their text.
+    """
+    said = [_GIVEN_OF.setdefault(subject, set()) for subject in subjects]
+    is_known = any(about in of_one for of_one in said)
+    for of_one in said:
+        of_one.add(about)
+    if not is_known:
+        warn_each_time(message, category)
+
+
 def warn_each_time(message: str, category: type[Warning]) -> None:
     """Warns at every call, for what is true of one model and is called once for each.
 
@@ -49,3 +73,4 @@ def warn_each_time(message: str, category: type[Warning]) -> None:
 def forget_notices() -> None:
     """Lets every message be given again."""
     _GIVEN.clear()
+    _GIVEN_OF.clear()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from chop import ChopConfig, MaseGraph, passes
 from chop.ir.unreached import UnreachedWarning, unreached_matrices
 from chop.notices import forget_notices
+from chop.passes.module import quantize_module_transform_pass
 
 WEIGHTS = {"config": {"weight": {"name": "mxint", "width": 8}}}
 TEXT = {
@@ -131,3 +134,38 @@ def test_what_may_stay_float_is_not_named() -> None:
         quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": WEIGHTS})
         passes.pack_transform_pass(quantized, {"silent": True})
         passes.insert_lora_adapter_transform_pass(mg, {"rank": 2})
+
+
+def said(action: Callable[[], object]) -> int:
+    """How often an action speaks of weights that stay as they are, with Python's own filter."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        action()
+    return sum(w.category is UnreachedWarning for w in caught)
+
+
+LINEAR = {"by": "type", "linear": WEIGHTS}
+PASSES = {
+    "quantize": lambda mg: passes.quantize_transform_pass(mg, LINEAR),
+    "lora": lambda mg: passes.insert_lora_adapter_transform_pass(mg, {"rank": 2}),
+    "pack": lambda mg: passes.pack_transform_pass(
+        passes.quantize_transform_pass(mg, {"by": "name", "first": WEIGHTS})[0], {"silent": True}
+    ),
+    "quantize_module": lambda mg: quantize_module_transform_pass(mg.model, LINEAR),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_model_is_spoken_of_once(name: str) -> None:
+    run, x = PASSES[name], torch.randn(2, 4, 8)
+    for net in (Net("einsum"), Net("einsum")):
+        mg = raised(net, x=x)
+        assert said(lambda mg=mg: run(mg)) == 1
+        trials = [mg, mg.copy(), mg.sharing_copy(), raised(net, x=x)]
+        assert [said(lambda mg=mg: run(mg)) for mg in trials] == [0, 0, 0, 0]
+
+
+def test_a_model_that_is_no_graph_is_spoken_of_once() -> None:
+    for net in (Net("einsum"), Net("einsum")):
+        quantize = partial(quantize_module_transform_pass, net, LINEAR)
+        assert [said(quantize), said(quantize)] == [1, 0]

@@ -47,6 +47,19 @@ class _Scope:
     buffers: frozenset[str]
 
 
+def sources_of(model: nn.Module) -> tuple[object, ...]:
+    """What tells a model from others of its class: itself, or what copies of its capture share.
+
+    Args:
+        model: any module; of a capture, the model that was captured counts while it lives.
+    """
+    original: Original | None = vars(model).get(KEY)
+    if original is None:
+        return (model,)
+    captured_from = original.model
+    return (original,) if captured_from is None else (original, captured_from)
+
+
 class Original:
     """The classes and plain attributes of the modules that a capture looked into.
 
@@ -74,6 +87,12 @@ class Original:
                 self._scopes[path] = _Scope(
                     type(module), plain, tuple(module._modules), frozenset(module._buffers)
                 )
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that was captured; None where it is gone, or this was in a pickle."""
+        reference = self._modules.get("")
+        return None if reference is None else reference()
 
     def restore(self, captured: nn.Module) -> nn.Module:
         """A model of the original class with the leaves of `captured` and its tensors, shared.

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx, nn
 
+from chop.capture.captured import CapturedModule
+from chop.capture.original import sources_of
 from chop.capture.specs import TensorSpec
 from chop.dotted import deepgetattr
 from chop.ir.ops import Kind, of_module, stand_in_for
 from chop.nn.quantized import QuantCall, QuantizedOperator
+from chop.notices import warn_once, warn_once_of
 
 if TYPE_CHECKING:
     from chop.ir.graph import MaseGraph
@@ -119,6 +122,22 @@ def unreached_sentence(
         f"{outcome}, because no layer that has formats holds them: {' and '.join(names)}; "
         f"{way_out}."
     )
+
+
+def warn_of_share(model: nn.Module, text: str, where: str) -> None:
+    """Warns once for each model and pass; copies of a graph, as trials make, are one model.
+
+    Args:
+        model: any module, or the one of a graph. Graphs of files do not know their model: of them
+            the same text is said once.
+        text: of `unreached_sentence`.
+        where: the pass.
+    """
+    sources = sources_of(model)
+    if isinstance(model, CapturedModule) and model in sources:
+        warn_once(text, UnreachedWarning)
+    else:
+        warn_once_of(sources, text, UnreachedWarning, where)
 
 
 def _named(kind: str, group: list[Unreached]) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import stored_parameters
-from chop.ir.unreached import UnreachedWarning, unreached_matrices, unreached_sentence
-from chop.notices import warn_once
+from chop.ir.unreached import unreached_matrices, unreached_sentence, warn_of_share
 
 
 def warn_of_unreached(
     mg: MaseGraph, where: str, means: Callable[[str], bool] = lambda path: True, packs: bool = False
 ) -> None:
-    """Warns once where more than a tenth of the weights that were meant have no format.
+    """Warns once for each model, where over a tenth of the weights that were meant lack a format.
 
     Args:
         mg: the graph after the pass.
@@ -23,7 +22,7 @@ def warn_of_unreached(
     """
     text = describe_unreached(mg, where, means, packs)
     if text is not None:
-        warn_once(text, UnreachedWarning)
+        warn_of_share(mg.model, text, where)
 
 
 def describe_unreached(

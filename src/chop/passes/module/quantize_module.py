@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from chop.errors import ConfigError
-from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
+from chop.ir.unreached import unreached_matrices_of, unreached_sentence, warn_of_share
 from chop.nn.quantized import QuantizedOperator
-from chop.notices import warn_once
 from chop.passes.base import MASE_KEYS
 from chop.passes.module.base import check_module, documented
 from chop.quantization.modules import quantize_modules
@@ -57,5 +56,5 @@ def quantize_module_transform_pass(
     unreached = unreached_matrices_of(result, lambda path: not config.may_mean(path))
     text = unreached_sentence(unreached, sum(weights), NAME)
     if text is not None:
-        warn_once(text, UnreachedWarning)
+        warn_of_share(network, text, NAME)
     return result, {"quantized": count}

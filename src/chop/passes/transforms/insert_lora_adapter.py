@@ -8,11 +8,10 @@ from typing import Any
 
 from chop.config import parse, renamed
 from chop.ir.graph import MaseGraph
-from chop.ir.unreached import UnreachedWarning, unreached_matrices, unreached_sentence
+from chop.ir.unreached import unreached_matrices, unreached_sentence, warn_of_share
 from chop.lora.insertion import TrainBias, insert_adapters
 from chop.lora.selection import adapted_linears, modules_named
 from chop.nn.lora import check_adapter, refuse_adapters
-from chop.notices import warn_once
 from chop.passes.base import graph_pass
 
 NAME = "insert_lora_adapter_transform_pass"
@@ -102,5 +101,5 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
             unreached_matrices(mg, formats_count=False), reached, NAME, "get no adapter"
         )
         if text is not None:
-            warn_once(text, UnreachedWarning)
+            warn_of_share(mg.model, text, NAME)
     return insert_adapters(mg, targets, adapter, saved, config.train_bias)
