@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -126,3 +127,37 @@ def test_more_values_than_the_graph_has_are_those_of_the_model() -> None:
     assert torch.equal(first(x, None), model(x, None))
     with pytest.raises(GuardError, match="bias"):
         first(x, None, bias)
+
+
+@pytest.mark.parametrize(
+    ("example", "args", "kwargs", "message"),
+    [
+        (("x", "bias"), ("x", "bias"), (), "without mask.*by name: x, bias"),
+        (("bias", "x"), ("x", "bias"), (), "without mask.*by name: x, bias"),
+        (("x", "bias"), ("x", "bias"), ("bias",), "without mask"),
+        (("x", "scale"), ("x", "scale"), (), "without mask.*by name: x, scale"),
+        (("x",), ("x", "bias"), (), "without mask"),
+        (("mask",), ("mask",), (), "captured with x=2.0(?s:.*)by name: mask"),
+    ],
+)
+def test_positions_of_the_graph_alone_are_refused(
+    example: tuple[str, ...], args: tuple[str, ...], kwargs: tuple[str, ...], message: str
+) -> None:
+    given = {name: torch.randn(4, 4) for name in ("x", "mask", "bias", "scale")}
+    fixed = {} if "x" in example else {"x": 2.0}
+    dummy = {name: given[name] for name in example}
+    graph = MaseGraph(Takes(), dummy_in=dummy, cf_args=fixed).model
+    for one in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        with pytest.raises(GuardError, match=message):
+            one(*(given[name] for name in args), **{name: given[name] for name in kwargs})
+
+
+@pytest.mark.parametrize("example", [("x", "bias"), ("bias", "x"), ("bias", "x", "scale")])
+def test_positions_in_the_order_of_the_model(example: tuple[str, ...]) -> None:
+    given = {name: torch.randn(4, 4) for name in ("x", "bias", "scale")}
+    graph = MaseGraph(Takes(), dummy_in={name: given[name] for name in example}).model
+    named = {name: given[name] for name in example if name == "scale"}
+    call = (given["x"], None, given["bias"])
+    assert torch.equal(graph(*call, **named), Takes()(*call, **named))
+    with pytest.raises(GuardError, match="at most 3 arguments by position"):
+        graph(*call, 1.0)

@@ -66,7 +66,7 @@ def test_default(name: str) -> None:
     with pytest.raises(GuardError, match="begin again within a row.*use_cache"):
         graph(input_ids=_IDS, position_ids=_PACKED, use_cache=False)
     with pytest.raises(GuardError, match="begin again within a row"):
-        graph(_IDS, _PACKED, use_cache=False)
+        graph(_IDS, None, position_ids=_PACKED, use_cache=False)
 
 
 @pytest.mark.parametrize("name", _JOIN)

@@ -15,42 +15,50 @@ from chop.capture.record import CaptureRecord
 from chop.errors import GuardError
 
 
-def as_the_model(
+def call_arguments(
     record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call; more than the graph has are those of the model, by name.
+    """The arguments of a call of the model that reach its graph, by position and by name.
+
+    Positions are those of the model's `forward`, whichever of its parameters the graph takes. A
+    model whose signature names none has those of the graph.
 
     Args:
         record: of the graph's capture.
         args: of the call, by position.
         kwargs: of the call, by name.
+    Returns: positions, empty where they are not those of the graph; and names, with a cache and
+        without what the graph may drop.
 
     Raises:
-        GuardError: an argument comes by position and by name.
+        GuardError: the model would use an argument that the graph does not have, or it comes
+            twice, or there are more than the model takes.
     """
-    names = (*record.example_inputs, *record.optional_inputs)
+    inputs = (*record.example_inputs, *record.optional_inputs)
     meant = record.positional[: len(args)]
-    if len(args) <= len(names) or len(meant) < len(args):
-        return args, {**kwargs}
+    if meant == inputs[: len(args)] or not record.positional:
+        return args, _accepted_arguments(record, args, kwargs)
+    if len(args) > len(meant):
+        raise GuardError(
+            f"expected at most {len(meant)} arguments by position ({', '.join(meant)}), got "
+            f"{len(args)}; pass the others by name"
+        )
     twice = [name for name in meant if name in kwargs]
     if twice:
         raise GuardError(f"expected each argument once, got {twice[0]} by position and by name")
-    return (), {**dict(zip(meant, args, strict=True)), **kwargs}
+    named = dict(zip(meant, args, strict=True)) | {**kwargs}
+    try:
+        return (), _accepted_arguments(record, (), named)
+    except GuardError as error:
+        raise GuardError(
+            f"{error}; positions are those of {record.class_name}.forward ({', '.join(meant)}), so "
+            f"pass what is meant for another input by name: {', '.join(inputs)}"
+        ) from None
 
 
-def accepted_arguments(
+def _accepted_arguments(
     record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments by name that reach a graph: with a cache, without what it may drop.
-
-    Args:
-        record: of the graph's capture.
-        args: of the call, by position.
-        kwargs: of the call, by name.
-
-    Raises:
-        GuardError: the model would use an argument that the graph does not have.
-    """
     given = _with_cache(record, args, kwargs)
     return {name: value for name, value in given.items() if not _drops(record, name, value)}
 

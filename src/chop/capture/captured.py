@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.capture import outer_values
-from chop.capture.call_arguments import accepted_arguments, as_the_model
+from chop.capture.call_arguments import call_arguments
 from chop.capture.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.capture.generated_code import by_any_names, input_name, write_any_names
 from chop.capture.guards import compile_guard, guard_holds, violation_message
@@ -57,10 +57,10 @@ _KEPT_META = ("spec", "nn_module_stack", "source")
 class CapturedModule(fx.GraphModule):
     """The graph of a model together with the model's module tree.
 
-    Call it like the model. Arguments of the model that were not captured are dropped where they
-    carry nothing (None, the default of the signature, `token_type_ids` of zeros) and refused
-    otherwise; so are inputs of a shape that the graph was not captured for. After a change of
-    `graph` call `recompile()`.
+    Call it like the model: positions are those of its `forward`. Arguments of the model that were
+    not captured are dropped where they carry nothing (None, the default of the signature,
+    `token_type_ids` of zeros) and refused otherwise; so are inputs of a shape that the graph was
+    not captured for. After a change of `graph` call `recompile()`.
 
     Parameters, buffers and children of the model may have any names. Where one is called like an
     attribute of `torch.fx.GraphModule` (`graph`, `code`, `meta`), the attribute is that of
@@ -106,8 +106,7 @@ class CapturedModule(fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
-        args, kwargs = as_the_model(self.record, args, kwargs)
-        accepted = accepted_arguments(self.record, args, kwargs)
+        args, accepted = call_arguments(self.record, args, kwargs)
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
             return super().__call__(*args, **accepted)
@@ -130,8 +129,7 @@ class CapturedModule(fx.GraphModule):
         Raises:
             GuardError: the graph does not hold for them.
         """
-        args, kwargs = as_the_model(self.record, args, kwargs)
-        accepted = accepted_arguments(self.record, args, kwargs)
+        args, accepted = call_arguments(self.record, args, kwargs)
         names = [*self.record.example_inputs, *self.record.optional_inputs]
         twice = [name for name in names[: len(args)] if name in accepted]
         if len(args) > len(names) or twice:
