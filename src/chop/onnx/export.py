@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,19 @@ from chop.errors import GuardError, UnavailableError
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
+from chop.onnx.axes import Conditions, symbolic_axes
 from chop.onnx.check import check
-from chop.onnx.flat import FlatGraph, map_tensors, named_outputs, named_tensors
+from chop.onnx.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
 from chop.onnx.qdq import qdq_graph
 from chop.onnx.write import proto_of
 
+log = logging.getLogger(__name__)
+
 NEEDS = ("onnx", "onnxscript")
+UNCHECKED = (
+    "%s: the graph was captured for %s; the file takes other sizes too, and may compute something "
+    "else from them. With dynamic_axes=False it refuses them."
+)
 
 
 def check_onnx_is_installed() -> None:
@@ -39,7 +47,8 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         float_fallback: exports operands as floats where ONNX lacks their format.
         dynamic_axes: batches and sequences may have other sizes than the example inputs.
     Returns: names of `inputs` and `outputs`; `quantized`, paths of the modules in integers;
-        `fallback`, operands exported as floats.
+        `fallback`, operands exported as floats; `unchecked`, conditions of the graph on sizes
+        that the file does not test.
 
     Raises:
         ConfigError: a format has no 8-bit form in ONNX, or waits for data.
@@ -51,7 +60,11 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
     answers = _answers(mg, dynamic_axes)
     qdq = qdq_graph(mg, float_fallback)
     flat = FlatGraph(qdq.mg, answers[0][0])
-    proto = proto_of(flat, dynamic_axes)
+    conditions = Conditions(mg.model.record.guards, answers[0][0])
+    proto = proto_of(flat, conditions.varying() if dynamic_axes else None)
+    unchecked = conditions.restricting(symbolic_axes(proto))
+    if unchecked:
+        log.warning(UNCHECKED, WHERE, " and ".join(unchecked))
     for example, answer in answers:
         whole = None if qdq.fallback else flat.answers(answer)
         check(proto, flat, flat.tensors(example), whole)
@@ -62,6 +75,7 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         "outputs": [each.name for each in proto.graph.output],
         "quantized": qdq.quantized,
         "fallback": qdq.fallback,
+        "unchecked": unchecked,
     }
 
 

@@ -112,7 +112,7 @@ def _with_tensors(nested: Any, given: Iterator[Tensor]) -> Any:
     return map_tensors(lambda _: next(given), nested)
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], nested: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
     """Nested values with a function applied to their tensors."""
     if isinstance(nested, SimpleNamespace):
         return SimpleNamespace(**map_tensors(function, vars(nested)))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from chop.errors import GraphError
+from chop.errors import ChopError, GraphError, first_line, shorten
 from chop.logs import at_level
 from chop.onnx.flat import WHERE, FlatGraph
 from chop.onnx.operators import DEQUANTIZE, OPSET, translations
@@ -20,24 +19,23 @@ from chop.onnx.operators import DEQUANTIZE, OPSET, translations
 LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")
 
 
-def proto_of(flat: FlatGraph, dynamic: bool) -> Any:
+def proto_of(flat: FlatGraph, varying: Mapping[str, Sequence[int]] | None) -> Any:
     """ONNX of a flat graph without formats.
 
     Args:
         flat: the graph, on a CPU.
-        dynamic: axes may have other sizes than in the example inputs, where the model allows it.
+        varying: by input, the axes that may have other sizes than in the example inputs, where
+            torch's exporter allows it. None: no axis.
     Returns: an `onnx.ModelProto`.
 
     Raises:
         GraphError: torch's exporter lacks the ONNX of an operator.
     """
-    shapes = {"tensors": _varying_axes(flat.inputs)} if dynamic else None
-    inputs = flat.inputs
+    inputs, auto, shapes = flat.inputs, torch.export.Dim.AUTO, None
+    if varying is not None:
+        shapes = {"tensors": tuple(dict.fromkeys(varying[name], auto) for name in inputs)}
     with _silence(), torch.no_grad():
-        program = torch.export.export(
-            flat.module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
-        )
-        proto = _proto(program, [*inputs])
+        proto = _proto(flat, shapes)
     _strip(proto)
     _name_outputs(proto, flat.outputs)
     _drop_unread_inputs(proto)
@@ -47,36 +45,35 @@ def proto_of(flat: FlatGraph, dynamic: bool) -> Any:
     return proto
 
 
-def _proto(program: torch.export.ExportedProgram, inputs: list[str]) -> Any:
+def _proto(flat: FlatGraph, shapes: Any) -> Any:
     try:
+        program = torch.export.export(
+            flat.module, tuple(flat.inputs.values()), dynamic_shapes=shapes, strict=False
+        )
         written = torch.onnx.export(
             program,
             custom_translation_table=translations(),
-            input_names=inputs,
+            input_names=[*flat.inputs],
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
         )
-    except torch.onnx.OnnxExporterError as error:
+    except ChopError:
+        raise
+    except Exception as error:
+        # What torch's exporter and its own libraries raise has no class in common.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise GraphError(f"{WHERE}: torch cannot write this graph as ONNX: {cause}") from error
+        way_out = "say the operator in question in other terms"
+        if shapes is not None and not isinstance(error, torch.onnx.OnnxExporterError):
+            way_out = f"try it with dynamic_axes=False, or {way_out}"
+        raise GraphError(
+            f"{WHERE}: torch cannot write this graph as ONNX: "
+            f"{shorten(first_line(cause), 300)}; {way_out}."
+        ) from error
     assert written is not None
     return written.model_proto
-
-
-def _varying_axes(inputs: dict[str, Tensor]) -> tuple[dict[int, Any], ...]:
-    """Which axes may vary, where the model does not pin them: batches and lengths.
-
-    The second axis is a length in token ids and boolean masks, and where it is as long in others.
-    """
-    auto = torch.export.Dim.AUTO
-    lengths = {x.shape[1] for x in inputs.values() if x.dim() > 1 and not x.is_floating_point()}
-    return tuple(
-        {a: auto for a, size in enumerate(x.shape[:2]) if a == 0 or size in lengths}
-        for x in inputs.values()
-    )
 
 
 def _name_outputs(proto: Any, names: list[str]) -> None:

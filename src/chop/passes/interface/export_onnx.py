@@ -20,7 +20,8 @@ class ExportOnnxConfig:
         float_fallback: operands whose formats ONNX lacks are exported as floats: weights with
             their rounded values, activations not rounded. Otherwise they are an error.
         dynamic_axes: batches and sequences may have other sizes than the example inputs, where
-            the model allows it.
+            the graph was captured for others. A condition on sizes that the file cannot test, such
+            as a largest length, is logged.
     """
 
     path: Path
@@ -63,6 +64,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
         outputs: names of its outputs.
         quantized: paths of the modules in integers.
         fallback: operands exported as floats.
+        unchecked: conditions of the graph on sizes that the file does not test.
         size_bytes: size of the file.
         session_config: entries for `onnxruntime.SessionOptions.add_session_config_entry`.
 
