@@ -4,10 +4,13 @@ import json
 import multiprocessing
 import os
 import signal
+import stat
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from chop.errors import ConfigError, WriteError
 from chop.files import (
@@ -376,3 +379,37 @@ def test_what_is_written_is_recorded_with_its_place(tmp_path):
     write_text(tmp_path / "later.md", "later")
     assert inner == [tmp_path / "a.md", tmp_path / "b.jsonl", tmp_path / "c" / "model.pt"]
     assert outer[:3] == inner and {*outer[3:]} == {tmp_path / "a.pt", tmp_path / "a.mz"}
+
+
+PRIVATE = {
+    "safetensors": lambda path: save_file({"x": torch.ones(2)}, str(path)),
+    "tempfile": lambda path: os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)),
+    "plain": lambda path: path.write_text("x"),
+}
+
+
+@pytest.mark.parametrize("how", PRIVATE)
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_have_the_mode_of_new_ones(tmp_path, how, umask):
+    before = os.umask(umask)
+    try:
+        with atomic_file(tmp_path / "a") as file:
+            PRIVATE[how](file)
+        with atomic_new_file(tmp_path / "b") as file:
+            PRIVATE[how](file)
+        with atomic_folder(tmp_path / "folder") as folder:
+            (folder / "inner").mkdir()
+            PRIVATE[how](folder / "inner" / "c")
+        with atomic_files(tmp_path, "set") as folder:
+            PRIVATE[how](folder / "d")
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "b", "folder/inner/c", "d")]
+    assert modes == [0o666 & ~umask] * 4
+
+
+def test_a_program_stays_one(tmp_path):
+    with atomic_file(tmp_path / "run") as file:
+        file.write_text("#!/bin/sh\n")
+        file.chmod(0o700)
+    assert (tmp_path / "run").stat().st_mode & stat.S_IXUSR

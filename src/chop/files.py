@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -77,6 +78,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             if latest(path) != path:
                 with _locked(path.parent, fcntl.LOCK_EX):
                     _move_into_place(*_committed(path.parent))
+            _apply_umask(temporary)
             temporary.replace(path)
             _record(path)
         finally:
@@ -96,6 +98,7 @@ def atomic_new_file(path: str | Path) -> Iterator[Path]:
         _make_folders(path.parent)
         try:
             yield temporary
+            _apply_umask(temporary)
             try:
                 os.link(temporary, path)
             except OSError:  # another writer was faster, or the file system has no hard links
@@ -122,6 +125,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         try:
             yield fresh
             os.utime(fresh)  # raises where it is gone
+            _apply_umask(*fresh.rglob("*"))
             shutil.rmtree(path, ignore_errors=True)
             fresh.replace(path)
             _record(*(file for file in path.rglob("*") if file.is_file()))
@@ -151,6 +155,7 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
         try:
             fresh.mkdir()
             yield fresh
+            _apply_umask(*fresh.iterdir())
             with _locked(folder, fcntl.LOCK_EX):
                 places = [folder / file.name for file in fresh.iterdir()]
                 if decided.is_dir() or any(latest(place) != place for place in places):
@@ -232,6 +237,25 @@ def _make_folders(path: Path) -> None:
 def _temporary(path: Path) -> Path:
     """A name beside `path` that no other writer has; `TEMPORARY` matches it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def _apply_umask(*paths: Path) -> None:
+    """Gives files the mode of new ones; safetensors and tempfile make theirs for the owner alone."""
+    hidden = _umask()
+    for path in paths:
+        if path.is_file() and not path.is_symlink():
+            mode = path.stat().st_mode
+            executable = 0o111 if mode & stat.S_IXUSR else 0
+            path.chmod((0o666 | executable) & ~hidden)
+
+
+def _umask() -> int:
+    with suppress(OSError, StopIteration):  # Linux tells without changing it for other threads
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    found = os.umask(0)
+    os.umask(found)
+    return found
 
 
 def _committed(folder: Path) -> list[Path]:
