@@ -240,7 +240,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _apply_umask(*paths: Path) -> None:
-    """Gives files the mode of new ones; safetensors and tempfile make theirs for the owner alone."""
+    """Gives files the mode of new ones: safetensors and tempfile make private ones."""
     hidden = _umask()
     for path in paths:
         if path.is_file() and not path.is_symlink():

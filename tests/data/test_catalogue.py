@@ -81,11 +81,15 @@ def test_jets_are_fetched_standardized_and_numbered(monkeypatch):
 
 def test_jets_without_a_network_point_at_the_toy(monkeypatch):
     def refuse(*args, **kwargs):
+        asked.append(args)
         raise urllib.error.URLError("no route")
 
-    monkeypatch.setattr(sklearn.datasets, "fetch_openml", refuse)
+    asked = []
+    monkeypatch.setattr("sklearn.datasets._openml.urlopen", refuse)
+    monkeypatch.setattr("sklearn.datasets._openml.time.sleep", lambda seconds: None)
     with pytest.raises(UnavailableError, match="openml.org, which cannot be reached; 'toy'"):
         load_dataset("jsc")
+    assert asked  # scikit-learn takes the arguments
 
 
 def test_pictures_become_normalized_tensors(picture_folder):

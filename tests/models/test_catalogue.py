@@ -61,6 +61,10 @@ def test_every_published_row_is_in_the_table():
         ("toy-tiny", "digits"),
         ("toy", "toy"),
         ("jsc-tiny", "jsc"),
+        ("jsc-toy", "jsc"),
+        ("jsc-s", "jsc"),
+        ("jsc-m", "jsc"),
+        ("mnist", "mnist"),
         ("vgg7", "cifar10"),
     ],
 )
@@ -136,6 +140,7 @@ def test_what_cannot_be_had_is_said():
         ("vgg7", "jsc", "'jsc' does not fit the model: it takes pictures of one size"),
         ("jsc-tiny", "mnist", "'mnist' does not fit the model: it takes vectors"),
         ("cnn", "cifar10", "'cifar10' does not fit 'cnn', which is built for 'digits'"),
+        ("jsc-x", "jsc", "model 'jsc-x' is not known: did you mean 'jsc-"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(model, dataset, message):

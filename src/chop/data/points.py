@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,14 +45,17 @@ def jets() -> DatasetDict:
     from sklearn.datasets import fetch_openml
 
     try:
-        table = fetch_openml(
-            "hls4ml_lhc_jets_hlf",
-            version=1,
-            as_frame=False,
-            data_home=str(cache_folder() / "openml"),
-            n_retries=1,
-            delay=0.0,
-        )
+        with warnings.catch_warnings():
+            # Of every try that failed; then the error is raised.
+            warnings.filterwarnings("ignore", module=r"sklearn\.datasets\._openml")
+            table = fetch_openml(
+                "hls4ml_lhc_jets_hlf",
+                version=1,
+                as_frame=False,
+                data_home=str(cache_folder() / "openml"),
+                n_retries=1,
+                delay=0.1,
+            )
     except OSError as error:
         raise UnavailableError(
             "data set 'jsc' is fetched from openml.org, which cannot be reached; 'toy' has the "

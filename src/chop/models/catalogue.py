@@ -65,8 +65,10 @@ def _mlp(*hidden: int) -> Plain:
     return lambda info: MLP(_shape(info), (*hidden, info.num_classes))
 
 
-def _jet_tagger(info: DatasetInfo) -> nn.Module:
-    return JetTagger(_known(info, info.num_features, "vectors"), info.num_classes)
+def _jet_tagger(*hidden: int) -> Plain:
+    return lambda info: JetTagger(
+        _known(info, info.num_features, "vectors"), info.num_classes, hidden
+    )
 
 
 def _vgg7(info: DatasetInfo) -> nn.Module:
@@ -137,7 +139,12 @@ _ROWS = (
     ModelInfo("toy", "vision", "mnist", _toy),
     ModelInfo("toy-tiny", "vision", "digits", _mlp(4, 4)),
     ModelInfo("toy-convnet", "vision", "cifar10", _toy_convnet),
-    ModelInfo("jsc-tiny", "physical", "jsc", _jet_tagger),
+    ModelInfo("jsc-tiny", "physical", "jsc", _jet_tagger()),
+    ModelInfo("jsc-toy", "physical", "jsc", _jet_tagger(8, 8)),
+    ModelInfo("jsc-s", "physical", "jsc", _jet_tagger(64, 32, 32, 32)),
+    ModelInfo("jsc-m", "physical", "jsc", _jet_tagger(64, 32, 32, 32)),
+    ModelInfo("jsc-l", "physical", "jsc", _jet_tagger(32, 64, 192, 192, 16)),
+    ModelInfo("mnist", "vision", "mnist", _mlp(256, 100, 100, 100)),
     ModelInfo("vgg7", "vision", "cifar10", _vgg7),
     _vision("resnet18", "microsoft/resnet-18", "ResNetConfig", {"depths": [2, 2, 2, 2], **_BASIC}),
     _vision("resnet34", "microsoft/resnet-34", "ResNetConfig", {"depths": [3, 4, 6, 3], **_BASIC}),

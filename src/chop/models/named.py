@@ -11,7 +11,7 @@ from chop.data import DatasetInfo, get_dataset_info
 from chop.data import get_tokenizer as find_tokenizer
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.models.builtin import BUILTIN_MODELS
-from chop.models.catalogue import ModelInfo, find_model_info
+from chop.models.catalogue import MODELS, ModelInfo, find_model_info
 from chop.models.load import AUTO_CLASSES, load_model
 from chop.models.registry import ModelFactory
 from chop.models.weights import load_weights
@@ -84,6 +84,9 @@ def _named(
     info = find_model_info(name)
     if info is None:
         kind = dataset_info.kind if dataset_info else "nlp"
+        if kind == "physical":
+            known = [row.name for row in MODELS.values() if row.plain is not None]
+            raise ConfigError(f"model '{name}' is not known: {did_you_mean(name, known)}")
         auto = None if labels is None and task == "cls" else _auto_task(task, kind)
         return load_model(name, num_labels=labels, task=auto, pretrained=pretrained, seed=seed)
     if info.config is not None:

@@ -52,19 +52,25 @@ class MLP(PlainModel):
 
 
 class JetTagger(PlainModel):
-    """One linear layer between ReLUs, for the jets of the LHC.
+    """Linear layers, each after a batch norm and a ReLU, for the jets of the LHC.
 
-    Source of the task: J. Duarte et al., arXiv:1804.06913, section 2.
+    Source of the task: J. Duarte et al., arXiv:1804.06913, section 2; of the larger widths:
+    Y. Umuroglu et al., LogicNets, arXiv:2004.03021.
+
+    Args:
+        num_features: of one row.
+        num_classes: classes.
+        hidden: features of each hidden layer.
     """
 
-    def __init__(self, num_features: int = 16, num_classes: int = 5) -> None:
+    def __init__(
+        self, num_features: int = 16, num_classes: int = 5, hidden: Sequence[int] = ()
+    ) -> None:
         super().__init__((num_features,))
-        self.seq_blocks = nn.Sequential(
-            nn.BatchNorm1d(num_features),
-            nn.ReLU(),
-            nn.Linear(num_features, num_classes),
-            nn.ReLU(),
-        )
+        layers: list[nn.Module] = []
+        for width, after in itertools.pairwise((num_features, *hidden, num_classes)):
+            layers += [nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, after)]
+        self.seq_blocks = nn.Sequential(*layers, nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, features) to logits (B, classes)."""
