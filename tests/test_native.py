@@ -1,6 +1,8 @@
 import contextlib
 import ctypes
 import multiprocessing
+import os
+import stat
 import subprocess
 import time
 
@@ -8,7 +10,8 @@ import psutil
 import pytest
 
 from chop.errors import WriteError
-from chop.native import Sources, cache_path, compiler, first_error, run_tool
+from chop.native import Sources, cache_path, compiler, first_error, kept, run_tool
+from tests.unprivileged import NEEDS_ROOT, NOBODY
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -120,3 +123,40 @@ def test_what_a_tool_has_started_ends_with_it(tmp_path):
         while started.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+PLACED = {
+    "of another user": lambda path: os.chown(path, NOBODY, NOBODY),
+    "a group can write": lambda path: path.chmod(0o664),
+    "anybody can write": lambda path: path.chmod(0o646),
+    "a link": lambda path: link_to_foreign(path),
+}
+
+
+def link_to_foreign(path):
+    other = path.with_name("other")
+    path.rename(other)
+    os.chown(other, NOBODY, NOBODY)
+    path.symlink_to(other)
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("how", PLACED)
+def test_code_that_another_user_could_have_placed_is_made_again(tmp_path, how):
+    path = tmp_path / "kernels.so"
+    path.write_text("placed")
+    PLACED[how](path)
+    assert kept(path, lambda target: target.write_text("made")).read_text() == "made"
+    status = path.stat()
+    assert status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    assert kept(path, lambda target: pytest.fail("made twice")) == path
+
+
+def test_code_is_nobody_else_s_to_write_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        path = kept(tmp_path / "kernels.so", lambda target: target.write_text("made"))
+    finally:
+        os.umask(before)
+    assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    assert kept(path, lambda target: pytest.fail("made twice")) == path

@@ -240,11 +240,11 @@ def _temporary(path: Path) -> Path:
 
 
 def _apply_umask(*paths: Path) -> None:
-    """Gives files the mode of new ones: safetensors and tempfile make private ones."""
+    """Gives private files, as safetensors and tempfile make them, the mode of new ones."""
     hidden = _umask()
     for path in paths:
-        if path.is_file() and not path.is_symlink():
-            mode = path.stat().st_mode
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) and not mode & (stat.S_IRWXG | stat.S_IRWXO):
             executable = 0o111 if mode & stat.S_IXUSR else 0
             path.chmod((0o666 | executable) & ~hidden)
 

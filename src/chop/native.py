@@ -7,12 +7,14 @@ import hashlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +25,7 @@ from chop.hub import cache_folder
 COMPILE_SECONDS = 120
 LOADED: dict[str, str] = {}
 """Libraries that this process has asked for, by name: path and instruction set, or the failure."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 LINK = {".so": ("-shared", "-pthread"), ".o": ("-r", "-nostdlib")}
 """Flags of the linker, by the suffix of what it writes."""
 
@@ -70,14 +73,7 @@ class Sources:
             SubprocessError: the compiler fails; `first_error` says why.
             OSError: the folder cannot be written.
         """
-        path = self.path(compiler, flags)
-        if path.exists():
-            return path
-        with build_lock(path):
-            if not path.exists():
-                with atomic_file(path) as temporary:
-                    self.compile(compiler, flags, temporary)
-        return path
+        return kept(self.path(compiler, flags), partial(self.compile, compiler, flags))
 
     def compile(self, compiler: str, flags: Sequence[str], target: Path) -> None:
         """Compiles the sources, as many at a time as there are cores, and links them to `target`.
@@ -119,6 +115,38 @@ def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
         raise WriteError(
             f"the cache folder cannot be made: {error}; CHOP_CACHE names another one."
         ) from error
+
+
+def kept(path: Path, make: Callable[[Path], None]) -> Path:
+    """A file of code in the cache folder; where it is not there, one of the callers makes it.
+
+    A folder may be shared. What another user has placed there, or could have changed, is no code to
+    run: it is made again in its place.
+
+    Args:
+        path: of the file, from `cache_path`.
+        make: writes it to the path that it is given.
+
+    Raises:
+        WriteError: it cannot be put there.
+    """
+    if is_trusted(path):
+        return path
+    with build_lock(path):
+        if not is_trusted(path):
+            with atomic_file(path) as temporary:
+                make(temporary)
+                temporary.chmod(temporary.stat().st_mode & ~OTHERS_WRITE)
+    return path
+
+
+def is_trusted(path: Path) -> bool:
+    """Whether a file is there that nobody but this user or root can have written."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & OTHERS_WRITE
 
 
 def cores() -> int:

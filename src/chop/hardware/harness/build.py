@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from chop.errors import ConfigError, UnavailableError
-from chop.files import atomic_file, build_lock
 from chop.hardware.harness.top import CHECK, SIMULATION, ports_header, simulation_top
 from chop.hardware.plan import RTL
 from chop.hardware.project import Project
@@ -21,6 +20,7 @@ from chop.native import (
     compiler_version,
     cores,
     first_error,
+    kept,
     run_tool,
 )
 
@@ -64,18 +64,16 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
     texts = [text for source in sources.items() for text in source]
     tools = (version("verilator") or "", found, _version(found), optimization)
     key = [*tools, *VERILATOR_FLAGS, *flags, *generated.values(), HARNESS.read_text(), *texts]
-    path = cache_path(f"simulation-{project.top}", ".so", key)
-    if path.exists():
-        return path
-    with build_lock(path):
-        if not path.exists():
-            with atomic_file(path) as target, tempfile.TemporaryDirectory() as name:
-                work = Path(name)
-                for file, text in {**sources, **generated}.items():
-                    (work / file).write_text(text)
-                _translate(work, [*sources, f"{SIMULATION}.sv"], wave)
-                _compile(work, found, flags, optimization, target)
-    return path
+
+    def make(target: Path) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            work = Path(name)
+            for file, text in {**sources, **generated}.items():
+                (work / file).write_text(text)
+            _translate(work, [*sources, f"{SIMULATION}.sv"], wave)
+            _compile(work, found, flags, optimization, target)
+
+    return kept(cache_path(f"simulation-{project.top}", ".so", key), make)
 
 
 @cache

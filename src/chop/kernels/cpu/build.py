@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.native import LOADED, Sources, compiler, first_error
+from chop.native import LOADED, Sources, compiler, first_error, is_trusted
 
 FOLDER = Path(__file__).parent
 SOURCES = Sources("kernels", (*sorted(FOLDER.glob("*.cpp")),), (*sorted(FOLDER.glob("*.h")),))
@@ -73,7 +73,7 @@ def is_ready() -> bool:
 def _was_compiled() -> bool:
     found = compiler()
     try:
-        return found is not None and SOURCES.path(found, (*FLAGS, *target(), OPENMP)).exists()
+        return found is not None and is_trusted(SOURCES.path(found, (*FLAGS, *target(), OPENMP)))
     except (OSError, subprocess.SubprocessError):
         return False
 

@@ -24,6 +24,7 @@ from chop.kernels.triton.rules import (
     code_rule,
     decodes,
 )
+from chop.native import is_trusted
 
 FOLDER = Path(__file__).parent
 SOURCES = (FOLDER / "binding.cpp", FOLDER / "mxint8.cu")
@@ -95,7 +96,12 @@ def _extension() -> Any:
     from torch.utils import cpp_extension
 
     folder = cache_folder() / f"cuda-torch{torch.__version__}"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if not is_trusted(folder):
+        raise UnavailableError(
+            f"the CUDA C++ kernel is built in '{folder}', which another user can write; CHOP_CACHE "
+            "names another folder"
+        )
     try:
         return cpp_extension.load(
             "chop_cuda",
