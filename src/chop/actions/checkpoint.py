@@ -1,21 +1,15 @@
-"""A model of the user's own and its data: what belongs together, by settings.
-
-Shapes: C channels, H rows, W columns.
-"""
+"""A model of the user's own and its data: what belongs together, by settings."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rich import get_console
 from torch import nn
 
+from chop.actions.pictures import SETTINGS, pictures_for
 from chop.data import (
-    DatasetInfo,
     check_vocabulary,
     class_names,
     describe_dataset,
@@ -129,8 +123,12 @@ def _as_numbers(
     config: WorkloadConfig, model: nn.Module, data: DatasetDict, task: Task
 ) -> DatasetDict:
     if picture_column(data) is not None:
-        info, size = _pixels(config.model, model, describe_dataset(str(config.dataset), data))
-        return with_pixels(data, info, size)
+        pictures = pictures_for(config, model, describe_dataset(str(config.dataset), data))
+        get_console().print(str(pictures), highlight=False)
+        return with_pixels(data, pictures.info, pictures.size)
+    for name in SETTINGS:
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{name}: data set '{config.dataset}' has no pictures.")
     reads_tokens = getattr(model, "main_input_name", None) == "input_ids"
     if not reads_tokens and config.tokenizer is None:
         if config.text_column is not None:
@@ -150,53 +148,3 @@ def _as_numbers(
     own = getattr(model, "config", None)
     check_vocabulary(tokenizer, own.get_text_config().vocab_size if reads_tokens and own else None)
     return data
-
-
-def _pixels(
-    name: str, model: nn.Module, info: DatasetInfo
-) -> tuple[DatasetInfo, tuple[int, int, int] | None]:
-    """How the model wants pictures: mean and deviation of pixels, and (C, H, W).
-
-    Of Hugging Face's from `preprocessor_config.json`, of others from `default_cfg`, a mapping with
-    `input_size`, `mean` and `std` as timm's models have it; else as the data set is.
-    """
-    config = getattr(model, "config", None)
-    if config is None:
-        source: Mapping[str, Any] = getattr(model, "default_cfg", None) or {}
-        mean, std, size = (
-            source.get("mean"),
-            source.get("std"),
-            source.get("input_size"),
-        )
-    else:
-        source = _preprocessor(name)
-        mean, std = source.get("image_mean"), source.get("image_std")
-        if not source.get("do_normalize", True):
-            mean, std = (0.0,), (1.0,)
-        size = _picture_size(config, source)
-    if mean and std:
-        info = dataclasses.replace(info, pixel_mean=tuple(mean), pixel_std=tuple(std))
-    return info, None if size is None else tuple(size)
-
-
-def _picture_size(config: Any, source: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    size = getattr(config, "image_size", None) or source.get("crop_size") or source.get("size")
-    if isinstance(size, Mapping):
-        edge = size.get("shortest_edge")
-        size = (size.get("height", edge), size.get("width", edge))
-    if size is None:
-        return None
-    height, width = (size, size) if isinstance(size, int) else size
-    return getattr(config, "num_channels", 3), height, width
-
-
-def _preprocessor(name: str) -> dict[str, Any]:
-    from transformers.utils.hub import cached_file
-
-    path = cached_file(
-        name,
-        "preprocessor_config.json",
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-    )
-    return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from chop import passes
 from chop.actions.checkpoint import load_checkpoint
+from chop.actions.pictures import SETTINGS
 from chop.actions.settings.workload import WorkloadConfig
 from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
@@ -47,7 +48,10 @@ BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
 FINE_TUNED = "fine-tuned-{}.safetensors"
 """File of a model that was fine-tuned before a job, by a digest of all that it depends on."""
-OF_CHECKPOINTS = ("stride", "tokenizer", "text_column", "label_column", "weights", "task")
+OF_CHECKPOINTS = (
+    *("stride", "tokenizer", "text_column", "label_column", "weights", "task"),
+    *SETTINGS,
+)
 """Settings of models that are not built in."""
 
 COLUMNS = (

@@ -35,6 +35,13 @@ class WorkloadConfig:
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
         text_column: column with the texts. Default: `text`, `sentence` and the like.
         label_column: column with the labels. Default: `labels` or `label`.
+        pixel_mean: what is subtracted from pixels of 0 to 1: one number, or one per channel.
+            Default: as the model's processor config, its `default_cfg` or the data set says, else
+            0.5.
+        pixel_std: what the difference is divided by, likewise. Default: as for pixel_mean.
+        image_size: height and width of pictures, or one number for both. Default: as the model
+            says, else as the data set has them.
+        channels: channels of pictures: 1 is gray, 3 is RGB. Default: as for image_size.
         weights: state dict of `file.py:Net` or `timm:NAME`, as .safetensors or .pt. Default: those
             that the function made or timm downloads.
         task: task type: classification, regression, token-classification or causal-lm (texts
@@ -69,6 +76,10 @@ class WorkloadConfig:
     tokenizer: str | None = None
     text_column: str | None = None
     label_column: str | None = None
+    pixel_mean: tuple[float, ...] | None = None
+    pixel_std: tuple[float, ...] | None = None
+    image_size: tuple[int, ...] | None = None
+    channels: int | None = None
     weights: str | None = None
     task: str | None = None
     metric: str | None = None
@@ -87,10 +98,22 @@ class WorkloadConfig:
                 raise ConfigError(f"{name}: got {value}, expected {least} to {most}.")
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
+        self._check_pictures()
         if self.task is not None:
             from chop.train import find_task
 
             find_task(self.task).with_metric(self.metric)
+
+    def _check_pictures(self) -> None:
+        if self.pixel_std is not None and not all(value > 0 for value in self.pixel_std):
+            raise ConfigError(f"pixel_std: got {list(self.pixel_std)}, expected more than 0.")
+        if self.channels not in (None, 1, 3):
+            raise ConfigError(f"channels: got {self.channels}, expected 1 (gray) or 3 (RGB).")
+        size = self.image_size
+        if size is not None and (len(size) not in (1, 2) or min(size) < 1):
+            raise ConfigError(
+                f"image_size: got {list(size)}, expected one number, or the height and the width."
+            )
 
     def _ranges(self) -> Ranges:
         """Those of every class; a subclass wins."""

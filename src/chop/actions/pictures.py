@@ -1,0 +1,137 @@
+"""Pictures for a model of the user's own: the size and the scale of pixels that it was trained on.
+
+Shapes: C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from chop.data import DATASETS, DatasetInfo
+from chop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chop.actions.settings.workload import WorkloadConfig
+
+SETTINGS = ("pixel_mean", "pixel_std", "image_size", "channels")
+_PREPROCESSOR = "preprocessor_config.json"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How a model wants pictures.
+
+    Attributes:
+        info: the data set, with the mean and the deviation of pixels that the model wants.
+        size: (C, H, W); None takes that of the data set.
+        source: where mean and deviation come from.
+    """
+
+    info: DatasetInfo
+    size: tuple[int, int, int] | None
+    source: str
+
+    def __str__(self) -> str:
+        size = self.size or self.info.image_size
+        shown = "" if size is None else f" of {' x '.join(map(str, size))}"
+        mean, std = (_shown(values) for values in (self.info.pixel_mean, self.info.pixel_std))
+        return f"pictures{shown}, pixels from 0 to 1 as (x - {mean}) / {std}: {self.source}"
+
+
+def pictures_for(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pictures:
+    """How a model wants pictures: as the settings say, or else as its files or its class say.
+
+    Hugging Face's have `preprocessor_config.json`. Others may have `default_cfg`, a mapping with
+    `input_size`, `mean` and `std` as timm's models have it. Of data sets by name the pixels are
+    known; of others they are taken to be from -1 to 1, which is said.
+
+    Raises:
+        ConfigError: settings that do not go together.
+    """
+    found = _of_model(config.model, model, info)
+    if config.pixel_mean is None and config.pixel_std is None:
+        mean, std, source = found.info.pixel_mean, found.info.pixel_std, found.source
+    else:
+        mean = (0.0,) if config.pixel_mean is None else config.pixel_mean
+        std = (1.0,) if config.pixel_std is None else config.pixel_std
+        source = "as --pixel-mean and --pixel-std say"
+    size = _asked_size(config, found.size or info.image_size)
+    for name in ("pixel_mean", "pixel_std"):
+        values = getattr(config, name)
+        if values is not None and size is not None and len(values) not in (1, size[0]):
+            raise ConfigError(
+                f"{name}: expected one number, or one for each of {size[0]} channels, got "
+                f"{len(values)}."
+            )
+    asked = dataclasses.replace(info, pixel_mean=tuple(mean), pixel_std=tuple(std))
+    return Pictures(asked, size if size != info.image_size else found.size, source)
+
+
+def _asked_size(
+    config: WorkloadConfig, size: tuple[int, int, int] | None
+) -> tuple[int, int, int] | None:
+    if config.image_size is None and config.channels is None:
+        return size
+    if config.image_size is None and size is None:
+        raise ConfigError("channels: the size of the pictures is not known; give --image-size too.")
+    channels, *sides = size or (3,)
+    height, width = (*config.image_size, *config.image_size)[:2] if config.image_size else sides
+    return config.channels or channels, height, width
+
+
+def _of_model(name: str, model: nn.Module, info: DatasetInfo) -> Pictures:
+    config = getattr(model, "config", None)
+    if config is None:
+        given: Mapping[str, Any] = getattr(model, "default_cfg", None) or {}
+        mean, std, size = given.get("mean"), given.get("std"), given.get("input_size")
+        source = f"as default_cfg of {type(model).__name__} says"
+    else:
+        given = _preprocessor(name)
+        mean, std = given.get("image_mean"), given.get("image_std")
+        if not given.get("do_normalize", True):
+            mean, std = (0.0,), (1.0,)
+        size, source = _size_of(config, given), f"as {_PREPROCESSOR} says"
+    if mean and std:
+        info = dataclasses.replace(info, pixel_mean=tuple(mean), pixel_std=tuple(std))
+    elif info.name in DATASETS:
+        source = f"as is usual for {info.name}"
+    else:
+        source = (
+            "an assumption, since neither the model nor its files tell; --pixel-mean and "
+            "--pixel-std do"
+        )
+    return Pictures(info, None if size is None else tuple(size), source)
+
+
+def _size_of(config: Any, given: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    size = getattr(config, "image_size", None) or given.get("crop_size") or given.get("size")
+    if isinstance(size, Mapping):
+        edge = size.get("shortest_edge")
+        size = (size.get("height", edge), size.get("width", edge))
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    return getattr(config, "num_channels", 3), height, width
+
+
+def _preprocessor(name: str) -> dict[str, Any]:
+    from transformers.utils.hub import cached_file
+
+    path = cached_file(
+        name,
+        _PREPROCESSOR,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+
+
+def _shown(values: Any) -> str:
+    return ", ".join(f"{value:g}" for value in values)
