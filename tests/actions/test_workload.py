@@ -1,5 +1,6 @@
 """What a job works on: models, tokenizers and rows, by name and from Python."""
 
+import math
 import sys
 
 import numpy as np
@@ -301,6 +302,28 @@ def test_a_table_of_numbers_is_a_regression(net, tmp_path):
         config_of(f"{net}:Line", tmp_path / "rows.csv", tmp_path, metric="mse", **settings)
     )
     assert mse.task.metric.name == "mse" and not mse.task.metric.higher_is_better
+
+
+GAPS = {
+    "a blank": ({"a": [1.0, None, 3.0] * 4}, r"4 of 12 rows .*'a' \(4\); .* is a=nan, b="),
+    "a nan": ({"b": [math.nan] + [1.0] * 11}, r"1 of 12 rows .*'b' \(1\); .* is a=0, b=nan, c=0"),
+    "several": (
+        {"a": [1.0, None] * 6, "b": [None, 1.0] * 6},
+        r"12 of 12 rows .*'a' \(6\), 'b' \(6\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_blank_cells_of_a_table_are_named_before_any_work(net, tmp_path, case):
+    changed, message = GAPS[case]
+    columns = {name: [float(i) for i in range(12)] for name in "abcd"} | changed
+    Dataset.from_dict({**columns, "price": [float(i) for i in range(12)]}).to_csv(
+        tmp_path / "rows.csv"
+    )
+    config = config_of(f"{net}:Line", tmp_path / "rows.csv", tmp_path, label_column="price")
+    with pytest.raises(ConfigError, match=message):
+        load_workload(config)
 
 
 def test_a_checkpoint_is_fine_tuned_for_numbers(words, tmp_path):

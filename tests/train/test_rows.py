@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from datasets import Dataset
@@ -92,3 +94,27 @@ def test_what_cannot_be_read_is_refused():
         read_rows(Dataset.from_dict({"text": ["a"], "label": [0]}))
     with pytest.raises(ConfigError, match="got 0 rows"):
         read_rows([])
+
+
+GAPS = {
+    "a vector": (torch.tensor([[1.0, 2.0], [math.nan, 1.0], [1.0, 2.0]]), "row 2"),
+    "numbers": (torch.tensor([1.0, math.nan, math.nan]), "2 of 3 rows .*row 2, 3"),
+    "pictures": (torch.full((3, 1, 2, 2), math.nan), "row 1, 2, 3"),
+    "of several lengths": (
+        [torch.ones(2), torch.ones(3), torch.tensor([1.0, math.nan])],
+        "1 of 3 rows .*row 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_inputs_with_gaps_are_refused_by_column_and_row(case):
+    column, message = GAPS[case]
+    with pytest.raises(ConfigError, match=f"column 'x': .*{message}"):
+        read_rows({"x": column, "labels": torch.tensor([0, 1, 0])})
+
+
+def test_a_mask_of_infinities_has_no_gaps():
+    mask = torch.tensor([[0.0, -math.inf], [0.0, 0.0]])
+    rows = read_rows({"mask": mask, "labels": torch.tensor([0, 1])})
+    assert torch.equal(rows.columns["mask"], mask)

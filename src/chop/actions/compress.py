@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from chop.actions.interrupt import with_interruption_note
 from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
+from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.kernels.matmul_precision import matmul_precision
@@ -80,6 +82,7 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
         else None
     )
     baseline = measure(mg, "float", "float", workload)
+    _check_is_number(baseline.row, metric)
     rounded = [_round(mg, text, workload, config) for text in config.formats]
     if mixed is not None:
         rounded.append(measure(mixed, "PTQ", "mixed", workload))
@@ -102,6 +105,15 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
         where = f"{config.out}/{FOLDER}/ is for transformers' from_pretrained, after import chop."
         console.print(f"No folder for transformers: {reason}" if reason else where, highlight=False)
     return result
+
+
+def _check_is_number(row: Row, metric: Metric) -> None:
+    for rows, value in (("validation", row.validation), ("test", row.test)):
+        if math.isnan(value):
+            raise ConfigError(
+                f"the {metric.name} of the float model on the {rows} rows is NaN, with which no "
+                "format can be compared: look at its outputs on these rows."
+            )
 
 
 def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chop.data.load import label_column
+from chop.errors import ConfigError, enumerate_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 NUMBERS = ("int", "uint", "float", "bool")
+SHOWN = 8
+"""Columns that a message names."""
 
 
 def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDict:
@@ -22,6 +25,8 @@ def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDic
         splits: what `load_dataset` gives.
         parameters: of the model: where one of them has the name of a column, or there is only one
             column beside the labels, the data set stays as it is.
+    Raises:
+        ConfigError: a cell is blank or NaN.
     """
     from datasets import DatasetDict
 
@@ -35,14 +40,36 @@ def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDic
     taken = [name for name in features if name != label and name in parameters]
     if taken or len(numbers) < 2:
         return splits
-    return DatasetDict({key: _vectors(split, numbers, label) for key, split in splits.items()})
+    values = {key: _numbers(split, numbers) for key, split in splits.items()}
+    _check_no_gaps(numbers, np.concatenate([*values.values()]))
+    return DatasetDict({key: _vectors(split, values[key], label) for key, split in splits.items()})
 
 
-def _vectors(split: Dataset, numbers: list[str], label: str | None) -> Dataset:
+def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
+    """Rows of numbers, float32 (rows, columns); a blank cell is NaN."""
+    table = split.with_format("numpy")
+    return np.stack([np.asarray(table[name][:], np.float32) for name in names], 1)
+
+
+def _check_no_gaps(names: Sequence[str], values: np.ndarray) -> None:
+    gaps = np.isnan(values)
+    if not gaps.any():
+        return
+    counts = dict(zip(names, gaps.sum(0).tolist(), strict=True))
+    told = [f"'{name}' ({count})" for name, count in counts.items() if count]
+    rows = np.flatnonzero(gaps.any(1))
+    first = [f"{name}={value:g}" for name, value in zip(names, values[rows[0]], strict=True)]
+    raise ConfigError(
+        f"data: {len(rows)} of {len(values)} rows have blank cells or NaN, in the columns "
+        f"{enumerate_names(told, SHOWN)}; one of them is {enumerate_names(first, SHOWN)}. Fill "
+        "them or leave these rows out."
+    )
+
+
+def _vectors(split: Dataset, values: np.ndarray, label: str | None) -> Dataset:
     from datasets import Dataset
 
-    table = split.with_format("numpy")
-    columns = {"x": np.stack([table[name][:] for name in numbers], 1).astype(np.float32)}
+    columns = {"x": values}
     if label is not None:
-        columns[label] = table[label][:]
+        columns[label] = split.with_format("numpy")[label][:]
     return Dataset.from_dict(columns)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.data import label_column
-from chop.errors import ConfigError
+from chop.errors import ConfigError, enumerate_names
 from chop.train.model_io import LABELS
 from chop.train.reading import Column, as_column, read_columns
 from chop.train.tasks import IGNORED, Task, infer_task
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SPLITS = {"train", "validation", "test"}
 VALIDATION_SHARE = 0.2
 """Of the training rows, where a data set has no validation rows of its own."""
+SHOWN_ROWS = 5
+"""Rows that a message names."""
 LOGIT_BYTES = 2**25
 """Of a batch of texts: a row of 128 tokens over 50,000 others has 25 MB of logits."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
@@ -158,7 +160,8 @@ def read_rows(
         task: one with `labels_from` takes its labels from that column, where there is no label
             for each token.
     Raises:
-        ConfigError: no label column, no column of numbers, no rows, or labels that are missing.
+        ConfigError: no label column, no column of numbers, no rows, labels that are missing, or
+            NaN among the inputs.
     """
     if isinstance(dataset, Rows):
         return dataset
@@ -166,6 +169,8 @@ def read_rows(
     label = label_column(list(table))
     inputs = {name: column for name, column in table.items() if name != label}
     source = None if task is None else task.labels_from
+    for name, column in inputs.items():
+        check_no_gaps(name, column)
     labels = None if label is None else table[label]
     if source in inputs and (labels is None or (isinstance(labels, Tensor) and labels.dim() < 2)):
         return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
@@ -176,6 +181,27 @@ def read_rows(
             f"(texts have to be tokenized first), got {held} with {list(table)}."
         )
     return Rows(inputs, _labels(labels))
+
+
+def check_no_gaps(name: str, column: Column) -> None:
+    """Checks that a column has no NaN, which is what readers make of blank cells.
+
+    Raises:
+        ConfigError: it has; the message has their number and the first rows.
+    """
+    rows = column if isinstance(column, list) else column.flatten(1) if column.dim() > 1 else column
+    if isinstance(rows, Tensor):
+        if not rows.is_floating_point():
+            return
+        gaps = rows.isnan() if rows.dim() == 1 else rows.isnan().any(1)
+    else:
+        gaps = torch.tensor([bool(torch.as_tensor(row).isnan().any()) for row in rows])
+    found = [str(number + 1) for number in gaps.nonzero().flatten().tolist()]
+    if found:
+        raise ConfigError(
+            f"column '{name}': {len(found)} of {len(gaps)} rows have blank cells or NaN (row "
+            f"{enumerate_names(found, SHOWN_ROWS)}): fill them or leave these rows out."
+        )
 
 
 def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
