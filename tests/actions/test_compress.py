@@ -306,11 +306,11 @@ def test_that_nothing_needed_training_is_said(tmp_path, capsys):
 def test_formats_that_lose_most_weights_are_marked_in_the_table(tmp_path, capsys):
     found = compress(quick(tmp_path, formats=("8.auto", "4.2"), keep_best=True))
     assert found["rows"][1]["poor_fit"] is None
-    assert "lose most of their weights" in found["rows"][2]["poor_fit"]
+    assert "layers fit badly" in found["rows"][2]["poor_fit"]
     told = " ".join(capsys.readouterr().out.split())
-    assert "4.2 *" in told and "* integer 4.2: 2 layers lose most of their weights" in told
+    assert "4.2 *" in told and "* integer 4.2: 2 of 3 layers fit badly" in told
     written = (tmp_path / "table.md").read_text()
-    assert "| PTQ | integer 4.2 * |" in written and "\n* integer 4.2: 2 layers" in written
+    assert "| PTQ | integer 4.2 * |" in written and "\n* integer 4.2: 2 of 3 layers" in written
 
 
 def test_the_same_seed_gives_the_same_table(result, tmp_path):

@@ -20,6 +20,7 @@ from chop.actions.workload import Workload
 from chop.files import write_json
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
+from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
 from chop.studies.model import BATCH_SIZES
@@ -266,7 +267,10 @@ def packing_of(result: Mapping[str, Any]) -> str:
     for (kind, reason), rows in groups.items():
         names = rows[0]["layer"] + (f" ... {rows[-1]['layer']}" if len(rows) > 1 else "")
         elements = sum(row["elements"] for row in rows)
-        texts.append(f"Float: {elements:,} of {len(rows)} {kind} ({names}): {reason}.")
+        subject = "each" if len(rows) > 1 else "it"
+        of = f"of {len(rows)} {kind} ({names}): {subject} {reason}"
+        what = f"that {reason}" if reason.startswith(READ_DIRECTLY) else of
+        texts.append(f"Not quantized: {elements:,} numbers {what}.")
     return " ".join(texts)
 
 

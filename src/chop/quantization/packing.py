@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, enumerate_names
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer, check_selector, layers_of, user_besides
@@ -16,6 +16,9 @@ from chop.nn.packed import KnownCodes, PackedOperator, pack, why_not_packable
 from chop.nn.quantized import QuantizedOperator
 
 WHERE = "pack_transform_pass"
+READ_DIRECTLY = "the model reads directly"
+"""Why parameters that belong to no layer of the graph stay float."""
+MAX_NAMES = 4
 
 
 @dataclass(frozen=True)
@@ -178,5 +181,6 @@ def _row(mg: MaseGraph, path: str, parts: Sequence[StoredParameter], reason: str
     packed = isinstance(module, PackedOperator)
     elements = sum(part.value.numel() for part in parts)
     size = sum(part.held_bytes for part in parts)
-    why = "" if packed else reason or "is no layer of the graph, which reads its parameters itself"
+    names = enumerate_names([part.name for part in parts], MAX_NAMES)
+    why = "" if packed else reason or f"{READ_DIRECTLY} ({names})"
     return PackedRow(path, module._get_name(), elements, size, 8 * size / max(elements, 1), why)

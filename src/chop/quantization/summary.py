@@ -109,7 +109,7 @@ def _layer_row(parameter: StoredParameter, masked: Tensor | None) -> LayerRow:
 
 
 def poor_fit(layers: Sequence[LayerRow]) -> str | None:
-    """One sentence on the layers that lose most of their weights; None where there are none."""
+    """One sentence on the layers whose weights their format fits badly; None where none are."""
     poor = [
         row
         for row in layers
@@ -119,8 +119,9 @@ def poor_fit(layers: Sequence[LayerRow]) -> str | None:
         return None
     worst = max(poor, key=lambda row: max(row.share_rounded_to_zero, row.share_saturated))
     way_out = "frac_width 'auto'" if worst.format.startswith(Integer.name) else "more bits"
+    fit = "layers fits badly" if len(poor) == 1 else "layers fit badly, worst of all"
     return (
-        f"{len(poor)} layers lose most of their weights to their format; the worst is "
-        f"'{worst.layer}' in {worst.format}: {worst.share_rounded_to_zero:.0%} of its weights "
-        f"round to zero, {worst.share_saturated:.0%} saturate. Try {way_out}."
+        f"{len(poor)} of {len(layers)} {fit} '{worst.layer}' in {worst.format}: "
+        f"{worst.share_rounded_to_zero:.0%} of its weights become zero, "
+        f"{worst.share_saturated:.0%} are clipped. Try {way_out}."
     )
