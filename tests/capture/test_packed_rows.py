@@ -93,6 +93,15 @@ def test_encoder() -> None:
         _close(graph(**given), model(**given))
 
 
+@torch.no_grad()
+def test_a_mask_in_the_place_of_a_cache() -> None:
+    """GPT-2 takes its cache before the mask, and a graph may have none."""
+    model, mask = _model("gpt2"), torch.ones_like(_IDS)
+    for names in (None, ["input_ids", "attention_mask"]):
+        graph = MaseGraph(model, hf_input_names=names).model
+        _close(graph(_IDS, mask), model(_IDS, attention_mask=mask))
+
+
 def test_batches() -> None:
     mg = MaseGraph(_model("llama"), hf_input_names=_NAMES)
     batch = {"input_ids": _IDS, "position_ids": _PACKED}

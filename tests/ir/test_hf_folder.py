@@ -60,6 +60,18 @@ def made(tmp_path_factory):
     return found
 
 
+@pytest.mark.parametrize(
+    "fmt", ["group_affine:width=4", "group_integer:width=3", "nvfp4", "mxfp:width=4", "8.auto"]
+)
+def test_formats_that_look_at_values_are_read_from_folders(made, fmt, tmp_path):
+    given = CAUSAL.from_pretrained(
+        made["llama"][2].with_name("llama-float"), quantization_config=ChopConfig(fmt)
+    )
+    given.save_pretrained(tmp_path)
+    read = CAUSAL.from_pretrained(tmp_path)
+    assert torch.equal(read(IDS).logits, given(IDS).logits)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_what_is_saved_is_loaded_packed_and_tied(made, kind, tmp_path):
     _, mg, folder = made[kind]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from chop.capture.hf_cache import new_cache
-from chop.capture.hf_cache_names import POSITIONS, cache_among, with_taken_name
+from chop.capture.hf_cache_names import CACHE_NAMES, POSITIONS, cache_among, with_taken_name
 from chop.capture.ignored_arguments import why_not_ignorable
 from chop.capture.packed_rows import check_packed_rows
 from chop.capture.record import CaptureRecord
@@ -21,7 +21,8 @@ def call_arguments(
     """The arguments of a call of the model that reach its graph, by position and by name.
 
     Positions are those of the model's `forward`, whichever of its parameters the graph takes. A
-    model whose signature names none has those of the graph.
+    model whose signature names none has those of the graph, as has a call with a tensor where
+    the model takes a cache: GPT-2's `forward` has its cache before the mask.
 
     Args:
         record: of the graph's capture.
@@ -36,7 +37,11 @@ def call_arguments(
     """
     inputs = (*record.example_inputs, *record.optional_inputs)
     meant = record.positional[: len(args)]
-    if meant == inputs[: len(args)] or not record.positional:
+    # A tensor is no cache: who passes one in its place counts the inputs of the graph.
+    counts_inputs = any(
+        name in CACHE_NAMES and isinstance(x, Tensor) for name, x in zip(meant, args, strict=False)
+    )
+    if meant == inputs[: len(args)] or not record.positional or counts_inputs:
         return args, _accepted_arguments(record, args, kwargs)
     if len(args) > len(meant):
         raise GuardError(

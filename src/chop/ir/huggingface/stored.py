@@ -220,7 +220,9 @@ def packed_module(
         )
     try:
         twin = cls.of(layer, known, exact)
-    except NotImplementedError:  # the format counts its values, and there are none yet
+    except RuntimeError:  # the format looks at its values, and there are none yet
+        if not layer.weight.is_meta:
+            raise
         twin = _of_zeros(cls, layer, exact)
     twin.packed_trainable = ()
     # Transformers would initialize the weight of a linear layer.
