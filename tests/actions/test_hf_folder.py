@@ -46,7 +46,7 @@ def test_a_decoder_is_compressed_to_a_folder_that_transformers_loads(job, tmp_pa
     count = sum(x.numel() for x in GPT2LMHeadModel.from_pretrained(job["model"]).parameters())
     floats = (1 - info["packed_share"]) * count
     assert stored == pytest.approx((count - floats) * 8.25 / 8 + floats * 4, rel=0.01)
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "Packed: 9" in printed and "of 3 LayerNorm (transformer.h.0.ln_1" in printed
     assert "from_pretrained, after import chop" in printed
 

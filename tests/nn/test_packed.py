@@ -2,6 +2,7 @@ import copy
 import io
 import math
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, encoding, pack, why_not_packable
 from chop.nn.quantized.modules.linear import LinearMXInt
+from chop.notices import forget_notices
 from tests import programs
 from tests.stand_ins import Affine, Watch
 
@@ -157,7 +159,11 @@ def test_copies_pickles_files_and_state_dicts_keep_every_bit(tmp_path):
     for state in (torch.load(buffer, weights_only=True), load_file(tmp_path / "layer.safetensors")):
         other = pack(quantized("linear", FORMATS[17])[0], exact=True).eval()
         assert not torch.equal(other(x), layer(x))
-        other.load_state_dict(state)
+        # safetensors keeps no metadata, so that the format of the codes is not known.
+        named = hasattr(state, "_metadata")
+        forget_notices()
+        with nullcontext() if named else pytest.warns(match="are taken to be"):
+            other.load_state_dict(state)
         assert torch.equal(other(x), layer(x))
     older = pickle.loads(pickle.dumps(packed))
     del vars(older)["packed_exact"]

@@ -84,7 +84,7 @@ def test_average_bits_weigh_by_elements(bert_graph):
 
 def test_summary_warns_of_layers_that_vanish(bert_graph, tmp_path):
     quantized, _ = passes.quantize_transform_pass(bert_graph, FOUR_TWO)
-    with pytest.warns(PoorFitWarning, match="round to zero.*Try frac_width 'auto'"):
+    with pytest.warns(PoorFitWarning, match="become zero.*Try frac_width 'auto'"):
         _, info = passes.summarize_quantization_analysis_pass(
             quantized, {"save_dir": tmp_path / "new", "original_graph": bert_graph}
         )

@@ -21,8 +21,8 @@ def call_arguments(
     """The arguments of a call of the model that reach its graph, by position and by name.
 
     Positions are those of the model's `forward`, whichever of its parameters the graph takes. A
-    model whose signature names none has those of the graph, as has a call with a tensor where
-    the model takes a cache: GPT-2's `forward` has its cache before the mask.
+    graph whose inputs were named at capture, or whose model's signature names none, has its own. So
+    has a call with a tensor where the model takes a cache: GPT-2 has its cache before the mask.
 
     Args:
         record: of the graph's capture.

@@ -259,7 +259,11 @@ def _texts(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_value(value: Any) -> bool:
-    return value is None or isinstance(value, (*_PLAIN, dict, list, set, tuple, Tensor))
+    """Whether a value is compared: no tables of tensors, which calls fill and graphs compute."""
+    if isinstance(value, dict | list | set | tuple):
+        items = value.values() if isinstance(value, dict) else value
+        return len(value) > _MAX_ITEMS or not any(isinstance(x, Tensor) for x in items)
+    return value is None or isinstance(value, (*_PLAIN, Tensor))
 
 
 def _content(value: Any) -> Any:

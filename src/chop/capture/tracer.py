@@ -116,6 +116,9 @@ def capture(
     captured = job.run(example) if captured is None else captured
     captured.record.guessed = inputs is None and is_guessed(model)
     captured.record.why_no_cache = why_not
+    if input_names is not None:
+        # Who names the inputs has given the graph a signature of its own.
+        captured.record.positional = ()
     if job.message:
         warnings.warn(job.message, CaptureWarning, stacklevel=2)
     return captured
