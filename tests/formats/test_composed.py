@@ -125,14 +125,19 @@ def test_pytorch_alone_gives_the_bits_of_the_reference_or_declines(kind):
 
 @every_kind
 def test_the_loops_are_many_times_as_fast_as_the_reference(kind):
-    """In turns, in one process; groups that do not lie in one piece are moved there and back."""
+    """In turns, in one process; groups that do not lie in one piece are moved there and back.
+
+    Loops that a processor cannot run on vectors are ahead by less.
+    """
     fmt, x, out, times = kind(), torch.randn(1024, 1024), torch.empty(1024, 1024), ([], [])
     ways = (lambda: KERNELS["cpu"].run(x, fmt, out), lambda: fmt.round(x))
     for way, spent in 4 * list(zip(ways, times, strict=True)):
         start = time.perf_counter()
         way()
         spent.append(time.perf_counter() - start)
-    assert min(times[1]) > (1.5 if kind is CombE4M3 else 4) * min(times[0])
+    on_vectors = build.BASELINE not in build.library().detail
+    least = 4 if on_vectors and kind is not CombE4M3 else 1.5
+    assert min(times[1]) > least * min(times[0])
 
 
 @every_kind

@@ -298,6 +298,8 @@ class Fallback:
 
     def _fall_back(self, stop: _GraphBreakError) -> None:
         """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""
+        if not self.keeps_ones and not self._runs_on_traced_example() and self.keep_ones():
+            return  # a first size of one is no batch: an image without one has its channels there
         for graph_break in stop.graph_breaks:
             subject = _needs_shapes(graph_break)
             if subject is not None and stop.sizes is not None:
@@ -314,6 +316,16 @@ class Fallback:
                 self.graph_breaks.setdefault("", graph_break)
             else:
                 self._add_leaves(graph_break)
+
+    def _runs_on_traced_example(self) -> bool:
+        traced = self._traced_example()
+        with preserve_state(self.model, thorough=True), torch.no_grad():
+            self.model.eval()
+            try:
+                self.model(**{**traced, **self.fixed})
+            except Exception:  # whatever the model raises
+                return False
+        return True
 
     def keep_ones(self) -> bool:
         """Records sizes of one as they are from now on; False where that is not another recording.

@@ -212,6 +212,11 @@ class _Builder:
         readers = [type(self.mg.module_of(user)) for user in node.users]
         rows = [row for kind, row in COMPONENTS.items() if kind in readers]
         spatial = max((row.spatial for row in rows), default=0)
+        if spatial and len(shape) != spatial + 1:
+            raise ConfigError(
+                f"expected a batch of samples, got {self._shape(node)} for {spatial} spatial "
+                "dimensions; capture the model with a batch first: dummy_in=x.unsqueeze(0)"
+            )
         if spatial:
             channels_last = torch.arange(stream.size).view(*shape[-spatial:], shape[0])
             stream = replace(stream, positions=channels_last.movedim(-1, 0).contiguous())
