@@ -66,17 +66,23 @@ SCALES = {
         {"pixel_mean": (0.1307,), "pixel_std": (0.3081,)},
         (0.1307,),
         (0.3081,),
-        "--pixel-mean and --pixel-std say",
+        "as asked by --pixel-mean and --pixel-std",
     ),
     "per channel": (
         "Told",
         {"pixel_mean": (0.4, 0.5, 0.6), "pixel_std": (0.2, 0.3, 0.4)},
         (0.4, 0.5, 0.6),
         (0.2, 0.3, 0.4),
-        "--pixel-mean and --pixel-std say",
+        "as asked by --pixel-mean and --pixel-std",
     ),
-    "mean alone": ("Told", {"pixel_mean": (0.25,)}, (0.25,), (1.0,), "say"),
-    "none": ("Net", {"pixel_mean": (0.0,), "pixel_std": (1.0,)}, (0.0,), (1.0,), "say"),
+    "mean alone": (
+        "Told",
+        {"pixel_mean": (0.25,)},
+        (0.25,),
+        (0.5, 0.25, 1.0),
+        "as asked by --pixel-mean; the other is as default_cfg",
+    ),
+    "none": ("Net", {"pixel_mean": (0.0,), "pixel_std": (1.0,)}, (0.0,), (1.0,), "as asked"),
 }
 
 
@@ -124,6 +130,7 @@ def test_a_processor_s_configuration_tells(tmp_path, config):
         ({"pixel_std": (0.0,)}, "pixel_std: got .* expected more than 0"),
         ({"pixel_mean": (0.1, 0.2)}, "pixel_mean: expected one number, or one for each of 3"),
         ({"pixel_std": (1.0,) * 4}, "pixel_std: expected one number, or one for each of 3"),
+        ({"net": "Told", "channels": 1}, "pixel_mean: expected one number, or one for each of 1"),
         ({"image_size": (2, 3, 4)}, "image_size: got .* the height and the width"),
         ({"image_size": (0,)}, "image_size"),
         ({"channels": 2}, "channels: got 2, expected 1"),

@@ -49,7 +49,7 @@ def _first(output: Any) -> Tensor:
     return found
 
 
-def _close(ours: Any, theirs: Any) -> None:
+def assert_close(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(_first(ours), _first(theirs))
 
 
@@ -60,9 +60,9 @@ def test_default(name: str) -> None:
     graph = MaseGraph(model, hf_input_names=_NAMES).model
     for positions in (_PLAIN, _PACKED):
         given = {"input_ids": _IDS, "position_ids": positions}
-        _close(graph(**given), model(**given))
+        assert_close(graph(**given), model(**given))
     plain = {"input_ids": _IDS, "position_ids": _PLAIN, "use_cache": False}
-    _close(graph(**plain), model(**plain))
+    assert_close(graph(**plain), model(**plain))
     with pytest.raises(GuardError, match="begin again within a row.*use_cache"):
         graph(input_ids=_IDS, position_ids=_PACKED, use_cache=False)
     with pytest.raises(GuardError, match="begin again within a row"):
@@ -80,7 +80,7 @@ def test_kept_apart(name: str, how: str) -> None:
         model.config.use_cache = False
     graph = MaseGraph(model, hf_input_names=_NAMES, cf_args=fixed).model
     given = {"input_ids": _IDS, "position_ids": _PACKED, "use_cache": False}
-    _close(graph(**given), model(**given))
+    assert_close(graph(**given), model(**given))
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def test_encoder() -> None:
     graph = MaseGraph(model, hf_input_names=_NAMES).model
     for flag in ({}, {"use_cache": False}):
         given = {"input_ids": _IDS, "position_ids": _PACKED, **flag}
-        _close(graph(**given), model(**given))
+        assert_close(graph(**given), model(**given))
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def test_a_mask_in_the_place_of_a_cache() -> None:
     model, mask = _model("gpt2"), torch.ones_like(_IDS)
     for names in (None, ["input_ids", "attention_mask"]):
         graph = MaseGraph(model, hf_input_names=names).model
-        _close(graph(_IDS, mask), model(_IDS, attention_mask=mask))
+        assert_close(graph(_IDS, mask), model(_IDS, attention_mask=mask))
 
 
 def test_batches() -> None:

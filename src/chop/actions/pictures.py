@@ -56,22 +56,33 @@ def pictures_for(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) ->
         ConfigError: settings that do not go together.
     """
     found = _of_model(config.model, model, info)
-    if config.pixel_mean is None and config.pixel_std is None:
-        mean, std, source = found.info.pixel_mean, found.info.pixel_std, found.source
-    else:
-        mean = (0.0,) if config.pixel_mean is None else config.pixel_mean
-        std = (1.0,) if config.pixel_std is None else config.pixel_std
-        source = "as --pixel-mean and --pixel-std say"
     size = _asked_size(config, found.size or info.image_size)
-    for name in ("pixel_mean", "pixel_std"):
-        values = getattr(config, name)
-        if values is not None and size is not None and len(values) not in (1, size[0]):
-            raise ConfigError(
-                f"{name}: expected one number, or one for each of {size[0]} channels, got "
-                f"{len(values)}."
-            )
-    asked = dataclasses.replace(info, pixel_mean=tuple(mean), pixel_std=tuple(std))
-    return Pictures(asked, size if size != info.image_size else found.size, source)
+    asked = {name: getattr(config, name) for name in ("pixel_mean", "pixel_std")}
+    scale = {
+        name: _per_channel(name, values or _gray(getattr(found.info, name)), size)
+        for name, values in asked.items()
+    }
+    given = [f"--{name.replace('_', '-')}" for name, values in asked.items() if values is not None]
+    rest = f"; the other is {found.source}" if len(given) == 1 else ""
+    source = f"as asked by {' and '.join(given)}{rest}" if given else found.source
+    wanted = size if size != info.image_size else found.size
+    mean, std = scale["pixel_mean"], scale["pixel_std"]
+    return Pictures(dataclasses.replace(info, pixel_mean=mean, pixel_std=std), wanted, source)
+
+
+def _per_channel(
+    name: str, values: tuple[float, ...], size: tuple[int, int, int] | None
+) -> tuple[float, ...]:
+    if size is None or len(values) in (1, size[0]):
+        return values
+    raise ConfigError(
+        f"{name}: expected one number, or one for each of {size[0]} channels, got {len(values)}."
+    )
+
+
+def _gray(values: tuple[float, ...]) -> tuple[float, ...]:
+    """One number where all channels have the same, which holds for any number of channels."""
+    return values[:1] if len({*values}) == 1 else values
 
 
 def _asked_size(

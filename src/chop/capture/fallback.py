@@ -298,8 +298,10 @@ class Fallback:
 
     def _fall_back(self, stop: _GraphBreakError) -> None:
         """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""
-        if not self.keeps_ones and not self._runs_on_traced_example() and self.keep_ones():
-            return  # a first size of one is no batch: an image without one has its channels there
+        if self._has_grown() and not self._runs_on_traced_example():
+            # A first size of one is no batch: an image without one has its channels there.
+            self.keeps_ones = True
+            return
         for graph_break in stop.graph_breaks:
             subject = _needs_shapes(graph_break)
             if subject is not None and stop.sizes is not None:
@@ -317,6 +319,11 @@ class Fallback:
             else:
                 self._add_leaves(graph_break)
 
+    def _has_grown(self) -> bool:
+        """Whether the recording has a size of two where the example has one."""
+        pairs = zip(tensors_in(self.example), tensors_in(self._traced_example()), strict=True)
+        return any(given.shape != traced.shape for given, traced in pairs)
+
     def _runs_on_traced_example(self) -> bool:
         traced = self._traced_example()
         with preserve_state(self.model, thorough=True), torch.no_grad():
@@ -332,10 +339,8 @@ class Fallback:
 
         Not every path of a model at a batch of one is that of two.
         """
-        traced = self._traced_example()
-        self.keeps_ones = True
-        pairs = zip(tensors_in(self.example), tensors_in(traced), strict=True)
-        return any(given.shape != twice.shape for given, twice in pairs)
+        has_grown, self.keeps_ones = self._has_grown(), True
+        return has_grown
 
     def give_up(self, graph_break: GraphBreak) -> None:
         """Makes a leaf of a module whose recording is not the model.

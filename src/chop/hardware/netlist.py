@@ -215,7 +215,7 @@ class _Builder:
         if spatial and len(shape) != spatial + 1:
             raise ConfigError(
                 f"expected a batch of samples, got {self._shape(node)} for {spatial} spatial "
-                "dimensions; capture the model with a batch first: dummy_in=x.unsqueeze(0)"
+                "dimensions; capture the model on an example with a batch first: x.unsqueeze(0)"
             )
         if spatial:
             channels_last = torch.arange(stream.size).view(*shape[-spatial:], shape[0])

@@ -82,9 +82,7 @@ class MaseGraph:
             self._set_captured(model)
             return
         fixed = dict(cf_args or {})
-        guess = ProvisionalCapture(
-            unwrapped(model), hf_input_names, _leaves(custom_ops), fixed, strict
-        )
+        guess = ProvisionalCapture(model, hf_input_names, _leaves(custom_ops), fixed, strict)
         if dummy_in is not None:
             self._set_captured(guess.recapture(dummy_in, None))
             return
