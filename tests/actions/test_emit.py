@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from chop import runs
+from chop import __version__, runs
 from chop.actions.emit import _sentence, emit
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.workload import Workload
@@ -129,17 +129,79 @@ def test_files_that_vanish_or_appear_fail_the_check(copied):
 def forge(folder, name):
     """The manifest, with the hash of a changed file."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    (row,) = (row for row in manifest["artifacts"] if row["path"] == name)
+    rows = manifest["artifacts"]
+    row = next((row for row in rows if row["path"] == name), {"path": name})
+    manifest["artifacts"] = [*(each for each in rows if each != row), row]
     content = (folder / name).read_bytes()
     row["sha256"], row["size_bytes"] = hashlib.sha256(content).hexdigest(), len(content)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_weight_whose_hash_was_forged_fails_in_simulation(copied):
-    name = "memory/first_weight.hex"
-    (copied / name).write_text(swap_words((copied / name).read_text()))
+FOREIGN = {
+    "command": ("rtl/chop_relu.sv", lambda text: text + '\ninitial $system("touch {mark}");\n'),
+    "hidden": ("rtl/chop_relu.sv", lambda text: f"`ifdef SYNTHESIS\n{HOOK}\n`endif\n{text}"),
+    "top": ("rtl/top.sv", lambda text: text.replace("endmodule", f"{HOOK}\nendmodule")),
+    "more": ("rtl/more.sv", lambda text: f"module more; {HOOK} endmodule\n"),
+    "weight": ("memory/first_weight.hex", lambda text: swap_words(text)),
+    "vectors": ("vectors/last.hex", lambda text: next_digit(text)),
+    "testbench": ("testbench/testbench.sv", lambda text: HOOK + text),
+    "blank": ("design.json", lambda text: text + " "),
+    "script": ("design.json", lambda text: text.replace('"top": "top"', '"top": "top; exec -- a"')),
+    "path": ("design.json", lambda text: text.replace('"name": "x"', '"name": "../../x"')),
+}
+HOOK = """initial $c("system(\\"touch ran\\");");"""
+
+
+@pytest.mark.parametrize(("name", "change"), FOREIGN.values(), ids=FOREIGN)
+def test_nothing_is_run_of_a_folder_that_is_not_what_its_model_emits(
+    name, change, copied, monkeypatch
+):
+    def runs_it(*args):
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr("chop.actions.check_emitted.verify", runs_it)
+    text = (copied / name).read_text() if (copied / name).exists() else ""
+    (copied / name).write_text(change(text))
+    assert (copied / name).read_text() != text
     forge(copied, name)
-    with pytest.raises(VerificationError, match=r"stalls: none: sample \d+ of 'last' at \[\d\]"):
+    said = f"{name}' is not what chop {__version__} emits of the model .*; nothing of the folder"
+    with pytest.raises(VerificationError, match=said):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+def test_what_is_run_is_emitted_again_and_not_read_from_the_folder(copied, monkeypatch):
+    ran = []
+
+    def planted(folder, *args):
+        ran.append(folder)
+        raise VerificationError("planted")
+
+    monkeypatch.setattr("chop.actions.check_emitted.verify", planted)
+    with pytest.raises(VerificationError, match="planted"):
+        emit(EmitConfig(out=copied, check_only=True))
+    assert len(ran) == 1 and not ran[0].is_relative_to(copied) and not ran[0].exists()
+
+
+def test_a_folder_of_another_version_or_without_a_fold_is_told_so(copied):
+    path = copied / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "version": "0.0.7"}))
+    (copied / "rtl" / "top.sv").write_text("module top; endmodule\n")
+    forge(copied, "rtl/top.sv")
+    with pytest.raises(VerificationError, match=r"\(version 0\.0\.7 wrote it\)"):
+        emit(EmitConfig(out=copied, check_only=True))
+    manifest["settings"]["fold"] = "; rm -r /"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(VerificationError, match="top.sv' is not the file|no number of cycles"):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd"])
+def test_a_manifest_that_names_files_outside_is_refused(path, copied):
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["artifacts"][0]["path"] = path
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(VerificationError, match="is outside"):
         emit(EmitConfig(out=copied, check_only=True))
 
 
@@ -227,14 +289,6 @@ def test_simulations_that_the_manifest_leaves_out_or_invents_fail(change, messag
     manifest["rows"] = change(manifest["rows"])
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(VerificationError, match=message):
-        emit(EmitConfig(out=copied, check_only=True))
-
-
-def test_vectors_whose_hash_was_forged_fail_beside_the_graph(copied):
-    name = "vectors/last.hex"
-    (copied / name).write_text(next_digit((copied / name).read_text()))
-    forge(copied, name)
-    with pytest.raises(VerificationError, match="vectors of 'last' are not what the graph"):
         emit(EmitConfig(out=copied, check_only=True))
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich import get_console
 
-from chop import runs
-from chop.errors import CheckpointError, VerificationError
+from chop import __version__, runs
+from chop.errors import CheckpointError, ChopError, VerificationError
+from chop.files import make_folder, write_text
+from chop.hardware.design import Design
+from chop.hardware.emit import emit as emit_design
 from chop.hardware.harness import verilate
-from chop.hardware.project import Project, read_project
-from chop.hardware.vectors import codes_of, read_vectors
+from chop.hardware.project import DESIGN, Project, project_of, write_design
+from chop.hardware.testbench import VECTORS, testbench_files
+from chop.hardware.vectors import codes_of, write_vectors
 from chop.hardware.verify import Check, Codes, Verification, check_sources, checks, run_check
-from chop.integer.golden import golden_values
+from chop.integer.golden import Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.native import cores
 
@@ -26,14 +32,16 @@ GOLDEN = "golden.safetensors"
 INPUTS = "inputs."
 MEASURED = ("equal", "cycles", "interval", "planned")
 """What a simulation finds again, whatever the version of the simulator."""
-FOLDERS = ("rtl", "memory", "vectors", "testbench")
+BENCH = "testbench"
+FOLDERS = ("rtl", "memory", VECTORS, BENCH)
 
 
 def check_emitted(folder: Path) -> list[Verification]:
-    """Repeats every check of an emitted circuit.
+    """Repeats every check of an emitted circuit, and runs nothing that the folder brings.
 
-    Hashes of all files, the golden values by the graph of integers, lint, and every simulation of
-    the manifest with its samples, stalls and seed.
+    Hashes of all files and the golden values by the graph of integers. Then the circuit is emitted
+    again, of the model in the folder, which is data; where its files are those of the folder, byte
+    for byte, it is linted, and simulated as the manifest says, with its samples, stalls and seed.
 
     Args:
         folder: of `chop emit`.
@@ -50,11 +58,18 @@ def check_emitted(folder: Path) -> list[Verification]:
         )
     with shown_step("comparing hashes"):
         check_files(folder, manifest)
-    project = read_project(folder)
     with shown_step("computing the graph of integers"):
-        codes = check_golden(folder, project)
-    planned = _planned(manifest, codes)
-    found = verify(folder, project, codes, planned)
+        mg = MaseGraph.from_checkpoint(folder / "model")
+        golden = check_golden(folder, mg)
+    with tempfile.TemporaryDirectory(prefix="chop-emit-") as name:
+        own = Path(name)
+        with shown_step("emitting the circuit again"):
+            design = _emitted_again(folder, mg, manifest)
+            project = project_of(design)
+            codes = codes_of(project, golden)
+            write_circuit(design, codes, own)
+            check_circuit(folder, own, manifest)
+        found = verify(own, project, codes, _planned(manifest, codes))
     for row, again in zip(manifest.rows, found, strict=True):
         recorded = {name: row.get(name) for name in MEASURED}
         if recorded != {name: getattr(again, name) for name in MEASURED}:
@@ -65,6 +80,67 @@ def check_emitted(folder: Path) -> list[Verification]:
     return found
 
 
+def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
+    """Writes all that is simulated: a design, its vectors and its testbench.
+
+    Args:
+        design: the circuit.
+        codes: of its ports.
+        folder: of the project; made if missing.
+    Raises:
+        WriteError: the disk is full or read-only.
+    """
+    write_design(design, folder)
+    write_vectors(design, codes, folder)
+    make_folder(folder / BENCH)
+    samples = len(next(iter(codes.values())))
+    bench = testbench_files(design.top, design.ports, samples, design.interval)
+    for name, text in bench.items():
+        write_text(folder / BENCH / name, text)
+
+
+def check_circuit(folder: Path, own: Path, manifest: runs.Manifest) -> None:
+    """Compares the circuit of a folder with the one that was emitted again, byte for byte.
+
+    Args:
+        folder: to check.
+        own: what `write_circuit` wrote.
+        manifest: of the folder.
+    Raises:
+        VerificationError: a file differs, or only one of them has it.
+    """
+    expected, found = _circuit_files(own), _circuit_files(folder)
+    for name in sorted(expected | found):
+        is_in_both = name in expected and name in found
+        if is_in_both and (own / name).read_bytes() == (folder / name).read_bytes():
+            continue
+        by = f" (version {manifest.version} wrote it)" * (manifest.version != __version__)
+        raise VerificationError(
+            f"'{folder / name}' is not what chop {__version__} emits of the model in the "
+            f"folder{by}; nothing of the folder was run. Emit it again with chop {KIND}."
+        )
+
+
+def _circuit_files(folder: Path) -> set[str]:
+    """Paths in a project of the files that simulations read."""
+    files = {DESIGN} if (folder / DESIGN).exists() else set()
+    for name in FOLDERS:
+        for path in (folder / name).rglob("*"):
+            if not path.is_dir():
+                files.add(path.relative_to(folder).as_posix())
+    return files
+
+
+def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Design:
+    fold = manifest.settings.get("fold")
+    if not isinstance(fold, int):
+        raise VerificationError(f"the manifest of '{folder}' has no number of cycles, 'fold'.")
+    try:
+        return emit_design(mg, fold)
+    except ChopError as error:
+        raise VerificationError(f"the model of '{folder}' has no circuit: {error}") from None
+
+
 def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:
     """The simulations of a manifest.
 
@@ -72,8 +148,12 @@ def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:
         VerificationError: they are not all that a circuit has to pass.
     """
     samples = len(next(iter(codes.values())))
-    icarus = [row["samples"] for row in manifest.rows if row.get("simulator") == "icarus"]
-    seed = manifest.rows[0]["seed"] if manifest.rows else 0
+    seed: Any = manifest.rows[0].get("seed") if manifest.rows else 0
+    icarus: list[Any] = [
+        row.get("samples") for row in manifest.rows if row.get("simulator") == "icarus"
+    ]
+    if not all(isinstance(number, int) for number in (seed, *icarus)):
+        raise VerificationError("the manifest has simulations without a seed or samples.")
     planned = checks(samples, max(icarus, default=0), seed)
     recorded = [
         (row.get("simulator"), row.get("profile"), row.get("samples")) for row in manifest.rows
@@ -94,6 +174,8 @@ def check_files(folder: Path, manifest: runs.Manifest) -> None:
     """
     known = {artifact.path: artifact for artifact in manifest.artifacts}
     for path, artifact in known.items():
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise VerificationError(f"'{path}', of the manifest, is outside '{folder}'.")
         if not (folder / path).is_file():
             raise VerificationError(f"'{folder / path}' is missing.")
         if runs.Artifact.of(folder / path, folder) != artifact:
@@ -104,25 +186,34 @@ def check_files(folder: Path, manifest: runs.Manifest) -> None:
                 raise VerificationError(f"'{file}' is not in the manifest.")
 
 
-def check_golden(folder: Path, project: Project) -> Codes:
-    """Computes the golden values again; returns the codes of all ports.
+def check_golden(folder: Path, mg: MaseGraph) -> Golden:
+    """Computes the golden values again, of the inputs in the folder; returns them.
 
     Raises:
         VerificationError: the graph computes others.
     """
-    from safetensors.torch import load_file
-
-    golden = load_file(folder / GOLDEN)
+    golden = _read_golden(folder)
     inputs = {k.removeprefix(INPUTS): x for k, x in golden.items() if k.startswith(INPUTS)}
-    again = golden_values(MaseGraph.from_checkpoint(folder / "model"), inputs)
+    try:
+        again = golden_values(mg, inputs)
+    except (ChopError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise VerificationError(
+            f"'{folder / GOLDEN}': the model cannot compute its inputs: {error}"
+        ) from None
     for name in sorted(golden.keys() | again.keys()):
         if not (name in golden and name in again and again[name].equal(golden[name])):
             raise VerificationError(f"'{folder / GOLDEN}': {name} is not what the graph computes.")
-    codes = codes_of(project, golden)
-    for name, vectors in read_vectors(folder, project).items():
-        if not vectors.equal(codes[name]):
-            raise VerificationError(f"the vectors of '{name}' are not what the graph computes.")
-    return codes
+    return again
+
+
+def _read_golden(folder: Path) -> Golden:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(folder / GOLDEN)
+    except (OSError, SafetensorError) as error:
+        raise VerificationError(f"'{folder / GOLDEN}' cannot be read: {error}") from None
 
 
 def verify(

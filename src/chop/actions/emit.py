@@ -12,22 +12,28 @@ from rich import get_console
 from torch import Tensor
 
 from chop import runs
-from chop.actions.check_emitted import GOLDEN, KIND, check_emitted, shown_step, verify
+from chop.actions.check_emitted import (
+    GOLDEN,
+    KIND,
+    check_emitted,
+    shown_step,
+    verify,
+    write_circuit,
+)
 from chop.actions.interrupt import with_interruption_note
 from chop.actions.lower import Lowering, lower_workload
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import CheckpointError, ConfigError
-from chop.files import atomic_folder, make_folder, write_json, write_text
+from chop.files import atomic_folder, write_json, write_text
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.netlist import Instance
-from chop.hardware.project import project_of, write_design
+from chop.hardware.project import project_of
 from chop.hardware.synth import RESOURCES, synthesize
-from chop.hardware.testbench import testbench_files
 from chop.hardware.tools import VERSIONS, tool_path
-from chop.hardware.vectors import codes_of, write_vectors
+from chop.hardware.vectors import codes_of
 from chop.hardware.verify import Codes, checks, trace
 from chop.integer.golden import golden_values
 from chop.ir.annotate import tensors_in
@@ -134,12 +140,7 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     golden = golden_values(lowering.integer, lowering.batch)
     save_file(golden, folder / GOLDEN)
     codes = codes_of(project_of(design), golden)
-    write_design(design, folder)
-    write_vectors(design, codes, folder)
-    make_folder(folder / "testbench")
-    bench = testbench_files(design.top, design.ports, lowering.rows, design.interval)
-    for name, text in bench.items():
-        write_text(folder / "testbench" / name, text)
+    write_circuit(design, codes, folder)
     write_text(folder / "dataflow.svg", dataflow_svg(design))
     lowering.integer.export(folder / "model")
     return codes

@@ -18,7 +18,8 @@ def simulate(
     """Simulates a project, and compares every output with its vectors.
 
     Verilator runs all vectors under four profiles of stalls, Icarus without stalls and under
-    uniform ones. What was built before is found in the cache folder.
+    uniform ones. What was built before is found in the cache folder. The folder's SystemVerilog is
+    code: a `ForeignCodeWarning` says that it is run where this process did not write it.
 
     Args:
         skip_build: neither lints nor builds; what is simulated is built where it never was.
@@ -34,12 +35,13 @@ def simulate(
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.harness import verilate
-    from chop.hardware.project import read_project
+    from chop.hardware.project import read_project, warn_if_foreign
     from chop.hardware.vectors import read_vectors
     from chop.hardware.verify import check_sources, simulate_project, trace
 
     folder = Path(project_dir).expanduser()
     project = read_project(folder)
+    warn_if_foreign(folder)
     if not skip_build:
         check_sources(folder, project)
         verilate(folder, project)

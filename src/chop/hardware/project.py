@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +14,18 @@ from chop.files import make_folder, write_json, write_text
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary
 from chop.hardware.port import Port
+from chop.notices import warn_once
 
 DESIGN = "design.json"
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""Of a module, a port or a stream. Names become parts of sources, commands and paths."""
+WIDEST, LONGEST = 2**24, 2**40
+"""Bits of a beat, and cycles of a sample, beyond which a file is no design."""
+_written: set[Path] = set()
+
+
+class ForeignCodeWarning(UserWarning):
+    """SystemVerilog is compiled and run that this process did not write."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,7 @@ def write_design(design: Design, folder: Path, paths: Iterable[str] | None = Non
     Raises:
         WriteError: the disk is full or read-only.
     """
+    _written.add(folder.resolve())
     for path in design.files if paths is None else paths:
         make_folder((folder / path).parent)
         write_text(folder / path, design.files[path])
@@ -94,11 +106,12 @@ def read_project(folder: Path) -> Project:
     """The project in a folder.
 
     Raises:
-        CheckpointError: there is none, or it is broken.
+        CheckpointError: there is none, or it is broken: a name is none of SystemVerilog.
     """
     path = folder / DESIGN
     try:
         project: Project = parse(Project, json.loads(path.read_text(encoding="utf-8")))
+        _check_project(project)
     except FileNotFoundError:
         raise CheckpointError(
             f"'{folder}' holds no {DESIGN}: expected a folder of chop emit."
@@ -106,3 +119,34 @@ def read_project(folder: Path) -> Project:
     except (OSError, ValueError, ConfigError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from None
     return project
+
+
+def _check_project(project: Project) -> None:
+    """Raises ConfigError where a name is none of SystemVerilog, or a number is no size."""
+    names = [project.top, *(port.name for port in project.ports), *dict(project.streams)]
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of SystemVerilog.")
+    widths = [*dict(project.streams).values(), *(port.bits for port in project.ports)]
+    times = [project.interval, *(port.beats for port in project.ports)]
+    sizes = [size for port in project.ports for size in (port.lanes, port.width)]
+    for numbers, most in ((widths, WIDEST), (sizes, WIDEST), (times, LONGEST)):
+        wrong = next((number for number in numbers if not 0 < number <= most), None)
+        if wrong is not None:
+            raise ConfigError(f"got {wrong}, of a stream or the interval: expected 1 to {most}.")
+    if not project.ports or {port.name for port in project.ports} - project.codes.keys():
+        raise ConfigError("there have to be ports, and codes of each.")
+
+
+def warn_if_foreign(folder: Path) -> None:
+    """Warns once where a project is simulated that this process did not write.
+
+    SystemVerilog is code: `$system` and C++ in it run any command.
+    """
+    folder = folder.resolve()
+    if folder not in _written:
+        warn_once(
+            f"'{folder}': its SystemVerilog, which this process did not write, is compiled and run "
+            "with your permissions. chop emit --check-only compares a folder of chop emit first.",
+            ForeignCodeWarning,
+        )

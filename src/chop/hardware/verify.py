@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError, VerificationError, did_you_mean
 from chop.hardware.profiles import PROFILES, Profile
-from chop.hardware.project import Project, read_project
+from chop.hardware.project import Project, read_project, warn_if_foreign
 from chop.hardware.simulate import simulate
 from chop.hardware.simulation import Simulation, Simulator
 from chop.hardware.tools import elaborate, lint, version
@@ -123,6 +123,9 @@ def run_check(folder: Path, project: Project, codes: Codes, check: Check) -> Ver
 def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, Any]]:
     """Simulates all vectors of a project by one simulator.
 
+    Runs the SystemVerilog of the folder, which is code; a `ForeignCodeWarning` says so where this
+    process did not write it.
+
     Args:
         project_dir: folder of the project.
         simulator: which.
@@ -137,6 +140,7 @@ def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, 
     folder = project_dir.expanduser()
     project = read_project(folder)
     codes = read_vectors(folder, project)
+    warn_if_foreign(folder)
     samples = len(codes[project.ports[0].name])
     planned = [check for check in checks(samples, samples) if check.simulator == simulator]
     return [asdict(run_check(folder, project, codes, check)) for check in planned]

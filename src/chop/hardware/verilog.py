@@ -19,6 +19,7 @@ def literal(value: int | str) -> str:
     ('-5', "64'sd1099511627776", '"a.hex"')
     """
     if isinstance(value, str):
+        assert re.fullmatch(r"[\w./-]+", value), value
         return f'"{value}"'
     sign = "-" if value < 0 else ""
     size = "" if abs(value) < 2**WIDEST_INT else "64'sd"

@@ -22,8 +22,9 @@ class EmitConfig(LoweringConfig):
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
             FPGAs.
         wave: writes a trace of the first sample, `wave.vcd`.
-        check_only: repeats the checks of what is in `out`: hashes of all files, every simulation
-            with its seed, every output; nothing is written, and no other setting is read.
+        check_only: repeats the checks of what is in `out`: hashes of all files, the circuit, which
+            is emitted again and compared byte for byte, every simulation with its seed, every
+            output; nothing of `out` is run or written, and no other setting is read.
 
     The other settings are those of `LoweringConfig`.
     """

@@ -28,6 +28,9 @@ class RunCosimConfig:
 def run_cosim_analysis_pass(mg: MaseGraph, config: RunCosimConfig) -> dict[str, Any]:
     """Simulates a project of the passes `emit_*`, and compares every output with its vectors.
 
+    Runs the SystemVerilog of the folder, which is code; a `ForeignCodeWarning` says so where this
+    process did not write it.
+
     Returns:
         simulations: a row for each profile of stalls: `simulator`, `version`, `profile`, `seed`,
             `samples`, how many codes were `equal`, `cycles`, the measured `interval` between two

@@ -1,0 +1,74 @@
+"""Projects that others wrote: names and sizes are looked at, and code that is run is announced."""
+
+import json
+import warnings
+from dataclasses import asdict, replace
+
+import pytest
+
+from chop.actions.simulate import simulate
+from chop.errors import CheckpointError
+from chop.hardware import project as projects
+from chop.hardware.project import DESIGN, ForeignCodeWarning, PortCodes, read_project
+from chop.hardware.verify import simulate_project
+from tests.hardware import tiny
+
+CODES = {
+    port.name: PortCodes(port.name, 1.0, -1, 1, 1, (size,), tuple(range(size)))
+    for port in tiny.PORTS
+    for size in [port.lanes * port.beats]
+}
+
+
+def write(folder, change=lambda document: None):
+    document = json.loads(json.dumps(asdict(replace(tiny.PROJECT, codes=CODES))))
+    change(document)
+    (folder / DESIGN).write_text(json.dumps(document))
+    (folder / "vectors").mkdir(exist_ok=True)
+    for port in tiny.PORTS:
+        (folder / "vectors" / f"{port.name}.hex").write_text("0\n" * port.beats)
+    return folder
+
+
+HOSTILE = {
+    "command": lambda d: d.update(top="top; exec -- touch ran"),
+    "option": lambda d: d.update(top="-f"),
+    "lines": lambda d: d.update(top="top\nendmodule"),
+    "path": lambda d: d["ports"][0].update(name="../../x"),
+    "text": lambda d: d["streams"][0].__setitem__(0, 'joined; initial $system("x");'),
+    "wide": lambda d: d["ports"][0].update(width=10**9),
+    "no_beats": lambda d: d["ports"][0].update(beats=0),
+    "negative": lambda d: d["streams"][0].__setitem__(1, -5),
+    "endless": lambda d: d.update(interval=10**18),
+    "no_ports": lambda d: d.update(ports=[]),
+    "no_codes": lambda d: d["codes"].pop("a"),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_names_and_sizes_that_no_design_has_are_refused(change, tmp_path):
+    assert read_project(write(tmp_path)).top == "top"
+    with pytest.raises(CheckpointError, match=r"design.json' cannot be read: "):
+        read_project(write(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda folder: simulate_project(folder, "verilator"),
+        lambda folder: simulate(project_dir=folder, skip_build=True, skip_test=True),
+        lambda folder: simulate(project_dir=folder, skip_build=True),
+    ],
+    ids=("simulate_project", "simulate", "simulate_all"),
+)
+def test_code_of_others_is_announced_before_it_is_run(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("chop.hardware.verify.run_check", lambda *args: args)
+    monkeypatch.setattr("chop.hardware.verify.asdict", lambda row: row)
+    with pytest.warns(ForeignCodeWarning, match="is compiled and run with your permissions"):
+        run(write(tmp_path))
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setattr(projects, "_written", {own.resolve()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(write(own))
