@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from chop import children
 from chop.errors import WriteError
 from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
@@ -177,20 +176,11 @@ def run_tool(*command: str, seconds: float = COMPILE_SECONDS) -> str:
     Raises:
         SubprocessError: it fails, or takes longer than `seconds`; what it started ends with it.
     """
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as tool:
-        try:
-            printed, messages = tool.communicate(timeout=seconds)
-        except BaseException:
-            # The driver of a compiler starts processes of its own, which would go on without it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(tool.pid, signal.SIGKILL)
-            raise
-    if tool.returncode:
-        raise subprocess.CalledProcessError(tool.returncode, command, printed, messages)
-    return printed
+    # What tells its version, in seconds at most, needs no supervisor.
+    done = children.run(command, seconds=seconds, supervised=len(command) > 2)
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+    return done.stdout
 
 
 def first_error(error: subprocess.SubprocessError, mark: str = "error:") -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -163,35 +161,3 @@ def test_a_launched_command_has_torchruns_environment_and_its_exit_code(capfd):
 def test_of_a_process_that_a_signal_ended_the_launcher_tells(capfd):
     assert process.launch(["sh", "-c", "test $RANK = 0 && sleep 60; kill -9 $$"], 2) == 137
     assert capfd.readouterr().err == "error: process 1 of 2 was ended by SIGKILL.\n"
-
-
-ORPHAN = """
-import subprocess, sys
-child = (
-    "from chop.distributed import process; import time; process.end_with_parent(); "
-    "print('watches', flush=True); time.sleep(60)"
-)
-print(subprocess.Popen([sys.executable, "-c", child]).pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_process_ends_with_the_launcher_that_is_killed():
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
-    assert launcher.stdout is not None and launcher.stdin is not None
-    child = int(launcher.stdout.readline())
-    assert launcher.stdout.readline() == "watches\n"
-    launcher.kill()
-    launcher.wait()
-    launcher.stdout.close()
-    launcher.stdin.close()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        status = Path(f"/proc/{child}/stat")
-        if not status.exists() or ") Z" in status.read_text():
-            return
-        time.sleep(0.2)
-    os.kill(child, signal.SIGKILL)
-    raise AssertionError("the child outlived its launcher")

@@ -4,13 +4,14 @@ import multiprocessing
 import os
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from chop import native
 from chop.errors import ChopError, ConfigError, UnavailableError
-from chop.hardware.harness import verilate
+from chop.hardware.harness import run_library, verilate
 from chop.hardware.profiles import PROFILES
 from chop.hardware.project import PortCodes
 from chop.hardware.simulate import simulate
@@ -87,6 +88,18 @@ def test_a_beat_that_changes_while_it_waits_is_seen_at_the_port(tmp_path, profil
 def test_a_beat_that_changes_is_seen_by_icarus_too(tmp_path):
     found = run(tmp_path, "changed", UNIFORM, "icarus")
     assert not found.passed and "y: broke the rules of a stream" in found.problems[0]
+
+
+def test_a_design_that_moves_beats_far_too_slowly_is_given_up(tmp_path, monkeypatch):
+    assert run(tmp_path, profile=SLOW_READER).passed
+    monkeypatch.setattr("chop.hardware.harness.run.SLOWEST", 0)
+    monkeypatch.setattr("chop.hardware.simulate.run_library", partial(run_library, idle_cycles=10))
+    found = run(tmp_path, profile=SLOW_READER)
+    given_up = "given up in cycle 300: samples take more than 32 intervals of 2 cycles"
+    assert given_up in found.problems and not found.passed
+    monkeypatch.setattr("chop.hardware.testbench.MOST_CYCLES", 50)
+    found = run(tmp_path, profile=SLOW_READER, simulator="icarus")
+    assert found.problems[0].startswith("timeout in cycle 50, ") and not found.passed
 
 
 @pytest.mark.parametrize("simulator", SIMULATORS)

@@ -19,13 +19,14 @@ from chop import errors, passes, runs
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.sharded_model import ShardedModel
 from chop.capture.pytree import tree_map
+from chop.children import end_with
 from chop.distributed.agreement import found_by_first_process
 from chop.distributed.check import check_against_one_process
 from chop.distributed.collectives import counted_collectives, totals
 from chop.distributed.peers import is_peer_failure
 from chop.distributed.plan import Plan, parse_mesh
 from chop.distributed.planning.autosharding import NAME as AUTO
-from chop.distributed.process import end_with_parent, guarded, launch, start
+from chop.distributed.process import guarded, launch, start
 from chop.errors import ChopError, DistributedError
 from chop.files import write_json
 from chop.kernels.matmul_precision import matmul_precision
@@ -38,11 +39,13 @@ INTERRUPTED = 130
 """That of one that Ctrl-C stopped, as in shells."""
 PROGRAM = (
     "import os, signal, sys;"
+    "os.getppid() == int(sys.argv[2]) or os._exit(1);"
     f"signal.signal(signal.SIGINT, lambda *_: os._exit({INTERRUPTED}));"
     "from chop.actions import shard_run;"
-    "sys.exit(shard_run.run_from(sys.argv[1]))"
+    "sys.exit(shard_run.run_from(sys.argv[1], int(sys.argv[2])))"
 )
-"""What the processes run. Ctrl-C reaches them too, as early as while they import; one says so."""
+"""What the processes run; arguments are a folder and the number of the process that launches them.
+Its end and Ctrl-C reach them as early as while they import; one says so."""
 
 
 def is_launched() -> bool:
@@ -122,7 +125,8 @@ def run_on_processes(plan: Plan, config: ShardConfig) -> dict[str, Any]:
         plan.write(folder / "plan.json")
         given = replace(config, plan=str(folder / "plan.json"), mesh=None)
         write_json(folder / "settings.json", runs.as_json(given))
-        code = launch([sys.executable, "-c", PROGRAM, name], plan.processes)
+        command = [sys.executable, "-c", PROGRAM, name, str(os.getpid())]
+        code = launch(command, plan.processes)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code:
@@ -152,14 +156,15 @@ def _on_device(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
     return {name: tree_map(move, value) for name, value in inputs.items()}
 
 
-def run_from(folder: str | Path) -> int:
+def run_from(folder: str | Path, parent: int) -> int:
     """The part of one process in `run_on_processes`.
 
     Args:
         folder: with the settings and the plan; results and errors are written there.
+        parent: number of the process that launched this one, and ends it with its own end.
     Returns: the exit code.
     """
-    end_with_parent()
+    end_with(parent)
     folder, rank = Path(folder), os.environ["RANK"]
     try:
         config = ShardConfig(**json.loads((folder / "settings.json").read_text()))

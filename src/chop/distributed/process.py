@@ -7,15 +7,13 @@ import math
 import os
 import signal
 import sys
-import threading
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from chop.distributed.peers import PERIOD_S, Heartbeat, Peers, is_peer_failure, peer_failure_text
+from chop.distributed.peers import Heartbeat, Peers, is_peer_failure, peer_failure_text
 from chop.distributed.plan import format_mesh
 from chop.errors import DistributedError, PlanError, did_you_mean
 
@@ -149,18 +147,6 @@ def launch(command: Sequence[str], processes: int) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
-
-
-def end_with_parent() -> None:
-    """Ends this process soon after its parent: a launcher that is killed cannot end it."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PERIOD_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from chop.hardware.port import Port
 from chop.hardware.profiles import Profile
 from chop.hardware.project import Project
 from chop.hardware.simulation import Difference, Simulation, Simulator, Stimulus, stimulus
+from chop.hardware.testbench import SLOWEST
 
 
 def simulate(
@@ -67,6 +68,9 @@ def _compared(given: Stimulus, packed: Mapping[str, bytes], outcome: Outcome) ->
     problems += [f"inner stream '{name}' withdrew or changed a beat" for name in outcome.violated]
     if outcome.timeout is not None:
         problems.insert(0, f"timeout in cycle {outcome.timeout}: no beat has moved for long")
+    if outcome.overdue is not None:
+        slow = f"samples take more than {SLOWEST} intervals of {given.project.interval} cycles"
+        problems.insert(0, f"given up in cycle {outcome.overdue}: {slow}")
     return given.result("verilator", ends, codes, differences, problems)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ConfigError
 from chop.hardware.estimate import block_memories, table_luts, table_registers
 from chop.hardware.plan import Memory
 from chop.hardware.project import Project
-from chop.hardware.tools import read_command, tool_path
+from chop.hardware.tools import read_command, run, tool_path
 from chop.native import first_error
 
 SYNTHESIS_SECONDS = 900
@@ -189,17 +189,9 @@ def _run(
     """For each module, how many cells of each kind it has after a script of Yosys."""
     out = work / "stat.txt"
     script = script.format(read=_read(folder, sources, work), top=top, out=out)
+    done = run([tool_path("yosys"), "-q", "-p", script], folder, seconds)
     try:
-        subprocess.run(
-            [tool_path("yosys"), "-q", "-p", script],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(f"Yosys takes longer than {seconds:g} seconds") from None
+        done.check_returncode()
     except subprocess.CalledProcessError as error:
         reason = first_error(error)
         raise ConfigError(f"Yosys does not accept the design: {reason}") from error

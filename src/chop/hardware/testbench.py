@@ -22,6 +22,10 @@ DRAIN_CYCLES = 64
 """After the last expected beat, in which another one would show."""
 IDLE_CYCLES = 10_000
 """After so many cycles without a beat the testbench gives up."""
+SLOWEST = 32
+"""Intervals that a sample takes at most. Stalls make four of one, eight of a short one."""
+MOST_CYCLES = 2**31 - 1
+"""That an `int` counts."""
 RUN_SECONDS = 1800
 
 _TEXT = """\
@@ -58,8 +62,8 @@ module testbench;
     if (rst_n) cycle <= cycle + 1;
     idle <= (rst_n && !moves) ? idle + 1 : 0;
     rest <= (&done) ? rest + 1 : 0;
-    if ((|failed) || idle > timeout) begin
-      if (!(|failed)) $display("timeout in cycle %0d, %0d without a beat", cycle, timeout);
+    if ((|failed) || idle > timeout || cycle == {most}) begin
+      if (!(|failed)) $display("timeout in cycle %0d, %0d without a beat", cycle, idle);
       $display("FAIL");
       $fatal(1, "the design is not as expected");
     end else if ((&done) && rest >= {drain}) begin
@@ -87,9 +91,11 @@ def testbench(
         ports: its streams.
         samples: in the files of the folder `VECTORS`.
         timeout: cycles without a beat after which it fails, beyond those of pauses.
-        interval: of the design: cycles between two samples; stalls are as slow.
+        interval: of the design: cycles between two samples; stalls are as slow, and it also fails
+            when samples take `SLOWEST` of them each.
     """
     longest = max(profile.pause_cycles(interval) for profile in PROFILES)
+    timeout += 10 * (interval + longest)
     is_endless = not any(port.is_input for port in ports)
     connections = {"clk_i": "clk", "rst_ni": "rst_n"}
     connections |= {signal: signal for port in ports for signal in port.signals}
@@ -102,7 +108,8 @@ def testbench(
         cases="\n".join(
             f"      {k}: {_case(profile, ports, interval)}" for k, profile in enumerate(PROFILES)
         ),
-        timeout=timeout + 10 * (interval + longest),
+        timeout=timeout,
+        most=min(10 * timeout + SLOWEST * samples * interval, MOST_CYCLES),
         drain=DRAIN_CYCLES,
         last=len(ports) - 1,
         signals="\n".join(map(_signals, ports)),

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from chop import children
 from chop.errors import ConfigError, UnavailableError
 from chop.native import run_tool
 
@@ -108,7 +109,7 @@ def run(
         UnavailableError: it takes longer.
     """
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
+        return children.run(command, folder, seconds)
     except subprocess.TimeoutExpired:
         name = Path(command[0]).name
         raise UnavailableError(f"{name} takes longer than {seconds:g} seconds") from None

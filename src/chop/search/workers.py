@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from chop.children import end_with
 from chop.errors import ChopError, UnavailableError
 from chop.runs.process import process_id, process_status
 from chop.search.ledger import NO_WORKER, RUNNING, Ledger, Row
@@ -235,7 +236,7 @@ def _start(
 def _child(work: Callable[[], None], pipe: Connection, parent: int) -> None:
     import torch
 
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     # OpenMP's threads do not survive a fork: a child that asks for several waits for ever.
     torch.set_num_threads(1)
     said = ""
@@ -249,13 +250,6 @@ def _child(work: Callable[[], None], pipe: Connection, parent: int) -> None:
         traceback.print_exc()
         said = f"{type(error).__name__}: {error}"
     pipe.send(said[:MAX_ERROR_CHARS])
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process when the one that forked it has; pipes may be held open by others."""
-    while os.getppid() == parent:
-        time.sleep(POLL_SECONDS)
-    os._exit(1)
 
 
 def _ending(process: BaseProcess, pipe: Connection) -> str | None:

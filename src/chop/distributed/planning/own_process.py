@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import traceback
 import warnings
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from chop.children import end_with
 from chop.distributed.dtensor_private import forget_process_groups
-from chop.distributed.process import end_with_parent
 from chop.errors import DistributedError, UnavailableError
 
 T = TypeVar("T")
@@ -36,7 +37,8 @@ def in_own_process(function: Callable[[Report], T], report: Report = lambda text
         raise UnavailableError("a plan is searched in a process of its own, which needs fork().")
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(function, theirs), daemon=True)
+    args = (function, theirs, os.getpid())
+    process = context.Process(target=_work, args=args, daemon=True)
     with warnings.catch_warnings():
         # Threads of torch and gloo are not missed: the child computes on one, and sends nothing.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -60,8 +62,8 @@ def in_own_process(function: Callable[[Report], T], report: Report = lambda text
         ours.close()
 
 
-def _work(function: Callable[[Report], Any], pipe: Connection) -> None:
-    end_with_parent()
+def _work(function: Callable[[Report], Any], pipe: Connection, parent: int) -> None:
+    end_with(parent)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     forget_process_groups()
     try:

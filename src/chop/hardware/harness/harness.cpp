@@ -23,7 +23,7 @@ constexpr int kResetCycles = 4;
 constexpr int64_t kNever = -1;
 constexpr int64_t kAlways = 1 << 16;
 
-enum Status : int64_t { kDone = 0, kTimeout = 1, kFinished = 2 };
+enum Status : int64_t { kDone = 0, kTimeout = 1, kFinished = 2, kOverdue = 3 };
 
 }  // namespace
 
@@ -33,6 +33,7 @@ struct Run {
   int64_t pause_cycles;  // of a pause
   int64_t seed;
   int64_t idle_cycles;   // without a beat, after which the run ends
+  int64_t most_cycles;   // after which the run ends
   int64_t drain_cycles;  // after the last beat, in which no other one may leave
   int64_t cycle;         // out: when it ended
   const char* wave;      // VCD file, or null
@@ -239,6 +240,7 @@ class Bench {
       for (Sink& sink : sinks_) moved |= sink.take(cycle);
       idle = moved ? 0 : idle + 1;
       if (idle > run_.idle_cycles && !done()) return kTimeout;
+      if (cycle >= run_.most_cycles) return kOverdue;
       tick();
       for (Source& source : sources_) source.release();
     }

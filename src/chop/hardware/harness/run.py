@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chop import children
 from chop.errors import ChopError, UnavailableError
 from chop.hardware.harness.top import violated_bits
 from chop.hardware.packing import beat_bytes
 from chop.hardware.port import Port
 from chop.hardware.profiles import Profile
 from chop.hardware.project import Project
+from chop.hardware.testbench import SLOWEST
 
 WORKER = Path(__file__).parent / "worker.py"
 RUN_SECONDS = 3600
@@ -53,7 +56,8 @@ class Outcome:
         received: by output port.
         sent: by input port, how many beats entered.
         cycles: how many the run took, those that look for surplus beats included.
-        timeout: the cycle in which the run was given up, or None.
+        timeout: the cycle in which the run was given up, where no beat moved for long; or None.
+        overdue: the same, where the samples took far longer than the interval allows; or None.
         violated: inner streams that withdrew or changed a beat.
     """
 
@@ -61,6 +65,7 @@ class Outcome:
     sent: Mapping[str, int]
     cycles: int
     timeout: int | None
+    overdue: int | None
     violated: tuple[str, ...]
 
 
@@ -86,7 +91,7 @@ def run_library(
         profile: of stalls.
         seed: of stalls.
         idle_cycles: the run is given up when for so many cycles, beyond ten intervals of the
-            project, no beat has entered or left.
+            project, no beat has entered or left; or when samples take `SLOWEST` intervals each.
         wave: file of waveforms (VCD) to write; the library has to be built for it.
     Raises:
         ChopError: the simulation stops: a memory is missing, or a `$fatal` was reached.
@@ -96,6 +101,9 @@ def run_library(
     outputs = [port for port in project.ports if not port.is_input]
     pause = profile.pause_cycles(project.interval)
     shares = {port.name: profile.share(port, project.interval) for port in project.ports}
+    idle = idle_cycles + 10 * (project.interval + pause)
+    beats = {p.name: len(sent[p.name]) // beat_bytes(p) for p in inputs} | dict(expected)
+    samples = max(-(-beats[port.name] // port.beats) for port in project.ports)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         for port in inputs:
@@ -104,19 +112,16 @@ def run_library(
             "library": str(library),
             "pauses": [profile.pause_every(project.interval), pause],
             "seed": seed,
-            "idle_cycles": idle_cycles + 10 * (project.interval + pause),
+            "idle_cycles": idle,
+            "most_cycles": min(10 * idle + SLOWEST * samples * project.interval, 2**62),
             # Without inputs the samples are endless.
             "drain_cycles": DRAIN_CYCLES + project.interval if inputs else 0,
             "wave": str(wave.absolute()) if wave else None,
-            "inputs": [
-                _port(work, port, len(sent[port.name]) // beat_bytes(port), shares[port.name])
-                for port in inputs
-            ],
-            "outputs": [
-                _port(work, port, expected[port.name], shares[port.name]) for port in outputs
-            ],
+            "inputs": [_port(work, port, beats[port.name], shares[port.name]) for port in inputs],
+            "outputs": [_port(work, port, beats[port.name], shares[port.name]) for port in outputs],
             "violated_bytes": -(-violated_bits(project.streams) // 8),
             "result": str(work / "result.json"),
+            "parent": os.getpid(),
         }
         (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
         _work(work / "job.json", folder)
@@ -137,14 +142,8 @@ def _port(work: Path, port: Port, count: int, share: int) -> dict[str, Any]:
 
 def _work(job: Path, folder: Path) -> None:
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", str(WORKER), str(job)],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=RUN_SECONDS,
-        )
+        command = [sys.executable, "-I", "-S", str(WORKER), str(job)]
+        done = children.run(command, folder, RUN_SECONDS, supervised=False)
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"the simulation takes longer than {RUN_SECONDS} seconds") from None
     lines = (done.stdout + done.stderr).splitlines()
@@ -177,5 +176,6 @@ def _outcome(
         {port.name: moved[port.name] for port in inputs},
         result["cycle"],
         result["cycle"] if result["status"] == "timeout" else None,
+        result["cycle"] if result["status"] == "overdue" else None,
         tuple(n for k, (n, _) in enumerate(project.streams) if result["violated"] >> k & 1),
     )

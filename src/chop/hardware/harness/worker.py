@@ -6,12 +6,16 @@ memories are. Its one argument names a JSON file; see `chop.hardware.harness.run
 
 import ctypes
 import json
+import os
 import sys
+import threading
+import time
 from ctypes import POINTER, c_char_p, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
-STATUS = ("done", "timeout", "finished")
+STATUS = ("done", "timeout", "finished", "overdue")
+POLL_SECONDS = 0.5
 NEVER = -1
 
 
@@ -23,6 +27,7 @@ class Run(ctypes.Structure):
         ("pause_cycles", c_int64),
         ("seed", c_int64),
         ("idle_cycles", c_int64),
+        ("most_cycles", c_int64),
         ("drain_cycles", c_int64),
         ("cycle", c_int64),
         ("wave", c_char_p),
@@ -49,7 +54,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     library.chop_run.restype = c_int64
     library.chop_run.argtypes = (POINTER(Run), POINTER(Beats), POINTER(Beats), c_void_p, c_int64)
     wave = job["wave"].encode() if job["wave"] else None
-    settings = Run(*job["pauses"], job["seed"], job["idle_cycles"], job["drain_cycles"], 0, wave)
+    limits = (job["idle_cycles"], job["most_cycles"], job["drain_cycles"])
+    settings = Run(*job["pauses"], job["seed"], *limits, 0, wave)
     buffers = []
 
     def ports(described: list[dict[str, Any]], is_input: bool) -> ctypes.Array[Beats]:
@@ -82,6 +88,18 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def end_with(parent: int) -> None:
+    """Ends this process when its parent has ended, as `chop.children.end_with` does."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 if __name__ == "__main__":
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    end_with(job["parent"])
     Path(job["result"]).write_text(json.dumps(run(job)), encoding="utf-8")
