@@ -21,6 +21,11 @@ CHILD = (
     "import os, runpy, sys, time; runpy.run_path({!r})['end_with'](int(sys.argv[1])); "
     "open('pids', 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
 )
+RANK = PROGRAM.replace(
+    "from chop.actions import shard_run;",
+    "import time; open('pids', 'a').write(f'{os.getpid()}\\n'); time.sleep(60);",
+)
+"""A rank of `chop shard --run` that imports for long."""
 PARENTS = {
     "program": (LOAD + f"children['run'](['sh', '-c', {SHELL.format('')!r}])", 2),
     "deaf_program": (
@@ -35,6 +40,11 @@ PARENTS = {
     "simulation": (
         LOAD + "subprocess.call([sys.executable, '-I', '-S', '-c', "
         f"{CHILD.format(str(WORKER))!r}, str(os.getpid())])",
+        1,
+    ),
+    "rank": (
+        LOAD + "subprocess.call([sys.executable, '-I', '-S', '-c', "
+        f"{RANK!r}, 'folder', str(os.getpid())])",
         1,
     ),
 }

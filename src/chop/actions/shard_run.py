@@ -15,11 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from chop import errors, passes, runs
+from chop import children, errors, passes, runs
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.sharded_model import ShardedModel
 from chop.capture.pytree import tree_map
-from chop.children import end_with
 from chop.distributed.agreement import found_by_first_process
 from chop.distributed.check import check_against_one_process
 from chop.distributed.collectives import counted_collectives, totals
@@ -38,11 +37,11 @@ FAILED = 2
 INTERRUPTED = 130
 """That of one that Ctrl-C stopped, as in shells."""
 PROGRAM = (
-    "import os, signal, sys;"
-    "os.getppid() == int(sys.argv[2]) or os._exit(1);"
+    "import os, runpy, signal, sys;"
+    f"runpy.run_path({children.__file__!r})['end_with'](int(sys.argv[2]));"
     f"signal.signal(signal.SIGINT, lambda *_: os._exit({INTERRUPTED}));"
     "from chop.actions import shard_run;"
-    "sys.exit(shard_run.run_from(sys.argv[1], int(sys.argv[2])))"
+    "sys.exit(shard_run.run_from(sys.argv[1]))"
 )
 """What the processes run; arguments are a folder and the number of the process that launches them.
 Its end and Ctrl-C reach them as early as while they import; one says so."""
@@ -156,15 +155,13 @@ def _on_device(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
     return {name: tree_map(move, value) for name, value in inputs.items()}
 
 
-def run_from(folder: str | Path, parent: int) -> int:
+def run_from(folder: str | Path) -> int:
     """The part of one process in `run_on_processes`.
 
     Args:
         folder: with the settings and the plan; results and errors are written there.
-        parent: number of the process that launched this one, and ends it with its own end.
     Returns: the exit code.
     """
-    end_with(parent)
     folder, rank = Path(folder), os.environ["RANK"]
     try:
         config = ShardConfig(**json.loads((folder / "settings.json").read_text()))
