@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from chop.actions import doctor
 from chop.errors import WriteError
 from chop.native import Sources, cache_path, compiler, first_error, kept, run_tool
 from tests.unprivileged import NEEDS_ROOT, NOBODY
@@ -160,3 +161,40 @@ def test_code_is_nobody_else_s_to_write_whatever_the_umask(tmp_path):
         os.umask(before)
     assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     assert kept(path, lambda target: pytest.fail("made twice")) == path
+
+
+def test_compiled_files_that_were_not_used_for_longest_are_removed_beyond_a_bound(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("chop.native.CACHE_BYTES", 2500)
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
+    old, older, new = (cache_path(name, ".so", [name]) for name in ("old", "older", "new"))
+    for path, hours in ((old, 5), (older, 9)):
+        kept(path, lambda target: target.write_bytes(bytes(1000)))
+        os.utime(path, (time.time() - 3600 * hours,) * 2)
+    thesis = tmp_path / "thesis.so"
+    thesis.write_bytes(bytes(10**4))
+    kept(older, lambda target: pytest.fail("made twice"))  # used again
+    kept(new, lambda target: target.write_bytes(bytes(1000)))
+    assert {*tmp_path.iterdir()} == {older, new, thesis}
+    monkeypatch.setattr("chop.native.CACHE_BYTES", 0)
+    kept(old, lambda target: target.write_bytes(bytes(1000)))
+    assert {*tmp_path.iterdir()} == {old, older, new, thesis}  # all may be in use
+
+
+def test_what_is_removed_of_a_cache_folder_can_be_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
+    names = ["kernels-0123456789abcdef.so", "verilator-0123456789abcdef.o", ".a.so.01234567.part"]
+    names += [".a.so.lock", "trained/mlp-digits-seed0-0123456789ab.safetensors"]
+    others = ["datasets/a-0123456789abcdef.so", "thesis.tex", "my-model.safetensors"]
+    fresh = "simulation-top-0123456789abcdef.so"
+    for name in (*names, *others, fresh):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(1000))
+        os.utime(path, (time.time() - 3600 * (name != fresh),) * 2)
+    (tmp_path / "link-0123456789abcdef.so").symlink_to(tmp_path / "thesis.tex")
+    found = doctor.clean()
+    assert found.detail == f"5 files, 0.0 MB, of {tmp_path}"
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*others, fresh, "link-0123456789abcdef.so"}

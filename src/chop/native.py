@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,6 +27,12 @@ from chop.hub import cache_folder
 COMPILE_SECONDS = 120
 LOADED: dict[str, str] = {}
 """Libraries that this process has asked for, by name: path and instruction set, or the failure."""
+MADE = re.compile(r"[\w.-]+-[0-9a-f]{12,16}\.(so|o|safetensors)|\.[\w.-]+\.(part|lock)", re.ASCII)
+"""Names of files in the cache folder that can be made again, and of what a kill has left there."""
+CACHE_BYTES = 2**30
+"""Of all compiled files, beyond which those that were not used for longest are removed."""
+USED_SECONDS = 600
+"""A process that asked for a file so long ago may be about to load it."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 LINK = {".so": ("-shared", "-pthread"), ".o": ("-r", "-nostdlib")}
 """Flags of the linker, by the suffix of what it writes."""
@@ -108,8 +117,17 @@ def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
         WriteError: the folder cannot be made.
     """
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return writable_cache() / f"{name}-{key}{suffix}"
+
+
+def writable_cache() -> Path:
+    """The cache folder, made when missing.
+
+    Raises:
+        WriteError: it cannot be made.
+    """
     try:
-        return cache_folder() / f"{name}-{key}{suffix}"
+        return cache_folder()
     except OSError as error:
         raise WriteError(
             f"the cache folder cannot be made: {error}; CHOP_CACHE names another one."
@@ -119,8 +137,8 @@ def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
 def kept(path: Path, make: Callable[[Path], None]) -> Path:
     """A file of code in the cache folder; where it is not there, one of the callers makes it.
 
-    A folder may be shared. What another user has placed there, or could have changed, is no code to
-    run: it is made again in its place.
+    Compiled files take at most `CACHE_BYTES`. A folder may be shared. What another user has placed
+    there, or could have changed, is no code to run: it is made again in its place.
 
     Args:
         path: of the file, from `cache_path`.
@@ -130,13 +148,43 @@ def kept(path: Path, make: Callable[[Path], None]) -> Path:
         WriteError: it cannot be put there.
     """
     if is_trusted(path):
+        with contextlib.suppress(OSError):  # of root, or on a read-only disk
+            os.utime(path)
         return path
     with build_lock(path):
         if not is_trusted(path):
             with atomic_file(path) as temporary:
                 make(temporary)
                 temporary.chmod(temporary.stat().st_mode & ~OTHERS_WRITE)
+    remove_unused(path.parent, CACHE_BYTES)
     return path
+
+
+def remove_unused(folder: Path, most_bytes: int = 0) -> tuple[int, int]:
+    """Removes files that can be made again, those first that were not used for longest.
+
+    What was used within `USED_SECONDS` stays, and so does what another user may remove alone.
+
+    Args:
+        folder: the cache folder, or one in it.
+        most_bytes: that may stay in all.
+    Returns: how many files were removed, and their bytes.
+    """
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # removed by another process since
+            status = path.lstat()
+            if MADE.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    count = freed = 0
+    for used, size, path in sorted(found):
+        if total - freed <= most_bytes or time.time() - used < USED_SECONDS:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            count, freed = count + 1, freed + size
+    return count, freed
 
 
 def is_trusted(path: Path) -> bool:

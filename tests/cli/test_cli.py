@@ -202,6 +202,7 @@ def test_doctor_lists_what_a_user_needs_once():
     assert len(findings) == len(set(findings))
     assert not {"pytest", "ruff", "mypy", "mase-chop"} & set(findings)
     told = chop("doctor")
+    assert "cache folder" in findings and "removed" not in findings
     assert all(f"│ {what} " in told for what in findings)
 
 

@@ -19,6 +19,7 @@ EXTRAS = {
     "dashboard": "looking at searches in a browser",
 }
 """What each optional part is for; those for chop's own tests are no concern of a user."""
+CACHE, CLEANED = "cache folder", "removed"
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 
 
@@ -52,7 +53,36 @@ def examine() -> list[Finding]:
         _compiler(),
         _cpu_kernels(),
         *_hardware_tools(),
+        _cache(),
     ]
+
+
+def clean() -> Finding:
+    """Removes compiled code and trained weights from the cache folder, which are made again.
+
+    Data sets stay, and so does what was used within ten minutes, which may be in use.
+
+    Raises:
+        WriteError: there is no cache folder, and none can be made.
+    """
+    from chop.native import remove_unused, writable_cache
+
+    folder = writable_cache()
+    places = [folder, *(place for place in (folder / "trained",) if place.is_dir())]
+    removed = map(remove_unused, places)
+    count, size = (sum(numbers) for numbers in zip(*removed, strict=True))
+    return Finding(CLEANED, OK, f"{count} files, {size / 1e6:,.1f} MB, of {folder}")
+
+
+def _cache() -> Finding:
+    from chop.hub import cache_folder
+
+    try:
+        folder = cache_folder()
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except OSError as error:
+        return Finding(CACHE, WRONG, f"{error}; CHOP_CACHE names another folder")
+    return Finding(CACHE, OK, f"{folder}, {size / 1e6:,.1f} MB; chop doctor --clean empties it")
 
 
 def _import_name() -> Finding:

@@ -7,12 +7,18 @@ from typing import Any
 from chop.cli.adapter import Command
 
 
-def doctor() -> list[Any]:
-    """List installed and missing packages and tools, and how to install them."""
-    from chop.actions.doctor import examine
+def doctor(*, clean: bool = False) -> list[Any]:
+    """List installed and missing packages and tools, and how to install them.
+
+    Args:
+        clean: first removes compiled code and trained weights from the cache folder, which are
+            made again when they are needed; data sets stay.
+    """
+    from chop.actions import doctor
     from chop.tables import print_table
 
-    findings = examine()
+    removed = [doctor.clean()] if clean else []
+    findings = [*removed, *doctor.examine()]
     print_table("chop doctor", [vars(finding) for finding in findings])
     return findings
 
