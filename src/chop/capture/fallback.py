@@ -22,6 +22,7 @@ from chop.capture.dtype_constants import (
     has_dtype_constants,
 )
 from chop.capture.eager_probe import probe_outputs, probe_reads
+from chop.capture.grad_modes import watched_grad_modes
 from chop.capture.graph_break import GraphBreak, MissingFakeKernelError
 from chop.capture.hf_cache import (
     CacheError,
@@ -242,6 +243,7 @@ class Fallback:
                 patched_calls(recorder.call_module, recorder.call_autograd_function)
             )
             stack.enter_context(watched_autocast(recorder.regions))
+            stack.enter_context(watched_grad_modes(recorder.grad_modes))
             stack.enter_context(broadcast_masks())
             stack.enter_context(masks_of_any_size(recorder.sizes, with_cache))
             stack.enter_context(autocast_regions())

@@ -15,6 +15,7 @@ from chop.capture.autocast import AutocastRegions
 from chop.capture.data_dependent import DataDependentReads
 from chop.capture.eager_probe import EagerReads
 from chop.capture.fake_cache import FakeCache
+from chop.capture.grad_modes import GradModes
 from chop.capture.graph_break import GraphBreak
 from chop.capture.graph_writer import GraphWriter
 from chop.capture.hf_cache import CacheError
@@ -113,6 +114,7 @@ class Recorder(TorchFunctionMode):
         self._alias_sources: dict[int, Any] = {}
         self.reads = DataDependentReads(writer.emit, writer.node_of, eager_reads)
         self.regions = AutocastRegions(writer.emit, lambda: self._recording)
+        self.grad_modes = GradModes(writer.graph)
         self._paths = {id(module): name for name, module in model.named_modules()}
 
     # --- inputs
@@ -238,7 +240,7 @@ class Recorder(TorchFunctionMode):
         if result is not returned:
             self._alias_sources[id(result)] = self._alias_sources.get(id(returned), returned)
         if func is SET_GRAD_ENABLED:
-            self.graph.call_function(func, args)
+            self.grad_modes.switch(args)
         elif name == "__setitem__":
             self.writer.emit(*normalize_call(func, args, kwargs), args[0])
         elif name == "item":

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import has_side_effect
 
-from chop.capture.torch_private import enter_autocast_region, exit_autocast_region
+from chop.capture.torch_private import (
+    SET_GRAD_ENABLED,
+    enter_autocast_region,
+    exit_autocast_region,
+)
 from chop.errors import GuardError
 
 
@@ -150,7 +154,17 @@ def _format_dtype(dtype: torch.dtype | None) -> str:
     return "off" if dtype is None else f"to {dtype}"
 
 
-for _effect in (retain_grad, guard_value, guard_autocast, enter_autocast, leave_autocast):
+def swap_grad_mode(enabled: bool) -> bool:
+    """Switches gradients on or off; returns whether they were on, for the end of the region."""
+    before = torch.is_grad_enabled()
+    SET_GRAD_ENABLED(enabled)
+    return before
+
+
+REGIONS = (enter_autocast, leave_autocast, swap_grad_mode)
+"""Where graphs that run side by side, node by node, share one call: a region is entered once."""
+
+for _effect in (retain_grad, guard_value, guard_autocast, *REGIONS):
     has_side_effect(_effect)
 
 

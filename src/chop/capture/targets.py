@@ -21,6 +21,7 @@ from chop.capture.runtime import (
     leave_autocast,
     retain_grad,
     set_item,
+    swap_grad_mode,
 )
 from chop.capture.torch_private import OVERLOADS, SET_GRAD_ENABLED, schemas_of, single_overload
 
@@ -59,6 +60,7 @@ _EFFECTS = frozenset(
         enter_autocast,
         leave_autocast,
         retain_grad,
+        swap_grad_mode,
     }
 )
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from chop.capture.captured import CapturedModule
 from chop.capture.pytree import tree_children, tree_map, tree_rebuild
-from chop.capture.runtime import enter_autocast, leave_autocast
+from chop.capture.runtime import REGIONS
 from chop.capture.side_effects import mutated_names, shared_writes
 from chop.distributed.agreement import (
     agreed,
@@ -167,7 +167,7 @@ class _Comparison:
 
     def _visit(self, node: fx.Node, twin: fx.Node | None) -> Difference:
         env, reference = self._sharded.env, self._reference.env
-        if twin is not None and node.target in (enter_autocast, leave_autocast):
+        if twin is not None and node.target in REGIONS:
             # A region is entered once, and holds for both runs.
             reference[twin] = env[node] = self._sharded.run_node(node)
             return Difference()

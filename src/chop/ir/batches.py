@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from chop.capture.hf_cache_names import CACHE_NAMES
 from chop.capture.preserve_state import preserve_state
-from chop.capture.runtime import enter_autocast, exit_open_regions, leave_autocast
+from chop.capture.runtime import REGIONS, exit_open_regions
 from chop.errors import ConfigError, GuardError
 from chop.ir.graph import MaseGraph
 from chop.ir.input_dtypes import InputDtypes
@@ -146,7 +146,7 @@ def run_layerwise(
         for node in mg.nodes:
             _apart(visit)(node, [run.env for run in runs])
             # An autocast region is entered and left once, and holds for all runs.
-            is_region = node.target in (enter_autocast, leave_autocast)
+            is_region = node.target in REGIONS
             for run in runs:
                 is_done = is_region and run is not runs[0]
                 run.env[node] = runs[0].env[node] if is_done else run.run_node(node)

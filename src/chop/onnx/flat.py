@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.dead_code import remove_autocast
+from chop.capture.dead_code import remove_regions
 from chop.capture.generated_code import by_any_names
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import tree_children, tree_rebuild
@@ -54,7 +54,7 @@ class FlatGraph:
 
     def __init__(self, mg: MaseGraph, example: Mapping[str, Any]) -> None:
         _leave_out_loss(mg)
-        remove_autocast(mg.fx_graph)
+        remove_regions(mg.fx_graph)
         give_plain_names(mg)
         self._read = _read_inputs(mg)
         nested = self._nested(example)

@@ -29,14 +29,13 @@ from chop.capture.attention import ProjectedAttention
 from chop.capture.hf_cache import NODE_FUNCTIONS
 from chop.capture.module_tree import Scope
 from chop.capture.runtime import (
+    REGIONS,
     AutogradCall,
     ByMode,
     FastPathPadding,
-    enter_autocast,
     field_of,
     guard_autocast,
     guard_value,
-    leave_autocast,
     retain_grad,
     set_item,
 )
@@ -283,8 +282,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "torch:_is_all_true": torch._is_all_true,
     }
     values = (set_item, field_of, retain_grad)
-    checks = (guard_value, guard_autocast, enter_autocast, leave_autocast)
-    helpers = (*values, *checks, *NODE_FUNCTIONS)
+    helpers = (*values, guard_value, guard_autocast, *REGIONS, *NODE_FUNCTIONS)
     table |= {reference_of(helper): helper for helper in helpers}
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:
