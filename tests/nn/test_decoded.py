@@ -3,10 +3,12 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from chop.errors import ConfigError
 from chop.nn import quantized as q
@@ -81,6 +83,13 @@ def test_writes_go_to_the_codes(name, shape):
     torch.testing.assert_close(packed(x), F.linear(x, stored, packed.bias))
 
 
+def sharing(packed):
+    """A layer with the same codes, as tied ones have them."""
+    twin = copy.copy(packed)
+    twin.__dict__["_buffers"] = dict(packed._buffers)
+    return twin
+
+
 ASSIGNED = {
     "data": lambda layer, x: setattr(layer.weight, "data", x),
     "tensor": lambda layer, x: setattr(layer, "weight", x),
@@ -91,19 +100,64 @@ ASSIGNED = {
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("how", ASSIGNED)
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
-def test_assignments_go_to_the_codes_and_others_see_them(name, how):
+def test_assignments_go_to_the_codes(name, how):
     packed, value = layer(name), torch.randn(8, 64)
-    twin = copy.copy(packed)
-    twin.__dict__["_buffers"] = dict(packed._buffers)  # as tied layers share codes
+    tied, old = sharing(packed), packed.weight.clone()
     ASSIGNED[how](packed, value)
     assert torch.equal(packed.weight, packed.spec.weight.round(value))
-    assert torch.equal(twin.weight, packed.weight)
+    # Other values of a parameter are seen wherever it is, another parameter is not.
+    assert torch.equal(tied.weight, packed.weight if how == "data" else old)
     assert not list(packed.parameters())
     packed.bias = torch.full((8,), 0.5)
     packed.bias.data += 0.25
     assert torch.equal(packed.bias, torch.full((8,), 0.75))
 
 
+TIES = {
+    "weight": lambda packed: packed.weight,
+    "data": lambda packed: packed.weight.data,
+    "parameter": lambda packed: nn.Parameter(packed.weight, requires_grad=False),
+    "view": lambda packed: packed.weight.view(8, 64),
+}
+
+
+@pytest.mark.parametrize("how", TIES)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+def test_the_parameter_of_another_layer_is_shared(name, how):
+    table, head = layer(name, (64, 8), q.QuantEmbedding), layer(name)
+    former, old, own = sharing(head), head.weight.clone(), head.weight
+    head.weight = TIES[how](table)
+    for written in (table, head):
+        written.weight.mul_(1.37)
+        written.weight[1] = 0.3
+        assert torch.equal(head.weight, table.weight)
+        x = torch.randn(3, 64)
+        torch.testing.assert_close(head(x), F.linear(x, table.weight, head.bias))
+    assert torch.equal(former.weight, old)
+    with pytest.raises(ConfigError, match="assigned or moved after this tensor was read"):
+        own.mul_(2)
+    head.weight = own  # as what replaces a parameter for one call does
+    assert torch.equal(head.weight, old)
+    head.weight.mul_(2)
+    assert torch.equal(former.weight, head.weight) and not torch.equal(head.weight, table.weight)
+
+
+@pytest.mark.parametrize("other", ["format", "pruned", "part"])
+def test_a_parameter_that_cannot_be_shared_is_copied_and_said(other, recwarn):
+    forget_notices()
+    head, source = layer("mxint"), layer("nvfp4" if other == "format" else "mxint")
+    head.packed_mask = other == "pruned"
+    source.weight.copy_(layer("nvfp4").weight)
+    head.weight = source.weight if other != "part" else source.weight.flip(0)
+    before = head.weight.clone()
+    source.weight.zero_()
+    assert torch.equal(head.weight, before) and before.any()
+    said = [str(w.message) for w in recwarn.list if "cannot be tied" in str(w.message)]
+    assert len(said) == (other != "part")
+
+
+@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
 def test_a_layer_assigned_to_itself_and_rows_as_before_keep_their_codes():
     packed = layer("group_integer")
     before = packed.encoded("weight").take_rows(torch.tensor([0, 2, 3, 4, 5, 6, 7]))
@@ -153,6 +207,21 @@ BAD = {
         "cannot be swapped for another tensor; assign it",
     ),
     "set_": (lambda packed: packed.weight.set_(torch.ones(64)), r"got values of \[64\]; unpack"),
+    "dlpack": (lambda packed: torch.from_dlpack(packed.weight), "hand out a copy"),
+    "a view's dlpack": (lambda packed: torch.from_dlpack(packed.weight.data[0]), "through DLPack"),
+    "numpy's dlpack": (lambda packed: np.from_dlpack(packed.weight), "hand out a copy"),
+    "pruned by torch": (
+        lambda packed: prune.l1_unstructured(packed, "weight", 0.5),
+        r"PackedLinear: 'weight_orig' cannot be .* layer.unpack\(\), or prune before packing",
+    ),
+    "rows pruned": (
+        lambda packed: prune.random_structured(packed, "weight", 0.5, 0),
+        "prune before packing",
+    ),
+    "pruned by a mask": (
+        lambda packed: prune.custom_from_mask(packed, "bias", torch.ones(8)),
+        "'bias_orig' cannot be a parameter",
+    ),
     "no tensor": (
         lambda packed: setattr(packed, "weight", None),
         "expected a tensor, got a NoneType",

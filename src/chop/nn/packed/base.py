@@ -13,9 +13,9 @@ from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, Quantizer, QuantSpec
 from chop.kernels import fake_quantize_directly
 from chop.nn.adoption import adopt
-from chop.nn.packed.decoded import decoded_tensor, plain
+from chop.nn.packed.decoded import DecodedTensor, decoded_tensor, plain, source_of
 from chop.nn.packed.encoding import encode_in_parts
-from chop.nn.packed.rewriting import write
+from chop.nn.packed.rewriting import assign
 from chop.nn.packed.state import state_formats, why_not_loadable
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
@@ -114,29 +114,45 @@ class PackedOperator(QuantizedOperator):
             if name != "bias" or value is not None or name in self._parameters:  # it has none
                 super().__setattr__(name, value)
         elif isinstance(value, Tensor):
-            write(self, name, plain(value))
+            assign(self, name, plain(value), source_of(value))
         else:
             raise ConfigError(
                 f"{type(self).__name__}.{name} is stored as codes; expected a tensor, got a "
                 f"{type(value).__name__}."
             )
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Registers a parameter beside the codes, as any module.
+
+        Raises:
+            ConfigError: it is a packed one, as torch's pruning (`torch.nn.utils.prune`) gives it.
+        """
+        if isinstance(param, DecodedTensor) and not isinstance(param, nn.Parameter):
+            raise ConfigError(
+                f"{type(self).__name__}: '{name}' cannot be a parameter, as its values are stored "
+                "as codes. Unpack the layer, layer.unpack(), or prune before packing "
+                "(prune_transform_pass)."
+            )
+        super().register_parameter(name, param)
+
     def _writable(self, name: str) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             values = self._decoded(name)
-        return decoded_tensor(
-            values, lambda x: write(self, name, x), f"{type(self).__name__}.{name}"
-        )
+        return decoded_tensor(values, self, name)
 
-    def put_codes(self, name: str, stored: Encoded) -> None:
-        """Replaces the codes of a parameter, in their memory where they have the size of the old.
+    def put_codes(self, name: str, stored: Encoded, in_place: bool = True) -> None:
+        """Replaces the codes of a parameter.
 
-        Layers that share them see the change.
+        Args:
+            name: of the parameter.
+            stored: the codes.
+            in_place: writes to the memory of the old codes, where they have that size: layers that
+                share them see the change. Otherwise the layer has `stored` itself, and shares it.
         """
         parts = (stored.codes, stored.scales, stored.tensor_scale)
         for buffer, new in zip(BUFFER_NAMES[name], parts, strict=True):
             old = self._buffers.get(buffer)
-            if old is None or new is None or old.shape != new.shape:
+            if not in_place or old is None or new is None or old.shape != new.shape:
                 self._buffers[buffer] = new
                 continue
             with torch.inference_mode(old.is_inference()), torch.no_grad():

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.formats import Encoded
+from chop.nn.packed.rewriting import write
+
+if TYPE_CHECKING:
+    from chop.nn.packed.base import PackedOperator
 from chop.formats.transforms import is_transformed
 
 
@@ -19,13 +24,34 @@ class _Source:
 
     Attributes:
         root: all values of the parameter; what was written stays in it as it was written.
-        write: takes the values when they have changed.
-        what: the parameter, for messages.
+        layer: whose parameter it is.
+        name: of the parameter.
+        stored: the codes that the values are from.
     """
 
     root: Tensor
-    write: Callable[[Tensor], None]
-    what: str
+    layer: PackedOperator
+    name: str
+    stored: Encoded
+
+    @property
+    def what(self) -> str:
+        """The parameter, for messages."""
+        return f"{type(self.layer).__name__}.{self.name}"
+
+    def write(self, values: Tensor) -> None:
+        """Encodes the values, which have changed.
+
+        Raises:
+            ConfigError: the layer has been given another parameter since.
+        """
+        if self.layer.encoded(self.name).codes is not self.stored.codes:
+            raise ConfigError(
+                f"{self.what} was assigned or moved after this tensor was read; read it again to "
+                "write to it."
+            )
+        write(self.layer, self.name, values)
+        self.stored = self.layer.encoded(self.name)
 
 
 class DecodedTensor(Tensor):
@@ -34,8 +60,8 @@ class DecodedTensor(Tensor):
     Reads give plain tensors. In-place operations on it or on a view of it (`.data`, `.detach()`,
     `w[0]`, `w.T`), assignments of `.data`, `set_` and `out=` encode the new values. Several writes
     to one such tensor add up before they are rounded: `layer.weight` decodes what was stored. An
-    array of `numpy()` is read-only; what other libraries write through DLPack, a storage or an
-    address is not seen.
+    array of `numpy()` is read-only, and DLPack gets copies only (`clone`); what other libraries
+    write through a storage or an address is not seen.
     """
 
     _source: _Source
@@ -81,6 +107,11 @@ class DecodedTensor(Tensor):
             return _assign(first, args[1])
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return cls._view(first._plain.detach(), first._source)
+        if func is Tensor.__dlpack__:
+            raise ConfigError(
+                f"{first._source.what} is stored as codes, which what is written through DLPack "
+                "would not reach; hand out a copy, layer.weight.clone()."
+            )
         _refuse_gradient(func, args, kwargs, first)
         before = [x._plain._version for x in given]
         result = func(*plain_in(args), **plain_in(kwargs))
@@ -94,22 +125,33 @@ _UNCOUNTED = (Tensor.apply_, Tensor.map_, Tensor.map2_)
 """What writes to a tensor past autograd, which counts the other writes."""
 
 
-def decoded_tensor(values: Tensor, write: Callable[[Tensor], None], what: str) -> Tensor:
-    """A tensor whose writes go on to `write`.
+def decoded_tensor(values: Tensor, layer: PackedOperator, name: str) -> Tensor:
+    """A tensor whose writes go on to the codes of a layer.
 
     It is a plain one where nobody can write to it, or nothing can see that: in a compiler, in a
     trace, without numbers, or on several processes.
 
     Args:
         values: the decoded values.
-        write: takes all of them, when some have changed.
-        what: the parameter, for messages.
+        layer: whose parameter they are.
+        name: of the parameter.
     """
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
     if is_traced or type(values) is not Tensor or values.is_inference():
         return values
     values = values.detach()  # what is decoded without gradients may be written to with some
-    return DecodedTensor._view(values, _Source(values, write, what))
+    return DecodedTensor._view(values, _Source(values, layer, name, layer.encoded(name)))
+
+
+def source_of(x: Any) -> tuple[PackedOperator, str, Encoded] | None:
+    """The layer, the parameter and the codes that a tensor is all the values of; None: of none."""
+    if not isinstance(x, DecodedTensor):
+        return None
+    source, values, root = x._source, x._plain, x._source.root
+    is_whole = (values.shape, values.stride()) == (root.shape, root.stride())
+    if not is_whole or not _shares_memory(values, root):
+        return None
+    return source.layer, source.name, source.stored
 
 
 def plain(x: Any) -> Any:

@@ -16,18 +16,60 @@ if TYPE_CHECKING:
     from chop.nn.packed.base import PackedOperator
 
 
+def assign(
+    layer: PackedOperator,
+    name: str,
+    values: Tensor,
+    source: tuple[PackedOperator, str, Encoded] | None,
+) -> None:
+    """`layer.weight = values`: another parameter, as torch has it.
+
+    Layers that had the old one keep it. The parameter of another packed layer is shared, where
+    both have one format: what is written to one is then written to the other.
+
+    Args:
+        layer: the layer; it is changed.
+        name: of the parameter.
+        values: as `write` takes them.
+        source: the layer, parameter and codes that they are decoded from; None: from none.
+
+    Raises:
+        ConfigError: as `write`.
+    """
+    if source is not None:
+        owner, other, stored = source
+        if stored.codes is layer.encoded(name).codes:
+            return
+        is_alike = layer.spec.number_format(name).key == owner.spec.number_format(other).key
+        if is_alike and stored.shape == layer.packed_shapes[name] and not layer.packed_mask:
+            layer.put_codes(name, stored, in_place=False)
+            return
+        warn_once(
+            f"{type(layer).__name__}.{name} takes the values of {type(owner).__name__}.{other} and "
+            "cannot be tied to it, because their formats or shapes differ or it is pruned: what is "
+            "written to one of them later does not reach the other."
+        )
+    write(layer, name, values, is_shared=False)
+
+
 @torch.no_grad()
-def write(layer: PackedOperator, name: str, values: Tensor, takes_rows: bool = False) -> None:
+def write(
+    layer: PackedOperator,
+    name: str,
+    values: Tensor,
+    takes_rows: bool = False,
+    is_shared: bool = True,
+) -> None:
     """Encodes other values for a packed parameter, and says once what rounding them costs.
 
-    Rows that keep their values keep their codes. Layers with the same codes see the change, as
-    layers with one parameter do. On a pruned layer what is zero stays zero.
+    Rows that keep their values keep their codes. On a pruned layer what is zero stays zero.
 
     Args:
         layer: the layer; it is changed.
         name: of the parameter.
         values: of its shape; any device and floating type.
         takes_rows: there may be more rows than before, or fewer, as in a layer that takes some.
+        is_shared: layers with the same codes see the change; otherwise they keep the old ones.
 
     Raises:
         ConfigError: the values do not fit, are not finite, or the codes are spread over processes.
@@ -42,11 +84,12 @@ def write(layer: PackedOperator, name: str, values: Tensor, takes_rows: bool = F
     before = layer._decode(name, stored)
     if name == "weight" and layer.packed_mask and len(values) == len(before):
         values = values.where(before != 0, 0)
-    if values.shape == before.shape and torch.equal(values.to(before.dtype), before):
+    is_same = values.shape == before.shape and torch.equal(values.to(before.dtype), before)
+    if is_same and is_shared:
         return
     number_format = layer.spec.number_format(name)
     made = _encoded(number_format, values, stored, before)
-    layer.put_codes(name, made)
+    layer.put_codes(name, made, in_place=is_shared)
     kept = min(len(values), len(before)) if before.ndim else None
     _report(layer, name, values[:kept], before[:kept])
 
