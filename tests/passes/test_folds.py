@@ -220,18 +220,36 @@ class Reviews(nn.Module):
         return (y * attention_mask[..., None]).sum(1)
 
 
+class HiddenReviews(Reviews):
+    """The mask is torch's: True, or -inf, where a token is padding."""
+
+    def forward(self, input_ids, src_key_padding_mask):
+        return super().forward(input_ids, src_key_padding_mask == 0)
+
+
+MASKS = {
+    "ones": lambda mask: {"attention_mask": mask},
+    "hidden": lambda mask: {"src_key_padding_mask": mask == 0},
+    "added": lambda mask: {
+        "src_key_padding_mask": torch.zeros(2, 5).masked_fill(mask == 0, float("-inf"))
+    },
+}
+
+
 @pytest.mark.parametrize("kind", ["smooth", "gradient", "uniform", "wanda"])
+@pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_padding_tokens_do_not_count(kind, transposed):
+def test_padding_tokens_do_not_count(kind, masks, transposed):
     torch.manual_seed(0)
-    net = Reviews(transposed).eval()
+    net = (Reviews if masks == "ones" else HiddenReviews)(transposed).eval()
     ids, mask = torch.randint(1, 19, (2, 5)), torch.ones(2, 5, dtype=torch.long)
     mask[0, 3:] = 0
-    mg = with_metadata(MaseGraph(net, dummy_in={"input_ids": ids, "attention_mask": mask}))
+    masked = MASKS[masks](mask)
+    mg = with_metadata(MaseGraph(net, dummy_in={"input_ids": ids, **masked}))
     mg.modules["table"].weight.data[19] = torch.logspace(0, 4, SIZE)
 
     def weights(padding):
-        batches = [{"input_ids": ids.masked_fill(mask == 0, padding), "attention_mask": mask}]
+        batches = [{"input_ids": ids.masked_fill(mask == 0, padding), **masked}]
         if kind == "smooth":
             changed, _ = run("smooth", mg, batches)
         elif kind == "wanda":

@@ -17,6 +17,10 @@ from chop.errors import ConfigError
 MASK = "attention_mask"
 """The end of the names of the inputs of Hugging Face's models that are 0 where a token is padding.
 """
+KEY_PADDING = "key_padding_mask"
+"""The end of torch's names of inputs that are True, or -inf, where a token is padding."""
+TARGET_SIDE = ("decoder_", "tgt")
+"""How the names of the inputs of a decoder start, where an encoder has inputs of its own."""
 
 
 class Measured(NamedTuple):
@@ -39,7 +43,7 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
         x: the value, (..., channels); its rows are (batch, tokens), (tokens, batch) or both in one.
         batch: the inputs of the graph by name.
     """
-    masks = {name: mask for name, mask in batch.items() if _is_mask(name, mask)}
+    masks = {name: kept for name, x in batch.items() if (kept := _kept(name, x)) is not None}
     shape = x.shape[:-1]
     found: dict[str, Tensor] = {}
     for name, mask in masks.items():
@@ -48,16 +52,25 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
         elif shape == mask.T.shape:
             found[name] = mask.T
     if len(found) > 1:
-        in_decoder = any(str(n.target).startswith("decoder_") for n in _inputs_of(node))
-        of_side = [name for name in found if name.startswith("decoder_") == in_decoder]
+        in_decoder = any(str(n.target).startswith(TARGET_SIDE) for n in _inputs_of(node))
+        of_side = [name for name in found if name.startswith(TARGET_SIDE) == in_decoder]
         found = {name: found[name] for name in of_side or found}
-    mask = next(iter(found.values()), None)
-    return None if mask is None else mask.reshape(-1).to(x.device) != 0
+    kept_rows = next(iter(found.values()), None)
+    return None if kept_rows is None else kept_rows.reshape(-1).to(x.device)
 
 
-def _is_mask(name: str, mask: Any) -> bool:
-    is_table = name.endswith(MASK) and isinstance(mask, Tensor) and mask.dim() == 2
-    return is_table and bool(((mask == 0) | (mask == 1)).all()) and bool(mask.any())
+def _kept(name: str, mask: Any) -> Tensor | None:
+    """Boolean, as a mask, False where it hides a token; None: it is no mask, or hides all."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    if name.endswith(MASK):
+        kept, hidden = mask == 1, mask == 0
+    elif name.endswith(KEY_PADDING):
+        hidden = mask if mask.dtype == torch.bool else mask == float("-inf")
+        kept = mask == 0
+    else:
+        return None
+    return kept if bool((kept | hidden).all()) and bool(kept.any()) else None
 
 
 def _inputs_of(node: fx.Node) -> Iterator[fx.Node]:

@@ -54,9 +54,10 @@ def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
     comes from a norm. The division is folded into what x comes from: a norm, its gain, or a Linear,
     through ReLU, dropout and products with another value; the float model computes what it did:
     what reads x is run on the batches with each fold and without it, and a fold after which it
-    computes something else is undone, with a warning. Tokens that an `attention_mask` hides do not
-    count. Layers with forward hooks or a parametrized weight are left alone. It runs before
-    `quantize_transform_pass`, and `gptq_transform_pass` may follow; masks stay.
+    computes something else is undone, with a warning. Tokens that an `attention_mask` or torch's
+    `key_padding_mask` hides do not count. Layers with forward hooks or a parametrized weight are
+    left alone. It runs before `quantize_transform_pass`, and `gptq_transform_pass` may follow;
+    masks stay.
 
     Returns:
         scaled: by the path of each source its `readers`, the `exponent` a, the `factor` f, and the

@@ -27,7 +27,7 @@ class GptqConfig:
         row_weights: what each token (or pixel) counts in a layer's error: `gradient`, its squared
             gradient of the log likelihood, by one backward of the float model, which says what
             it does to the answer, averaged with 1 for all; or `uniform`, all alike. Tokens that
-            an `attention_mask` hides count nothing.
+            an `attention_mask` or a `key_padding_mask` hides count nothing.
     """
 
     batches: Batches

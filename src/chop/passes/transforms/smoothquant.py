@@ -45,8 +45,8 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
     the norm or Linear before the layers, through ReLU and dropout between them; the float model
     computes what it did: what reads x is run on the batches with each fold and without it, and a
     fold after which it computes something else is undone, with a warning. Tokens that an
-    `attention_mask` hides do not count. Layers with forward hooks or a parametrized weight are left
-    alone. It runs before `quantize_transform_pass`; masks stay.
+    `attention_mask` or torch's `key_padding_mask` hides do not count. Layers with forward hooks or
+    a parametrized weight are left alone. It runs before `quantize_transform_pass`; masks stay.
 
     Returns:
         smoothed: the paths of the readers by the path of their source.
