@@ -37,9 +37,9 @@ $(PRODUCT): pyproject.toml constraints.txt
 	$(INSTALL) -e .
 	touch $@
 
-# What only the tests need; Triton alone is 290 MB to fetch.
+# What only the tests need; Triton alone is 290 MB to fetch. Beside it libraries are compiled.
 $(TOOLS): $(PRODUCT)
-	$(INSTALL) -e ".[dev]"
+	$(BIN)/python -m tests.programs & $(INSTALL) -e ".[dev]" && wait $$!
 	touch $@
 
 # Two downloads side by side.

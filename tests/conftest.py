@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,26 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.enable()
+
+
+def evenly_spread(cases: int, kept: int) -> set[int]:
+    """Numbers of `kept` of the cases, the first and the last among them."""
+    return {round(step * (cases - 1) / max(1, kept - 1)) for step in range(min(kept, cases))}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `sampled(n)` all but n cases are marked `long`."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for cases in families.values():
+        marker = cases[0].get_closest_marker("sampled")
+        kept = evenly_spread(len(cases), marker.args[0] if marker else len(cases))
+        for number, case in enumerate(cases):
+            if number not in kept:
+                case.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -26,16 +27,20 @@ ROOT = str(Path(__file__).resolve().parents[1])
 FORKS = multiprocessing.get_context("forkserver")
 """Forks of one server for each process of the tests, which also those of `cluster` come from."""
 
+LIBRARIES = (
+    *("torch", "torch._dynamo", "torch.distributed.tensor", "numpy", "scipy.optimize"),
+    *("sklearn.datasets", "sklearn.model_selection", "optuna", "matplotlib.pyplot", "datasets"),
+    *("transformers.models.bert.modeling_bert", "transformers.trainer", "typer.rich_utils"),
+    *("rich.table", "rich.progress", "pydantic.fields", "sympy.tensor.tensor"),
+)
+"""What is slow to import, and the first time to compile."""
+
 FORKS.set_forkserver_preload(
     [
-        *("torch", "torch._dynamo", "numpy", "scipy.optimize", "sklearn.datasets", "optuna"),
-        *("matplotlib.pyplot", "datasets", "transformers.models.bert.modeling_bert"),
-        *("transformers.trainer", "typer.rich_utils", "rich.table", "rich.progress"),
-        *("pydantic.fields", "sklearn.model_selection", "sympy.tensor.tensor"),
+        *LIBRARIES,
         *("chop.cli.app", "chop.passes", "chop.actions.compress", "chop.actions.search.precision"),
         *("chop.actions.sweep.quantize", "chop.actions.bench"),
-        *("torch.distributed.tensor", "chop.distributed.apply", "chop.distributed.load"),
-        "chop.distributed.process",
+        *("chop.distributed.apply", "chop.distributed.load", "chop.distributed.process"),
     ]
 )
 
@@ -133,3 +138,9 @@ def _start(program: str | Path, arguments: tuple[object, ...], out: str) -> Base
     finally:
         sys.path.remove(ROOT)
     return process
+
+
+if __name__ == "__main__":
+    # Once for all workers of the tests, which would compile them side by side.
+    for library in LIBRARIES:
+        importlib.import_module(library)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.fresh import printed_by
 
 HEAVY = ("transformers", "datasets", "optuna", "matplotlib", "scipy", "sklearn", "pandas")
@@ -21,6 +23,7 @@ def test_heavy_libraries_are_imported_only_when_used():
     assert loaded == "[]\n"
 
 
+@pytest.mark.long
 def test_import_costs_little_more_than_torch():
     # CPU time, the least of several runs taken in turn: the machine is noisy. Bytecode is kept
     # where an installation has it and completed by the first runs: without it the test would

@@ -131,6 +131,7 @@ def step(model, batch, optimizer):
 
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")  # see tests/nn
 @pytest.mark.parametrize("cls", CHOICES[1:], ids=lambda cls: cls.__name__)
+@pytest.mark.sampled(3)
 def test_every_class_trains_in_place_of_every_linear(bert, batch, cls):
     model = replaced(bert, lambda name: cls).train()
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
@@ -189,6 +190,7 @@ def test_wide_integers_lose_nothing(bert, batch, widths):
 
 
 @pytest.mark.data
+@pytest.mark.long
 def test_sixteen_bits_lose_no_accuracy_on_reviews(data_folder):
     folder = data_folder / "bert-tiny-imdb"
     data = get_tokenized_dataset(data_folder / "imdb", folder, limit=100, max_length=96)["test"]

@@ -85,6 +85,7 @@ def test_the_table_has_the_expected_shape(result):
     assert exact - found["QAT", "integer 4.2"]["accuracy"] < lost / 2
 
 
+@pytest.mark.long
 def test_the_model_for_onnx_answers_alike(tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
     settings = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0, "onnx": True}
@@ -180,6 +181,7 @@ def test_the_saved_model_can_be_trained_on(result):
     assert any(not torch.equal(a, b) for a, b in zip(before, mg.model.parameters(), strict=True))
 
 
+@pytest.mark.long
 def test_a_model_without_quantized_weights_is_saved_as_it_is(tmp_path):
     config = CompressConfig(
         model="mlp", out=tmp_path, operators=("relu",), formats=("8.4",), qat_epochs=0
@@ -224,6 +226,7 @@ def test_validation_rows_are_in_no_other_split(tmp_path):
     assert torch.equal(limited.model.fc1.weight, workload.model.fc1.weight)
 
 
+@pytest.mark.long
 def test_a_built_in_model_has_not_been_trained_on_its_validation_rows(tmp_path):
     rows = read_rows(default_dataset("mlp")["train"])
     workload = load_workload(quick(tmp_path))
@@ -265,6 +268,7 @@ def test_the_best_is_kept_where_that_is_asked_for(tmp_path, capsys):
     assert "because --keep-best asks for it" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_an_earlier_model_survives_a_run_that_saves_none(tmp_path, capsys):
     compress(quick(tmp_path, formats=("8.auto",)))
     before = (tmp_path / "model.pt").read_bytes()
@@ -380,6 +384,7 @@ def test_doctor_finds_what_is_here():
     assert "pip install -e '.[onnx]'" in findings["onnx"].detail or findings["onnx"].state == OK
 
 
+@pytest.mark.long
 def test_doctor_sees_a_package_that_shadows_chop(tmp_path):
     other = tmp_path / "chop"
     other.mkdir()

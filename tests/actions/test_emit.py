@@ -284,6 +284,7 @@ def test_tools_that_are_missing_are_named_with_the_command(tmp_path, monkeypatch
     ],
     ids=("none", "fewer", "one_sample", "cycles", "equal"),
 )
+@pytest.mark.sampled(2)
 def test_simulations_that_the_manifest_leaves_out_or_invents_fail(change, message, copied):
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["rows"] = change(manifest["rows"])

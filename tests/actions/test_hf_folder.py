@@ -58,6 +58,7 @@ def test_models_of_others_get_none_and_say_so(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.long
 def test_a_folder_that_cannot_be_written_leaves_an_earlier_one(job, tmp_path, monkeypatch):
     compress(CompressConfig(out=tmp_path, **job))
     files = [tmp_path / "model" / "config.json", tmp_path / "model.mz"]

@@ -51,6 +51,7 @@ def test_the_main_job_on_numbers(line, tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["config"]["model"] == "line"
 
 
+@pytest.mark.long
 def test_lower_is_better_for_errors(line, tmp_path):
     workload = Workload.of(*line, metric="mse")
     result = compress(settings(tmp_path / "strict", max_drop=0.0), workload)
@@ -116,6 +117,7 @@ def test_the_main_job_on_text(language, tmp_path):
     assert result["metric"] == {"name": "perplexity", "higher_is_better": False}
 
 
+@pytest.mark.long
 def test_sweeps_name_the_metric(line, language, tmp_path):
     workload = Workload.of(*line)
     config = QuantizeSweepConfig(out=tmp_path / "q", widths="2,8", frac="auto", qat_epochs=0)

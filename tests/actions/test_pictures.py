@@ -87,6 +87,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("case", SCALES)
+@pytest.mark.sampled(3)
 def test_scale_of_pixels(config, capsys, case):
     net, settings, mean, std, source = SCALES[case]
     found = pixels(load_workload(config(net, **settings)))

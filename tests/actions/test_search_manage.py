@@ -406,6 +406,7 @@ def test_a_home_folder_and_a_working_directory_that_changes(toy, tmp_path, monke
 
 
 @pytest.mark.parametrize("seed", range(25))
+@pytest.mark.sampled(3)
 def test_a_storage_with_changed_bytes_is_read_or_one_sentence(seed, begun):
     draw = random.Random(seed)
     file = begun / "search.db"

@@ -90,6 +90,7 @@ def wilson_by_hand(share, count):
     return [(middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)]
 
 
+@pytest.mark.long
 def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, workload, capsys):
     asked = config(tmp_path / "here", trials=2)
     run_job(JOB, asked)
@@ -104,6 +105,7 @@ def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, wor
     assert json.loads((tmp_path / "here" / "nas" / "best.json").read_text()) == first
 
 
+@pytest.mark.long
 def test_a_model_that_was_just_trained_is_the_one_that_is_loaded_later(tmp_path, workload):
     workload.model.config.problem_type = "single_label_classification"  # transformers sets it
     run_job(JOB, config(tmp_path, trials=1))
@@ -111,6 +113,7 @@ def test_a_model_that_was_just_trained_is_the_one_that_is_loaded_later(tmp_path,
     assert len(run_job(JOB, config(tmp_path, trials=2)).measured) == 2
 
 
+@pytest.mark.long
 def test_budgets_modes_and_scores(tmp_path, workload):
     asked = config(
         tmp_path,
@@ -130,6 +133,7 @@ def test_budgets_modes_and_scores(tmp_path, workload):
     assert not (tmp_path / "nas" / "best").exists()
 
 
+@pytest.mark.long
 def test_any_process_can_build_the_same_search(tmp_path, workload):
     asked = config(tmp_path, proxy="snip")
     job, again = rebuild({"name": "nas", "settings": json.loads(json.dumps(settings_of(asked)))})

@@ -91,6 +91,7 @@ def test_a_folder_is_planned_and_exported_for_transformers(folders, tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_a_plan_is_searched_for_within_the_memory_of_a_process(tmp_path):
     config = ShardConfig(model="vit", out=tmp_path, memory="190kB", mesh=2)
     result = shard(config)
@@ -131,6 +132,7 @@ def test_a_plan_is_searched_for_within_the_memory_of_a_process(tmp_path):
         ({"bandwidth": -1.0}, PlanError, "bandwidth: expected a number above 0, got -1.0"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_does_not_fit_is_refused_in_one_sentence(
     tmp_path, monkeypatch, settings, error, message
 ):

@@ -27,6 +27,7 @@ def test_bounds_are_those_of_scipys_percentile_bootstrap():
 
 
 @pytest.mark.parametrize("count, share, width", [(10, 0.95, 0.4), (40, 0.98, 0.12)])
+@pytest.mark.long
 def test_intervals_hold_the_true_ratio(count, share, width):
     rng = np.random.default_rng(0)
     intervals = [paired_ratio(*noisy(rng, count, 1.1)) for _ in range(300)]

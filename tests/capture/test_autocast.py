@@ -131,6 +131,7 @@ class HeldRegion(Lowers):
     ],
     ids=["bfloat16", "default", "off", "decorated", "held"],
 )
+@pytest.mark.sampled(3)
 def test_regions_of_all_kinds_are_written_down(model: nn.Module) -> None:
     captured = capture(model, {"x": torch.randn(3, 8)}, strict=True)
     assert_same(model, captured, torch.randn(5, 8))

@@ -279,6 +279,7 @@ def outputs(model: nn.Module, inputs: dict[str, Any], seed: int = 1) -> list[Ten
     return tensors_in(model(**inputs))
 
 
+@pytest.mark.sampled(3)
 def test_same_numbers_at_other_sizes(case: Any) -> None:
     model, captured, make = case
     for batch, length in SIZES:
@@ -290,6 +291,7 @@ def test_same_numbers_at_other_sizes(case: Any) -> None:
         )
 
 
+@pytest.mark.sampled(3)
 def test_same_numbers_in_training_from_the_same_seed(case: Any) -> None:
     model, captured, make = case
     if captured.eval_only:
@@ -302,6 +304,7 @@ def test_same_numbers_in_training_from_the_same_seed(case: Any) -> None:
         )
 
 
+@pytest.mark.sampled(3)
 def test_same_gradients(case: Any) -> None:
     model, captured, make = case
     inputs = make(2, 11)
@@ -323,6 +326,7 @@ def test_same_state(case: Any) -> None:
     assert captured.training == model.training
 
 
+@pytest.mark.sampled(3)
 def test_copies_and_pickles_compute_the_same(case: Any) -> None:
     _, captured, make = case
     inputs = make(4, 7)

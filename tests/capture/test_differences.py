@@ -156,6 +156,7 @@ def reset() -> None:
 
 
 @pytest.mark.parametrize("work", [*BY_PATH, *BY_STATE], ids=lambda work: work.__name__)
+@pytest.mark.sampled(3)
 def test_a_model_that_is_not_its_recording_is_refused_with_the_line(
     work: Callable[[Any, Tensor], Tensor],
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_model_that_is_not_its_recording_is_refused_with_the_line(
 
 
 @pytest.mark.parametrize("work", [*BY_PATH, *BY_STATE], ids=lambda work: work.__name__)
+@pytest.mark.sampled(3)
 def test_a_part_that_is_not_its_recording_is_one_node(
     work: Callable[[Any, Tensor], Tensor],
 ) -> None:

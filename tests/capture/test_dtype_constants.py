@@ -116,6 +116,7 @@ def same(captured: CapturedModule, model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS.values(), ids=MODELS)
+@pytest.mark.sampled(3)
 def test_casting_a_graph_is_casting_its_model(kind, recwarn) -> None:
     model, x = kind().eval(), torch.randn(4, 8)
     captured = capture(model, {"x": x})
@@ -218,6 +219,7 @@ def zoo() -> dict[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
 def test_transformers_are_cast_as_their_models(name, zoo, recwarn) -> None:
     model = zoo[name].eval()
     captured, inputs = capture(model), dummy_inputs(model)

@@ -168,6 +168,7 @@ def test_expect_is_silent_when_the_decision_holds() -> None:
     ],
     ids=["test", "slice", "loop", "split"],
 )
+@pytest.mark.sampled(3)
 def test_sizes_outside_the_recording_are_refused_with_the_line(
     model: nn.Module, good: tuple[int, int], bad: tuple[int, int], condition: str
 ) -> None:

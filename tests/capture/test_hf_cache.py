@@ -124,6 +124,7 @@ def test_generate_gives_the_tokens_of_the_model(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["Mistral", *(pytest.param(x, marks=pytest.mark.long) for x in (*SIZES, *MORE_SIZES))]
 )
+@pytest.mark.long
 def test_every_strategy_gives_the_tokens_of_the_model(name: str) -> None:
     model = decoder(name)
     graph = MaseGraph(model).model
@@ -163,6 +164,7 @@ def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("name", ["Llama", pytest.param("Gemma2", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_the_cache_of_another_model_forgets_as_it_does_with_the_model(name: str) -> None:
     model, text = decoder(name), prompts()
     graph, other = MaseGraph(model).model, decoder("Mistral").config
@@ -190,6 +192,7 @@ def test_a_call_makes_a_cache_where_it_is_asked_to() -> None:
     torch.testing.assert_close(made.layers[0].values, expected.layers[0].values)
 
 
+@pytest.mark.long
 def test_eager_attention_generates_too() -> None:
     model = decoder("Llama")
     model.set_attn_implementation("eager")
@@ -232,6 +235,7 @@ def test_copies_and_pickles_generate() -> None:
     assert tokens(pickle.loads(pickle.dumps(graph)).model) == expected
 
 
+@pytest.mark.long
 def test_a_checkpoint_keeps_the_settings_of_generation(tmp_path: Path) -> None:
     model = decoder("GPT2")
     model.generation_config.no_repeat_ngram_size = 2
@@ -302,6 +306,7 @@ class Shifts(transformers.LlamaForCausalLM):
         return super().prepare_inputs_for_generation((input_ids + self.shift) % 100, **kwargs)
 
 
+@pytest.mark.long
 def test_a_class_of_ones_own_generates_where_it_was_captured(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Shifts(transformers.LlamaConfig(**LLAMA_SIZES)).eval()
@@ -401,6 +406,7 @@ def test_a_class_of_ones_own_has_either_name(cls: Any, name: str) -> None:
             assert found[CACHE].get_seq_length() == 9
 
 
+@pytest.mark.long
 def test_a_checkpoint_with_the_other_name_generates(tmp_path: Path) -> None:
     model = decoder("GPT2")
     MaseGraph(model).export(tmp_path / "gpt2")

@@ -178,6 +178,7 @@ def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 def test_family_in_eval_and_at_other_sizes(case: Any) -> None:
     family, model, inputs, captured = case
     close(run(captured, inputs), run(model, inputs))
@@ -204,6 +205,7 @@ def test_family_gradients_and_state(case: Any) -> None:
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 def test_family_copies_and_pickles(case: Any) -> None:
     family, _, inputs, captured = case
     expected = run(captured, inputs)

@@ -95,6 +95,7 @@ def same_grads(one: Tensor, other: Tensor) -> bool:
 @pytest.mark.filterwarnings("ignore::chop.capture.tracer.CaptureWarning")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=[*WRITES])
+@pytest.mark.sampled(3)
 def test_a_model_can_be_trained_after_capture(
     write: Callable[[Any, Tensor], Any], training: bool
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_model_can_be_trained_after_capture(
 
 @pytest.mark.filterwarnings("ignore::chop.capture.tracer.CaptureWarning")
 @pytest.mark.parametrize("name", ["add", "average", "view", "list", "frozen parameter"])
+@pytest.mark.sampled(3)
 def test_passes_copy_a_graph_that_has_run(name: str) -> None:
     model, x = Writer(WRITES[name]), torch.randn(3, 4)
     mg = MaseGraph(model, dummy_in={"x": x})

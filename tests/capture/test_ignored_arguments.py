@@ -133,6 +133,7 @@ def decoder() -> CapturedModule:
 
 
 @pytest.mark.parametrize("flag", [{"use_cache": False}, {"output_attentions": False}])
+@pytest.mark.long
 def test_flags_that_the_configuration_has_too_are_dropped(decoder, flag) -> None:
     assert torch.equal(decoder(IDS, **flag).logits, decoder(IDS).logits)
 

@@ -102,6 +102,7 @@ _STRUCTURES = [OtherOperand, OtherRank, OtherKeyword, OtherLength]
 
 
 @pytest.mark.parametrize("cls", _STRUCTURES)
+@pytest.mark.sampled(3)
 def test_a_submodule_with_other_calls_in_train_is_one_node(cls: type[nn.Module]) -> None:
     model = Around(cls())
     captured = capture(model, {"x": torch.randn(3, 8)})
@@ -110,6 +111,7 @@ def test_a_submodule_with_other_calls_in_train_is_one_node(cls: type[nn.Module])
 
 
 @pytest.mark.parametrize("cls", [*_STRUCTURES, OtherKey])
+@pytest.mark.sampled(3)
 def test_a_model_with_other_calls_in_train_is_said_to_be_eval_only(cls: type[nn.Module]) -> None:
     model = cls()
     with pytest.raises(CaptureError, match="train"):

@@ -62,6 +62,7 @@ class Holder(nn.Module):
 
 @pytest.mark.parametrize("kind", ["child", "parameter", "buffer"])
 @pytest.mark.parametrize("name", [*OF_TORCH_FX, *OWN, *OF_NO_CODE])
+@pytest.mark.sampled(3)
 def test_names_of_the_model_survive(name: str, kind: str) -> None:
     model, x = Named(name, kind).eval(), torch.randn(2, 4)
     captured = capture(model, {"x": x})

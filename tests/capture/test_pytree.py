@@ -65,6 +65,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.sampled(3)
 def test_structured_inputs_are_read_at_run_time(make, tmp_path) -> None:
     model = Reads().eval()
     mg = MaseGraph(model, dummy_in={"p": make()})

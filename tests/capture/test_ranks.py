@@ -67,6 +67,7 @@ def same_or_refused(model: nn.Module, captured: nn.Module, x: Tensor) -> bool:
 
 @pytest.mark.parametrize("batch", [3, 1])
 @pytest.mark.parametrize("work", [*BY_RANK, _in_parts])
+@pytest.mark.sampled(3)
 def test_a_rank_that_python_reads_is_that_of_the_example(
     work: Callable[[Any, Tensor], Tensor], batch: int
 ) -> None:
@@ -95,6 +96,7 @@ EMPTY: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("work", EMPTY.values(), ids=[*EMPTY])
+@pytest.mark.sampled(3)
 def test_a_test_for_emptiness_is_a_guard(work: Callable[[Any, Tensor], Tensor]) -> None:
     model = Sized(work)
     captured = capture(model, {"x": torch.randn(3, 4)})

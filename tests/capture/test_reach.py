@@ -49,6 +49,7 @@ def sequences(batch: int, longest: int, batch_first: bool, spare: int = 0) -> di
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "time first"])
 @pytest.mark.parametrize("to_length", [True, False], ids=["whole", "longest"])
+@pytest.mark.sampled(2)
 def test_packed_sequences_run_at_other_lengths(
     kind: type[nn.RNNBase], batch_first: bool, to_length: bool
 ) -> None:
@@ -176,6 +177,7 @@ class OpaqueInside(nn.Module):
     ids=lambda model: type(model).__name__,
 )
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "itself"])
+@pytest.mark.sampled(3)
 def test_messages_have_none_of_the_words_of_torch_inside(model: nn.Module, inside: bool) -> None:
     texts = []
     with warnings.catch_warnings(record=True) as caught:

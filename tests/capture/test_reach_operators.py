@@ -64,6 +64,7 @@ def like_input(x: Tensor) -> Tensor:
     [shared, converted, by_keyword, from_numpy, copied, as_array, like_input],
     ids=lambda function: function.__name__,
 )
+@pytest.mark.sampled(3)
 def test_arrays_become_constants(make: Callable[[Tensor], Tensor]) -> None:
     model = FromArray(make)
     before = TABLE.copy()
@@ -141,6 +142,7 @@ def in_place(x: Tensor) -> Tensor:
     [with_a_fake, by_namespace, composite, without_a_fake, in_place],
     ids=lambda function: function.__name__,
 )
+@pytest.mark.sampled(3)
 def test_custom_operators_are_nodes(operator: Callable[[Tensor], Tensor]) -> None:
     model = Custom(operator)
     captured = silent_capture(model, example())

@@ -67,6 +67,7 @@ FREE = [rounded, rounded_quotient, floored, ceiled, root, logarithm, logarithm_o
 
 
 @pytest.mark.parametrize("length", FREE, ids=lambda function: function.__name__)
+@pytest.mark.sampled(2)
 def test_functions_of_sizes_stay_free(length: Callable[[Any], Any]) -> None:
     model = Takes(length)
     captured = silent_capture(model, example())
@@ -118,6 +119,7 @@ def floor_division(t: Any) -> int:
     [regrouped_product, regrouped_sum, merged_terms, distributed, floor_division],
     ids=lambda function: function.__name__,
 )
+@pytest.mark.sampled(3)
 def test_rounding_that_sympy_would_change_is_not_free(length: Callable[[Any], Any]) -> None:
     model = Takes(length)
     captured = silent_capture(model, example())

@@ -135,6 +135,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.sampled(3)
 def test_a_submodule_that_keeps_state_stays_one_node_and_keeps_it(kind: str) -> None:
     forward, attributes, name = STATEFUL[kind]
     model = within(Made(forward, **copy.deepcopy(attributes)))
@@ -149,6 +150,7 @@ def test_a_submodule_that_keeps_state_stays_one_node_and_keeps_it(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.sampled(3)
 def test_a_model_that_keeps_state_itself_is_refused_by_name(kind: str) -> None:
     forward, attributes, name = STATEFUL[kind]
     model = Made(forward, **copy.deepcopy(attributes))
@@ -217,6 +219,7 @@ READS_LATER: dict[str, Callable[[float], float]] = {
 
 @pytest.mark.parametrize("counts_first", [False, True])
 @pytest.mark.parametrize("kind", READS_LATER)
+@pytest.mark.sampled(3)
 def test_a_counter_that_only_a_later_call_reads_is_state(kind: str, counts_first: bool) -> None:
     model = within(Warm(READS_LATER[kind], counts_first))
     with pytest.warns(CaptureWarning, match=r"keeps state .*1\.step \(.*state\w*\.py") as caught:

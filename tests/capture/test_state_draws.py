@@ -24,6 +24,7 @@ DRAWS: dict[str, Forward] = {
 
 @pytest.mark.parametrize("kind", DRAWS)
 @pytest.mark.parametrize("only_training", [False, True])
+@pytest.mark.sampled(2)
 def test_draws_of_numpy_make_their_module_a_leaf(kind: str, only_training: bool) -> None:
     def noisy(self: Any, x: Tensor) -> Tensor:
         return DRAWS[kind](self, x) if self.training or not only_training else x
@@ -75,6 +76,7 @@ def seeds_the_generator(self: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("only_training", [False, True])
 @pytest.mark.parametrize("kind", [seeds, seeds_in_a_fork, forks, draws_again, seeds_the_generator])
+@pytest.mark.sampled(3)
 def test_seeds_set_in_forward_make_their_module_a_leaf(kind: Forward, only_training: bool) -> None:
     def seeded(self: Any, x: Tensor) -> Tensor:
         return kind(self, x) if self.training or not only_training else x
@@ -145,6 +147,7 @@ def test_a_result_that_keeps_its_gradient_keeps_it() -> None:
 
 @pytest.mark.parametrize("path", ["", "0", "0.1", "0.1.inner", "1"])
 @pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.sampled(3)
 def test_hooks_added_after_a_capture_run_or_are_refused(path: str, backward: bool) -> None:
     inner = Made(lambda self, x: self.inner(x) * self.weight, inner=nn.Linear(4, 4))
     model = nn.Sequential(nn.Sequential(nn.ReLU(), inner), nn.Linear(4, 4))

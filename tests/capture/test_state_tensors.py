@@ -143,6 +143,7 @@ WRITES: dict[str, tuple[Forward, Callable[[], dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.sampled(3)
 def test_parameters_that_forward_writes_are_put_back_and_named(kind: str, training: bool) -> None:
     forward, attributes, told = WRITES[kind]
     model = within(Made(forward, **attributes())).train(training)

@@ -91,6 +91,7 @@ def test_options_are_the_fields_with_their_defaults_and_entries(name):
 
 
 @pytest.mark.parametrize("name", [*LEAVES, *sorted(set(COMMANDS) - set(LEAVES))])
+@pytest.mark.sampled(3)
 def test_short_help_is_the_same_as_long_help(name, capsys):
     told = []
     for option in ("-h", "--help"):

@@ -110,6 +110,7 @@ def stop(*args, **kwargs):
         (["bench", "model"], "bench.load_workload", "nothing was written"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_is_stopped_by_hand_says_what_is_kept(
     command, where, kept, tmp_path, monkeypatch, main_ends
 ):
@@ -165,6 +166,7 @@ def test_help_fills_its_lines_and_no_more(width, monkeypatch, main_ends, capsys)
         ),
     ],
 )
+@pytest.mark.sampled(3)
 def test_values_that_cannot_be_are_one_sentence_before_anything_runs(
     arguments, message, main_ends, tmp_path, monkeypatch
 ):

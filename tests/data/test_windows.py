@@ -35,6 +35,7 @@ def field_perplexity(model, ids, length, stride):
 
 
 @pytest.mark.parametrize(("length", "stride"), [(16, 8), (16, 5), (10, 10), (400, 100)])
+@pytest.mark.sampled(3)
 def test_windows_are_those_of_the_field(tmp_path, length, stride):
     tokenizer, model = get_tokenizer("gpt-tiny"), load_model("gpt-tiny")
     (tmp_path / "test.txt").write_text("\n".join(LINES), encoding="utf-8")

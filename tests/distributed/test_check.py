@@ -265,6 +265,7 @@ def outcomes() -> dict[str, Outcome]:
     return first
 
 
+@pytest.mark.long
 def test_what_plans_make_of_transformers_is_no_alarm(outcomes):
     plans = {case: found for case, found in outcomes.items() if case.startswith(NAMES)}
     right = {case: found for case, found in plans.items() if case != f"{OPT} torch"}

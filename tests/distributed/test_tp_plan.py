@@ -130,6 +130,7 @@ PAIR = {"blocks.0.weight": ("S0",), "blocks.0.bias": ("S0",), "blocks.1.weight":
         (dict(list(PAIR.items())[:1]), r"'blocks.0.bias' has the placement R, expected S0"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_no_style_says_is_refused_by_name(parameters, message):
     mg = net(nn.LayerNorm(8) if "between.weight" in message else nn.GELU())
     with pytest.raises(PlanError, match=message):

@@ -73,6 +73,7 @@ def test_no_registered_format_is_composed_alike():
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
 @every_kind
+@pytest.mark.sampled(60)
 def test_conformance(check, kind):
     if check.applies(kind()):
         check.run(kind())
@@ -124,6 +125,7 @@ def test_pytorch_alone_gives_the_bits_of_the_reference_or_declines(kind):
 
 
 @every_kind
+@pytest.mark.sampled(3)
 def test_the_loops_are_many_times_as_fast_as_the_reference(kind):
     """In turns, in one process; groups that do not lie in one piece are moved there and back.
 
@@ -176,6 +178,7 @@ def test_rows_that_are_kept_apart_are_decoded_by_themselves(kind):
 
 
 @every_kind
+@pytest.mark.sampled(3)
 def test_a_graph_by_name_packed_and_saved(kind, tmp_path):
     model = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 5)).eval()
     mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(3, 32)}))
@@ -209,6 +212,7 @@ EXPORTED = (*IN_INTEGERS, TensorE4M3, CombE4M3, KINDS[0])
     [pytest.param(k, marks=() if k in EXPORTED else pytest.mark.long) for k in KINDS],
     ids=lambda kind: kind.name,
 )
+@pytest.mark.sampled(2)
 def test_export_to_onnx(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     from tests.passes.test_export_onnx import run

@@ -17,6 +17,7 @@ def cases():
 
 
 @pytest.mark.parametrize("check, fmt", list(cases()))
+@pytest.mark.sampled(300)
 def test_format(check, fmt):
     check.run(fmt)
 

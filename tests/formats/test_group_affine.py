@@ -53,6 +53,7 @@ def restored(number_format, x):
 
 
 @pytest.mark.parametrize("width", range(2, 9))
+@pytest.mark.sampled(3)
 def test_groups_with_whole_zero_points_are_those_of_torch(width):
     """A value of zero in each group asks for a zero point that torch has, too."""
     x = normal(64)
@@ -71,6 +72,7 @@ def test_groups_with_whole_zero_points_are_those_of_torch(width):
 
 
 @pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.long
 def test_the_fit_comes_near_the_best_grid_of_all(width):
     number_format = GroupAffine(width, group_size=16)
     groups = normal(16)[:4].double().view(-1, 16)
@@ -100,6 +102,7 @@ def test_values_that_are_on_a_grid_stay(width):
 
 
 @pytest.mark.parametrize("number_format", [GroupAffine(w, group_size=20) for w in range(2, 9)])
+@pytest.mark.sampled(2)
 def test_what_was_rounded_rounds_to_itself(number_format):
     generator = torch.Generator().manual_seed(1)
     base = torch.randn(400, 50, generator=generator)
@@ -126,6 +129,7 @@ def test_what_was_rounded_rounds_to_itself(number_format):
 
 @pytest.mark.parametrize("width", range(2, 9))
 @pytest.mark.parametrize("group_size", [16, 64])
+@pytest.mark.sampled(3)
 def test_no_group_is_much_worse_than_by_its_range(width, group_size):
     """The scale and zero point that cover the range, with the same precision."""
     x = torch.randn(4000, group_size, generator=torch.Generator().manual_seed(3)).double()
@@ -230,6 +234,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("number_format", FORMATS, ids=lambda x: x.label)
+@pytest.mark.sampled(3)
 def test_packed_weights_are_decoded_and_multiplied_by_the_kernel(number_format):
     x = torch.randn(300, 328, generator=torch.Generator().manual_seed(2))
     x[5] = 0.0

@@ -104,6 +104,7 @@ def test_fitting_sees_every_column_of_a_matrix():
 @pytest.mark.parametrize("percentile", [50, 90, 99, 99.9, 100])
 @pytest.mark.parametrize("width", [3, 6])
 @pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
+@pytest.mark.sampled(3)
 def test_percentile_is_the_finest_grid_that_saturates_so_few(percentile, width, options):
     x = torch.randn(20_000, generator=torch.Generator().manual_seed(width)) * 3
     x = x.abs() if "is_signed" in options else x

@@ -128,6 +128,7 @@ def test_given_scales_are_learned_scales(fmt):
 
 @ALL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled(3)
 def test_is_a_wellformed_torch_operator(fmt, dtype):
     x = sample(3, 8).to(dtype).requires_grad_()
     s = initial_scales(fmt, x.detach()).requires_grad_()

@@ -45,6 +45,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_convolution(name):
     module, sizes, fold, profiles = CASES[name]
     operator = convolution(module, shift=len(name) % 3)

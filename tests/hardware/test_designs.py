@@ -19,6 +19,7 @@ FEW, MORE = 24, 120
 @pytest.mark.parametrize(
     "model", ["cnn", *(pytest.param(name, marks=pytest.mark.long) for name in ("mlp", "vit"))]
 )
+@pytest.mark.long
 def test_a_circuit_equals_the_integer_graph_on_every_digit(model, tmp_path):
     out, count = tmp_path / model, ICARUS_SAMPLES[model]
     result = emit(EmitConfig(model=model, out=out, icarus_samples=count, synthesis=False))

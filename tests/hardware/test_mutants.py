@@ -151,6 +151,7 @@ MUTANTS |= {
 
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
+@pytest.mark.sampled(3)
 def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
     text = (RTL / f"{module}.sv").read_text()
     assert text.count(old) == 1
@@ -162,6 +163,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
         run(tmp_path)
 
 
+@pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
     assert len(checks) == 11

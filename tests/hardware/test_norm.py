@@ -54,6 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_norm(name):
     case = CASES[name]
     entered = drawn(case.edge, case.rows, case.features)

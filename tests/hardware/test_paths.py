@@ -52,6 +52,7 @@ SHORT = ("joined",)
         for name, case in MEETINGS.items()
     ],
 )
+@pytest.mark.long
 def test_paths_that_meet_do_not_wait_for_each_other(meet, features, interval, tmp_path):
     x, labels = torch.randn(60, 8), torch.arange(60) % 3
     given = Workload.of(

@@ -38,6 +38,7 @@ INSTANCE = """  chop_requantize #(.LANES({lanes}), .IN_W({in_w}), .OUT_W({out_w}
 """
 
 
+@pytest.mark.long
 def test_every_input_is_rounded_as_the_primitive_rounds_it(tmp_path):
     instances = "".join(
         INSTANCE.format(

@@ -29,6 +29,7 @@ def run(folder, fault="none", profile=NONE, simulator="verilator", seed=1, **mor
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 @pytest.mark.parametrize("simulator", SIMULATORS)
+@pytest.mark.sampled(3)
 def test_every_code_of_odd_widths_is_compared_under_each_profile(tmp_path, simulator, profile):
     found = run(tmp_path, profile=profile, simulator=simulator)
     assert found.passed and found.differences == () and found.problems == ()
@@ -200,6 +201,7 @@ def _race(folder, cache, start):
     assert library.parent == cache and library.stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_two_processes_may_build_one_project(tmp_path, monkeypatch):
     tiny.write(tmp_path / "project")
     cache = native.cache_folder()

@@ -71,6 +71,7 @@ def project(folder):
 
 
 @needs_tools
+@pytest.mark.long
 def test_synthesis_counts_what_the_estimate_says(tmp_path):
     rows = {row["module"]: row for row in synthesize(tmp_path, project(tmp_path))}
     assert list(rows) == ["product", "words", "all"]

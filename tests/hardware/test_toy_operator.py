@@ -123,6 +123,7 @@ def test_a_graph_with_it_becomes_a_project_that_simulates(clip_row, tmp_path):
 
 
 @needs_tools
+@pytest.mark.long
 def test_a_fault_in_its_module_is_found(clip_row, tmp_path):
     assert SOURCE.count("OUT_W'(-LIMIT)") == 1
     clip_row.write_text(SOURCE.replace("OUT_W'(-LIMIT)", "OUT_W'(1 - LIMIT)"))

@@ -44,6 +44,7 @@ def lowered(mg, x):
     ],
     ids=["max", "max-padded", "avg", "mean-of-all", "mean"],
 )
+@pytest.mark.sampled(3)
 def test_functions_take_their_arguments(function):
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     mg = quantized(function, x, nn.Conv2d(3, 4, 3))
@@ -54,6 +55,7 @@ def test_functions_take_their_arguments(function):
 
 @pytest.mark.parametrize("size", [1.0, 1e6])
 @pytest.mark.parametrize("function", [F.gelu, F.silu, torch.sigmoid, torch.tanh])
+@pytest.mark.sampled(3)
 def test_tables_at_the_output_keep_float_precision(function, size):
     x = size * torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     mg = quantized(function, x)

@@ -60,6 +60,7 @@ def quantized(hook, path, after):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.sampled(3)
 def test_a_hook_is_refused_by_name(name, after):
     path, hook = HOOKS[name]
     mg, x = quantized(hook, path, after)

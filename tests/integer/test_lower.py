@@ -118,6 +118,7 @@ def test_vit_differs_in_softmax_and_norms_alone(bits, limit, trained):
 @pytest.mark.parametrize(
     ("count", "trained"), [(64, False), pytest.param(1000, True, marks=pytest.mark.long)]
 )
+@pytest.mark.long
 def test_bert_with_padding(count, trained):
     quantized = graphs.quantized_graph("bert-tiny", trained=trained)
     batch = graphs.test_rows("bert-tiny", count)
@@ -181,6 +182,7 @@ def float32_error(layer):
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.sampled(3)
 def test_weights_of_other_formats(name):
     batch, workload = graphs.test_rows("mlp", DIGITS), graphs.workload("mlp", True)
     fitted = parse_format_string("8.auto")

@@ -73,6 +73,7 @@ def mask_node(mg):
 
 
 @pytest.mark.parametrize("name", list(MASKS))
+@pytest.mark.sampled(2)
 def test_masks_are_proven_and_lowered(name):
     mask, follows_input, is_causal = MASKS[name]
     mg, inputs = graph(mask)
@@ -87,6 +88,7 @@ def test_masks_are_proven_and_lowered(name):
 
 
 @pytest.mark.parametrize("name", list(FOREIGN))
+@pytest.mark.sampled(3)
 def test_other_masks_are_refused_by_name(name):
     mg, inputs = graph(FOREIGN[name])
     node = mask_node(mg).name

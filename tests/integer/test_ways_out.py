@@ -72,6 +72,7 @@ class Softmax(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.parametrize("dim", [0, 1, -1, None])
+@pytest.mark.sampled(3)
 def test_softmax_along_any_dimension_is_that_of_torch(dim):
     x = torch.randn(3, 4)
     mg = MaseGraph(Softmax(dim).eval(), dummy_in={"x": x})

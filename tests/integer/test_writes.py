@@ -62,6 +62,7 @@ def added_to(self, y):
 
 
 @pytest.mark.parametrize("write", [by_flag, of_a_layout, joined, added_to])
+@pytest.mark.sampled(3)
 def test_a_result_that_alone_is_read_is_a_value(write):
     quantized, integer = lowered(write)
     for x in torch.randn(2, 3, 4):
@@ -106,6 +107,7 @@ def into_out(self, y):
         (into_out, "'add'"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_else_is_written_is_refused_with_its_line(write, node):
     with pytest.raises(ConfigError, match=node) as error:
         lowered(write)

@@ -104,6 +104,7 @@ def test_quantized_modules_calls_and_attention_survive(tmp_path: Path, save_form
     ids=str,
 )
 @pytest.mark.parametrize("shape", [(), (3, 2), (0, 4)], ids=str)
+@pytest.mark.sampled(3)
 def test_every_dtype_and_shape_of_buffers_survives(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:

@@ -102,6 +102,7 @@ def test_layers_of_installed_packages_need_no_permission(
         *("timm.layers.gate:nn.Linear", "timm.layers.none:Gate", "timmy.layers.gate:Gate"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_other_things_of_those_packages_are_refused(
     site: Path, tmp_path: Path, reference: str
 ) -> None:

@@ -134,6 +134,7 @@ def test_odd_names_are_escaped() -> None:
     assert any("<&'>" in text for text in texts(svg))
 
 
+@pytest.mark.long
 def test_dropping_inputs_changes_the_picture() -> None:
     names = ("input_ids", "attention_mask", "labels")
     full, bare = (texts(to_svg(bert(1, *given).model)) for given in (names, ["input_ids"]))
@@ -248,6 +249,7 @@ def test_a_big_model_is_drawn_at_once() -> None:
 
 @pytest.mark.parametrize("depth", [None, 1, 99])
 @pytest.mark.parametrize("make", [stack, lambda: bert(2, "input_ids", "attention_mask", "labels")])
+@pytest.mark.sampled(3)
 def test_boxes_never_overlap_and_stay_in_their_frames(make: object, depth: int | None) -> None:
     block = place(make(), depth)  # type: ignore[operator]
     whole = Placed(block.item, 0, 0, block.width, block.height)

@@ -121,6 +121,7 @@ X = torch.linspace(-2, 2, 8).reshape(2, 4)
 
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("held", [False, True])
+@pytest.mark.sampled(3)
 def test_the_model_runs_the_nodes_as_they_are(mg, name, held):
     before = mg.model(X)
     graph = mg.fx_graph

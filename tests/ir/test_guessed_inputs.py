@@ -88,6 +88,7 @@ MODELS = {
 
 @pytest.mark.filterwarnings("ignore::chop.ir.unreached.UnreachedWarning")
 @pytest.mark.parametrize(("model", "inputs"), MODELS.values(), ids=MODELS)
+@pytest.mark.sampled(3)
 def test_metadata_makes_the_graph_from_its_example(model, inputs) -> None:
     model.eval()
     mg = MaseGraph(model)
@@ -212,6 +213,7 @@ def test_a_guess_that_is_relied_on_is_said_once(caplog) -> None:
     ]
 
 
+@pytest.mark.long
 def test_names_of_the_example_choose_the_inputs_unless_the_user_did() -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -316,6 +318,7 @@ def meta_models() -> dict[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", ["vit", "resnet", "swin", "wav2vec2", "bert", "mlp"])
+@pytest.mark.sampled(2)
 def test_models_on_the_meta_device_are_raised_on_it(name) -> None:
     model = meta_models()[name].eval()
     mg = MaseGraph(model)

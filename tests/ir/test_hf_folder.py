@@ -138,6 +138,7 @@ def test_another_dtype_keeps_scales_and_codes(made):
         ("gpt2", "mxint8", torch.float64),
     ],
 )
+@pytest.mark.sampled(2)
 def test_weights_are_rounded_once_whatever_the_dtype(made, kind, format, dtype, tmp_path):
     folder = f"{made[kind][2]}-float"
     exact = CAUSAL.from_pretrained(folder, quantization_config=ChopConfig(format))
@@ -331,6 +332,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
+@pytest.mark.sampled(3)
 def test_folders_written_by_hand_are_refused_in_a_sentence(made, tmp_path, case):
     change, weights, error, message = BAD[case]
     folder = edited(made["llama"][2], tmp_path / "bad", change, weights)

@@ -114,6 +114,7 @@ TUNERS = {
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
+@pytest.mark.sampled(3)
 def test_adapters_are_merged_into_the_codes(packed, tuner, tmp_path):
     source = {"lora": "config", "dora": "folder"}.get(tuner, "to_module")
     model = packed("llama", source)
@@ -246,6 +247,7 @@ def test_adapters_train_and_the_base_stays_packed(packed, made, source, case):
 
 @pytest.mark.parametrize("names", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
 @pytest.mark.parametrize("kind", ["llama", "tied"])
+@pytest.mark.sampled(3)
 def test_modules_to_save_are_trained_and_written_as_what_they_are(packed, kind, names, tmp_path):
     model = packed(kind, "config")
     losses, adapted = train(model, modules_to_save=names)
@@ -269,6 +271,7 @@ def untied():
 
 
 @pytest.mark.parametrize("how", ["float", "captured", "packed", "quantized", "one packed"])
+@pytest.mark.sampled(2)
 def test_what_is_tied_in_name_alone_is_written_and_read_as_two(untied, how, tmp_path):
     model, graph = untied
     if how == "float":
@@ -302,6 +305,7 @@ def test_a_folder_of_pickles_with_two_weights_of_one_is_refused(tmp_path, caplog
 @pytest.mark.parametrize("count", [330, 100])
 @pytest.mark.parametrize("kind", ["llama", "tied"])
 @pytest.mark.parametrize("source", ["config", "to_module", "quantized"])
+@pytest.mark.sampled(3)
 def test_vocabularies_of_another_size_stay_quantized(packed, kind, source, count, tmp_path):
     model = packed(kind, source)
     expected, before = kinds_of(model), logits(model)

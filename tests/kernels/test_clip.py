@@ -27,6 +27,7 @@ def marks(fmt, x, run):
 
 
 @pytest.mark.parametrize("fmt", params(TAKEN))
+@pytest.mark.sampled(24)
 def test_the_mask_is_what_saturates(fmt):
     for dtype in DTYPES:
         for x in inputs(dtype):
@@ -63,6 +64,7 @@ def test_without_a_kernel_it_is_the_reference(fmt, monkeypatch):
 
 @pytest.mark.parametrize("fmt", params([Integer(4, 1), MXInt(4), MXFP(4, 2), ScaleInteger(4)]))
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.sampled(3)
 def test_gradients_stop_where_values_saturate(fmt, dtype):
     x = (torch.randn(9, 40) * 5).to(dtype)
     x[0, 0], x[1, 1] = torch.inf, NAN
@@ -132,6 +134,7 @@ def test_the_operator_marks_only_where_a_gradient_is_asked_for(monkeypatch):
         fmt(x, "clop")
 
 
+@pytest.mark.long
 def test_compiled_and_exported_it_is_one_node():
     fmt = Integer(4, 1)
 

@@ -80,6 +80,7 @@ def check(fmt, x):
 
 
 @pytest.mark.parametrize("fmt", params(SERVED))
+@pytest.mark.sampled(24)
 def test_equals_the_reference(fmt):
     for dtype in DTYPES:
         for x in inputs(dtype):
@@ -87,6 +88,7 @@ def test_equals_the_reference(fmt):
 
 
 @pytest.mark.parametrize("fmt", params(SERVED))
+@pytest.mark.sampled(24)
 def test_equals_the_reference_for_every_magnitude(fmt):
     for exponent in range(-150, 126, 25):
         check(fmt, torch.randn(24, 40) * 2.0**exponent)
@@ -96,6 +98,7 @@ def test_equals_the_reference_for_every_magnitude(fmt):
 
 
 @pytest.mark.parametrize("fmt", params(SERVED[::3] + SERVED[-34:]))
+@pytest.mark.sampled(3)
 def test_chunks_do_not_show(fmt):
     rows, line = torch.randn(300, 257), torch.randn(2 * CHUNK + 33)
     rows[140, 3], rows[141], rows[5], line[CHUNK + 1] = NAN, 2.0**125, 2.0**-140, -INF

@@ -119,6 +119,7 @@ def weights(shape, dtype):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
+@pytest.mark.sampled(3)
 def test_decoding_gives_the_reference_bits(fmt):
     decoded = 0
     for dtype in (torch.float32, torch.bfloat16):
@@ -302,6 +303,7 @@ print((y - 512).abs().max().item())
 """
 
 
+@pytest.mark.long
 def test_integers_are_left_to_cpus_that_add_them_in_32_bits():
     """Others, which oneDNN is made to believe in, saturate sums of 16 bits."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -134,6 +134,7 @@ def fisher(**settings):
     return fisher_loss_increases(problem, gradient_rows(problem, rows()[0]))
 
 
+@pytest.mark.long
 def test_the_trace_is_that_of_the_whole_hessian(probe):
     inputs, labels = probe._batches.batches[4]
     model = plain()

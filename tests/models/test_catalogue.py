@@ -32,6 +32,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("name", "millions"), PUBLISHED.items())
+@pytest.mark.sampled(3)
 def test_sizes_are_the_published_ones(name, millions):
     info = get_model_info(name)
     task = "lm" if name == "llama-7b" else "cls"
@@ -68,6 +69,7 @@ def test_every_published_row_is_in_the_table():
         ("vgg7", "cifar10"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_plain_models_fit_their_data(name, dataset):
     info = get_dataset_info(dataset)
     model = get_model(name, pretrained=False, task="cls", dataset_info=info)
@@ -156,6 +158,7 @@ def test_small_models_are_classifiers_whatever_the_spelling(name):
     assert not model.training
 
 
+@pytest.mark.long
 def test_pictures_are_raised_at_the_size_of_the_model():
     info = get_dataset_info("cifar10")
     model = get_model("resnet18", dataset_info=info)

@@ -59,6 +59,7 @@ def read_all(source: Any, model: nn.Module) -> set[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled(3)
 def test_every_tensor_is_that_of_from_pretrained(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:

@@ -96,6 +96,7 @@ def test_different_architectures_are_counted(bert):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_space_of_the_course():
     found = Architectures(load_model("bert-tiny"), COURSE)
     assert found.space.size == 300 * 2 ** (8 * 6 + 1)

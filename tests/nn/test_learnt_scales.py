@@ -181,6 +181,7 @@ def test_inputs_without_a_magnitude_start_nothing(blank):
     assert layer.waiting == () and layer.data_in_scale > 0.1
 
 
+@pytest.mark.long
 def test_compiles_as_a_whole_once_it_has_started():
     layer, x = linear(), torch.randn(3, 12)
     torch._dynamo.reset()

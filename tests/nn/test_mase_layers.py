@@ -61,6 +61,7 @@ def built(suffix, config):
 
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.sampled(3)
 def test_every_class_takes_every_point_of_the_grid(suffix):
     torch.manual_seed(0)
     x = torch.randn(3, 5, 32)

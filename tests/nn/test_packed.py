@@ -445,6 +445,7 @@ def log_likelihoods(model, texts, side=None):
 
 @pytest.mark.parametrize("multiplies", [False, True], ids=["as here", "CPU with bfloat16"])
 @pytest.mark.parametrize("name", ["mxint", "group_integer", "scale_integer"])
+@pytest.mark.sampled(2)
 def test_a_text_has_one_likelihood_in_every_batch(decoder, name, multiplies, monkeypatch):
     if multiplies:
         monkeypatch.setattr(cpu_packed, "multiplies_bfloat16", lambda: True)

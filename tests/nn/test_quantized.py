@@ -103,6 +103,7 @@ def test_a_narrow_format_changes_the_output_and_trains(name):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.sampled(3)
 def test_pickle_copy_and_compile(name):
     module, x, kind = example(name)
     twin = kind.from_float(module.eval(), NARROW)

@@ -78,6 +78,7 @@ FORMATS = [MXInt(4, block_size=16), GroupInteger(3), GroupInteger(2), Integer(4,
 
 
 @pytest.mark.parametrize("weight", FORMATS, ids=lambda x: x.label)
+@pytest.mark.sampled(2)
 def test_the_error_of_quantizing_weights_falls(graph, weight):
     spec, x = {"config": QuantSpec(weight=weight)}, data(100, 2)
 

@@ -70,6 +70,7 @@ METHODS = {
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sampled(3)
 def test_floats_of_another_dtype_give_what_the_captured_dtype_gives(method, dtype):
     expected, _ = METHODS[method](graph(), [{"x": rows(dtype).float()}])
     found, _ = METHODS[method](graph(), [{"x": rows(dtype)}])
@@ -129,6 +130,7 @@ def test_wanda_does_not_depend_on_the_scale_of_inputs(scale):
     [torch.zeros(3, dtype=torch.long), torch.zeros(16, 5), torch.full((16,), 9), torch.zeros(16)],
     ids=["rows", "columns", "classes", "floats"],
 )
+@pytest.mark.sampled(3)
 def test_labels_that_do_not_fit_are_refused(labels):
     settings = {"weight": {"sparsity": 0.5, "method": "snip"}}
     with pytest.raises(ConfigError, match=r"cross entropy of logits of shape \(16, 4\)"):

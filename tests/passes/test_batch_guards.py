@@ -91,6 +91,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", PASSES)
+@pytest.mark.sampled(3)
 def test_a_batch_that_the_model_refuses_is_refused(graph, quantized, name):
     for wrong, message in REFUSED.values():
         with pytest.raises((GuardError, TypeError)):
@@ -100,6 +101,7 @@ def test_a_batch_that_the_model_refuses_is_refused(graph, quantized, name):
 
 
 @pytest.mark.parametrize("name", [name for name in PASSES if name != "movement"])
+@pytest.mark.sampled(3)
 def test_batches_may_be_tensors_and_tuples(graph, quantized, name):
     given = batch()["x"]
     expected = PASSES[name](graph, quantized, [{"x": given, "mask": None, "index": 3}])[1]

@@ -67,6 +67,7 @@ def told(loses, run, *args):
     return found
 
 
+@pytest.mark.sampled(3)
 def test_a_graph_copies(case):
     net, mg, _ = case
     for twin in (mg.copy(), copy.deepcopy(mg), mg.sharing_copy()):
@@ -81,6 +82,7 @@ def test_a_graph_copies(case):
     assert torch.equal(mg.to_module()(X), mg.model(X))
 
 
+@pytest.mark.sampled(3)
 def test_the_computed_weight_is_quantized_and_the_layer_named(case):
     net, mg, loses = case
     net(X)  # hooks compute it at a call
@@ -100,6 +102,7 @@ def test_the_computed_weight_is_quantized_and_the_layer_named(case):
     assert torch.equal(quantized.to_module()(X), quantized.model(X))
 
 
+@pytest.mark.sampled(3)
 def test_adapters_masks_and_files_keep_the_function(case, tmp_path):
     net, mg, loses = case
     adapted, info = told(loses, passes.insert_lora_adapter_transform_pass, mg, {"rank": 2})
@@ -149,6 +152,7 @@ def test_a_mask_of_torch_is_the_operators_own():
 
 @pytest.mark.parametrize("method", ["l1-norm", "random"])
 @pytest.mark.parametrize("sparsity", [0.1, 0.75])
+@pytest.mark.sampled(3)
 def test_what_torch_has_pruned_stays_pruned(method, sparsity):
     net = network("prune")
     pruned_before = net[1].weight == 0

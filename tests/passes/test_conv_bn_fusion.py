@@ -42,6 +42,7 @@ def resnet():
         (resnet, (5, 3, 32, 32), 11),
     ],
 )
+@pytest.mark.long
 def test_a_whole_model_gives_the_same_answers_without_norms(build, shape, norms):
     model = shaken(build())
     x = torch.randn(shape)
@@ -77,6 +78,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(3)
 def test_every_kind_of_convolution_folds(case):
     convolution, norm, shape = CASES[case]
     model = shaken(nn.Sequential(copy.deepcopy(convolution), copy.deepcopy(norm), nn.ReLU()))

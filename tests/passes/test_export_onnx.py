@@ -147,6 +147,7 @@ OTHERS = [
     "name, formats",
     [*dict.fromkeys(PAIRS), *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)],
 )
+@pytest.mark.sampled(3)
 def test_one_operator_gives_what_it_gave(name, formats, tmp_path):
     model, x = MODELS[name]
     torch.manual_seed(2)
@@ -264,6 +265,7 @@ def bert(*names):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_texts_of_any_size_and_one_step_of_the_format(tmp_path):
     mg = bert("input_ids", "attention_mask")
     step = 2.0**-6
@@ -515,6 +517,7 @@ def tensors_of(answer):
     ),
 )
 @pytest.mark.filterwarnings("ignore:.*the output 'r' is a str, which ONNX lacks.*")
+@pytest.mark.sampled(2)
 def test_outputs_are_those_of_the_output_node(name, tmp_path):
     end, names = ENDS[name]
     x = torch.randn(3, 4)
@@ -613,6 +616,7 @@ ARGUMENTS = {
         ),
     ),
 )
+@pytest.mark.sampled(2)
 def test_arguments_of_operators_are_honored(name, tmp_path):
     layer, shape, in_integers = ARGUMENTS[name]
     argument = "x" if isinstance(layer, Float64) else "input"

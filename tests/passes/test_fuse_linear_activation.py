@@ -56,6 +56,7 @@ def operators_run(model, x):
 
 
 @pytest.mark.parametrize("name, form", ALL_FORMS)
+@pytest.mark.sampled(3)
 def test_every_form_of_an_activation_is_taken_over(name, form):
     mg = raised(Block(form))
     fused, info = passes.fuse_linear_activation_transform_pass(mg, {})

@@ -48,6 +48,7 @@ def quantized(mg, weight, data_in=None):
 
 @pytest.mark.parametrize("actorder", [False, True])
 @pytest.mark.parametrize("data_in", [None, Integer(8, "auto")])
+@pytest.mark.sampled(2)
 def test_a_whole_model_comes_nearer_to_float_on_rows_it_has_not_seen(graph, actorder, data_in):
     mg = quantized(graph, Integer(4, "mse"), data_in)
     batches = [{"x": x} for x in correlated(256, 1).split(50)]
@@ -144,6 +145,7 @@ SCALED = [
 
 
 @pytest.mark.parametrize("number_format", SCALED, ids=lambda x: x.label)
+@pytest.mark.sampled(3)
 def test_formats_with_scales_keep_those_of_the_float_weights(graph, number_format):
     mg = quantized(graph, number_format)
     better, info = passes.gptq_transform_pass(mg, {"batches": [{"x": correlated(200, 1)}]})

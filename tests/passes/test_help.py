@@ -163,6 +163,7 @@ def test_every_pass_is_run_below():
 
 
 @pytest.mark.parametrize("name", sorted(RUNS))
+@pytest.mark.sampled(3)
 def test_info_has_the_keys_that_the_help_lists(name, tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
     if name == "export_onnx_interface_pass":

@@ -53,6 +53,7 @@ def sum_of_rows(model):
     return sum(row["trainable"] for row in report["rows"])
 
 
+@pytest.mark.long
 def test_parameters_of_the_courses_bert_tiny():
     """The course's ratio of 4.5 is that of two such sums; see examples/tutorial_2.py."""
     config = BertConfig(
@@ -106,6 +107,7 @@ QUERIES = {f"bert.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
         (["layer.1.attention.self.query", "layer.0.attention.self.query"], QUERIES),
     ],
 )
+@pytest.mark.sampled(3)
 def test_targets(bert_graph, entries, expected):
     adapted, info = passes.insert_lora_adapter_transform_pass(
         bert_graph, {"target_modules": entries}
@@ -148,6 +150,7 @@ def test_what_else_may_train(bert_graph):
         ({"train_bias": "some"}, "train_bias: got 'some'"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_mistakes_are_named(bert_graph, settings, message):
     message = message.replace("(", r"\(")
     with pytest.raises(ConfigError, match=message):

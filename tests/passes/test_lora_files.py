@@ -82,6 +82,7 @@ def read_by_peft(model, folder):
     ],
     ids=["mase", "rslora", "saved", "lora_only", "all"],
 )
+@pytest.mark.sampled(3)
 def test_peft_reads_what_we_write(build, settings, tmp_path):
     model = build()
     known = [name for name, _ in model.named_modules()]
@@ -130,6 +131,7 @@ def test_peft_reads_what_we_write(build, settings, tmp_path):
     ],
     ids=["list", "regex", "SEQ_CLS", "lora_only", "all", "rslora", "layers", "patterns", "saved"],
 )
+@pytest.mark.sampled(3)
 def test_we_read_what_peft_writes(build, settings, tmp_path):
     model = peft.get_peft_model(build(), peft.LoraConfig(**settings)).eval()
     disturb(model)

@@ -64,6 +64,7 @@ def distinct(model):
     ],
 )
 @pytest.mark.parametrize("scope", ["local", "global"])
+@pytest.mark.sampled(2)
 def test_removed_channels_are_as_good_as_zero(name, producers, scope):
     mg = with_metadata(MaseGraph(distinct(load_model(name))))
     small, info = shrink(mg, include=list(producers), weight={"scope": scope})
@@ -169,6 +170,7 @@ class Between(nn.Module):
         *(nn.ReLU6(), lambda x: x.clamp(-0.1, 0.2), lambda x: -(x**3), lambda x: 2 * x - 1),
     ],
 )
+@pytest.mark.sampled(3)
 def test_units_pass_through_functions_of_one_number(function):
     mg = with_metadata(MaseGraph(distinct(Between(function)), dummy_in={"x": torch.randn(2, 3)}))
     small, info = shrink(mg, include=["fc1"])
@@ -301,6 +303,7 @@ def test_a_weight_that_others_use_stays_whole():
     assert info["hidden"] == 0
 
 
+@pytest.mark.long
 def test_heads_leave_quantized_attention_with_dropout_too():
     torch.manual_seed(0)
     config = BertConfig(

@@ -76,6 +76,7 @@ def train(model, optimizer, steps=3):
 
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.sampled(3)
 def test_no_optimizer_moves_a_zero(net_graph, optimizer, way, tmp_path):
     mg = COPIES[way](prune(net_graph), tmp_path)
     before = {name: mg.modules[name].weight.detach().clone() for name in LAYERS}

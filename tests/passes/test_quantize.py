@@ -172,6 +172,7 @@ def test_the_default_holds_for_the_rest(bert_graph):
         ("linear", "expected a mapping"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_mistakes_are_named_and_change_nothing(bert_graph, config, message):
     before = [(node.op, node.target) for node in bert_graph.nodes]
     with pytest.raises(ConfigError, match=message):
@@ -207,6 +208,7 @@ def test_device_dtype_and_mode_follow_the_model(bert_graph):
     assert not any(m.training for m in quantized.modules.values())
 
 
+@pytest.mark.long
 def test_the_quantized_bert_compiles_as_one_graph(bert_graph, bert_inputs):
     torch._dynamo.reset()
     config = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}

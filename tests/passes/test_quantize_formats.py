@@ -22,6 +22,7 @@ NAMES = [kind.name for kind in formats() if kind.name != "float"]
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(3)
 def test_every_format_by_name_through_the_pass_and_a_checkpoint(net_graph, name, tmp_path):
     config = {"by": "type", "default": {"config": {"name": name, **NEEDED.get(name, {})}}}
     quantized, info = passes.quantize_transform_pass(net_graph, config)

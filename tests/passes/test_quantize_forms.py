@@ -71,6 +71,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("kind", "call"), [(k, c) for k, calls in FORMS.items() for c in calls])
+@pytest.mark.sampled(3)
 def test_every_spelling_quantizes_every_operand(kind, call):
     model = Calls(call, weight=(4, 4) if kind in ("linear", "matmul") else (4,))
     x = torch.randn(3, 4)

@@ -114,6 +114,7 @@ def captured(model, x):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(3)
 def test_a_wide_format_changes_nothing(name):
     torch.manual_seed(0)
     model, x = MODELS[name]().eval(), torch.randn(3, 4)

@@ -68,6 +68,7 @@ def captured(net, x):
 
 
 @pytest.mark.parametrize("replace", WAYS)
+@pytest.mark.sampled(3)
 def test_what_was_put_in_its_place_is_quantized(replace):
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(5, 8)
@@ -136,6 +137,7 @@ def replaced_afterwards(mg):
         lambda mg: passes.quantize_transform_pass(mg, {"by": "name", "fc": COARSE["linear"]}),
     ],
 )
+@pytest.mark.sampled(3)
 def test_passes_refuse_what_was_replaced_after_the_capture(apply):
     mg = replaced_afterwards(captured(Net().eval(), torch.randn(5, 8)))
     with pytest.raises(ChopError, match=r"'fc'.*forward was replaced on the instance by .*lambda"):
@@ -178,6 +180,7 @@ def test_a_forward_of_what_the_graph_looked_into_is_refused():
 
 
 @pytest.mark.parametrize("how", ["layer", "wrapper", "block", "model"])
+@pytest.mark.sampled(2)
 def test_compiled_modules_are_quantized(how):
     torch.manual_seed(0)
     net, x = nn.Sequential(Net(), nn.Linear(4, 4)).eval(), torch.randn(5, 8)

@@ -36,6 +36,7 @@ def twice(tmp_path_factory):
     ]
 
 
+@pytest.mark.long
 def test_a_figure_that_is_drawn_again_has_the_same_bytes(twice):
     first, second = twice
     assert len(first) == 24
@@ -114,6 +115,7 @@ def check_layout(figure):
 
 @pytest.mark.parametrize("percent", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.sampled(3)
 def test_the_legend_is_off_the_curves_and_nothing_is_cut(seen, shape, percent):
     title = f"{shape}: a title that is longer than the figure is wide, with $x$ and /a/path" * 2
     told = {"ylabel": "best accuracy so far", "title": title, "percent": percent}
@@ -128,6 +130,7 @@ def test_the_legend_is_off_the_curves_and_nothing_is_cut(seen, shape, percent):
 
 @pytest.mark.parametrize("panels", [1, 2, 3])
 @pytest.mark.parametrize("shape", FRONTS)
+@pytest.mark.sampled(3)
 def test_fronts_are_laid_out_with_each_budget_named(seen, shape, panels):
     points = FRONTS[shape]
     clouds = [Cloud(f"cost {i}", points, points[-1:], 4.0 + i) for i in range(panels)]

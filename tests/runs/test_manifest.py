@@ -131,6 +131,7 @@ for number in itertools.count():
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
+@pytest.mark.sampled(3)
 def test_a_kill_leaves_results_that_their_manifest_describes(seconds, tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", REPLACING, tmp_path], stdout=subprocess.PIPE, text=True

@@ -35,6 +35,7 @@ def measure(name, value):
 
 @pytest.mark.parametrize("goals", GOALS)
 @pytest.mark.parametrize("sampler", ["sensitivity", "random", "grid", "tpe", "nsga2"])
+@pytest.mark.sampled(3)
 def test_a_trial_without_a_number_fails_and_the_search_goes_on(space, goals, sampler, tmp_path):
     name = "cost" if goals == "two" else "profit"
     for until in (10, 14):  # the second run goes on with the first

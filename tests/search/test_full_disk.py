@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from chop.search import Choice, Goal, Search, SearchSpace
 from chop.search.storage import open_engine
 from tests.unprivileged import in_a_namespace
@@ -54,6 +56,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_nothing_is_lost(tmp_path):
     assert measured == UNTIL and begun <= UNTIL + 1
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_before_the_study_is_begun(tmp_path, monkeypatch):
     open_engine(f"sqlite:///{tmp_path}/search.db").dispose()
     script = """mount -t tmpfs -o size=40k none "$1"; cp "$2" "$1/search.db"

@@ -172,6 +172,7 @@ def test_ties_keep_the_best_model(slow_is_first, tmp_path):
     assert [p.name for p in (tmp_path / "search" / "best").iterdir()] == [result.best.key]
 
 
+@pytest.mark.long
 def test_two_studies_of_one_folder_keep_their_own(tmp_path):
     a, b = (Killed(tmp_path, name=name) for name in ("a", "b"))
     b.log = b.log.with_name("b kills")
@@ -187,6 +188,7 @@ def test_two_studies_of_one_folder_keep_their_own(tmp_path):
     a.check_end(), b.check_end()
 
 
+@pytest.mark.long
 def test_a_measure_with_threads_and_processes(tmp_path):
     import multiprocessing
     from concurrent.futures import ThreadPoolExecutor

@@ -128,6 +128,7 @@ def _tower(depths: int = 4) -> SearchSpace:
     )
 
 
+@pytest.mark.long
 def test_choices_that_do_not_count_are_not_varied():
     space = _tower()
     best = {"depth": "3", "kind0": "b", "kind1": "c", "kind2": "a", "kind3": "a"}
@@ -240,6 +241,7 @@ def test_a_search_cut_in_two_is_the_unbroken_one(tmp_path):
     assert len(parts[0].measured) == 6
 
 
+@pytest.mark.long
 def test_what_is_kept_between_trials_changes_no_proposal():
     space = _space()
 
@@ -392,6 +394,7 @@ def test_single_changes_are_predicted_as_the_candidates_that_they_make():
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(3)
 def test_merging_finds_what_the_integer_program_finds(seed):
     draw = np.random.default_rng(seed)
     counts = draw.integers(1, 8, draw.integers(1, 16)).tolist()

@@ -191,6 +191,7 @@ KINDS = {
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(3)
 def test_what_is_no_storage_is_one_sentence(kind, read_only, tmp_path):
     make, message = KINDS[kind]
     file = tmp_path / "search.db"
@@ -258,6 +259,7 @@ def test_a_storage_to_read_must_be_there(tmp_path):
 
 @NEEDS_ROOT
 @pytest.mark.parametrize("state", ["closed", "killed", "killed, no index", "running"])
+@pytest.mark.sampled(3)
 def test_another_users_folder_is_read(state, open_to_all):
     url = storage_url(None, open_to_all)
     engine = write(url, 4)

@@ -42,6 +42,7 @@ SAMPLERS = ("random", "grid", "tpe", "nsga2", "cmaes", "gp")
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.sampled(3)
 def test_no_configuration_is_measured_twice_and_none_is_left_out(sampler, space, tmp_path):
     small = SearchSpace(space.choices[:2])
     measured = Measured()

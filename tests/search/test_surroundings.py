@@ -123,6 +123,7 @@ def test_a_server_that_stops_for_a_while(stop, count, postgres, tmp_path):
     assert set(killed.journal.count("begin").values()) == {1}
 
 
+@pytest.mark.long
 def test_workers_that_begin_together_in_an_empty_database(postgres, tmp_path):
     import psycopg
 

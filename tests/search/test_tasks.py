@@ -64,6 +64,7 @@ def test_numbers_have_no_divergence(line):
         PrecisionProblem(mg, line.train, line.test, goal="kl")
 
 
+@pytest.mark.long
 def test_the_job_finds_formats_of_a_regression(line, tmp_path):
     config = PrecisionConfig(
         out=tmp_path, goals=("mse",), metric="mse", trials=4, widths="3,8", sampler="random", keep=0

@@ -109,6 +109,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.sampled(3)
 def test_the_only_process_is_killed_when(moment, tmp_path, unbroken):
     measure = Journalled(tmp_path / "journal")
 
@@ -345,6 +346,7 @@ def test_pruners_and_samplers_go_on_as_if_never_interrupted(sampler, pruner, tmp
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.sampled(2)
 def test_two_workers_and_a_restart_measure_nothing_twice(sampler, tmp_path):
     measure = Journalled(tmp_path / "journal", seconds=0.01)
     totals = (3, 6) if sampler == "gp" else (5, 10)

@@ -35,6 +35,7 @@ def test_quick_leaves_what_is_given():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_run_has_all_that_the_tables_need():
     if compiler() is None:
         pytest.skip("needs a C++ compiler")

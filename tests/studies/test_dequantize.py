@@ -143,6 +143,7 @@ def test_mistakes_are_named(settings, message):
         BenchDequantizeConfig(**settings)
 
 
+@pytest.mark.long
 def test_a_missing_checkpoint_is_told_by_the_process_that_wanted_it(tmp_path):
     with pytest.raises(RuntimeError, match="resident_by failed in a process of its own"):
         in_subprocess(resident_by, str(tmp_path), "float")

@@ -65,6 +65,7 @@ def test_rows_say_what_was_measured():
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
+@pytest.mark.long
 def test_the_kernel_is_as_precise_as_torch_in_the_interpreter():
     rows = in_subprocess(interpreted_errors, ["6x300", "1x20000"], TRITON_INTERPRET="1")
     assert [row["dtype"] for row in rows] == 2 * ["float32", "bfloat16", "float16"]
@@ -89,6 +90,7 @@ def test_mistakes_are_named(settings, message):
         BenchSoftmaxConfig(**settings)
 
 
+@pytest.mark.long
 def test_what_fails_in_another_process_says_why():
     with pytest.raises(RuntimeError, match="interpreted_errors failed .* expected rows x columns"):
         in_subprocess(interpreted_errors, ["7"])

@@ -40,6 +40,7 @@ class Watch:
 
 @pytest.mark.parametrize("scope", ["local", "global"])
 @pytest.mark.parametrize("method", ["l1-norm", "random", "movement", "snip"])
+@pytest.mark.sampled(3)
 def test_masks_grow_to_the_exact_share(digits, method, scope):
     mg = graph()
     config = {"weight": {"sparsity": 0.7, "method": method, "scope": scope}}
@@ -90,6 +91,7 @@ def test_the_trainers_callback_does_the_same(digits):
     assert hidden.any() and (mg.modules["fc1"].effective("weight")[hidden] == 0).all()
 
 
+@pytest.mark.long
 def test_pruning_while_training_beats_pruning_after(digits):
     rows = {name: read_rows(split) for name, split in load_dataset("digits").items()}
     mg = graph()

@@ -162,6 +162,7 @@ def test_bad_arguments_are_named(digits):
 
 
 @pytest.mark.data
+@pytest.mark.long
 def test_the_real_fine_tuned_model_reads_real_reviews(data_folder):
     folder = data_folder / "bert-tiny-imdb"
     data = get_tokenized_dataset(data_folder / "imdb", folder, limit=400, max_length=256)

@@ -80,6 +80,7 @@ def captured(*names):
     ],
     ids=["hugging face", "tokens only", "graph with its loss", "graph without"],
 )
+@pytest.mark.sampled(2)
 def test_text_models_with_and_without_labels_and_masks(reviews, make):
     data, tokenizer = reviews
     model = make()
@@ -160,6 +161,7 @@ def test_no_stray_files_unless_asked_for(digits, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_latest_checkpoint_is_kept_where_asked(digits, tmp_path):
     model = load_model("mlp")
     trainer = get_trainer(

@@ -56,6 +56,7 @@ def six(tmp_path_factory):
     ]
 
 
+@pytest.mark.long
 def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
     rows = compare_searches(six, out=tmp_path)
     manifest = read_manifest(tmp_path)
@@ -85,6 +86,7 @@ def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
     assert f"{rows[0]['best (median)']:.2%}" in spelled[2] and spelled[2].endswith(" |")
 
 
+@pytest.mark.long
 def test_compared_again_the_figure_has_the_same_bytes(six, tmp_path):
     for name in ("a", "b"):
         compare_searches(six, out=tmp_path / name)
@@ -118,6 +120,7 @@ def test_equal_searches_are_told_apart_by_their_place(tmp_path):
     assert [row["seeds"] for row in rows] == [1, 1, 1]
 
 
+@pytest.mark.long
 def test_how_long_a_search_ran_makes_no_other_curve_unless_nothing_else_does(tmp_path):
     folders = [begin(tmp_path / f"r{n}", seed=n, trials=10 + n, workers=n + 1) for n in range(2)]
     rows = compare_searches([*folders, begin(tmp_path / "tpe", "tpe")], out=tmp_path / "out")
@@ -131,6 +134,7 @@ def test_how_long_a_search_ran_makes_no_other_curve_unless_nothing_else_does(tmp
     ]
 
 
+@pytest.mark.long
 def test_searches_of_programs_go_by_study_or_label(tmp_path):
     out = tmp_path / "db"
     for seed in range(2):

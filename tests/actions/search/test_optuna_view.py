@@ -42,6 +42,7 @@ def begun(tmp_path):
     return make(tmp_path / "out").run(until=5, progress=False)
 
 
+@pytest.mark.long
 def test_an_exported_study_is_an_ordinary_one(begun, tmp_path):
     assert export_study(str(tmp_path / "out"), tmp_path / "a b%.db") == 5
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/a b%25.db")

@@ -138,6 +138,7 @@ def test_settings_are_checked_before_anything_is_loaded(settings, message):
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.long
 def test_sensitivities_are_written_and_measured_once(tmp_path, monkeypatch):
     config = SensitivityConfig(out=tmp_path, widths="2,8", vectors=2)
     found = measure_sensitivity(config, workload())
@@ -259,6 +260,7 @@ def search(tmp_path, given=None, **settings):
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.long
 def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path, capsys):
     given = with_validation()
     result, table = search(tmp_path, given)
@@ -308,6 +310,7 @@ def test_other_rows_are_told_as_what_they_are(given, told):
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.long
 def test_only_what_was_chosen_without_them_has_test_numbers(tmp_path):
     result, table = search(tmp_path, goals=("kl", "bits"), trials=12)
     assert len(result.front) > 1
@@ -425,6 +428,7 @@ def test_what_a_search_gains_is_told_with_its_error():
         ("bits", 390, 0.2, "better than A by more than its error"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right, divergence, told):
     given = with_validation()
     found = precision.problem_of(PrecisionConfig(widths="2,8"), given)

@@ -63,6 +63,7 @@ def test_plugs_see_the_trained_model():
     assert seen == [found.graph(found.uniform("2.mse"))]
 
 
+@pytest.mark.long
 def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     tmp_path, monkeypatch, capsys
 ):

@@ -53,6 +53,7 @@ def quantized(workload, tmp_path_factory):
     return out, best[0]
 
 
+@pytest.mark.long
 def test_weights_and_inputs_of_the_best_quantized_model(workload, quantized, tmp_path, capsys):
     folder, best = quantized
     both = ("l1-norm", "random")

@@ -90,6 +90,7 @@ def test_the_least_is_within_a_standard_error_of_the_best(workload):
     assert least_without_loss(scores, metric, 100)[0] == 2
 
 
+@pytest.mark.long
 def test_integer_bits_are_varied_and_then_fraction_bits(workload, inputs, tmp_path, capsys):
     settings = {"out": tmp_path, "integer_bits": "1:12", "fraction_bits": "1,4", "qat_epochs": 1}
     rows = quantize_sweep(QuantizeSweepConfig(**settings, seeds=2), workload)
@@ -120,6 +121,7 @@ def test_integer_bits_are_varied_and_then_fraction_bits(workload, inputs, tmp_pa
     assert float(ranges[2]["largest weight"]) == parameters[4]
 
 
+@pytest.mark.long
 def test_more_seeds_go_on_from_fewer(workload, tmp_path):
     settings = {"out": tmp_path, "widths": 6, "qat_epochs": 1}
     (one,) = quantize_sweep(QuantizeSweepConfig(**settings), workload)

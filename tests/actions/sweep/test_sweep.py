@@ -152,6 +152,7 @@ def changed(before, after):
     return {name for name in before if before[name] != after[name]}
 
 
+@pytest.mark.long
 def test_other_weights_and_other_rows_are_another_subject():
     workload = load_workload(WorkloadConfig(model="mlp"))
     before = identity_of(workload)
@@ -229,6 +230,7 @@ def test_the_width_sweep_shows_ptq_qat_and_float(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [pytest.param("vit", marks=pytest.mark.long), "cnn"])
+@pytest.mark.long
 def test_at_half_sparsity_l1_holds_and_random_does_not(model, tmp_path):
     config = PruneSweepConfig(model=model, out=tmp_path, sparsity=0.5, finetune_epochs=5)
     rows = {row["method"]: row for row in prune_sweep(config)}

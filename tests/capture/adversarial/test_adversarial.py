@@ -32,6 +32,7 @@ def marks(number: int, case: Case) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("case", parameters())
+@pytest.mark.sampled(40)
 def test_no_capture_is_silently_another_model(case: Case) -> None:
     check(case)
 

@@ -82,6 +82,7 @@ def llama() -> tuple[MaseGraph, dict[str, Any]]:
     return mg, {"input_ids": ids, "attention_mask": ids}
 
 
+@pytest.mark.long
 def test_megatrons_layout_is_found_on_a_llama():
     mg, inputs = llama()
     whole = sum(x.nbytes for x in mg.model.parameters())
@@ -158,6 +159,7 @@ def check_bytes(name: str, mesh: tuple[int, ...], shares: list[float], plans: di
         ),
     ],
 )
+@pytest.mark.long
 def test_no_plan_of_eight_that_fit_sends_less(name: str, shares: list[float]):
     check_bytes(name, (2,), shares, eight(name, (2,)))
 
@@ -196,6 +198,7 @@ def test_a_budget_that_is_too_small_names_the_smallest_mesh_that_fits():
     assert fitting.simulation.peak_bytes <= int(0.45 * whole_bytes("bert"))
 
 
+@pytest.mark.long
 def test_a_budget_that_no_mesh_keeps_says_so():
     machine = Machine.of((512,), FLOPS, MEMORY, 100e9, 10e-6, 1000)
     with pytest.raises(PlanError, match="no mesh of up to 1024 processes fits"):

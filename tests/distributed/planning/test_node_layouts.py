@@ -131,6 +131,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_number_formats_are_cut_at_their_groups(name: str):
     number_format, processes, expected = CASES[name]
     assert texts(rows(quantized(number_format), WIDE, processes, "_0")) == expected
@@ -147,6 +148,7 @@ def test_given_scales_of_channels_are_cut_with_the_rows():
     assert found == LINEAR - {"S2 | S1 R -> P"} | {"S2 | R R -> P"}
 
 
+@pytest.mark.long
 def test_packed_codes_are_cut_by_rows_with_their_scales():
     found = texts(rows(quantized(blocks(8), packed=True), WIDE, 2, "_0"))
     assert {x for x in found if " R |" not in x and "-> S2" in x} == {"R | S0 S0 R R -> S2"}
@@ -167,6 +169,7 @@ def nets() -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], str]]:
     ("name", "count", "failing"),
     [("linear", 24, 8), ("norm", 8, 0), ("table", 15, 0), ("attention", 8, 0)],
 )
+@pytest.mark.sampled(2)
 def test_layouts_on_two_axes_are_products_of_those_along_each(name: str, count: int, failing: int):
     """Where sizes do not divide by four there is no product.
 

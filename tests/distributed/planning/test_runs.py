@@ -253,6 +253,7 @@ def of_cases(cases: list[Case], long_cases: list[Case]) -> Any:
 
 
 @of_cases(CASES, LONG_CASES)
+@pytest.mark.long
 def test_outputs_equal_those_of_one_process(case: Case, folder: Path):
     for seen in observed(case, folder):
         assert seen.difference <= 1e-5

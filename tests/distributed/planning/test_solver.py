@@ -164,6 +164,7 @@ def features(problem: Problem, sizes: list[int]) -> set[str]:
     return {name for name, is_there in has.items() if is_there}
 
 
+@pytest.mark.long
 def test_solutions_are_those_of_trying_all():
     found = [check(seed) for seed in SMALL]
     names = ("impossible", "follows", "tied", "moments", "several readers", "reads itself")

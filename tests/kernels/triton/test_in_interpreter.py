@@ -127,6 +127,7 @@ def bytes_moved(kernel):
 
 
 @pytest.mark.parametrize("columns", [128, 1000, 4096, 16384])
+@pytest.mark.sampled(3)
 def test_softmax_reads_and_writes_once_and_keeps_rows_in_registers(compiled, columns):
     from chop.kernels.triton.softmax import softmax
 

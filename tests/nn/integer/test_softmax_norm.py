@@ -124,6 +124,7 @@ def test_wide_scores_are_refused():
 @pytest.mark.parametrize("kind", NORMS)
 @settings(max_examples=25, deadline=None)
 @given(o.integers(), st.integers(1, 70), st.integers(0, 99))
+@pytest.mark.sampled(3)
 def test_norms_are_the_formula_in_unbounded_integers(kind, mode, data_in, count, seed):
     _, operator = norm(kind, data_in, count, mode, seed)
     rows = rows_of(o.read(data_in), count, seed)

@@ -54,6 +54,7 @@ class OneOperator(nn.Module):
 
 
 @pytest.mark.parametrize("operator", operators(), ids=lambda operator: type(operator).__name__)
+@pytest.mark.sampled(3)
 def test_a_graph_of_integers_survives_copies_and_files(operator, tmp_path):
     codes = torch.randint(-128, 128, (3, 4, 8))
     expected = operator(codes)
