@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import numbers
-import tomllib
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from chop.documents import read_toml
 from chop.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -121,12 +121,12 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML; the message has the line.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"config file '{path}' does not exist.") from None
     except OSError as error:
         raise ConfigError(f"config file '{path}' cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ConfigError as error:
         raise ConfigError(f"config file '{path}' is not valid TOML: {error}.") from None
 
 

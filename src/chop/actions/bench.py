@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.settings.workload import WorkloadConfig
 from chop.actions.workload import load_workload, raise_to_graph
+from chop.documents import read_json
 from chop.errors import CheckpointError
 from chop.files import latest, shared_lock
 from chop.ir.graph import MaseGraph
@@ -118,5 +118,8 @@ def _compressed_run(folder: Path) -> tuple[Mapping[str, Any], bool]:
                 f"'{folder}' holds no {runs.MANIFEST} of a finished run, and no result.json: "
                 "expected the output folder of chop compress."
             )
-        result = json.loads(path.read_text())
-    return result["config"], result["saved"] is not None
+        try:
+            result = read_json(path)
+            return dict(result["config"]), result["saved"] is not None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise CheckpointError(f"'{path}' is no result of chop compress: {error}.") from None

@@ -6,16 +6,15 @@ Shapes: C channels, H rows, W columns.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from chop.data import DATASETS, DatasetInfo
-from chop.errors import ConfigError
+from chop.documents import read_json
+from chop.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from chop.actions.settings.workload import WorkloadConfig
@@ -141,7 +140,15 @@ def _preprocessor(name: str) -> dict[str, Any]:
         local_files_only=True,
         _raise_exceptions_for_missing_entries=False,
     )
-    return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    return _read_json(path) if path else {}
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = read_json(path)
+    except (OSError, ConfigError) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
+    return found
 
 
 def _shown(values: Any) -> str:

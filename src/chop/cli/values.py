@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chop.documents import parse_json
 from chop.errors import ConfigError
 
 
@@ -70,6 +70,6 @@ def _assigned(pairs: Sequence[str], in_lists: bool) -> dict[str, Any]:
 
 def _read(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text, None)
     except ValueError:
         return text

@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from chop.distributed.placements import REPLICATED, normalized, shard_dim
-from chop.errors import PlanError
+from chop.documents import read_json
+from chop.errors import ConfigError, PlanError
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 
@@ -150,10 +151,10 @@ class Plan:
             PlanError: there is no such file, or it holds no plan.
         """
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            document = read_json(path, None)
         except OSError as error:
             raise PlanError(f"plan '{path}' cannot be read: {error.strerror}.") from None
-        except (ValueError, RecursionError) as error:
+        except ConfigError as error:
             raise PlanError(f"plan '{path}' is no JSON: {error}.") from None
         return cls.from_json(document, f"plan '{path}'")
 

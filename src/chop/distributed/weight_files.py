@@ -6,7 +6,6 @@ A file is opened for one tensor at a time and mapped no longer than that.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from chop.errors import CheckpointError
+from chop.documents import read_json
+from chop.errors import CheckpointError, ConfigError
 from chop.ir.storage.tensor_store import open_file
 
 Slices = tuple[slice, ...]
@@ -131,9 +131,13 @@ def _files(path: Path) -> dict[Path, list[str] | None]:
         )
     shards: dict[Path, list[str]] = {}
     try:
-        for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+        for name, file in read_json(index)["weight_map"].items():
+            if Path(file).name != file:
+                raise ConfigError(f"'{file}' is no file of the folder")
             shards.setdefault(path / file, []).append(name)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except ConfigError as error:
+        raise CheckpointError(f"'{index}' is no index of weights: {error}.") from None
+    except (OSError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"'{index}' is no index of weights: {error!r}.") from None
     missing = sorted(file.name for file in shards if not file.is_file())
     if missing:

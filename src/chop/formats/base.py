@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from chop.config import check_fields, parse
+from chop.documents import parse_json
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import reference, transforms
 from chop.formats.encoded import Encoded
@@ -269,7 +270,7 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
 @lru_cache(maxsize=4096)
 def from_key(key: str) -> NumberFormat:
     """The format that `key` describes."""
-    return parse_format(json.loads(key))
+    return parse_format(parse_json(key))
 
 
 def even_sample(x: Tensor, count: int) -> Tensor:

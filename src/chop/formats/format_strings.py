@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+from chop.documents import parse_json
 from chop.errors import ConfigError
 from chop.formats.base import NumberFormat, parse_format
 from chop.formats.integer import Integer
@@ -69,7 +70,7 @@ def _parse_integer(text: str) -> Integer:
 
 def _parse_value(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text, None)
     except ValueError:
         return text
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chop.config import parse
+from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError
 from chop.files import make_folder, write_json, write_text
 from chop.hardware.design import Design
@@ -110,7 +110,7 @@ def read_project(folder: Path) -> Project:
     """
     path = folder / DESIGN
     try:
-        project: Project = parse(Project, json.loads(path.read_text(encoding="utf-8")))
+        project: Project = parse(Project, read_json(path))
         _check_project(project)
     except FileNotFoundError:
         raise CheckpointError(

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from chop.documents import read_json
 from chop.errors import CheckpointError
 from chop.files import atomic_file, write_text
 
@@ -176,12 +177,12 @@ def _whole(value: float) -> float:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"'{folder}' holds no adapter: it has no {CONFIG_FILE}.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
-    kind = config.get("peft_type") if isinstance(config, dict) else None
+    kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"'{path}': expected peft_type 'LORA', got {kind!r}.")
     for key, value in config.items():

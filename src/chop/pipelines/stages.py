@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,8 @@ import torch
 from torch import Tensor
 
 from chop import runs
-from chop.errors import CheckpointError
+from chop.documents import read_json
+from chop.errors import CheckpointError, ConfigError
 from chop.ir.graph import MaseGraph
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def _old_note(path: Path) -> Path:
 
 def _read_old_note(path: Path) -> dict[str, Any]:
     try:
-        entry = json.loads(_old_note(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found: dict[str, Any] = read_json(_old_note(path))
+    except (OSError, ConfigError):
         return {}
-    return entry if isinstance(entry, dict) else {}
+    return found
 
 
 def stages_as_json(stages: Sequence[Stage]) -> dict[str, Any]:

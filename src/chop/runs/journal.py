@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chop.documents import parse_json
 from chop.files import append_line
 
 
@@ -87,7 +88,7 @@ class Journal:
 
     def _read(self, line: bytes) -> None:
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             key, result = key_of(entry["settings"]), entry["result"]
         except (ValueError, KeyError, TypeError):
             return

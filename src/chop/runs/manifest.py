@@ -7,7 +7,6 @@ and other jobs read it by `read_manifest`.
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from chop import __version__
 from chop.config import parse
+from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.files import (
     atomic_files,
@@ -231,14 +231,14 @@ def read_manifest(folder: str | Path) -> Manifest:
     with shared_lock(folder):
         path = latest(folder / MANIFEST)
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_json(path)
         except FileNotFoundError:
             raise CheckpointError(
                 f"'{folder}' holds no {MANIFEST}: expected the output folder of a chop command."
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
-    found = document.get("format", FORMAT) if isinstance(document, dict) else None
+    found = document.get("format", FORMAT)
     if found != FORMAT:
         raise CheckpointError(
             f"'{path}' is of format {found!r}, expected {FORMAT}: read it with the version of chop "

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +39,7 @@ def process_status(identity: str) -> Status:
     import psutil
 
     parts = identity.rsplit(":", 2)
-    if len(parts) != 3 or not parts[1].isdecimal():
+    if len(parts) != 3 or not re.fullmatch(r"[0-9]{1,9}", parts[1]):
         raise ConfigError(f"process: got {identity!r}, expected SYSTEM:PID:STARTED.")
     system, number, started = parts
     if system != system_id():

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chop.documents import parse_json
+from chop.errors import CheckpointError, ConfigError
 from chop.search.result import OUTCOMES, TrialRecord
 from chop.search.space import Config
 
@@ -74,8 +76,7 @@ class Row:
     @cached_property
     def noted(self) -> dict[str, Any]:
         """The document as it was before it became JSON."""
-        found: dict[str, Any] = json.loads(self.document)
-        return found
+        return _parse(self.document, f"trial {self.number}")
 
     @property
     def is_finished(self) -> bool:
@@ -126,6 +127,15 @@ COLUMNS = "number, config, outcome, worker, begun, errors, document"
 MINE = "study = :study AND number = :number AND worker = :worker AND outcome = 'running'"
 
 
+def _parse(text: str, what: str) -> dict[str, Any]:
+    """A document of the storage."""
+    try:
+        found: dict[str, Any] = parse_json(text)
+    except ConfigError as error:
+        raise CheckpointError(f"the storage of the search is broken: {what}: {error}.") from None
+    return found
+
+
 class Ledger:
     """The rows of one study, and this process's copy of them.
 
@@ -159,7 +169,7 @@ class Ledger:
     def document(self) -> dict[str, Any]:
         """What is known of the study; empty where there is none of that name."""
         rows = self._read("SELECT document FROM chop_studies WHERE study = :study")
-        return dict(json.loads(rows[0][0])) if rows else {}
+        return _parse(rows[0][0], f"search '{self.study}'") if rows else {}
 
     def note(self, name: str, value: Any) -> None:
         """Adds an entry to what is known of the study."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from chop.actions.search.compare import compare_searches
 from chop.actions.search.job import Job, finished_trials, run_job, settings_of
 from chop.actions.search.manage import load_search
 from chop.actions.settings.search import SearchConfig
+from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError
 from chop.search.location import MEMORY, storage_url
 from chop.search.objective import objectives_of
@@ -142,9 +142,11 @@ def _columns(job: Job, group: Sequence[SearchConfig], goal: str) -> dict[str, An
 def _best(folder: Path) -> dict[str, Any]:
     """What a search notes of its best; nothing where none is within its budgets."""
     try:
-        noted: dict[str, Any] = json.loads((folder / "best.json").read_text())
+        noted: dict[str, Any] = read_json(folder / "best.json")
     except FileNotFoundError:
         return {}
+    except (OSError, ConfigError) as error:
+        raise CheckpointError(f"'{folder / 'best.json'}' cannot be read: {error}.") from None
     return noted
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from rich import get_console
 
 from chop.actions.search.allocation import Allocation
+from chop.documents import read_json
 from chop.errors import ConfigError
 from chop.files import write_json
 from chop.mixed_precision.costs import COSTS
@@ -127,11 +128,11 @@ def cached(
 ) -> dict[str, Config]:
     """Disk cache of `make()`: a resumed search does not measure again; another key does."""
     try:
-        noted = json.loads(path.read_text())
+        noted = read_json(path)
     except (OSError, ValueError):
         noted = {}
     identity = json.loads(json.dumps(key, default=str))
-    if noted.get("of") != identity:
+    if noted.get("of") != identity or not isinstance(noted.get("found"), dict):
         noted = {"of": identity, "found": make()}
         write_json(path, noted)
     return dict(noted["found"])

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from chop.capture.captured import CapturedModule
 from chop.capture.guards import compile_guard
 from chop.capture.record import CaptureRecord
-from chop.errors import CheckpointError, did_you_mean
+from chop.documents import parse_json
+from chop.errors import CheckpointError, ConfigError, did_you_mean
 from chop.files import atomic_files, latest, shared_lock
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
@@ -340,10 +341,10 @@ def _parse(path: Path) -> dict[str, Json]:
             "MaseGraph.export wrote. Load it where it was made and export the model from there."
         )
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document: dict[str, Json] = parse_json(data)
+    except ConfigError as error:
         raise CheckpointError(f"'{path}' is cut off or corrupt: {error}.") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if document.get("format") != FORMAT:
         raise CheckpointError(f"'{path}' is no chop checkpoint: it does not say '{FORMAT}'.")
     version = document.get("version")
     if not isinstance(version, int) or not 1 <= version <= VERSION:

@@ -17,7 +17,8 @@ from typing import Any
 from torch import fx
 
 from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
-from chop.errors import CheckpointError
+from chop.documents import parse_json
+from chop.errors import CheckpointError, ConfigError
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
@@ -117,8 +118,8 @@ def unfold_metadata(document: dict[str, Json]) -> None:
                 f"the checkpoint's metadata unpacks to more than {len(text)} bytes, too much for "
                 "its size."
             )
-        noted = json.loads(text)
-    except (zlib.error, RecursionError) as error:
+        noted = parse_json(text)
+    except (zlib.error, ConfigError) as error:
         raise CheckpointError(f"the checkpoint's metadata cannot be unpacked: {error}.") from None
     for node in document["nodes"]:
         if node["name"] in noted:

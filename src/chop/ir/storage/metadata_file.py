@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from chop.documents import read_json
 from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.files import write_text
 from chop.ir.metadata import MaseMetadata, Provenance
@@ -72,12 +73,12 @@ def read_metadata(nodes: Iterable[fx.Node], provenance: list[Provenance], path: 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = read_json(path)
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise CheckpointError(f"'{path}' is no metadata of chop's: {error}.") from None
-    is_ours = isinstance(document, dict) and document.get("format") == FORMAT
+    is_ours = document.get("format") == FORMAT
     if not is_ours or document.get("version") != VERSION:
         raise CheckpointError(
             f"'{path}' is no metadata of chop's, version {VERSION}; "

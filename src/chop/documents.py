@@ -1,0 +1,137 @@
+"""Documents: JSON and TOML that anybody may have written, as plain data within bounds.
+
+What a library for JSON accepts goes on to raise in whatever reads it: nesting that ends in a
+RecursionError, integers that no float holds, an array in the place of an object, a key that is
+there twice. All of them are one ConfigError here, to which the caller adds the file's path.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from chop.errors import ConfigError
+
+DEEPEST = 200
+"""Levels of objects and arrays."""
+LARGEST = 2**64
+"""Integers are smaller in magnitude."""
+MOST_BYTES = 2**30
+"""Of a file."""
+KINDS: dict[type, str] = {dict: "an object", list: "an array"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_json(path: str | Path, expected: type | None = dict) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        path: of a regular file of at most `MOST_BYTES`.
+        expected: dict or list; None for any value.
+    Raises:
+        OSError: the file is missing or cannot be read.
+        ConfigError: as of `parse_json`; the message does not name the file.
+    """
+    return parse_json(_content(Path(path)), expected)
+
+
+def parse_json(text: str | bytes, expected: type | None = dict) -> Any:
+    """A JSON document as plain data.
+
+    Args:
+        text: UTF-8 where it is bytes.
+        expected: dict or list; None for any value.
+    Raises:
+        ConfigError: it is no JSON, another value than `expected`, nested deeper than `DEEPEST`, or
+            has a key twice, an integer of 64 bits or more, or half a character.
+
+    >>> parse_json('{"bits": 4}')
+    {'bits': 4}
+    >>> parse_json('{"bits": 4, "bits": 8}')
+    Traceback (most recent call last):
+    chop.errors.ConfigError: the key 'bits' is there twice
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ConfigError(f"it is nested deeper than {DEEPEST} levels") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(_reason(error)) from None
+    _check(found)
+    if expected is not None and type(found) is not expected:
+        raise ConfigError(f"expected {KINDS[expected]}, got {_kind(found)}")
+    return found
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file, with or without a byte-order mark.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+        ConfigError: it is no TOML, is nested deeper than `DEEPEST`, or has an integer of 64 bits or
+            more.
+    """
+    try:
+        found = tomllib.loads(_content(Path(path)).decode("utf-8-sig"))
+    except RecursionError:
+        raise ConfigError(f"it is nested deeper than {DEEPEST} levels") from None
+    except ValueError as error:
+        raise ConfigError(_reason(error)) from None
+    _check(found)
+    return found
+
+
+def _content(path: Path) -> bytes:
+    # Neither a device nor a pipe, which never end.
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError("it is no regular file")
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"it has more than {MOST_BYTES} bytes")
+    return content
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ConfigError(f"the key '{max(keys, key=keys.count)}' is there twice")
+    return found
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no UTF-8 text: byte {error.start} is wrong"
+    if isinstance(error, json.JSONDecodeError | tomllib.TOMLDecodeError):
+        return str(error)
+    return "an integer has thousands of digits"  # Python converts none of more than 4300
+
+
+def _check(document: Any) -> None:
+    """Raises ConfigError where a document is too deep, or has values that break its readers."""
+    pending: list[tuple[Any, int]] = [([document], 0)]
+    while pending:
+        container, depth = pending.pop()
+        if depth > DEEPEST:
+            raise ConfigError(f"it is nested deeper than {DEEPEST} levels")
+        values: Iterable[Any] = container
+        if isinstance(container, dict):
+            values = [*container.keys(), *container.values()]
+        for value in values:
+            if isinstance(value, dict | list):
+                pending.append((value, depth + 1))
+            elif isinstance(value, int) and not -LARGEST < value < LARGEST:
+                raise ConfigError(f"an integer has {value.bit_length()} bits, expected 64 at most")
+            elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+                raise ConfigError("a text has half of a character, an unpaired surrogate")
+
+
+def _kind(value: Any) -> str:
+    return KINDS.get(type(value), "null" if value is None else f"a {type(value).__name__}")
