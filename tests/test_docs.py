@@ -56,3 +56,26 @@ def test_the_files_that_a_page_names_exist(page):
     named |= {f"{folder}/{link}" for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)}
     assert len(named) >= 3
     assert {path for path in named if not (ROOT / path).exists()} <= TO_WRITE
+
+
+def test_the_page_on_trust_has_the_bounds_of_the_readers():
+    from chop import documents
+    from chop.hardware.testbench import SLOWEST
+    from chop.ir.storage import graph_codec, module_codec, tensor_store
+    from chop.models.config_file import COUNTS
+
+    text = (ROOT / "docs/trust.md").read_text()
+    layers, labels, *_ = COUNTS.values()
+    for bound in (
+        f"at most {documents.DEEPEST} levels, {documents.MOST_BYTES >> 30} GiB",
+        f"integers of at most {len(str(documents.LARGEST)) - 1} digits",
+        f"unpack to {tensor_store.INLINE_FREE >> 20} MiB, and {tensor_store.INLINE_RATIO} times",
+        f"metadata to {graph_codec.METADATA_FREE >> 20} MiB and {graph_codec.METADATA_RATIO} times",
+        f"nested {module_codec.MAX_DEPTH} deep",
+        f"at most {layers:,} layers and {labels:,} labels",
+        f"after {SLOWEST} intervals",
+    ):
+        assert bound in " ".join(text.split()), bound
+    files = re.findall(r"`(src/[\w/.]+)`|\]\(([\w./]+)\)", text)
+    assert len(files) >= 3
+    assert all((ROOT / (own or f"docs/{link}")).exists() for own, link in files)

@@ -20,6 +20,8 @@ from chop.documents import read_toml
 from chop.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+LARGEST = 2**1023
+"""Beyond it no float has an integer's value."""
 NA = "NA"
 """What MASE's TOML files have for None."""
 log = logging.getLogger(__name__)
@@ -234,7 +236,8 @@ def _fits(value: Any, hint: Any, origin: Any) -> bool:
         return True
     if hint is float or hint is int:
         kind = numbers.Real if hint is float else numbers.Integral
-        return isinstance(value, kind) and not isinstance(value, bool)
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        return is_number and (hint is int or not isinstance(value, int) or abs(value) < LARGEST)
     if hint is Path:
         return isinstance(value, str | Path)
     if hint is None:

@@ -18,8 +18,8 @@ from chop.errors import ConfigError
 
 DEEPEST = 200
 """Levels of objects and arrays."""
-LARGEST = 2**64
-"""Integers are smaller in magnitude."""
+LARGEST = 10**1000
+"""Integers are smaller in magnitude; Python itself reads none of more than 4300 digits."""
 MOST_BYTES = 2**30
 """Of a file."""
 KINDS: dict[type, str] = {dict: "an object", list: "an array"}
@@ -47,7 +47,7 @@ def parse_json(text: str | bytes, expected: type | None = dict) -> Any:
         expected: dict or list; None for any value.
     Raises:
         ConfigError: it is no JSON, another value than `expected`, nested deeper than `DEEPEST`, or
-            has a key twice, an integer of 64 bits or more, or half a character.
+            has a key twice, an integer of `LARGEST` or more, or half a character.
 
     >>> parse_json('{"bits": 4}')
     {'bits': 4}
@@ -74,8 +74,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
     Raises:
         OSError: the file is missing or cannot be read.
-        ConfigError: it is no TOML, is nested deeper than `DEEPEST`, or has an integer of 64 bits or
-            more.
+        ConfigError: it is no TOML, is nested deeper than `DEEPEST`, or has an integer of `LARGEST`
+            or more.
     """
     try:
         found = tomllib.loads(_content(Path(path)).decode("utf-8-sig"))
@@ -128,7 +128,9 @@ def _check(document: Any) -> None:
             if isinstance(value, dict | list):
                 pending.append((value, depth + 1))
             elif isinstance(value, int) and not -LARGEST < value < LARGEST:
-                raise ConfigError(f"an integer has {value.bit_length()} bits, expected 64 at most")
+                raise ConfigError(
+                    f"an integer has {value.bit_length()} bits, expected at most 1000"
+                )
             elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
                 raise ConfigError("a text has half of a character, an unpaired surrogate")
 

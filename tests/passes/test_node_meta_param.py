@@ -82,7 +82,8 @@ def test_a_file_is_of_its_graph_and_runs_nothing(mg, tmp_path):
         passes.load_node_meta_param_interface_pass(mg, path)
     for text, message in {
         "{": "is no metadata of chop's",
-        "[]": "is no metadata of chop's, version 1; write it with save_node",
+        "[]": "is no metadata of chop's: expected an object, got an array",
+        "{}": "is no metadata of chop's, version 1; write it with save_node",
         '{"format": "chop metadata", "version": 1}': "is malformed: expected nodes",
     }.items():
         path.write_text(text)

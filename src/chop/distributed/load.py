@@ -117,7 +117,7 @@ class CheckpointSource:
     def _bytes(self, key: str) -> Tensor:
         """A tensor that is in the document, or of a type that the file's format lacks."""
         if key in self._inline:
-            return unpack_inline(self._inline[key], self._table[key])
+            return unpack_inline({key: self._inline[key]}, self._table)[key]
         with open_file(self._file) as file:
             data: Tensor = file.get_tensor(key)
             return data

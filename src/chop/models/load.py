@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean, first_line
 from chop.hub import hub_is_reachable
 from chop.models.builtin import BUILTIN_MODELS
+from chop.models.config_file import check_config
 from chop.models.own import build_own, is_own
 
 if TYPE_CHECKING:
@@ -144,10 +144,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     if is_folder and not (Path(name) / "config.json").is_file():
         raise ConfigError(f"folder '{name}' holds no model: expected a config.json in it.")
     if is_folder:
-        try:
-            read_json(Path(name) / "config.json")
-        except (OSError, ConfigError) as error:
-            raise ConfigError(f"'{Path(name) / 'config.json'}' cannot be read: {error}.") from None
+        check_config(Path(name))
     labels = {} if num_labels is None else {"num_labels": num_labels}
     local = is_folder or not hub_is_reachable()
     try:

@@ -75,6 +75,8 @@ def put_modules(
             raise missing_module(model, saved)
         if path is None:  # the head of another task
             continue
+        if stored_in is not None and stored.packed:
+            stored_in.check_room(path, model.get_submodule(path))
         made = quantized_module(model.get_submodule(path), stored, path, {})
         _put(model, path, made)
         if isinstance(made, PackedOperator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from chop.errors import CheckpointError, did_you_mean
 from chop.ir.storage.tensor_store import open_file
@@ -16,6 +18,8 @@ from chop.nn.packed import PackedOperator
 
 DTYPES = {torch.uint8: "U8", torch.float32: "F32"}
 """Of codes and scales, by safetensors' names."""
+FREE_ELEMENTS = 2**20
+"""Of a layer that is made whatever the files have, to say which shape it wants."""
 
 
 class StoredTensors:
@@ -40,6 +44,7 @@ class StoredTensors:
                     part = opened.get_slice(name)
                     self._found[name] = part.get_dtype(), list(part.get_shape())
                     self._files[name] = Path(file)
+        self._size = sum(math.prod(shape) for _, shape in self._found.values())
 
     def has(self, key: str) -> bool:
         """Whether there is a tensor of the model, under its name or that of the body's."""
@@ -72,6 +77,27 @@ class StoredTensors:
     def _find(self, key: str) -> tuple[str, list[int]] | None:
         name = self._name(key)
         return None if name is None else self._found[name]
+
+    def check_room(self, path: str, module: nn.Module) -> None:
+        """Compares the parameters of a layer, without data, with their codes, before it is packed.
+
+        A number has a bit at least. What a folder says may have any size, and packing the layer
+        takes memory of that size.
+
+        Raises:
+            CheckpointError: the folder has fewer bits than the layer has numbers.
+        """
+        for name, x in module._parameters.items():
+            if x is None or x.numel() <= FREE_ELEMENTS:
+                continue
+            found = self._find(f"{path}.{name}_codes") or self._find(f"{path}.{name}")
+            # The codes of a tied layer are under the name of the other one.
+            size = math.prod(found[1]) if found else self._size
+            if x.numel() > 8 * size:
+                raise CheckpointError(
+                    f"'{path}.{name}' has {x.numel()} numbers by the folder's config.json, its "
+                    f"weights have {size} bytes of codes."
+                )
 
     def check(self, path: str, module: PackedOperator) -> None:
         """Raises CheckpointError where codes are missing, or of another size."""

@@ -91,9 +91,9 @@ def export(
     tensors = store.tensors
     if save_format == "state_dict":
         state = _state_dict(model)
-        document["inline"] = {
-            name: pack_inline(tensor) for name, tensor in tensors.items() if name not in state
-        }
+        document["inline"] = pack_inline(
+            {name: tensor for name, tensor in tensors.items() if name not in state}
+        )
         tensors = state
         _mark_transposed(model, document["tensors"])
     with atomic_files(tensor_path.parent, tensor_path.stem) as folder:
@@ -238,10 +238,7 @@ def _encode_attribute(name: str, value: Any, encode: Encoder) -> Json:
 def _rebuild(
     document: Json, stored: Mapping[str, Tensor], allowed: AllowList, on_meta: Collection[str]
 ) -> tuple[CapturedModule, list[Provenance]]:
-    inline = {
-        name: unpack_inline(text, document["tensors"][name])
-        for name, text in document.get("inline", {}).items()
-    }
+    inline = unpack_inline(document.get("inline", {}), document["tensors"])
     tensors = restore(document["tensors"], {**stored, **inline}, on_meta)
     configs = ConfigReader(document["configs"], allowed)
     decode = Decoder(allowed, {"$tensor": tensors.__getitem__, **configs.rules})
@@ -341,10 +338,10 @@ def _parse(path: Path) -> dict[str, Json]:
             "MaseGraph.export wrote. Load it where it was made and export the model from there."
         )
     try:
-        document: dict[str, Json] = parse_json(data)
+        document = parse_json(data, None)
     except ConfigError as error:
         raise CheckpointError(f"'{path}' is cut off or corrupt: {error}.") from None
-    if document.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"'{path}' is no chop checkpoint: it does not say '{FORMAT}'.")
     version = document.get("version")
     if not isinstance(version, int) or not 1 <= version <= VERSION:

@@ -119,7 +119,9 @@ def unfold_metadata(document: dict[str, Json]) -> None:
                 "its size."
             )
         noted = parse_json(text)
-    except (zlib.error, ConfigError) as error:
+    except ConfigError as error:
+        raise CheckpointError(f"the checkpoint's metadata is malformed: {error}.") from None
+    except zlib.error as error:
         raise CheckpointError(f"the checkpoint's metadata cannot be unpacked: {error}.") from None
     for node in document["nodes"]:
         if node["name"] in noted:

@@ -27,6 +27,8 @@ STORABLE = frozenset(
 )
 
 MAX_DIMENSIONS = 64
+INLINE_FREE, INLINE_RATIO = 2**27, 64
+"""Bytes that tensors in the text unpack to, and how many times their own size besides."""
 
 
 class TensorStore:
@@ -106,25 +108,65 @@ def as_stored(tensor: Tensor) -> Tensor:
     return flat.reshape(-1).view(torch.uint8)
 
 
-def pack_inline(tensor: Tensor) -> str:
-    """A small tensor as text."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return base64.b64encode(zlib.compress(flat.numpy().tobytes())).decode()
+class Room:
+    """Bytes that compressed tensors may unpack to: a multiple of theirs, and `INLINE_FREE` in all.
 
-
-def unpack_inline(text: str, entry: Mapping[str, Any]) -> Tensor:
-    """The bytes of a tensor that `pack_inline` wrote, one-dimensional.
-
-    Raises:
-        CheckpointError: the text is not that.
+    Masks compress a thousandfold. So a file of a few kB could ask for all of memory.
     """
-    size = math.prod(_shape(entry)) * _dtype(entry["dtype"]).itemsize
-    try:
-        # The bound keeps a tampered file from unpacking into all of memory.
-        data = zlib.decompressobj().decompress(base64.b64decode(text), max_length=max(size, 1))
-    except (zlib.error, ValueError) as error:
-        raise CheckpointError(f"a tensor cannot be unpacked: {error}.") from None
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+
+    def __init__(self) -> None:
+        self.free = INLINE_FREE
+
+    def take(self, size: int, packed: bytes) -> bool:
+        """Whether `size` bytes may come of the packed ones; where they may, they are counted."""
+        beyond = max(size - INLINE_RATIO * len(packed), 0)
+        if beyond > self.free:
+            return False
+        self.free -= beyond
+        return True
+
+
+def pack_inline(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Small tensors as text, by name; those for which `Room` is left are compressed."""
+    room, found = Room(), {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        data = flat.numpy().tobytes()
+        packed = zlib.compress(data)
+        if not room.take(len(data), packed):
+            packed = zlib.compress(data, level=0)
+        found[name] = base64.b64encode(packed).decode()
+    return found
+
+
+def unpack_inline(
+    texts: Mapping[str, str], table: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Tensor]:
+    """The bytes of tensors that `pack_inline` wrote, one-dimensional.
+
+    Args:
+        texts: by name.
+        table: see `TensorStore.table`.
+    Raises:
+        CheckpointError: a text is not that, or they ask for more memory than `Room` has.
+    """
+    room, found = Room(), {}
+    for name, text in texts.items():
+        size = math.prod(_shape(table[name])) * _dtype(table[name]["dtype"]).itemsize
+        try:
+            packed = base64.b64decode(text)
+            if not room.take(size, packed):
+                raise CheckpointError(
+                    f"tensor '{name}' unpacks to {size} bytes, too much for the file's size."
+                )
+            # The bound keeps a tampered file from unpacking into more than the table says.
+            data = zlib.decompressobj().decompress(packed, max_length=max(size, 1))
+        except CheckpointError:
+            raise
+        except (zlib.error, ValueError) as error:
+            raise CheckpointError(f"tensor '{name}' cannot be unpacked: {error}.") from None
+        found[name] = torch.frombuffer(bytearray(data or bytes(1)), dtype=torch.uint8)[: len(data)]
+    return found
 
 
 def read_file(path: Path, without: Collection[str] = ()) -> dict[str, Tensor]:

@@ -1,0 +1,67 @@
+"""The config.json of a folder, looked at before a library makes a model of it.
+
+Transformers makes a model, without data, before it looks at the weights. A hidden size of a billion
+then takes all of memory, as many layers or labels take for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from chop.documents import read_json
+from chop.errors import ConfigError
+
+CONFIG = "config.json"
+SIZES = re.compile(
+    r"((hidden|intermediate|vocab|embedding|embed|ffn|inner|model|head|projection)_?(sizes?|dims?)"
+    r"|n_embd|n_inner|d_model|d_ff|d_kv|dim)$"
+)
+"""Dimensions of weights, each of which takes at least a bit."""
+COUNTS = {
+    re.compile(r"(layers?|heads?|blocks?|depths?|groups?)$"): 2**14,
+    re.compile(r"(num_labels|num_classes)$"): 2**20,
+    re.compile(r"(image_size|patch_size|num_channels)$"): 2**14,
+    re.compile(r"(position_embeddings|n_positions|n_ctx|max_length)$"): 2**27,
+}
+"""Most that other numbers may be."""
+LEAST_BITS, MOST_BITS = 2**23, 2**31
+"""Of weights: that a small file is taken for, and a folder without any."""
+
+
+def check_config(folder: Path) -> None:
+    """Raises ConfigError where a config is broken, or asks for more than a folder's weights have.
+
+    Args:
+        folder: with a config.json.
+    """
+    path = folder / CONFIG
+    try:
+        document = read_json(path)
+    except (OSError, ConfigError) as error:
+        raise ConfigError(f"'{path}' cannot be read: {error}.") from None
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    weights = 8 * sum(file.stat().st_size for file in files)
+    most = max(weights, LEAST_BITS) if files else MOST_BITS
+    for key, value in _numbers(document):
+        if SIZES.search(key) and value > most:
+            has = "the weights of the folder have" if files else "expected at most"
+            raise ConfigError(f"'{path}': '{key}' is {value}, {has} {most} bits.")
+        limit = next((limit for name, limit in COUNTS.items() if name.search(key)), value)
+        if value > limit:
+            raise ConfigError(f"'{path}': '{key}' is {value}, expected {limit} at most.")
+
+
+def _numbers(document: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Every integer under its nearest key."""
+    pending: list[tuple[str, Any]] = list(document.items())
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, dict):
+            pending += value.items()
+        elif isinstance(value, list):
+            pending += ((key, item) for item in value)
+        elif type(value) is int:
+            yield key, value
