@@ -285,6 +285,7 @@ def test_the_folder_is_made_before_any_work(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("writer", ["safetensors.torch.save_file", "pathlib.Path.write_text"])
+@pytest.mark.sampled(1)
 def test_a_disk_that_fills_up_leaves_the_earlier_results(writer, tmp_path, monkeypatch):
     first = compress(quick(tmp_path, formats=("8.auto",)))
     before, manifest = results_in(tmp_path), read_manifest(tmp_path)
@@ -317,6 +318,7 @@ def test_formats_that_lose_most_weights_are_marked_in_the_table(tmp_path, capsys
     assert "| PTQ | integer 4.2 * |" in written and "\n* integer 4.2: 2 of 3 layers" in written
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_table(result, tmp_path):
     config = CompressConfig(model="cnn", out=tmp_path, formats=("4.2",), qat_epochs=3)
     again = rows(compress(config))

@@ -133,6 +133,7 @@ def test_every_strategy_gives_the_tokens_of_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("mask", [{}, {"attention_mask": torch.ones(2, 4, dtype=torch.long)}])
+@pytest.mark.sampled(1)
 def test_a_text_without_padding_needs_no_mask(mask: dict[str, Tensor]) -> None:
     model, ids = decoder("Llama"), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
     settings: Any = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **mask}
@@ -227,6 +228,7 @@ def test_quantized_and_packed_graphs_give_the_tokens_of_their_modules(tmp_path: 
     assert tokens(loaded.model) == expected
 
 
+@pytest.mark.long
 def test_copies_and_pickles_generate() -> None:
     model = decoder("OPT")
     model.generation_config.no_repeat_ngram_size = 2
@@ -393,6 +395,7 @@ class Newer(transformers.LlamaForCausalLM):
 
 
 @pytest.mark.parametrize(("cls", "name"), [(Older, "past_key_values"), (Newer, "cache")])
+@pytest.mark.sampled(1)
 def test_a_class_of_ones_own_has_either_name(cls: Any, name: str) -> None:
     torch.manual_seed(0)
     model = cls(transformers.LlamaConfig(**LLAMA_SIZES)).eval()

@@ -224,6 +224,7 @@ def encoder_with_loss() -> tuple[nn.Module, nn.Module]:
     return model, capture(model, input_names=["input_ids", "attention_mask", "labels"])
 
 
+@pytest.mark.long
 def test_bert_has_six_dropouts_and_its_loss_inside() -> None:
     model, captured = encoder_with_loss()
     dropouts = [n for n in captured.graph.nodes if n.op == "call_module" and "dropout" in n.target]
@@ -264,6 +265,7 @@ def test_sequences_longer_than_the_table_are_refused() -> None:
         captured(**dummy_inputs(build("encoder"), batch=2, length=65))
 
 
+@pytest.mark.long
 def test_layer_dropping_is_switched_off_and_said_so() -> None:
     model = transformers.HubertModel(transformers.HubertConfig(**{**SPEECH, "layerdrop": 0.1}))
     with pytest.warns(CaptureWarning, match=r"layerdrop=0\.1"):

@@ -230,6 +230,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(1)
 def test_models_run_in_integers_and_are_small(name, tmp_path):
     mg = raised(get_model(name))
     if name == "cnn":

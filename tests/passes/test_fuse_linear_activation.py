@@ -139,6 +139,7 @@ def test_layers_that_others_look_at_stay():
     assert mg.diff(fused) == []
 
 
+@pytest.mark.long
 def test_quantized_layers_stay_and_fused_graphs_are_exported(tmp_path):
     mg = with_metadata(MaseGraph(get_model("vit").eval()))
     integer = {"name": "integer", "width": 8, "frac_width": 5}

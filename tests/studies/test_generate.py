@@ -53,6 +53,7 @@ def test_peers_answer_alike_and_missing_ones_say_why(model):
     assert next(model.parameters()).dtype == torch.float32
 
 
+@pytest.mark.long
 def test_the_command_measures_every_model(tmp_path):
     found = bench_generate(BenchGenerateConfig(quick=True, formats=("mxint4",), out=tmp_path))
     assert [row.model for row in found.rows] == ["float32", "mxint4"]

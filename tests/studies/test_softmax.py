@@ -49,6 +49,7 @@ def test_the_naive_form_moves_what_the_formula_counts():
     assert Case(m, n, "float16").moved_bytes(TORCH) == 2 * 2 * m * n
 
 
+@pytest.mark.long
 def test_rows_say_what_was_measured():
     found = bench_softmax(BenchSoftmaxConfig(quick=True))
     assert list(found.comparisons) == ["64x100-float32"]

@@ -23,7 +23,7 @@ from chop.capture.leaves import tensors_in
 from chop.capture.preserve_state import Snapshot, patched_calls, preserve_state
 from chop.capture.python_state import Key, PythonState
 from chop.capture.pytree import tree_map
-from chop.capture.random_state import UNUSUAL_SEED
+from chop.capture.random_state import seed_unusually
 from chop.capture.source import current_line, definition_line
 
 MAX_PARAMETERS = 1_000_000_000
@@ -104,7 +104,7 @@ def run_eagerly(
 
 def run_once(model: nn.Module, arguments: Mapping[str, Any], run: Snapshot) -> Call:
     """Calls a model from a fixed seed, on copies of its inputs."""
-    torch.manual_seed(UNUSUAL_SEED)
+    seed_unusually()
     # The model may write into its inputs, and they are for several runs.
     own = {name: tree_map(copied, value) for name, value in arguments.items()}
     outputs = tensors_in(model(**own))

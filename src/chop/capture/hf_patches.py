@@ -119,6 +119,15 @@ def _attend(
         return usual(module, q, k, v, attention_mask, **rest)
 
 
+@functools.lru_cache(maxsize=1)
+def _users_of_autocast(count: int, newest: str) -> tuple[str, ...]:
+    """Names of modules with a `maybe_autocast`; looked for again where a module was imported."""
+    found = list(sys.modules.items())
+    return tuple(
+        name for name, module in found if "maybe_autocast" in getattr(module, "__dict__", {})
+    )
+
+
 @contextlib.contextmanager
 def autocast_regions() -> Iterator[None]:
     """Makes transformers enter autocast regions that have no effect where autocast is off.
@@ -134,9 +143,9 @@ def autocast_regions() -> Iterator[None]:
                 usual = maybe if device_type == "meta" else torch.autocast
                 return usual(device_type, *args, **kwargs)
 
-            for module in list(sys.modules.values()):
-                if getattr(module, "__dict__", {}).get("maybe_autocast") is maybe:
-                    _set(changes, module, "maybe_autocast", region)
+            for name in _users_of_autocast(len(sys.modules), next(reversed(sys.modules))):
+                if getattr(sys.modules.get(name), "maybe_autocast", None) is maybe:
+                    _set(changes, sys.modules[name], "maybe_autocast", region)
         yield
 
 

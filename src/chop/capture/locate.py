@@ -17,7 +17,7 @@ from chop.capture.graph_break import GraphBreak
 from chop.capture.leaves import tensors_in
 from chop.capture.module_tree import Scope
 from chop.capture.preserve_state import patched_calls, preserve_state
-from chop.capture.random_state import UNUSUAL_SEED
+from chop.capture.random_state import seed_unusually
 from chop.capture.source import current_line, definition_line
 from chop.errors import CaptureError
 
@@ -49,7 +49,7 @@ def locate(
     reader = _FirstDifference(captured, seen)
     with tried, preserve_state(captured, thorough=True), torch.no_grad():
         captured.eval()
-        torch.manual_seed(UNUSUAL_SEED)
+        seed_unusually()
         reader.run(*(arguments.get(node.target) for node in reader.placeholders))
     path, where = reader.found or ("", definition_line(type(model)))
     return GraphBreak(path, where, CaptureError(reason))

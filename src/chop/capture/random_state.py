@@ -65,7 +65,7 @@ class TorchSeedWatch:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Refuses `torch.manual_seed` and the like inside the block, which starts at a seed."""
-        torch.manual_seed(UNUSUAL_SEED)
+        seed_unusually()
         self.accept()
         generator = vars(torch.random)["default_generator"]
         # Every function of torch.random sets the generator of the CPU too, and by this name.
@@ -97,6 +97,14 @@ class _Watched:
         if name in _SETS_STATE and self._watching():
             raise _seeded()
         return getattr(self._generator, name)
+
+
+def seed_unusually() -> None:
+    """Seeds with `UNUSUAL_SEED`; `torch.manual_seed` formats the stack for every absent device."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(UNUSUAL_SEED)
+    else:
+        torch.default_generator.manual_seed(UNUSUAL_SEED)
 
 
 def _seeds() -> list[int]:

@@ -72,7 +72,7 @@ def rows(batch: int) -> Inputs:
 def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 class Cases(list[Case]):

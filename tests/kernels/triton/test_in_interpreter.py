@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
         pytest.param("softmax", 16, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.sampled(1)
 def test_kernels_in_the_interpreter(triton, name, least):
     if os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available():
         pytest.skip("the kernels are tested in this process")
