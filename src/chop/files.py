@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import glob
 import io
 import json
 import math
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.errors import ChopError, WriteError
+from chop.temporary import owner_mark, remove_orphans
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -37,6 +38,7 @@ NO_LOCKS_ON_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, er
 """What file systems such as NFS say, which lock files that are open for writing alone."""
 PROBE_BYTES = 4096
 _written: ContextVar[list[Path] | None] = ContextVar("written", default=None)
+_stage: ContextVar[tuple[Path, Path] | None] = ContextVar("stage", default=None)
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     Raises:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
-    path = Path(path)
+    path = _staged(Path(path))
     temporary = _temporary(path)
     with writing(path):
         _make_folders(path.parent)
@@ -119,7 +121,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only.
     """
     path = Path(path)
-    fresh = _temporary(path)
+    fresh = _temporary(_without_orphans(path))
     with writing(path):
         _make_folders(fresh)
         try:
@@ -149,7 +151,7 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or one of the files can be none.
     """
     folder = Path(folder)
-    fresh, decided = _temporary(folder / name), folder / f".{name}.new"
+    fresh, decided = _temporary(_without_orphans(folder / name)), folder / f".{name}.new"
     with writing(folder / name):
         _make_folders(folder)
         try:
@@ -168,6 +170,27 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
             _record(*places)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def staged_files(folder: str | Path, name: str) -> Iterator[Path]:
+    """Like `atomic_files`; inside, files that are written into `folder` itself are of the set too.
+
+    Those are meant that this thread writes by `atomic_file`, and by what is made of it.
+    """
+    with atomic_files(folder, name) as fresh:
+        token = _stage.set((Path(folder).absolute(), fresh))
+        try:
+            yield fresh
+        finally:
+            _stage.reset(token)
+
+
+def _staged(path: Path) -> Path:
+    """Where a file is written for now: into the set of `staged_files`, where it is of one."""
+    folder, fresh = _stage.get() or (None, None)
+    is_staged = fresh is not None and path.parent.absolute() == folder
+    return fresh / path.name if is_staged and fresh is not None else path
 
 
 @contextmanager
@@ -236,7 +259,13 @@ def _make_folders(path: Path) -> None:
 
 def _temporary(path: Path) -> Path:
     """A name beside `path` that no other writer has; `TEMPORARY` matches it."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    return path.with_name(f".{path.name}.{owner_mark()}.part")
+
+
+def _without_orphans(path: Path) -> Path:
+    """A path, beside which nothing is left of killed writers of it."""
+    remove_orphans(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
+    return path
 
 
 def _apply_umask(*paths: Path) -> None:

@@ -24,6 +24,7 @@ from chop.hardware.verify import Check, Codes, Verification, check_sources, chec
 from chop.integer.golden import Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.native import cores
+from chop.temporary import owner_mark, remove_orphans
 
 KIND = "emit"
 """Of the manifest."""
@@ -61,7 +62,8 @@ def check_emitted(folder: Path) -> list[Verification]:
     with shown_step("computing the graph of integers"):
         mg = MaseGraph.from_checkpoint(folder / "model")
         golden = check_golden(folder, mg)
-    with tempfile.TemporaryDirectory(prefix="chop-emit-") as name:
+    remove_orphans(Path(tempfile.gettempdir()).glob("chop-emit-*"))
+    with tempfile.TemporaryDirectory(prefix=f"chop-emit-{owner_mark()}-") as name:
         own = Path(name)
         with shown_step("emitting the circuit again"):
             design = _emitted_again(folder, mg, manifest)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from chop import children, errors, passes, runs
@@ -29,9 +29,12 @@ from chop.distributed.process import guarded, launch, start
 from chop.errors import ChopError, DistributedError
 from chop.files import write_json
 from chop.kernels.matmul_precision import matmul_precision
+from chop.temporary import owner_mark, remove_orphans
 
 PROCESSES = 2
 """Where neither the settings nor torchrun say how many."""
+PREFIX = "chop-shard-"
+"""Of temporary folders, which the next run removes where a kill has left them."""
 FAILED = 2
 """The exit code of a process whose error is in the folder."""
 INTERRUPTED = 130
@@ -119,7 +122,8 @@ def run_on_processes(plan: Plan, config: ShardConfig) -> dict[str, Any]:
         ChopError: what a process raised, or a process ended.
         KeyboardInterrupt: all were stopped.
     """
-    with TemporaryDirectory(prefix="chop-shard-") as name:
+    remove_orphans(Path(gettempdir()).glob(f"{PREFIX}*"))
+    with TemporaryDirectory(prefix=f"{PREFIX}{owner_mark()}-") as name:
         folder = Path(name)
         plan.write(folder / "plan.json")
         given = replace(config, plan=str(folder / "plan.json"), mesh=None)

@@ -19,16 +19,17 @@ from chop.config import parse
 from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.files import (
-    atomic_files,
     latest,
     make_folder,
     recording_writes,
     shared_lock,
+    staged_files,
     write_json,
 )
 from chop.runs.environment import now, read_environment
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
+from chop.temporary import remove_orphans
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -120,12 +121,13 @@ class Run:
     def results(self) -> Iterator[Path]:
         """Yields a folder whose files, and the manifest, are put in place together or not at all.
 
+        So are files that are written into the run's own folder meanwhile, tables and figures.
         The run is finished with the block: a reader sees its files and its manifest, or neither.
 
         Raises:
             WriteError: the disk is full or read-only.
         """
-        with atomic_files(self.folder, "results") as fresh:
+        with staged_files(self.folder, "results") as fresh:
             yield fresh
             own = [Artifact.of(path, fresh) for path in sorted(fresh.iterdir())]
             finished = self._finished([*own, *self._artifacts()])
@@ -181,6 +183,8 @@ class Run:
 def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
     """Run: writes the manifest of a job when the block begins, and again when it ends.
 
+    What killed runs have half written into the folder is removed.
+
     Args:
         kind: name of the job, as on the command line.
         settings: settings of the job: a dataclass or a mapping.
@@ -199,6 +203,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         ('finished', {'widths': [4, 8]}, ({'width': 4, 'accuracy': 0.5},))
     """
     folder = make_folder(folder)
+    remove_orphans(folder.rglob(".*.part"))
     manifest = Manifest(
         kind=kind,
         settings=as_json(settings),

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.sweep.grid import parse_range, whole
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.progress import Estimate, TimeLeft, sweep_bar
@@ -186,6 +187,42 @@ def test_a_method_or_sparsity_named_twice_is_measured_once(tmp_path):
     assert [(row["sparsity"], row["actual sparsity"]) for row in rows] == [(0, 0), (0.5, 0.5)]
     assert rows[0]["pruned"] == rows[0]["float"] and lines_in(tmp_path / "points.jsonl") == 3
     assert "| 0.00% " in (tmp_path / "table.md").read_text()
+
+
+SWEEPS = {
+    "widths": (quantize_sweep, QuantizeSweepConfig, {"widths": "8", "qat_epochs": 0}),
+    "split": (
+        quantize_sweep,
+        QuantizeSweepConfig,
+        {"integer_bits": "3", "fraction_bits": "5", "qat_epochs": 0},
+    ),
+    "prune": (prune_sweep, PruneSweepConfig, {"sparsity": "0.5", "finetune_epochs": 0}),
+    "sensitivity": (
+        measure_sensitivity,
+        SensitivityConfig,
+        {"formats": ("4.auto",), "metrics": ("weight_error",)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("sweep", "kind", "settings"), SWEEPS.values(), ids=SWEEPS)
+def test_a_full_disk_leaves_no_table_without_its_figures(
+    sweep, kind, settings, tmp_path, monkeypatch
+):
+    class FullError(OSError):
+        pass
+
+    def full(*args, **kwargs):
+        assert not {path.name for path in tmp_path.glob("*.csv")}
+        raise FullError
+
+    monkeypatch.setattr(f"{sweep.__module__}.write_figure", full)
+    monkeypatch.setattr("chop.actions.sweep.split_widths.write_figure", full)
+    with pytest.raises(FullError):
+        sweep(kind(model="mlp", out=tmp_path, **settings))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {"points.jsonl"} == {"manifest.json"}
+    assert read_manifest(tmp_path).state == "failed"
 
 
 def test_a_heat_map_has_the_numbered_fractions_and_no_others(tmp_path):

@@ -101,9 +101,10 @@ def run_job(job: Job, config: SearchConfig) -> Result:
         with runs.start(f"search {job.name}", settings, config.folder) as run:
             search.note_job(job.name, settings)
             result = search.run(until=config.trials, workers=config.workers)
-            run.rows = job.write(config, search, result)
-            if result.best is not None:
-                run.written += (config.folder / BEST_FOLDER / result.best.key).glob("*")
+            with run.results():
+                run.rows = job.write(config, search, result)
+                if result.best is not None:
+                    run.written += (config.folder / BEST_FOLDER / result.best.key).glob("*")
     return result
 
 

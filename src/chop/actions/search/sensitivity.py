@@ -37,6 +37,9 @@ def measure_sensitivity(
         settings = settings_with(config, workload)
         with runs.start("search sensitivity", settings, config.out) as run:
             run.rows = rows = _measure(config, workload)
+            title = f"{workload.title}: each layer alone in each format"
+            with run.results():
+                _write(config, title, rows, workload.task.metric)
     return rows
 
 
@@ -60,12 +63,10 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
     points = [point(*pair) for pair in problem.pairs]
     title = workload.title
     results = measure_all(title, points, Journal(config.out / "points.jsonl"), workload.task.metric)
-    rows = [
+    return [
         {**line(problem, *pair), **found}
         for pair, found in zip(problem.pairs, results, strict=True)
     ]
-    _write(config, f"{title}: each layer alone in each format", rows, workload.task.metric)
-    return rows
 
 
 def _write(

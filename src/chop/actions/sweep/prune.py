@@ -64,22 +64,23 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
         with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
             workload = workload_for(config, workload)
         with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
-            run.rows = rows = _sweep(config, workload)
+            rows = _sweep(config, workload, run)
     return rows
 
 
-def _sweep(config: PruneSweepConfig, workload: Workload) -> list[dict[str, Any]]:
+def _sweep(config: PruneSweepConfig, workload: Workload, run: runs.Run) -> list[dict[str, Any]]:
     _check_methods(config, workload)
     metric, settings = workload.task.metric, config.settings()
     found = Sweep(_experiment(config, workload), workload).measure(settings, config.out)
-    rows = [_row(config, found, setting, metric.name) for setting in settings]
+    run.rows = rows = [_row(config, found, setting, metric.name) for setting in settings]
     columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
     heading = f"{workload.title}: {metric.name} against sparsity"
     note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))
     unprinted, note = _unprinted(config), "" if config.start_from is None else f"{note}."
-    write_table(config.out, heading, rows, columns, note, unprinted=unprinted)
-    for part in config.measured_parts:
-        _draw(config, workload, part, list(zip(settings, rows, strict=True)))
+    with run.results():
+        write_table(config.out, heading, rows, columns, note, unprinted=unprinted)
+        for part in config.measured_parts:
+            _draw(config, workload, part, list(zip(settings, rows, strict=True)))
     return rows
 
 

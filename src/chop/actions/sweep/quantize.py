@@ -56,11 +56,13 @@ def quantize_sweep(
             workload = workload_for(config, workload)
         with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
             sweep = sweep_split_widths if config.splits_widths else _sweep_widths
-            run.rows = rows = sweep(config, workload)
+            rows = sweep(config, workload, run)
     return rows
 
 
-def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> list[dict[str, Any]]:
+def _sweep_widths(
+    config: QuantizeSweepConfig, workload: Workload, run: runs.Run
+) -> list[dict[str, Any]]:
     metric, title = workload.task.metric, workload.title
     lines, left_out = config.lines(), config.left_out()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
@@ -68,14 +70,15 @@ def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> list[dict[
         text = f"Not measured, because a fraction has to be below its width: {', '.join(left_out)}."
         get_console().print(text, highlight=False)
     found = Sweep(rounding_of(config, workload), workload).measure(settings, config.out)
-    rows = [
+    run.rows = rows = [
         {"width": width, "frac_width": frac, **row_of(found, (width, frac), workload)}
         for width, frac in settings
     ]
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
     heading = f"{title}: {metric.name} against width"
-    write_table(config.out, heading, rows, columns, unprinted=UNPRINTED)
-    _draw(config, workload, lines, rows)
+    with run.results():
+        write_table(config.out, heading, rows, columns, unprinted=UNPRINTED)
+        _draw(config, workload, lines, rows)
     return rows
 
 

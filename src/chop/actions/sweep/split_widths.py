@@ -9,6 +9,7 @@ from typing import Any
 
 from rich import get_console
 
+from chop import runs
 from chop.actions.settings.sweep import QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, Sweep
 from chop.actions.sweep.record import write_figure, write_table
@@ -36,7 +37,7 @@ TOLERATED = 0.01
 Rows = list[dict[str, Any]]
 
 
-def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Rows:
+def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload, run: runs.Run) -> Rows:
     """Varies integer bits at the most fraction bits, then fraction bits at the chosen integer bits.
 
     The largest weights, biases and inputs are measured first: integer bits beyond what they need
@@ -50,10 +51,16 @@ def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Rows:
     Args:
         config: the settings.
         workload: the model and its rows; without validation rows, a share of the training rows.
+        run: gets the rows; tables and figures are its results.
     Returns: one mapping per point: `varied`, `integer_bits`, `frac_width`, `width`, and what
         `chop.actions.sweep.quantize.quantize_sweep` says.
     """
-    workload = workload.with_validation()
+    with run.results():
+        run.rows = rows = _sweep(config, workload.with_validation())
+    return rows
+
+
+def _sweep(config: QuantizeSweepConfig, workload: Workload) -> Rows:
     sweep = Sweep(rounding_of(config, workload), workload)
     ranges = value_ranges(sweep.float_graph, config.operators, workload, config.calibration_rows)
     write_ranges(config.out, ranges, workload)

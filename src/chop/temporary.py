@@ -1,0 +1,73 @@
+"""Temporary names that say whose they are, so that what a killed process has left is removed.
+
+A name has the process of its owner: a digest of the machine's boot and its PID namespace, the
+number, and when it started. A file of another machine, on a shared disk, is left alone: whether its
+owner lives cannot be known here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import secrets
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+OWNER = re.compile(r"([0-9a-f]{8})-(\d{1,9})-(\d+)-[0-9a-f]{8}")
+
+
+def owner_mark() -> str:
+    """Part of a file's name that no other file has, and that names this process."""
+    pid = os.getpid()
+    return f"{_system()}-{pid}-{_started(pid)}-{secrets.token_hex(4)}"
+
+
+def is_orphan(name: str) -> bool:
+    """Whether a name has the mark of a process of this machine that has ended."""
+    found = OWNER.search(name)
+    if found is None or found[1] != _system():
+        return False
+    with suppress(OSError):
+        return _started(int(found[2])) != found[3]
+    return True
+
+
+def remove_orphans(paths: Iterable[Path]) -> None:
+    """Removes those of the files and folders whose owner has ended; what cannot be stays."""
+    for path in paths:
+        if is_orphan(path.name):
+            with suppress(OSError):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
+
+
+@functools.cache
+def _system() -> str:
+    """What numbers processes: on Linux a boot of a machine and a PID namespace."""
+    parts = [platform.node()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return hashlib.sha256(":".join(parts).encode()).hexdigest()[:8]
+
+
+def _started(pid: int) -> str:
+    """When a process started, in clock ticks (proc(5), field 22); elsewhere 0 for one that lives.
+
+    Raises:
+        OSError: there is none of that number.
+    """
+    if not Path("/proc/self/stat").exists():
+        os.kill(pid, 0)
+        return "0"
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return fields[19]

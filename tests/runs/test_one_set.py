@@ -1,0 +1,139 @@
+"""Results of a run are one set; what a killed run has left is removed by the next one."""
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from chop import runs, temporary
+from chop.actions.sweep.record import write_figure, write_table
+from chop.errors import WriteError
+from chop.files import atomic_file, atomic_folder, staged_files, write_json, write_text
+
+
+def job(folder, value, stop=None):
+    """A sweep: points, and then tables, a figure and JSON in its folder."""
+    with runs.start("sweep", {"value": value}, folder) as run:
+        runs.Journal(folder / "points.jsonl").add({"value": value}, {"found": value})
+        run.rows = [{"value": value}]
+        with run.results():
+            write_table(folder, "a table", [{"value": value}])
+            write_figure(folder / "curve", lambda path: write_text(path, f"drawn {value}"))
+            if stop is not None:
+                stop()
+            write_json(folder / "best.json", {"value": value})
+
+
+def results(folder):
+    names = ("table.csv", "table.md", "curve.svg", "curve.png", "best.json")
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+def test_tables_figures_and_the_manifest_are_of_one_run(tmp_path):
+    job(tmp_path, 4)
+    manifest = runs.read_manifest(tmp_path)
+    assert manifest.state == "finished" and len(results(tmp_path)) == 5
+    listed = {artifact.path: artifact for artifact in manifest.artifacts}
+    assert listed.keys() == {*results(tmp_path), "points.jsonl"}
+    assert all(runs.Artifact.of(tmp_path / name, tmp_path) == listed[name] for name in listed)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_a_disk_that_fills_up_leaves_the_results_of_the_run_before(count, tmp_path, monkeypatch):
+    job(tmp_path, 4)
+    before, manifest, written = results(tmp_path), runs.read_manifest(tmp_path), []
+    write = Path.write_text
+
+    def full(path, *args, **kwargs):
+        if any(name in str(path) for name in before) or "curve" in str(path):
+            written.append(path)
+            if len(written) >= count:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(WriteError, match="No space left on device"):
+        job(tmp_path, 8)
+    monkeypatch.undo()
+    found = runs.read_manifest(tmp_path)
+    assert results(tmp_path) == before and found.state == "failed" and found.results == manifest
+    assert runs.Journal(tmp_path / "points.jsonl").find({"value": 8}) == {"found": 8}
+    assert not list(tmp_path.rglob(".*.part"))
+
+
+def in_a_process(function, *args):
+    process = multiprocessing.get_context("fork").Process(target=function, args=args)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(tmp_path):
+    job(tmp_path, 4)
+    before = results(tmp_path)
+    (tmp_path / "deep").mkdir()
+    in_a_process(job, tmp_path, 8, killed)
+    in_a_process(half_written, tmp_path / "deep" / "file")
+    assert results(tmp_path) == before and len(list(tmp_path.rglob(".*.part"))) >= 2
+    mine, elsewhere = (tmp_path / f".a.{mark}.part" for mark in marks())
+    mine.touch()
+    elsewhere.touch()
+    job(tmp_path, 16)
+    assert {*tmp_path.rglob(".*.part")} == {mine, elsewhere}
+    assert json.loads((tmp_path / "best.json").read_text()) == {"value": 16}
+
+
+def marks():
+    """The mark of this process, and one of a dead process of another machine."""
+    return temporary.owner_mark(), "0123abcd-999999-1-0123abcd"
+
+
+def half_written(path):
+    with atomic_file(path) as unfinished:
+        unfinished.write_text("half")
+        killed()
+
+
+def half_a_folder(path):
+    with atomic_folder(path) as unfinished:
+        (unfinished / "a").touch()
+        killed()
+
+
+def test_a_folder_half_written_is_removed_by_its_next_writer(tmp_path):
+    in_a_process(half_a_folder, tmp_path / "emit")
+    (left,) = tmp_path.iterdir()
+    assert temporary.is_orphan(left.name)
+    with atomic_folder(tmp_path / "emit"), atomic_folder(tmp_path / "other"):
+        assert not left.exists() and len(list(tmp_path.iterdir())) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"emit", "other"}
+
+
+def test_temporary_folders_of_killed_processes_are_orphans(tmp_path):
+    def leaves():
+        (tmp_path / f"chop-shard-{temporary.owner_mark()}-x1").mkdir()
+        killed()
+
+    in_a_process(leaves)
+    (tmp_path / "chop-shard-of-a-person").mkdir()
+    (tmp_path / f"chop-shard-{temporary.owner_mark()}-x2").mkdir()
+    temporary.remove_orphans(tmp_path.glob("chop-shard-*"))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_files_of_other_folders_are_not_of_the_set(tmp_path):
+    with staged_files(tmp_path / "out", "results") as fresh:
+        write_text(tmp_path / "out" / "deep" / "a", "1")
+        write_text(tmp_path / "b", "1")
+        write_text(tmp_path / "out" / "c", "1")
+        assert (tmp_path / "out" / "deep" / "a").exists() and (tmp_path / "b").exists()
+        assert not (tmp_path / "out" / "c").exists() and (fresh / "c").exists()
+    assert (tmp_path / "out" / "c").read_text() == "1"
