@@ -122,6 +122,17 @@ def test_weights_are_packed_while_they_are_read(made, kind, tmp_path):
         CAUSAL.from_pretrained(f"{folder}-float", quantization_config=config)
 
 
+LEFT = {"model.layers.0": 7, "layers.0.mlp": 3, "self_attn": 4, "q_proj": 1, "layers": 7}
+
+
+@pytest.mark.parametrize("entry", LEFT)
+def test_modules_are_left_with_all_in_them(made, entry):
+    config = ChopConfig("mxint8", skip=[entry])
+    model = CAUSAL.from_pretrained(f"{made['llama'][2]}-float", quantization_config=config)
+    left = [path for path, module in model.named_modules() if type(module) is torch.nn.Linear]
+    assert len(left) == LEFT[entry] and all(f".{entry}" in f".{path}" for path in left)
+
+
 def test_another_dtype_keeps_scales_and_codes(made):
     model = CAUSAL.from_pretrained(made["llama"][2], dtype=torch.bfloat16)
     layer = model.model.layers[0].mlp.up_proj

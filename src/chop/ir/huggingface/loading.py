@@ -161,7 +161,7 @@ def layers_to_pack(
     Args:
         model: a model of transformers on the meta device.
         operators: the names of their operators; None: all with a weight matrix or a table.
-        skip: paths, or ends of paths, of those to leave.
+        skip: paths, or ends of paths, of those to leave, and of modules that hold them.
 
     Raises:
         ConfigError: nothing is left, an entry of `skip` names nothing, or what a layer computes
@@ -174,7 +174,7 @@ def layers_to_pack(
     names = {
         path
         for path, module in modules.items()
-        if not any(_ends(path, entry) for entry in skip) and _is_chosen(module, operators)
+        if not _is_left(path, skip) and _is_chosen(module, operators)
     }
     for path in names:
         reason = why_not_its_class(modules[path])
@@ -210,18 +210,19 @@ def warn_of_unreached(
         groups: see `layers_to_pack`.
         skip: paths, or ends of paths, of modules that the user leaves.
     """
-
-    def is_left(path: str) -> bool:
-        steps = path.split(".")
-        parents = (".".join(steps[: n + 1]) for n in range(len(steps)))
-        return any(_ends(parent, entry) for parent in parents for entry in skip)
-
     weights = {id(x): x for path in groups for x in [model.get_parameter(f"{path}.weight")]}
     reached = sum(x.numel() for x in weights.values())
-    unreached = unreached_matrices_of(model, is_left)
+    unreached = unreached_matrices_of(model, lambda path: _is_left(path, skip))
     text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
     if text is not None:
         warn_each_time(text, UnreachedWarning)
+
+
+def _is_left(path: str, skip: Sequence[str]) -> bool:
+    """Whether a module, or one that holds it, is named."""
+    steps = path.split(".")
+    parents = (".".join(steps[: n + 1]) for n in range(len(steps)))
+    return any(_ends(parent, entry) for parent in parents for entry in skip)
 
 
 def _ends(path: str, entry: str) -> bool:

@@ -43,7 +43,7 @@ class ChopConfig(QuantizationConfigMixin):
             number behind the name is the width, "mxint4".
         data_in: the format of inputs; None leaves them float.
         operators: which operators; default, all with a weight matrix or a table.
-        skip: modules to leave float: paths, or their ends ("lm_head").
+        skip: modules to leave float with all in them: paths, or their ends ("lm_head").
         modules: of a folder, the formats of each module by path.
         quant_method: "chop".
 
