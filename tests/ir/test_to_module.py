@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -219,3 +220,39 @@ def test_products_with_constants_are_refused_by_name(kind):
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "mul": MXINT})
     with pytest.raises(GraphError, match="node 'mul' quantizes a function"):
         quantized.to_module()
+
+
+class Asking(nn.Module):
+    """Its forward asks what its layers are."""
+
+    def __init__(self, asks):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.asks = asks
+
+    def forward(self, x):
+        y = self.fc(x) + torch.rand_like(x)
+        return y.relu() if self.asks(self.fc) else y[:, :2]
+
+
+CHANGED = {
+    "type": lambda layer: type(layer) is nn.Linear,
+    "name": lambda layer: type(layer).__name__ == "Linear",
+    "attribute": lambda layer: not hasattr(layer, "spec"),
+}
+KEPT = {
+    "isinstance": lambda layer: isinstance(layer, nn.Linear),
+    "size": lambda layer: layer.out_features == 4,
+}
+
+
+@pytest.mark.parametrize("asks", [*CHANGED, *KEPT])
+def test_a_forward_that_asks_for_the_class_of_a_layer_is_named(asks):
+    mg = MaseGraph(Asking({**CHANGED, **KEPT}[asks]), dummy_in={"x": torch.randn(3, 4)})
+    rule = {"by": "type", "linear": {"config": {"weight": {"name": "mxint"}}}}
+    quantized, _ = passes.quantize_transform_pass(mg, rule)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quantized.to_module()
+    said = [w for w in caught if "computes something else than its graph" in str(w.message)]
+    assert len(said) == (asks in CHANGED)
