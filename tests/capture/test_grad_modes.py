@@ -103,7 +103,7 @@ def _gradients(model: nn.Module, outside: bool) -> list[Tensor | None]:
 @pytest.mark.parametrize("name", _COMPUTED)
 def test_gradients_are_those_of_the_model(name: str, outside: bool, tmp_path: Path) -> None:
     model = _Regions(_COMPUTED[name])
-    mg = MaseGraph(copy.deepcopy(model), {"x": _INPUT})
+    mg = MaseGraph(copy.deepcopy(model), dummy_in={"x": _INPUT})
     mg.export(tmp_path / "regions.mz")
     loaded = MaseGraph.from_checkpoint(tmp_path / "regions.mz")
     expected = _gradients(model, outside)
@@ -116,7 +116,7 @@ def test_gradients_are_those_of_the_model(name: str, outside: bool, tmp_path: Pa
 
 @pytest.mark.parametrize("name", _COMPUTED)
 def test_the_callers_mode_is_back_after_a_call(name: str) -> None:
-    mg = MaseGraph(_Regions(_COMPUTED[name]), {"x": _INPUT})
+    mg = MaseGraph(_Regions(_COMPUTED[name]), dummy_in={"x": _INPUT})
     for outside in (True, False):
         with torch.set_grad_enabled(outside):
             mg.model(_INPUT)
@@ -124,7 +124,7 @@ def test_the_callers_mode_is_back_after_a_call(name: str) -> None:
 
 
 def test_a_region_is_kept_by_passes_and_by_the_compiler() -> None:
-    mg = MaseGraph(_Regions(_COMPUTED["nested"]), {"x": _INPUT})
+    mg = MaseGraph(_Regions(_COMPUTED["nested"]), dummy_in={"x": _INPUT})
     widths = dict.fromkeys(("weight_width", "data_in_width", "bias_width"), 8)
     fractions = dict.fromkeys(("weight_frac_width", "data_in_frac_width", "bias_frac_width"), 4)
     config = {"name": "integer", **widths, **fractions}
@@ -147,5 +147,5 @@ def test_regions_without_gradients_leave_no_nodes() -> None:
             scale = x.abs().amax()
         return model.first(x) * scale
 
-    mg = MaseGraph(_Regions(compute), {"x": _INPUT})
+    mg = MaseGraph(_Regions(compute), dummy_in={"x": _INPUT})
     assert not [node for node in mg.nodes if "grad" in str(node.target)]

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from chop import MaseGraph
 from chop.capture.captured import CapturedModule
-from chop.errors import GuardError
+from chop.errors import ConfigError, GuardError
 
 
 class Classifier(nn.Module):
@@ -145,3 +145,37 @@ def test_flags_that_the_configuration_has_too_are_dropped(decoder, flag) -> None
 def test_what_came_by_keyword_alone_is_refused_by_name(decoder, name, value) -> None:
     with pytest.raises(GuardError, match=f"captured without {name}, got {name}={value}: .*cf_args"):
         decoder(IDS, **{name: value})
+
+
+@pytest.mark.parametrize("names", [("x",), ("x", "mask")])
+def test_an_example_in_place_of_fixed_arguments_is_told(names):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, mask=None):
+            return self.layer(x) if mask is None else self.layer(x) * mask
+
+    given = {name: torch.randn(2, 4) for name in names}
+    with pytest.raises(ConfigError, match=r"fixes every input of Masked \(x\).*dummy_in={"):
+        MaseGraph(Masked(), given)
+    with pytest.raises(ConfigError, match="fixes every input"):
+        MaseGraph(Masked(), given, dummy_in={"x": torch.randn(2, 4)})
+
+
+def test_an_argument_that_is_fixed_is_no_input():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, mask):
+            return self.layer(x) * mask
+
+    model, mask, x = Scaled(), torch.randn(1, 4), torch.randn(3, 4)
+    mg = MaseGraph(model, {"mask": mask}, dummy_in={"x": x, "mask": torch.ones(1, 4)})
+    assert [node.name for node in mg.nodes if node.op == "placeholder"] == ["x"]
+    torch.testing.assert_close(mg.model(x), model(x, mask))
+    with pytest.raises((GuardError, TypeError), match="mask|position"):
+        mg.model(x, torch.ones(1, 4))

@@ -78,7 +78,8 @@ def capture(
 
     Raises:
         CaptureError: the model (or with `strict` any part of it) cannot be written down.
-        ConfigError: a name is not a parameter of `forward` or not a submodule.
+        ConfigError: a name is not a parameter of `forward` or not a submodule, or every input is
+            fixed.
 
     Example:
         >>> import torch
@@ -95,7 +96,7 @@ def capture(
     if inputs is not None and asked:
         inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
-    example = _copied(_choose_inputs(model, inputs, names))
+    example = _copied(_not_fixed(model, _choose_inputs(model, inputs, names), job.fixed))
     check_input_names(example)
     named = input_names is not None and not asked
     why_not = f"hf_input_names has no {cache_name(model)}, as by default" if named else ""
@@ -250,3 +251,17 @@ def _choose_inputs(
     order = [*(name for name in parameters if name in chosen)]
     order += [name for name in inputs if name in chosen and name not in parameters]
     return {name: inputs[name] for name in order}
+
+
+def _not_fixed(
+    model: nn.Module, example: dict[str, Any], fixed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is left of the example: the graph has no input for an argument that is fixed."""
+    left = {name: value for name, value in example.items() if name not in fixed}
+    if example and not left:
+        raise ConfigError(
+            f"cf_args of MaseGraph fixes every input of {type(model).__name__} "
+            f"({', '.join(example)}), got nothing that can vary; for an example of the inputs "
+            "write MaseGraph(model, dummy_in={...})"
+        )
+    return left

@@ -81,7 +81,7 @@ class ProvisionalCapture:
                 "and the graph has been changed since; capture it from the example first: "
                 "MaseGraph(model, dummy_in={...})."
             )
-        new = self._capture(given)
+        new = self._capture(dummy_in)
         if made is not None:
             _copy_modes(made, new)
         return new
