@@ -215,7 +215,7 @@ EXPORTED = (*IN_INTEGERS, TensorE4M3, CombE4M3, KINDS[0])
 @pytest.mark.sampled(2)
 def test_export_to_onnx(kind, tmp_path):
     pytest.importorskip("onnxruntime")
-    from tests.passes.test_export_onnx import run
+    from tests.onnx_runs import run
 
     model = nn.Sequential(nn.Linear(32, 8)).eval()
     mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(3, 32)}))

@@ -201,7 +201,7 @@ def test_without_a_row_packed_weights_are_read_through_a_table(kind, monkeypatch
 @pytest.mark.sampled(1)
 def test_without_a_row_it_is_saved_exported_and_documented(kind, tmp_path):
     pytest.importorskip("onnxruntime")
-    from tests.passes.test_export_onnx import run
+    from tests.onnx_runs import run
 
     model = nn.Sequential(nn.Linear(64, 8)).eval()
     mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(3, 64)}))

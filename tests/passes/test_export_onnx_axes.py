@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from chop import MaseGraph, passes
 from chop.errors import GraphError
+from tests.onnx_runs import translations_once
+
+__all__ = ["translations_once"]
 
 Function = Callable[..., Tensor]
 
