@@ -9,7 +9,9 @@ from tests.fresh import printed_by
 ENGINES = ("capture", "search", "bench", "native")
 BELOW = {
     "aliases",
+    "children",
     "config",
+    "documents",
     "errors",
     "files",
     "hub",
@@ -19,6 +21,7 @@ BELOW = {
     "on_import",
     "runs",
     "tables",
+    "temporary",
     "virtual",
 }
 """Rooms that every engine may import."""

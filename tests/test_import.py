@@ -8,7 +8,10 @@ import pytest
 
 from tests.fresh import printed_by
 
-HEAVY = ("transformers", "datasets", "optuna", "matplotlib", "scipy", "sklearn", "pandas")
+HEAVY = (
+    *("transformers", "datasets", "optuna", "matplotlib", "scipy", "sklearn", "pandas", "sympy"),
+    *("torch._dynamo", "torch.fx.experimental.symbolic_shapes"),
+)
 USE = "from chop import MaseGraph, passes, formats"
 
 

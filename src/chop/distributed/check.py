@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from chop.capture.captured import CapturedModule
 from chop.capture.pytree import tree_children, tree_map, tree_rebuild
 from chop.capture.runtime import REGIONS
-from chop.capture.side_effects import mutated_names, shared_writes
+from chop.capture.writes import mutated_names, shared_writes
 from chop.distributed.agreement import (
     agreed,
     check_same_inputs,

@@ -13,7 +13,7 @@ from chop.capture.dead_code import remove_regions
 from chop.capture.generated_code import by_any_names
 from chop.capture.preserve_state import preserve_state
 from chop.capture.pytree import tree_children, tree_rebuild
-from chop.capture.side_effects import written_by
+from chop.capture.writes import written_by
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
 from chop.notices import warn_once

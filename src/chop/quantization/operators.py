@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from chop.capture.side_effects import written_by
+from chop.capture.writes import written_by
 from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from chop.capture.side_effects import shared_writes, written_by
 from chop.capture.torch_private import FakeTensorMode
+from chop.capture.writes import shared_writes, written_by
 from chop.distributed.placements import REPLICATED
 from chop.distributed.plan import Placements, Plan, named_tensors
 from chop.distributed.planning.layouts import Layout, local_bytes, processes_that_share
