@@ -209,7 +209,7 @@ def test_formats_are_chosen_without_a_look_at_the_test_rows(tmp_path):
     honest = compress(quick(tmp_path))
     wrong = Rows(workload.test.columns, (workload.test.labels + 1) % 10)
     other = dataclasses.replace(workload, test=wrong)
-    blind = compress(quick(tmp_path), other)
+    blind = compress(quick(tmp_path, force=True), other)
     assert blind["saved"]["format"] == honest["saved"]["format"]
     assert blind["saved"]["validation"] == honest["saved"]["validation"]
     assert blind["saved"]["accuracy"] < 0.1 < 0.9 < honest["saved"]["accuracy"]

@@ -21,6 +21,7 @@ SETTINGS = {
     "icarus_samples": 2,
     "synthesis": False,
     "calibration_rows": 40,
+    "force": True,  # the models are not trained
 }
 
 

@@ -12,7 +12,8 @@ from chop.actions.settings.compress import CompressConfig
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import WriteError
 
-QUICK = {"bench_seconds": 0, "qat_epochs": 0, "keep_best": True, "formats": ("mxint",)}
+QUICK = {"bench_seconds": 0, "qat_epochs": 0, "keep_best": True, "force": True}
+QUICK["formats"] = ("mxint",)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def workload():
 
 
 def test_it_writes_a_graph_and_its_golden_values(workload, tmp_path):
-    result = lower(LowerConfig(out=tmp_path, rows=30), workload)
+    result = lower(LowerConfig(out=tmp_path, rows=30, force=True), workload)
     assert [row["kind"] for row in result["operators"]] == ["linear", "relu", "linear"]
     assert all(row["different"] == 0 for row in result["operators"])
     assert result["accuracy"]["integer"] == result["accuracy"]["quantized"]
@@ -55,12 +55,14 @@ def test_it_writes_a_graph_and_its_golden_values(workload, tmp_path):
 
 
 def test_formats_without_integers_are_refused(workload, tmp_path):
-    config = LowerConfig(out=tmp_path, formats="minifloat_ieee:width=8:exponent_width=4")
+    config = LowerConfig(
+        out=tmp_path, formats="minifloat_ieee:width=8:exponent_width=4", force=True
+    )
     with pytest.raises(ConfigError, match=r"no integer form of first.data_in \(minifloat"):
         lower(config, workload)
     assert not (tmp_path / "model.pt").exists()
 
 
 def test_scales_that_follow_each_batch_are_fixed_first(workload, tmp_path):
-    result = lower(LowerConfig(formats="scale_integer:width=8", out=tmp_path), workload)
+    result = lower(LowerConfig(formats="scale_integer:width=8", out=tmp_path, force=True), workload)
     assert result["accuracy"]["integer"] == pytest.approx(result["accuracy"]["quantized"], abs=0.02)

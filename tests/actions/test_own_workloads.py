@@ -79,7 +79,9 @@ def test_every_kind_of_rows_gives_the_same_table(tmp_path):
         ),
     }
     tables = [
-        compress(settings(tmp_path / name, keep_best=True), Workload.of(model, *parts))["rows"]
+        compress(settings(tmp_path / name, keep_best=True, force=True), Workload.of(model, *parts))[
+            "rows"
+        ]
         for name, parts in kinds.items()
     ]
     assert tables[0] == tables[1] == tables[2]
@@ -168,7 +170,7 @@ def test_a_metric_is_called_what_columns_and_files_can_be_called(line, name, mes
 
 def test_a_metric_of_ones_own_names_its_column_and_picture(line, tmp_path):
     workload = Workload.of(*line, metric=Metric("my-score_2", score))
-    rows = compress(settings(tmp_path), workload)["rows"]
+    rows = compress(settings(tmp_path, force=True), workload)["rows"]
     assert rows[0]["my-score_2"] == 0.0 and (tmp_path / "my-score_2.svg").is_file()
 
 

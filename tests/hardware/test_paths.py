@@ -59,7 +59,7 @@ def test_paths_that_meet_do_not_wait_for_each_other(meet, features, interval, tm
         Meeting(meet, features), (x[:40], labels[:40]), (x[40:], labels[40:]), device="cpu"
     )
     settings = {"samples": 20, "icarus_samples": 1, "synthesis": False, "calibration_rows": 30}
-    config = EmitConfig(out=tmp_path / "out", fold=16, **settings)
+    config = EmitConfig(out=tmp_path / "out", fold=16, force=True, **settings)
     result = emit(config, given)
     none, *stalled, _first, _second = result["verification"]
     assert len(stalled) == 3 and all(row["equal"] == none["equal"] > 0 for row in stalled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from rich import get_console
 from rich.console import Console
 
 from chop import passes, runs
+from chop.actions.chance import check_scores
 from chop.actions.compress_results import (
     MODEL_FILES,
     Candidate,
@@ -25,7 +25,6 @@ from chop.actions.interrupt import with_interruption_note
 from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
-from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.kernels.matmul_precision import matmul_precision
@@ -82,7 +81,7 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
         else None
     )
     baseline = measure(mg, "float", "float", workload)
-    _check_is_number(baseline.row, metric)
+    check_scores(baseline.scores, workload, config.force)
     rounded = [_round(mg, text, workload, config) for text in config.formats]
     if mixed is not None:
         rounded.append(measure(mixed, "PTQ", "mixed", workload))
@@ -105,15 +104,6 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
         where = f"{config.out}/{FOLDER}/ is for transformers' from_pretrained, after import chop."
         console.print(f"No folder for transformers: {reason}" if reason else where, highlight=False)
     return result
-
-
-def _check_is_number(row: Row, metric: Metric) -> None:
-    for rows, value in (("validation", row.validation), ("test", row.test)):
-        if math.isnan(value):
-            raise ConfigError(
-                f"the {metric.name} of the float model on the {rows} rows is NaN, with which no "
-                "format can be compared: look at its outputs on these rows."
-            )
 
 
 def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
@@ -168,10 +158,11 @@ def _about(workload: Workload) -> str | None:
 def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candidate:
     """A graph with its metric, its bits and how many operators are quantized."""
     workload = workload.with_validation()
-    validation, test = (
-        workload.evaluate(mg.model, getattr(workload, name), f"{method} {label}, {name}")
+    scores = {
+        name: workload.score(mg.model, getattr(workload, name), f"{method} {label}, {name}")
         for name in ("validation", "test")
-    )
+    }
+    validation, test = (score.value for score in scores.values())
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
     operators = map(mg.module_of, mg.nodes)
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
@@ -179,7 +170,7 @@ def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candi
     lost = poor_fit(layer_rows(mg))
     unreached = describe_unreached(mg, "formats")
     row = Row(method, label, validation, test, bits["w_avg_bit"], count, size_kb, lost, unreached)
-    return Candidate(row, mg)
+    return Candidate(row, mg, scores)
 
 
 def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig) -> Candidate:

@@ -26,6 +26,7 @@ from chop.report.plots import Curve, plot_accuracy
 from chop.studies.model import BATCH_SIZES
 from chop.tables import write_markdown
 from chop.train import Metric
+from chop.train.intervals import Score
 
 if TYPE_CHECKING:
     from chop.actions.settings.compress import CompressConfig
@@ -68,10 +69,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A measured graph."""
+    """A measured graph, and its metric with intervals by the name of the rows."""
 
     row: Row
     graph: MaseGraph
+    scores: Mapping[str, Score]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich import get_console
 from torch import Tensor
 
 from chop import runs
+from chop.actions.chance import check_float_model
 from chop.actions.check_emitted import (
     GOLDEN,
     KIND,
@@ -79,6 +80,7 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
         atomic_folder(config.out) as folder,
     ):
         workload = workload_for(replace(config, out=folder), workload)
+        check_float_model(workload, config)
         with runs.start(KIND, settings_with(config, workload), folder) as run:
             return _emit(config, workload, folder, run)
 

@@ -11,6 +11,7 @@ from rich import get_console
 from torch import Tensor
 
 from chop import passes, runs
+from chop.actions.chance import check_float_model
 from chop.actions.interrupt import with_interruption_note
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.lower import LowerConfig, LoweringConfig
@@ -43,6 +44,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
     kept = f"no results were written to {config.out}/; the same command starts again."
     with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
         workload = workload_for(config, workload)
+        check_float_model(workload, config)
         with runs.start("lower", settings_with(config, workload), config.out) as run:
             return _lower(config, workload, run)
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -34,12 +33,14 @@ from chop.train import (
     find_task,
     fit,
     load_trained,
+    predict,
     read_rows,
     split_rows,
     usable_device,
 )
 from chop.train.calibration import example_inputs
-from chop.train.tasks import CLASSIFICATION, IGNORED
+from chop.train.intervals import Score, constant_score, counted, interval_of
+from chop.train.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -181,12 +182,10 @@ class Workload:
     @property
     def chance(self) -> float | None:
         """Accuracy of always answering the commonest class of the test rows; None of others."""
-        labels = self.test.labels
-        is_accuracy = self.task.metric.name == "accuracy"
-        if not is_accuracy or not isinstance(labels, Tensor) or labels.dim() != 1:
+        if self.task.metric.name != "accuracy":
             return None
-        counts = Counter(labels[labels != IGNORED].tolist())
-        return max(counts.values()) / counts.total()
+        labels = counted(self.test.labels)
+        return constant_score(self.task.metric, labels)
 
     @property
     def baselines(self) -> dict[str, float]:
@@ -212,6 +211,30 @@ class Workload:
     def evaluate(self, model: nn.Module, rows: Rows, progress: str | None = None) -> float:
         """The task's metric of a model on some rows."""
         return evaluate(model, rows, device=self.device, task=self.task, progress=progress)
+
+    def score(self, model: nn.Module, rows: Rows, progress: str | None = None) -> Score:
+        """The same with its interval, and that of a constant answer."""
+        _, predictions, labels = predict(
+            model, rows, device=self.device, task=self.task, progress=progress
+        )
+        return self.score_of(predictions, labels, len(rows))
+
+    def score_of(self, predictions: Tensor, labels: Tensor, rows: int) -> Score:
+        """The score of what the metric takes, (K, ...) each, of so many rows."""
+        metric = self.task.metric
+        return Score(
+            metric.score(predictions, labels),
+            interval_of(metric, predictions, labels),
+            constant_score(metric, labels, lambda: self._frequencies(labels)),
+            rows,
+            self.task.is_categorical and len(labels.unique()) == 1,
+        )
+
+    def _frequencies(self, labels: Tensor) -> Tensor:
+        """How often each class is a label of the training rows, those of `labels` among them."""
+        vocabulary = getattr(getattr(self.model, "config", None), "vocab_size", 0)
+        size = max(vocabulary or 0, int(labels.max()) + 1)
+        return torch.bincount(counted(self.train.labels).long(), minlength=size)
 
     def example(self) -> dict[str, Tensor]:
         """A few rows as the model takes them, without labels."""

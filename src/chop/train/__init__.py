@@ -16,7 +16,7 @@ from chop.train.pruning import PRUNING_SCHEDULES, GradualPruning
 from chop.train.rows import VALIDATION_SHARE, Rows, read_label_column, read_rows, split_rows
 from chop.train.seeds import seed_everything
 from chop.train.tasks import TASKS, Metric, Task, find_task
-from chop.train.train_loop import SCHEDULES, evaluate, fit, fit_and_report
+from chop.train.train_loop import SCHEDULES, evaluate, fit, fit_and_report, predict
 from chop.train.trainer import get_trainer
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "fit_and_report",
     "get_trainer",
     "load_trained",
+    "predict",
     "read_label_column",
     "read_rows",
     "seed_everything",

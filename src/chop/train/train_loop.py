@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from chop.errors import ConfigError, check_known
 from chop.kernels.matmul_precision import matmul_precision
@@ -154,6 +154,32 @@ def evaluate(
     Raises:
         ConfigError: wrong columns, an unknown metric or task, or labels that do not fit it.
     """
+    judged, predictions, labels = predict(
+        model,
+        dataset,
+        batch_size=batch_size,
+        metric=metric,
+        device=device,
+        progress=progress,
+        task=task,
+    )
+    return judged.score(predictions, labels)
+
+
+def predict(
+    model: nn.Module,
+    dataset: DatasetDict | Dataset | Rows,
+    *,
+    batch_size: int | None = None,
+    metric: str | Metric | Callable[..., float] | None = None,
+    device: str | torch.device | None = None,
+    progress: str | None = None,
+    task: str | Task | None = None,
+) -> tuple[Metric, Tensor, Tensor]:
+    """What `evaluate` scores, with its arguments.
+
+    Returns: the metric, and on the CPU predictions (K, ...) and labels (K, ...) as it takes them.
+    """
     feed = Feed(model, take_split(dataset, "test"), batch_size or EVALUATED, task, device)
     if batch_size is None:
         feed.batch_size = rows_per_batch(model, feed.rows, feed.task, EVALUATED)
@@ -172,7 +198,7 @@ def evaluate(
             labels.append(expected)
             del output, answers  # as in `Feed.outputs`
             tick()
-    return judged.metric.score(torch.cat(predictions).cpu(), torch.cat(labels).cpu())
+    return judged.metric, torch.cat(predictions).cpu(), torch.cat(labels).cpu()
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -13,7 +13,6 @@ from torch import nn
 
 from chop.actions.search.figures import draw_search
 from chop.actions.search.job import Job, where_model_is
-from chop.actions.search.precision_report import wilson
 from chop.actions.settings.search import NasConfig
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import Workload, fingerprint_of_rows, workload_for
@@ -25,7 +24,7 @@ from chop.nas.proxies import best_share, zero_cost_score
 from chop.nas.training import TrainedMeasure, split_rows
 from chop.search import Config, Result, Search, SearchSpace, TrialRecord
 from chop.train import Rows, evaluate
-from chop.train.tasks import IGNORED
+from chop.train.intervals import counted, wilson_of_share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -185,11 +184,7 @@ def _note(validation: int, test: int) -> str:
 
 def _labeled(rows: Rows) -> int:
     """How many labels count in an accuracy."""
-    return sum(int((label != IGNORED).sum()) for label in rows.labels)
-
-
-def _interval(accuracy: float, count: int) -> tuple[float, float]:
-    return wilson(round(accuracy * count), count)
+    return len(counted(rows.labels))
 
 
 def _format_interval(interval: tuple[float, float]) -> str:
@@ -204,7 +199,7 @@ def _row(search: Search, trial: TrialRecord, count: int) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "validation accuracy": trial.values["accuracy"],
-        "95% interval": _format_interval(_interval(trial.values["accuracy"], count)),
+        "95% interval": _format_interval(wilson_of_share(trial.values["accuracy"], count)),
         "parameters": round(trial.values["parameters"]),
         "size (bytes)": round(trial.values["size_bytes"]),
         **{name: texts[name] for name, value in values.items() if value not in replacements},
@@ -239,10 +234,10 @@ def _describe(
         "choices": dict(search.space.folded(best.config)),
         "values": dict(best.values),
         "validation_rows": validation,
-        "validation_interval_95": _interval(best.values["accuracy"], validation),
+        "validation_interval_95": wilson_of_share(best.values["accuracy"], validation),
         "test_accuracy": accuracy,
         "test_rows": count,
-        "test_interval_95": _interval(accuracy, count),
+        "test_interval_95": wilson_of_share(accuracy, count),
         "key": best.key,
         "compression": config.compression,
         "measured": len(result.measured),

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from chop.actions.chance import check_answers
 from chop.actions.search.job import Job, where_model_is
 from chop.actions.search.precision_report import (
     HeldOutRows,
@@ -69,6 +70,7 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
     }
     begin = _without_search(config, found, workload, identity)
     uniforms = uniforms_within(found, goals) if config.begins_warm else {}
+    check_answers(found.evaluator, found.reference, workload, config)
     return config.search(
         found.space,
         found.measure,

@@ -7,7 +7,7 @@ test numbers would be left without a test, as trials that were chosen by them wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,8 @@ from chop.report.plots import Curve, plot_accuracy
 from chop.search import Config, Result, TrialRecord
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
-
-LEVEL = 0.95
-"""Of every interval."""
-DRAWS = 1000
-"""Of the bootstrap."""
+from chop.train.intervals import bootstrap, format_interval, interval_of
+from chop.train.metrics import accuracy
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class HeldOutScore:
 
     Attributes:
         value: the task's metric.
-        interval: Wilson's, of an accuracy; None of other metrics.
+        interval: of the value, see `chop.train.intervals.interval_of`.
         predictions: (K, ...) as the metric takes them, K the answers that are compared.
         divergences: of classes float64 (K,), KL from the float model's answers in nats.
         losses: float64 (K,), the task's loss of each answer; None where it is not searched for.
@@ -53,8 +50,7 @@ class HeldOutScore:
 
     def formatted(self, metric: Metric) -> str:
         """The metric with its interval."""
-        ends = "" if self.interval is None else " (95 % interval {:.2%} to {:.2%})"
-        return metric.format_value(self.value) + ends.format(*(self.interval or ()))
+        return metric.format_value(self.value) + format_interval(self.interval, metric)
 
     @property
     def kl(self) -> float | None:
@@ -91,9 +87,7 @@ class HeldOutRows:
             divergences = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
         predictions = self.metric.predict(logits, labels)
         value = self.held_out.scores(logits)[self.held_out.task.metric.name]
-        interval = None
-        if self.metric.name == "accuracy":
-            interval = wilson(int((predictions == labels).sum()), len(labels))
+        interval = interval_of(self.metric, predictions.cpu(), labels.cpu())
         losses = self._losses(logits) if self.goal == "loss" else None
         return HeldOutScore(value, interval, predictions, divergences, losses)
 
@@ -172,35 +166,6 @@ def _mean_interval(values: Tensor) -> tuple[float, float]:
     return bootstrap(lambda i: values[i].mean().item(), len(values))
 
 
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """The interval of a share of right answers at the level `LEVEL`.
-
-    Source: Wilson, Probable inference, the law of succession, and statistical inference, Journal
-        of the American Statistical Association 22, 1927.
-
-    >>> [round(end, 4) for end in wilson(9, 10)]
-    [0.5958, 0.9821]
-    """
-    from scipy.stats import binomtest
-
-    found = binomtest(right, count).proportion_ci(LEVEL, "wilson")
-    return float(found.low), float(found.high)
-
-
-def bootstrap(statistic: Callable[[Tensor], float], count: int) -> tuple[float, float]:
-    """The middle `LEVEL` of a statistic over draws of so many rows with replacement.
-
-    Args:
-        statistic: of int64 (count,), places of rows.
-        count: of the rows.
-    """
-    draw = torch.Generator().manual_seed(0)
-    drawn = [statistic(torch.randint(count, (count,), generator=draw)) for _ in range(DRAWS)]
-    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
-    low, high = torch.tensor(drawn, dtype=torch.float64).quantile(ends).tolist()
-    return low, high
-
-
 def table_row(
     label: str, values: Mapping[str, float], metric: Metric, test: HeldOutScore | None
 ) -> dict[str, Any]:
@@ -225,8 +190,7 @@ def table_row(
     if "kl" in values:
         row["search kl"] = f"{values['kl']:.4g}"
     row[f"test {metric.name}"] = None if test is None else test.value
-    if metric.name == "accuracy":
-        row["95% interval"] = interval and f"{interval[0]:.2%} to {interval[1]:.2%}"
+    row["95% interval"] = interval and " to ".join(map(metric.format_value, interval))
     if "kl" in values:
         row["test kl"] = None if test_kl is None else f"{test_kl:.4g}"
     return row
@@ -244,10 +208,9 @@ def note_of(
         front: what was found.
         compared: what the search gains.
     """
-    is_accuracy = held_out.task.metric.name == "accuracy"
+    kind = "Wilson's" if held_out.task.metric.score is accuracy else "those of the bootstrap"
     parts = [f"search: {searched}.", f"test: {count} test rows, which no choice was made by."]
-    if is_accuracy:
-        parts.append("Intervals are Wilson's, at 95 %.")
+    parts.append(f"Intervals are {kind}, at 95 %.")
     if len(held_out.labels) > count:
         parts.append("Tokens of one text count as independent.")
     if len(front) > 1:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from chop import runs
+from chop.actions.chance import check_float_model
 from chop.actions.settings.search import SensitivityConfig
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.record import write_figure, write_table
@@ -34,6 +35,7 @@ def measure_sensitivity(
     """
     with matmul_precision(config.matmul_precision):
         workload = workload_for(config, workload)
+        check_float_model(workload, config)
         settings = settings_with(config, workload)
         with runs.start("search sensitivity", settings, config.out) as run:
             run.rows = rows = _measure(config, workload)

@@ -47,6 +47,8 @@ class WorkloadConfig:
         task: task type: classification, regression, token-classification or causal-lm (texts
             alone, evaluated by perplexity). Default: inferred from the labels.
         metric: evaluation metric: accuracy, f1, r2, mse, perplexity ... Default: the task's own.
+        force: go on with a float model that is no better than a constant answer, such as the
+            commonest class.
         batch_size: rows of a training step.
         seed: random seed of training and sampling.
         device: torch device: `cpu`, `cuda`, `cuda:1` ... Default: a GPU if there is one, else the
@@ -83,6 +85,7 @@ class WorkloadConfig:
     weights: str | None = None
     task: str | None = None
     metric: str | None = None
+    force: bool = False
     batch_size: int = 64
     seed: int = 0
     device: str | None = None

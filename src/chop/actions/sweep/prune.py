@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop import passes, runs
+from chop.actions.chance import check_float_model
 from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.ptq import present_operators
 from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig
@@ -63,6 +64,7 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
     with matmul_precision(config.matmul_precision):
         with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
             workload = workload_for(config, workload)
+            check_float_model(workload, config)
         with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
             rows = _sweep(config, workload, run)
     return rows

@@ -8,6 +8,7 @@ from typing import Any
 from rich import get_console
 
 from chop import runs
+from chop.actions.chance import check_float_model
 from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.settings.sweep import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, Sweep
@@ -54,6 +55,7 @@ def quantize_sweep(
     with matmul_precision(config.matmul_precision):
         with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
             workload = workload_for(config, workload)
+            check_float_model(workload, config)
         with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
             sweep = sweep_split_widths if config.splits_widths else _sweep_widths
             rows = sweep(config, workload, run)

@@ -1,0 +1,96 @@
+"""Refuses float models that are no better than a constant answer: no format could lose anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rich.console import Console
+from torch import Tensor
+
+from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.workload import Workload
+from chop.errors import ConfigError
+from chop.train.evaluator import Evaluator
+from chop.train.intervals import CONSTANTS, FEW_ROWS, Score
+
+LOOKED_AT = 1000
+"""Test rows that a job looks at which does not measure the float model itself."""
+ROUNDING = 1e-9
+"""A correlation with a constant is not 0 to the last bit."""
+
+
+def check_float_model(workload: Workload, config: WorkloadConfig) -> None:
+    """Measures the float model on at most `LOOKED_AT` test rows, see `check_scores`."""
+    rows = workload.test.spread(LOOKED_AT)
+    check_scores({"test": workload.score(workload.model, rows)}, workload, config.force)
+
+
+def check_answers(
+    evaluator: Evaluator, logits: Tensor, workload: Workload, config: WorkloadConfig
+) -> None:
+    """The same of answers that a search has of the float model, in the order of `logits`."""
+    labels = evaluator.labels
+    predictions = workload.task.metric.predict(logits, labels)
+    score = workload.score_of(predictions.cpu(), labels.cpu(), len(evaluator))
+    check_scores({"search": score}, workload, config.force)
+
+
+def check_scores(scores: Mapping[str, Score], workload: Workload, force: bool) -> None:
+    """Says which numbers of the float model tell nothing, and stops at them.
+
+    A model is better than a constant answer where its 95 % interval is: a format that breaks a
+    model which is not cannot be told from one that keeps it.
+
+    Args:
+        scores: of the float model, by the name of the rows.
+        workload: the model and its rows.
+        force: says the same and goes on.
+    Raises:
+        ConfigError: a number is NaN, or no better than that of a constant answer.
+    """
+    for name, score in scores.items():
+        if math.isnan(score.value):
+            raise ConfigError(
+                f"the {workload.task.metric.name} of the float model on the {name} rows is NaN, "
+                "with which no format can be compared: look at its outputs on these rows."
+            )
+    few = [f"{score.rows} {name} rows" for name, score in scores.items() if score.rows < FEW_ROWS]
+    if few:
+        text = f"Few rows: {' and '.join(few)}; at least {FEW_ROWS} tell formats apart that differ."
+        Console().print(text, highlight=False)
+    for name, score in scores.items():
+        reason = _why_nothing_is_told(name, score, workload)
+        if reason and not force:
+            raise ConfigError(f"{reason} {_way_out(workload)}")
+        if reason:
+            Console().print(f"{reason} Going on, because of --force.", highlight=False)
+
+
+def _why_nothing_is_told(name: str, score: Score, workload: Workload) -> str | None:
+    metric, rows = workload.task.metric, f"{score.rows} {name} rows"
+    if score.has_one_class:
+        return f"all labels of the {rows} are one class: no {metric.name} on them tells anything."
+    if score.constant is None:
+        return None
+    end = score.value
+    if score.interval is not None:
+        end = score.interval[0 if metric.higher_is_better else 1]
+    if metric.gain(end, score.constant) > ROUNDING:
+        return None
+    beyond = "no better than"
+    if metric.gain(score.value, score.constant) > ROUNDING:
+        beyond = "not better, beyond its interval, than"
+    constant = f"{CONSTANTS[metric.predict]}, {metric.format_value(score.constant)}"
+    return (
+        f"float {metric.name} {score.format(metric)} on {rows} is {beyond} {constant}: a format "
+        "that breaks the model would look as good as float."
+    )
+
+
+def _way_out(workload: Workload) -> str:
+    scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""
+    return (
+        f"Look at the weights, the labels and how inputs are prepared{scaling}, give more rows, or "
+        "train the model (--train-epochs); --force goes on."
+    )

@@ -1,0 +1,162 @@
+"""How sure a metric is: 95 % intervals, and the score of a constant answer.
+
+Shapes: K answers that are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from chop.train import metrics
+from chop.train.tasks import IGNORED, Metric, classes, surprise, values
+
+LEVEL = 0.95
+"""Of every interval."""
+DRAWS = 1000
+"""Of a bootstrap that decides between two configurations."""
+METRIC_DRAWS, LEAST_DRAWS, DRAWN_ANSWERS = 400, 100, 10**7
+"""Of one that tells how sure a metric is: many answers, which vary less, are drawn fewer times."""
+FEW_ROWS = 100
+"""With fewer rows, intervals are wider than the differences between most formats."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of a model on some rows.
+
+    Attributes:
+        value: the metric.
+        interval: at the level `LEVEL`; None where it cannot be told.
+        constant: the metric of the best answer that looks at no input, see `constant_score`; None
+            where that is unknown.
+        rows: how many there are; each may have several answers, as texts have.
+        has_one_class: all labels are one class.
+    """
+
+    value: float
+    interval: Interval | None
+    constant: float | None
+    rows: int
+    has_one_class: bool = False
+
+    def format(self, metric: Metric) -> str:
+        """The value with its interval, for a sentence."""
+        return f"{metric.format_value(self.value)}{format_interval(self.interval, metric)}"
+
+
+def format_interval(interval: Interval | None, metric: Metric) -> str:
+    """The interval in brackets, behind a value; "" where there is none."""
+    if interval is None:
+        return ""
+    low, high = map(metric.format_value, interval)
+    return f" (95 % interval {low} to {high})"
+
+
+def interval_of(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval | None:
+    """The interval of a metric: Wilson's of an accuracy, else that of the bootstrap.
+
+    Answers count as independent, tokens of one text too.
+
+    Args:
+        metric: the metric.
+        predictions: (K, ...), what it takes.
+        labels: (K, ...).
+    Returns: None where some draw has no number.
+    """
+    if metric.score is metrics.accuracy:
+        return wilson(int((predictions == labels).sum()), len(labels))
+    try:
+        draws = max(LEAST_DRAWS, min(METRIC_DRAWS, DRAWN_ANSWERS // max(len(labels), 1)))
+        ends = bootstrap(lambda i: metric.score(predictions[i], labels[i]), len(labels), draws)
+    except Exception:  # of a user's function: it may refuse draws or answers of one class
+        return None
+    return None if any(map(math.isnan, ends)) else ends
+
+
+def wilson(right: float, count: int) -> Interval:
+    """The interval of a share of right answers at the level `LEVEL`.
+
+    Source: Wilson, Probable inference, the law of succession, and statistical inference, Journal
+        of the American Statistical Association 22, 1927.
+
+    >>> [round(end, 4) for end in wilson(9, 10)]
+    [0.5958, 0.9821]
+    """
+    if not count:
+        return 0.0, 1.0
+    z2, share = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2, right / count
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * count)) / count) / (1 + z2 / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def wilson_of_share(share: float, count: int) -> Interval:
+    """`wilson` of a share of `count` answers."""
+    return wilson(round(share * count), count)
+
+
+def bootstrap(statistic: Callable[[Tensor], float], count: int, draws: int = DRAWS) -> Interval:
+    """The middle `LEVEL` of a statistic over draws of so many answers with replacement.
+
+    Args:
+        statistic: of int64 (count,), places of answers.
+        count: of the answers.
+        draws: how many.
+    """
+    draw = torch.Generator().manual_seed(0)
+    drawn = [statistic(torch.randint(count, (count,), generator=draw)) for _ in range(draws)]
+    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
+    low, high = torch.tensor(drawn, dtype=torch.float64).quantile(ends).tolist()
+    return low, high
+
+
+CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], str] = {
+    classes: "always answering the commonest class",
+    values: "always answering the mean",
+    surprise: "guessing each token by its frequency in the training rows",
+}
+"""By what a metric takes: the best answer that looks at no input."""
+
+
+def constant_score(
+    metric: Metric, labels: Tensor, frequencies: Callable[[], Tensor] | None = None
+) -> float | None:
+    """The metric of the best answer that looks at no input, see `CONSTANTS`.
+
+    Args:
+        metric: the metric.
+        labels: (K, ...), of the rows that a model is judged on.
+        frequencies: gives int64 (C,), how often each class is a label of the training rows; of
+            perplexity alone. Each counts once more, so that an unseen one has a chance.
+    Returns: None where the metric takes something else, or cannot be had of a constant.
+    """
+    if metric.predict not in CONSTANTS or not len(labels):
+        return None
+    if metric.predict is surprise:
+        if frequencies is None:
+            return None
+        counts = (frequencies() + 1).double()
+        answers = (counts.sum() / counts).log()[labels]
+    elif metric.predict is values:
+        answers = labels.double().mean(0, keepdim=True).expand_as(labels)
+    else:
+        answers = torch.full_like(labels, int(labels.mode().values))
+    try:
+        return metric.score(answers, labels)
+    except Exception:  # of a user's function: it may refuse draws or answers of one class
+        return None
+
+
+def counted(labels: Tensor | list[Tensor]) -> Tensor:
+    """Labels of rows or tokens, without those that do not count: (K,)."""
+    rows = [labels] if isinstance(labels, Tensor) else labels
+    flat = torch.cat([row.flatten() for row in rows])
+    return flat[flat != IGNORED]
