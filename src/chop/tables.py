@@ -47,7 +47,7 @@ def print_table(
     if not rows:
         return
     names = list(rows[0]) if columns is None else columns
-    found = [_Column(printable(name), tuple(_shown(row[name]) for row in rows)) for name in names]
+    found = [_Column(printable(n), _aligned([_shown(row[n]) for row in rows])) for n in names]
     console = Console()
     for table in _tables(title, found, console.width):
         console.print(table)
@@ -80,6 +80,17 @@ class _Column:
     @property
     def is_numeric(self) -> bool:
         return all(ONLY_NUMBER.fullmatch(cell) for cell in self.cells)
+
+
+def _aligned(cells: Sequence[str]) -> tuple[str, ...]:
+    """Cells of a number and a remark, such as its interval, with the numbers under one another."""
+    heads = [cell.partition(" ")[0] for cell in cells]
+    if all(map(ONLY_NUMBER.fullmatch, cells)) or not all(map(ONLY_NUMBER.fullmatch, heads)):
+        return tuple(cells)
+    width = max(map(len, heads))
+    return tuple(
+        head.rjust(width) + cell[len(head) :] for head, cell in zip(heads, cells, strict=True)
+    )
 
 
 def _least(word: str) -> int:

@@ -29,6 +29,7 @@ from chop.train import (
     read_rows,
     split_rows,
 )
+from chop.train.intervals import wilson
 from tests import programs
 
 
@@ -83,6 +84,25 @@ def test_the_table_has_the_expected_shape(result):
     assert found["PTQ", "integer 4.auto"]["accuracy"] > exact - 0.05
     lost = exact - found["PTQ", "integer 4.2"]["accuracy"]
     assert exact - found["QAT", "integer 4.2"]["accuracy"] < lost / 2
+
+
+def test_every_accuracy_has_its_interval(result):
+    told, out = result
+    assert told["row_counts"] == {"train": 1150, "validation": 287, "test": 360}
+    for row in told["rows"]:
+        for name, value, count in (
+            ("validation", row["validation"], 287),
+            ("test", row["accuracy"], 360),
+        ):
+            low, high = row[f"{name}_interval_95"]
+            assert (low, high) == pytest.approx(wilson(round(value * count), count))
+            assert low < value < high
+    written = json.loads((out / "result.json").read_text())
+    assert written["rows"][0]["test_interval_95"] == list(told["rows"][0]["test_interval_95"])
+    table, first = (out / "table.md").read_text(), told["rows"][0]
+    low, high = (100 * end for end in first["test_interval_95"])
+    assert f"| {first['accuracy']:.2%} ({low:.1f} to {high:.1f}) |" in table
+    assert "287 validation and 360 test rows. Intervals are Wilson's, at 95 %." in table
 
 
 @pytest.mark.long
@@ -308,7 +328,8 @@ def test_that_nothing_needed_training_is_said(tmp_path, capsys):
     assert "No QAT: all 2 formats are within --max-drop 0.01 of float" in told
 
 
-def test_formats_that_lose_most_weights_are_marked_in_the_table(tmp_path, capsys):
+def test_formats_that_lose_most_weights_are_marked_in_the_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     found = compress(quick(tmp_path, formats=("8.auto", "4.2"), keep_best=True))
     assert found["rows"][1]["poor_fit"] is None
     assert "layers fit badly" in found["rows"][2]["poor_fit"]

@@ -126,9 +126,12 @@ def test_sweeps_name_the_metric(line, language, tmp_path):
     rows = quantize_sweep(config, workload)
     assert rows[0]["float"] == pytest.approx(evaluate(line[0], line[2]))
     assert rows[-1]["PTQ"] <= 1 and (tmp_path / "q" / "r2.svg").is_file()
+    for row in rows:
+        assert row["PTQ (95 % low)"] < row["PTQ"] < row["PTQ (95 % high)"] <= 1
     table = list(csv.DictReader((tmp_path / "q" / "table.csv").read_text().splitlines()))
     assert float(table[0]["float"]) == rows[0]["float"]
-    assert "%" not in (tmp_path / "q" / "table.md").read_text()
+    told = (tmp_path / "q" / "table.md").read_text()
+    assert "%" not in told.replace("at 95 %", "") and "100 test rows. Intervals are those" in told
     pruning = {"sparsity": "0.5", "finetune_epochs": 1}
     (row,) = prune_sweep(
         PruneSweepConfig(out=tmp_path / "p", methods=("l1-norm",), **pruning), language

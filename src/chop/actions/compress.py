@@ -14,6 +14,7 @@ from chop.actions.compress_results import (
     MODEL_FILES,
     Candidate,
     Row,
+    about_rows,
     footnotes,
     packing_of,
     sizes_of,
@@ -88,16 +89,21 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
     trained = list(_train_back(baseline, rounded, workload, config))
     candidates = [baseline, *rounded, *trained]
     print_table(f"{title}: {metric.title}", table_of(candidates, metric))
-    notes = [*footnotes(candidates), _about_training(rounded, trained, config), _about(workload)]
+    notes = [
+        *footnotes(candidates),
+        about_rows(workload),
+        _about_training(rounded, trained, config),
+        _about(workload),
+    ]
     console.print("\n".join(filter(None, notes)), highlight=False)
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
     saved = chosen or (nearest if config.keep_best else None)
     result = dict(write_results(candidates, saved, workload, config, run))
     if chosen is None:
-        console.print(_nothing_within(nearest.row, baseline.row, config, metric), highlight=False)
+        console.print(_nothing_within(nearest, baseline, config, metric), highlight=False)
     if saved is not None:
-        console.print(_saved(saved.row, baseline.row, config, metric))
+        console.print(_saved(saved, baseline, config, metric), highlight=False)
         console.print(sizes_of(result))
         console.print(packing_of(result), highlight=False)
         reason = result["why_no_folder"]
@@ -106,22 +112,24 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
     return result
 
 
-def _saved(row: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
-    outcome = f"{row.test:.1%} of the test rows against {exact.test:.1%} float"
-    if metric.name != "accuracy":
-        values = [metric.format_value(each.test) for each in (row, exact)]
-        outcome = f"{metric.name} {values[0]} on the test rows against {values[1]} float"
+def _saved(saved: Candidate, exact: Candidate, config: CompressConfig, metric: Metric) -> str:
+    row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
     return (
-        f"saved [bold]{row.format} ({row.method})[/]: {outcome}, {exact.bits / row.bits:.1f}x "
-        f"fewer bits per weight, in {config.out}/"
+        f"saved [bold]{row.format} ({row.method})[/]: {metric.name} {mine.format(metric)} on "
+        f"{mine.rows} test rows against {reference.format(metric)} float, "
+        f"{exact.row.bits / row.bits:.1f}x fewer bits per weight, in {config.out}/"
     )
 
 
-def _nothing_within(nearest: Row, exact: Row, config: CompressConfig, metric: Metric) -> str:
-    lost = metric.format_loss(nearest.validation, exact.validation)
+def _nothing_within(
+    nearest: Candidate, exact: Candidate, config: CompressConfig, metric: Metric
+) -> str:
+    row, (mine, reference) = nearest.row, (c.scores["validation"] for c in (nearest, exact))
+    lost = metric.format_loss(row.validation, exact.row.validation)
     outcome = (
         f"No format keeps within {metric.format_drop(config.max_drop)} of float on the validation "
-        f"rows: the nearest, {nearest.format} ({nearest.method}), loses {lost}"
+        f"rows: the nearest, {row.format} ({row.method}), loses {lost}, {mine.format(metric)} "
+        f"against {reference.format(metric)} on {mine.rows} rows"
     )
     if config.keep_best:
         return f"{outcome}; it is saved because --keep-best asks for it."
@@ -162,14 +170,26 @@ def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candi
         name: workload.score(mg.model, getattr(workload, name), f"{method} {label}, {name}")
         for name in ("validation", "test")
     }
-    validation, test = (score.value for score in scores.values())
+    validation, test = scores.values()
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
     operators = map(mg.module_of, mg.nodes)
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
     lost = poor_fit(layer_rows(mg))
     unreached = describe_unreached(mg, "formats")
-    row = Row(method, label, validation, test, bits["w_avg_bit"], count, size_kb, lost, unreached)
+    row = Row(
+        method,
+        label,
+        validation.value,
+        test.value,
+        bits["w_avg_bit"],
+        count,
+        size_kb,
+        lost,
+        unreached,
+        validation.interval,
+        test.interval,
+    )
     return Candidate(row, mg, scores)
 
 

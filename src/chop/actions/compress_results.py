@@ -26,7 +26,7 @@ from chop.report.plots import Curve, plot_accuracy
 from chop.studies.model import BATCH_SIZES
 from chop.tables import write_markdown
 from chop.train import Metric
-from chop.train.intervals import Score
+from chop.train.intervals import Interval, Score
 
 if TYPE_CHECKING:
     from chop.actions.settings.compress import CompressConfig
@@ -54,6 +54,8 @@ class Row:
         size_kb: what the parameters take at those widths, in units of 1,000 bytes.
         poor_fit: says which layers lose most of their weights to their format; None if none do.
         unreached: says which weights no format can be given to; None if they are few.
+        validation_interval_95: of `validation`, see `chop.train.intervals`.
+        test_interval_95: of `test`.
     """
 
     method: str
@@ -65,6 +67,8 @@ class Row:
     size_kb: float
     poor_fit: str | None = None
     unreached: str | None = None
+    validation_interval_95: Interval | None = None
+    test_interval_95: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,12 @@ def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, 
         {
             "method": row.method,
             "format": row.format + POOR_FIT * bool(row.poor_fit),
-            "validation": metric.format_value(row.validation),
-            "test": metric.format_value(row.test),
+            **{f"{name} (95 % interval)": s.format_cell(metric) for name, s in scores.items()},
             "bits": f"{row.bits:.2f}",
             "quantized operators": row.quantized,
             "weights (kB)": f"{row.size_kb:.1f}",
         }
-        for row in (candidate.row for candidate in candidates)
+        for row, scores in ((candidate.row, candidate.scores) for candidate in candidates)
     ]
 
 
@@ -178,6 +181,7 @@ def _write(
         "dataset": workload.dataset,
         "task": workload.task.name,
         "metric": {"name": metric.name, "higher_is_better": metric.higher_is_better},
+        "row_counts": _row_counts(workload),
         "rows": [printed_row(row, metric) for row in rows],
         "saved": None,
         **(_save(folder, candidates[0], saved, workload, config) if saved else {}),
@@ -185,10 +189,22 @@ def _write(
     }
     about = None if metric.name == "accuracy" else f"{metric.title}:"
     ending = (sizes_of(result), packing_of(result), result["speed"]) if saved else ()
-    rows_as_text, notes = table_of(candidates, metric), footnotes(candidates)
+    rows_as_text = table_of(candidates, metric)
+    notes = (*footnotes(candidates), about_rows(workload))
     write_markdown(folder / "table.md", about, rows_as_text, *notes, *ending)
     write_json(folder / "result.json", result)
     return result
+
+
+def _row_counts(workload: Workload) -> dict[str, int]:
+    splits = {name: getattr(workload, name) for name in ("train", "validation", "test")}
+    return {name: len(rows) for name, rows in splits.items() if rows is not None}
+
+
+def about_rows(workload: Workload) -> str:
+    """How many rows judge, and what the intervals are, for a line below a table."""
+    counts = _row_counts(workload)
+    return f"{counts['validation']} validation and {workload.about_test}"
 
 
 def _save(

@@ -22,7 +22,7 @@ from chop.actions.check_emitted import (
     write_circuit,
 )
 from chop.actions.interrupt import with_interruption_note
-from chop.actions.lower import Lowering, lower_workload
+from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import CheckpointError, ConfigError
@@ -125,6 +125,7 @@ def _emit(config: EmitConfig, workload: Workload, folder: Path, run: runs.Run) -
         "interval": design.interval,
         "samples": samples,
         "accuracy": dict(lowering.info["accuracy"]),
+        "accuracy_interval_95": lowering.accuracy_intervals,
         "pytorch": _beside_pytorch(lowering),
         "verification": run.rows,
         "components": [_component_row(part) for part in design.netlist.instances],
@@ -229,8 +230,7 @@ def _sentence(result: Mapping[str, Any]) -> str:
             f"the quantized model in PyTorch, by at most {found['largest']:.4g}."
         ]
     if result["accuracy"]:
-        shares = [f"{name} {value:.2%}" for name, value in result["accuracy"].items()]
-        sentences.append(f"Accuracy: {', '.join(shares)}.")
+        sentences.append(f"Accuracy on {samples} test rows: {format_accuracies(result)}.")
     measured, planned = result["verification"][0]["interval"], result["interval"]
     if measured is not None and measured > (1 + TOLERANCE) * planned:
         sentences.append(

@@ -24,6 +24,8 @@ from chop.ir.ops import quantizable_operators
 from chop.kernels.matmul_precision import matmul_precision
 from chop.tables import markdown_table, print_table
 from chop.train.calibration import calibration_batches
+from chop.train.intervals import Interval, format_interval, wilson_of_share
+from chop.train.tasks import CLASSIFICATION
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -55,15 +57,16 @@ def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, 
     table = [_printed(row) for row in info["operators"]]
     print_table(f"{workload.title} in {label}", table)
     rows = lowering.rows
-    accuracies = ", ".join(f"{name} {share:.2%}" for name, share in info["accuracy"].items())
-    about = f"accuracy on {rows} test rows: {accuracies}" if accuracies else f"{rows} test rows"
-    get_console().print(about, highlight=False)
     result = {
         "config": {**asdict(config), "out": str(config.out), "model": workload.name},
         "format": label,
         "rows": rows,
         **info,
+        "accuracy_interval_95": lowering.accuracy_intervals,
     }
+    accuracies = format_accuracies(result)
+    about = f"accuracy on {rows} test rows: {accuracies}" if accuracies else f"{rows} test rows"
+    get_console().print(about, highlight=False)
     with run.results() as folder:
         _write(folder, lowering, result, f"{markdown_table(table)}\n\n{about}\n")
         run.rows = info["operators"]
@@ -89,6 +92,21 @@ class Lowering:
     info: Mapping[str, Any]
     batch: Mapping[str, Tensor]
     rows: int
+
+    @property
+    def accuracy_intervals(self) -> dict[str, Interval]:
+        """The 95 % interval of each graph's accuracy."""
+        shares = self.info["accuracy"].items()
+        return {name: wilson_of_share(share, self.rows) for name, share in shares}
+
+
+def format_accuracies(result: Mapping[str, Any]) -> str:
+    """Each graph's accuracy with its interval, for a sentence; "" where there is none."""
+    metric, ends = CLASSIFICATION.metric, result["accuracy_interval_95"]
+    return ", ".join(
+        f"{name} {share:.2%}{format_interval(ends[name], metric)}"
+        for name, share in result["accuracy"].items()
+    )
 
 
 def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:

@@ -39,7 +39,7 @@ from chop.train import (
     usable_device,
 )
 from chop.train.calibration import example_inputs
-from chop.train.intervals import Score, constant_score, counted, interval_of
+from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
 from chop.train.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ OF_CHECKPOINTS = (
 
 COLUMNS = (
     *("method", "format", "validation", "test", "bits", "quantized", "size_kb", "poor_fit"),
-    "unreached",
+    *("unreached", "validation_interval_95", "test_interval_95"),
     *("width", "frac_width", "float", "PTQ", "QAT", "sparsity", "pruned", "fine-tuned"),
     *("loss", "kl", "parameters", "size_bytes", "graph", "seconds", "start", "varied", "part"),
     *("integer_bits", "ranges", "method", "weights", "inputs", "table"),
@@ -178,6 +178,11 @@ class Workload:
             return self
         train, validation = split_rows(self.train)
         return replace(self, train=train, validation=validation, has_seen_validation=True)
+
+    @property
+    def about_test(self) -> str:
+        """How many rows numbers are of, and what their intervals are, for a line below a table."""
+        return f"{len(self.test)} test rows. {interval_note(self.task.metric)}"
 
     @property
     def chance(self) -> float | None:

@@ -51,6 +51,10 @@ class Score:
         """The value with its interval, for a sentence."""
         return f"{metric.format_value(self.value)}{format_interval(self.interval, metric)}"
 
+    def format_cell(self, metric: Metric) -> str:
+        """The same for a table."""
+        return format_cell(self.value, self.interval, metric)
+
 
 def format_interval(interval: Interval | None, metric: Metric) -> str:
     """The interval in brackets, behind a value; "" where there is none."""
@@ -58,6 +62,25 @@ def format_interval(interval: Interval | None, metric: Metric) -> str:
         return ""
     low, high = map(metric.format_value, interval)
     return f" (95 % interval {low} to {high})"
+
+
+def format_cell(value: float, interval: Interval | None, metric: Metric) -> str:
+    """A value with its interval, for a table that says what is in brackets.
+
+    >>> from chop.train.tasks import CLASSIFICATION
+    >>> format_cell(0.9, (0.5958, 0.9821), CLASSIFICATION.metric)
+    '90.00% (59.6 to 98.2)'
+    """
+    if interval is None:
+        return metric.format_value(value)
+    low, high = (f"{100 * end:.1f}" if metric.is_share else f"{end:.4g}" for end in interval)
+    return f"{metric.format_value(value)} ({low} to {high})"
+
+
+def interval_note(metric: Metric) -> str:
+    """How the intervals of a metric are made, for a line below a table."""
+    kind = "Wilson's" if metric.score is metrics.accuracy else "those of the bootstrap"
+    return f"Intervals are {kind}, at 95 %."
 
 
 def interval_of(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval | None:

@@ -26,8 +26,7 @@ from chop.report.plots import Curve, plot_accuracy
 from chop.search import Config, Result, TrialRecord
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
-from chop.train.intervals import bootstrap, format_interval, interval_of
-from chop.train.metrics import accuracy
+from chop.train.intervals import bootstrap, format_interval, interval_note, interval_of
 
 
 @dataclass(frozen=True)
@@ -208,9 +207,8 @@ def note_of(
         front: what was found.
         compared: what the search gains.
     """
-    kind = "Wilson's" if held_out.task.metric.score is accuracy else "those of the bootstrap"
     parts = [f"search: {searched}.", f"test: {count} test rows, which no choice was made by."]
-    parts.append(f"Intervals are {kind}, at 95 %.")
+    parts.append(interval_note(held_out.task.metric))
     if len(held_out.labels) > count:
         parts.append("Tokens of one text count as independent.")
     if len(front) > 1:

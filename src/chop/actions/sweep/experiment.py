@@ -21,7 +21,8 @@ FLOAT, START = "float", "start"
 """Stages of the float model, and of the graph that a sweep starts from where that is another."""
 
 Results = dict[str, float]
-"""What is measured of a graph: the metric, `seconds`, and what the sweep describes."""
+"""What is measured of a graph: the metric, `low` and `high`, the ends of its 95 % interval,
+`seconds`, and what the sweep describes."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ class Sweep(Generic[S]):
     def _measured(self, make: Callable[[], MaseGraph]) -> Results:
         began, workload = time.monotonic(), self.workload
         mg = make()
-        result = {workload.task.metric.name: workload.evaluate(mg.model, workload.test)}
+        score = workload.score(mg.model, workload.test)
+        result = {workload.task.metric.name: score.value}
+        result |= dict(zip(("low", "high"), score.interval or (), strict=False))
         result |= self.experiment.describe(mg)
         return {**result, "seconds": time.monotonic() - began}
 

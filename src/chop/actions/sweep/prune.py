@@ -11,7 +11,14 @@ from chop.actions.interrupt import points_are_kept, with_interruption_note
 from chop.actions.ptq import present_operators
 from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
-from chop.actions.sweep.record import over_seeds, points_of, seconds_of, write_figure, write_table
+from chop.actions.sweep.record import (
+    intervals_of,
+    over_seeds,
+    points_of,
+    seconds_of,
+    write_figure,
+    write_table,
+)
 from chop.actions.sweep.start import config_of_run, find_start
 from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import ConfigError
@@ -52,7 +59,8 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
     Returns: one mapping per point: `method`, `sparsity` (asked), `actual sparsity` of the chosen
         layers' weights after everything, `float`, `start` (where `config.start_from` is given),
         `pruned` and `fine-tuned` (accuracies from 0 to 1, or what the task's metric is; means over
-        the seeds, with several of these their range too), and `seconds` that the point took.
+        the seeds, with several of these their range too, else the ends of their 95 % interval,
+        `pruned (95 % low)` ...), and `seconds` that the point took.
         Where activations are pruned, `weights` and `inputs` (in words), `pruned part`,
         `activation method`, `activation sparsity` (asked) and `zero inputs` (measured) too.
     Raises:
@@ -78,7 +86,8 @@ def _sweep(config: PruneSweepConfig, workload: Workload, run: runs.Run) -> list[
     columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
     heading = f"{workload.title}: {metric.name} against sparsity"
     note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))
-    unprinted, note = _unprinted(config), "" if config.start_from is None else f"{note}."
+    note = workload.about_test if config.start_from is None else f"{note}. {workload.about_test}"
+    unprinted = _unprinted(config)
     with run.results():
         write_table(config.out, heading, rows, columns, note, unprinted=unprinted)
         for part in config.measured_parts:
@@ -181,6 +190,8 @@ def _row(
         **row,
         **{name: found[name, None][0][metric] for name in bases},
         **over_seeds(stages, metric, ranged=config.seeds > 1),
+        **intervals_of({name: found[name, None] for name in bases}),
+        **({} if config.seeds > 1 else intervals_of(stages)),
         "seconds": seconds_of(stages),
     }
 

@@ -45,7 +45,8 @@ def quantize_sweep(
             names.
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
         per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1, or
-        what the task's metric is; means over the seeds, with several of these their range too),
+        what the task's metric is; means over the seeds, with several of these their range too, else
+        the ends of their 95 % interval, `PTQ (95 % low)` and `PTQ (95 % high)` ...),
         `seconds` that the point took, and, where there are validation rows, `PTQ validation` and
         `QAT validation`, which other jobs choose by.
     Raises:
@@ -79,7 +80,7 @@ def _sweep_widths(
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
     heading = f"{title}: {metric.name} against width"
     with run.results():
-        write_table(config.out, heading, rows, columns, unprinted=UNPRINTED)
+        write_table(config.out, heading, rows, columns, workload.about_test, unprinted=UNPRINTED)
         _draw(config, workload, lines, rows)
     return rows
 

@@ -12,10 +12,13 @@ from rich.console import Console
 from chop.files import write_csv
 from chop.tables import print_table, write_markdown
 from chop.train import Metric
+from chop.train.intervals import format_cell
 
 FIGURE_SUFFIXES = (".svg", ".png")
 LEAST, GREATEST = "{} (least)", "{} (greatest)"
 """Columns of the range of a number over the seeds; its own column has the mean."""
+LOW, HIGH = "{} (95 % low)", "{} (95 % high)"
+"""Columns of the interval of a number that one model has."""
 NUMBERS = ("bits", "seconds")
 """Columns of fractions that are no shares."""
 
@@ -34,7 +37,8 @@ def write_table(
     Args:
         folder: where to.
         title: above the printed table.
-        rows: equal columns each; fractions are printed in percent, but for those of `NUMBERS`.
+        rows: equal columns each; fractions are printed in percent, but for those of `NUMBERS`, and
+            numbers together with their `LOW` and `HIGH`.
         measured: column -> its metric, which says how its numbers and their ranges are printed.
         note: a paragraph below the table, printed too.
         name: of the files.
@@ -44,9 +48,10 @@ def write_table(
     for column, metric in (measured or {}).items():
         metrics |= {LEAST.format(column): metric, GREATEST.format(column): metric}
     columns = list(rows[0])
-    shown = [column for column in columns if column not in unprinted]
+    ends = {end.format(column) for column in columns for end in (LOW, HIGH)}
+    shown = [column for column in columns if column not in unprinted and column not in ends]
     write_csv(folder / f"{name}.csv", columns, ([row.get(n) for n in columns] for row in rows))
-    texts = [{n: _format(n, row[n], metrics.get(n)) for n in shown} for row in rows]
+    texts = [{n: _format(n, row, metrics.get(n)) for n in shown} for row in rows]
     write_markdown(folder / f"{name}.md", texts, note)
     print_table(title, texts)
     if note:
@@ -81,6 +86,18 @@ def over_seeds(
     return columns
 
 
+def intervals_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float | None]:
+    """Columns of a row: the 95 % interval of each stage, of one model.
+
+    None where an earlier version, which did not note it, has measured the model.
+    """
+    return {
+        column.format(stage): results[0].get(end)
+        for stage, results in stages.items()
+        for column, end in ((LOW, "low"), (HIGH, "high"))
+    }
+
+
 def seconds_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | None:
     """What a row took: the sum over its stages of the mean over the seeds.
 
@@ -104,8 +121,9 @@ def points_of(
     return points, {row[x]: (row[ends[0]], row[ends[1]]) for row in rows if ends[0] in row}
 
 
-def _format(name: str, value: Any, metric: Metric | None) -> Any:
-    """Shares as percentages; settings, bits and seconds as they are."""
+def _format(name: str, row: Mapping[str, Any], metric: Metric | None) -> Any:
+    """Shares as percentages, intervals in brackets; settings, bits and seconds as they are."""
+    value, low, high = (row.get(column) for column in (name, LOW.format(name), HIGH.format(name)))
     if metric is not None and isinstance(value, float):
-        return metric.format_value(value)
+        return format_cell(value, None if low is None or high is None else (low, high), metric)
     return f"{value:.2%}" if isinstance(value, float) and name not in NUMBERS else value

@@ -9,7 +9,7 @@ from typing import Any
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.sweep import QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, Experiment, Results
-from chop.actions.sweep.record import over_seeds, points_of, seconds_of
+from chop.actions.sweep.record import intervals_of, over_seeds, points_of, seconds_of
 from chop.actions.workload import Workload
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
@@ -68,6 +68,8 @@ def row_of(found: Found, setting: Setting, workload: Workload) -> dict[str, Any]
         FLOAT: found[FLOAT, None][0][metric],
         **over_seeds({PTQ: stages[PTQ]}, metric, ranged=False),
         **over_seeds(trained, metric, ranged=len(stages.get(QAT, ())) > 1),
+        **intervals_of({FLOAT: found[FLOAT, None], PTQ: stages[PTQ]}),
+        **({} if len(stages.get(QAT, ())) > 1 else intervals_of(trained)),
         "seconds": seconds_of(stages),
         **({} if workload.validation is None else _validation_of(stages)),
     }

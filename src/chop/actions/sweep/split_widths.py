@@ -179,7 +179,8 @@ def _write(
     metric, name = workload.task.metric, NAMES[varied].replace(" ", "-")
     title = f"{workload.title}: {metric.name} against {NAMES[varied]}, {at}"
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
-    write_table(out, title, rows, columns, name=name, unprinted=UNPRINTED)
+    note = workload.about_test
+    write_table(out, title, rows, columns, note, name=name, unprinted=UNPRINTED)
     write_figure(
         out / name,
         plot_accuracy,
