@@ -5,6 +5,7 @@ import pytest
 
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress
+from chop.actions.latency import describe_speed
 from chop.errors import CheckpointError, ConfigError
 from chop.runs import MANIFEST, read_manifest
 from tests import programs
@@ -28,9 +29,48 @@ def test_compress_ends_with_speed_and_size(compressed):
     assert [(row["model"], row["batch"]) for row in info["speed"]] == [
         (model, batch) for batch in (1, 16) for model in ("float", "float graph", "compressed")
     ]
-    assert info["speed"][1]["largest difference"] < 1e-5
-    assert info["speed"][2]["file"] == f"{info['saved_bytes']['model.pt'] / 1000:.1f} kB"
-    assert "times as fast" in (out / "table.md").read_text()
+    exact, graph, small = info["speed"][:3]
+    assert graph["largest_difference"] < 1e-5
+    assert small["file_bytes"] == info["saved_bytes"]["model.pt"]
+    assert (exact["times_as_fast"], exact["times_as_fast_interval_99"]) == (1.0, None)
+    low, high = small["times_as_fast_interval_99"]
+    assert low <= small["times_as_fast"] <= high
+    assert exact["rows_per_second"] == pytest.approx(1000 / exact["latency_ms"])
+    assert (out / "table.md").read_text().splitlines()[-1] == describe_speed(info["speed"])
+
+
+def told(*rows):
+    return describe_speed(
+        [
+            {
+                "model": "compressed",
+                "batch": batch,
+                "times_as_fast": t,
+                "times_as_fast_interval_99": ends,
+            }
+            for batch, t, ends in rows
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "rows, slower",
+    [
+        ([(1, 0.5, (0.48, 0.52))], True),
+        ([(1, 1.4, (1.3, 1.5)), (16, 0.9, (0.85, 0.95))], True),
+        ([(1, 0.98, (0.9, 1.1)), (16, 1.2, (1.1, 1.3))], False),
+        ([(1, 0.7, None)], True),
+        ([(1, 1.3, None)], False),
+    ],
+)
+def test_a_smaller_model_that_is_slower_is_called_so(rows, slower):
+    text = told(*rows)
+    assert text.startswith(f"Speed: {rows[0][1]:.2f} (") and "times as fast as float" in text
+    assert ("smaller, and slower" in text) == ("--onnx" in text) == slower
+
+
+def test_a_speed_that_was_not_measured_is_called_so():
+    assert told() == "Speed: not measured, because of --bench-seconds 0."
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])

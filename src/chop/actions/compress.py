@@ -23,6 +23,7 @@ from chop.actions.compress_results import (
 )
 from chop.actions.hf_folder import FOLDER
 from chop.actions.interrupt import with_interruption_note
+from chop.actions.latency import describe_speed
 from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
@@ -109,6 +110,7 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
         reason = result["why_no_folder"]
         where = f"{config.out}/{FOLDER}/ is for transformers' from_pretrained, after import chop."
         console.print(f"No folder for transformers: {reason}" if reason else where, highlight=False)
+        console.print(describe_speed(result["speed"]), highlight=False)
     return result
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from chop import passes, runs
 from chop.actions.hf_folder import hugging_face_folder
-from chop.actions.latency import compare_with_float
+from chop.actions.latency import compare_with_float, describe_speed
 from chop.actions.workload import Workload
 from chop.files import write_json
 from chop.ir.graph import MaseGraph
@@ -23,7 +23,7 @@ from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
-from chop.studies.model import BATCH_SIZES
+from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.tables import write_markdown
 from chop.train import Metric
 from chop.train.intervals import Interval, Score
@@ -187,8 +187,13 @@ def _write(
         **(_save(folder, candidates[0], saved, workload, config) if saved else {}),
         "versions": {"torch": torch.__version__},
     }
+    speed = _speed(candidates[0], saved, result, workload, config) if saved else None
+    if saved:
+        result["speed"] = [] if speed is None else speed.numbers()
     about = None if metric.name == "accuracy" else f"{metric.title}:"
-    ending = (sizes_of(result), packing_of(result), result["speed"]) if saved else ()
+    ending: tuple[Any, ...] = (sizes_of(result), packing_of(result)) if saved else ()
+    if saved:
+        ending += (speed.formatted() if speed else [], describe_speed(result["speed"]))
     rows_as_text = table_of(candidates, metric)
     notes = (*footnotes(candidates), about_rows(workload))
     write_markdown(folder / "table.md", about, rows_as_text, *notes, *ending)
@@ -225,7 +230,6 @@ def _save(
         "packed_share": saved.packed_share,
         "float_layers": saved.float_layers,
         "onnx": onnx,
-        "speed": _speed(exact.graph, packed, sizes, workload, config),
     }
 
 
@@ -243,26 +247,26 @@ def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
 
 
 def _speed(
-    exact: MaseGraph,
-    packed: MaseGraph,
-    sizes: tuple[Mapping[str, int], Mapping[str, int]],
+    exact: Candidate,
+    saved: Saved,
+    result: Mapping[str, Any],
     workload: Workload,
     config: CompressConfig,
-) -> list[dict[str, Any]]:
-    """The saved model beside float, as rows; none where it is not to be measured."""
+) -> ModelComparison | None:
+    """The saved model beside float; None where it is not to be measured."""
     batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(workload.test)]
     if not config.bench_seconds or not batch_sizes:
-        return []
+        return None
     found = compare_with_float(
         workload,
-        exact,
-        packed,
-        file_bytes=(sizes[0]["model.pt"], sizes[1]["model.pt"]),
+        exact.graph,
+        saved.packed,
+        file_bytes=(result["float_bytes"]["model.pt"], result["saved_bytes"]["model.pt"]),
         batch_sizes=batch_sizes,
         seconds=config.bench_seconds,
     )
     found.table("The saved model beside float")
-    return found.formatted()
+    return found
 
 
 def _packed(chosen: Candidate) -> Saved:

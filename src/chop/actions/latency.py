@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,14 @@ from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.studies.model import Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
+
+COMPRESSED = "compressed"
+"""The name of the saved model in tables."""
+WHY_SLOWER = (
+    "Each call rounds the inputs of the layers and decodes their weights, which PyTorch then "
+    "multiplies as floats; small layers do not win that back. Faster: an 8-bit integer format with "
+    "--onnx, which onnxruntime multiplies as integers, or larger layers and batches."
+)
 
 
 def compare_with_float(
@@ -38,10 +46,37 @@ def compare_with_float(
     contenders = [
         Contender("float", workload.model.eval(), file_bytes[0]),
         Contender("float graph", exact.model.eval(), file_bytes[0]),
-        Contender("compressed", compressed.model.to(workload.device).eval(), file_bytes[1]),
+        Contender(COMPRESSED, compressed.model.to(workload.device).eval(), file_bytes[1]),
     ]
     device = str(workload.device)
     return compare_models(contenders, _rows_of(workload), threads=threads, device=device, **how)
+
+
+def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How fast the compressed model is beside float, as one line, and why where it is slower.
+
+    Args:
+        rows: of `ModelComparison.numbers`; none where nothing was measured.
+    """
+    found = [row for row in rows if row["model"] == COMPRESSED]
+    if not found:
+        return "Speed: not measured, because of --bench-seconds 0."
+    each = ", ".join(f"{_times(row)} at batch {row['batch']}" for row in found)
+    text = f"Speed: {each} times as fast as float"
+    if not any(_ends(row)[1] < 1 for row in found):
+        return f"{text}."
+    return f"{text}: smaller, and slower. {WHY_SLOWER}"
+
+
+def _ends(row: Mapping[str, Any]) -> tuple[float, float]:
+    given = row["times_as_fast_interval_99"]
+    low, high = given or (row["times_as_fast"], row["times_as_fast"])
+    return low, high
+
+
+def _times(row: Mapping[str, Any]) -> str:
+    low, high = _ends(row)
+    return f"{row['times_as_fast']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _rows_of(workload: Workload) -> Inputs:

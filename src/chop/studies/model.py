@@ -60,6 +60,24 @@ class ModelRow:
     file_bytes: int | None
     measured: Measured
 
+    def numbers(self, is_baseline: bool) -> dict[str, Any]:
+        """For a program: numbers, with their units in the keys."""
+        ratio = self.measured.ratio
+        has_bounds = ratio.is_known and not is_baseline
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "latency_ms": 1000 * self.latency_seconds,
+            "rows_per_second": self.throughput,
+            "times_as_fast": 1.0 if is_baseline else ratio.median,
+            "times_as_fast_interval_99": (ratio.low, ratio.high) if has_bounds else None,
+            "weight_bytes": self.weight_bytes,
+            "kept_decoded_bytes": self.kept_bytes,
+            "file_bytes": self.file_bytes,
+            "peak_call_bytes": self.measured.peak_bytes,
+            "largest_difference": None if is_baseline else self.measured.largest_difference,
+        }
+
     def formatted(self, is_baseline: bool) -> dict[str, Any]:
         """For a table."""
         ratio = self.measured.ratio
@@ -97,6 +115,11 @@ class ModelComparison:
         """The rows for a table; `chop.tables` prints or writes it."""
         first = self.rows[0].model
         return [row.formatted(row.model == first) for row in self.rows]
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The rows for a program, see `ModelRow.numbers`."""
+        first = self.rows[0].model
+        return [row.numbers(row.model == first) for row in self.rows]
 
     def table(self, title: str) -> None:
         """Prints the rows as two tables, which fit a terminal; the title says how they came."""
