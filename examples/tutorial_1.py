@@ -5,7 +5,6 @@ python examples/tutorial_1.py --checkpoint DIR     (a local BERT classifier)
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 
 import torch
@@ -43,7 +42,7 @@ def main():
     parser.add_argument(
         "--checkpoint", help="local folder or hub name; default: a small random BERT"
     )
-    parser.add_argument("--out", type=Path, default=Path(tempfile.mkdtemp()))
+    parser.add_argument("--out", type=Path, default=Path("runs/tutorial-1"))
     args = parser.parse_args()
 
     if args.checkpoint:

@@ -108,7 +108,7 @@ def main():
     parser.add_argument("--formats", default="mxint,mxint:width=3,mxint:width=4")
     parser.add_argument("--tokens", type=int, default=24, help="of an answer at most")
     parser.add_argument("--rows", type=int, default=40, help="texts for the perplexity")
-    parser.add_argument("--out", type=Path, default=Path("runs/tutorial_10"))
+    parser.add_argument("--out", type=Path, default=Path("runs/tutorial-10"))
     parser.add_argument("--quick", action="store_true", help="random weights")
     args = parser.parse_args()
 

@@ -13,14 +13,13 @@ it 2,561,666. The totals here count each parameter once.
 """
 
 import argparse
-import json
-import tempfile
 from pathlib import Path
 
 import torch
 
 import chop.passes as passes
 from chop import MaseGraph
+from chop.files import write_json
 from chop.models import load_model
 from chop.passes.module import report_trainable_parameters_analysis_pass
 from chop.tools import get_tokenized_dataset, get_trainer
@@ -48,8 +47,8 @@ def main():
     parser.add_argument("--lora-learning-rate", type=float, default=3e-3)
     parser.add_argument("--max-length", type=int, default=256, help="tokens of a review")
     parser.add_argument("--limit", type=int, help="rows of each split")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.mkdtemp()))
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--folder", type=Path, default=Path("runs/tutorial-2"))
+    parser.add_argument("--out", type=Path, help="JSON file; default: FOLDER/rows.json")
     args = parser.parse_args()
 
     built_in = args.checkpoint == "bert-tiny"
@@ -119,8 +118,7 @@ def main():
     evaluate("LoRA fused", mg)
     mg.export(args.folder / "tutorial_2_lora")
     print(f"drawings, the adapter for PEFT and the fused graph are in {args.folder}")
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=2))
+    write_json(args.out or args.folder / "rows.json", results)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ python examples/tutorial_3.py --checkpoint DIR --dataset DIR    (your own, or hu
 
 import argparse
 import copy
-import json
 from pathlib import Path
 
 import chop.passes as passes
 from chop import MaseGraph
+from chop.files import write_json
 from chop.models import load_model
 from chop.tools import get_tokenized_dataset, get_trainer
 from chop.train import calibration_batches, load_trained
@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--max-length", type=int, default=256, help="tokens of a review")
     parser.add_argument("--limit", type=int, help="rows of each split")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--out", type=Path, default=Path("runs/tutorial-3/rows.json"))
     args = parser.parse_args()
 
     built_in = args.checkpoint == "bert-tiny"
@@ -92,8 +92,7 @@ def main():
             trainer_for(trained).train()
             results[f"QAT {text}"] = evaluate(trained)
             print(f"QAT {text}: {results[f'QAT {text}']:.2%}")
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=2))
+    write_json(args.out, results)
     return results
 
 

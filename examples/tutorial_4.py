@@ -5,12 +5,11 @@ python examples/tutorial_4.py --checkpoint DIR --dataset DIR    (your own, or hu
 """
 
 import argparse
-import json
-import tempfile
 from pathlib import Path
 
 import chop.passes as passes
 from chop import MaseGraph
+from chop.files import write_json
 from chop.models import load_model
 from chop.tools import get_tokenized_dataset, get_trainer
 from chop.train import calibration_batches, load_trained
@@ -30,7 +29,7 @@ def main():
     parser.add_argument("--epochs", type=float, default=5, help="of fine-tuning")
     parser.add_argument("--max-length", type=int, default=256, help="tokens of a review")
     parser.add_argument("--limit", type=int, help="rows of each split")
-    parser.add_argument("--out", type=Path, default=Path(tempfile.mkdtemp()))
+    parser.add_argument("--out", type=Path, default=Path("runs/tutorial-4"))
     args = parser.parse_args()
 
     built_in = args.checkpoint == "bert-tiny"
@@ -88,7 +87,7 @@ def main():
         reloaded = MaseGraph.from_checkpoint(args.out / method)
         results[f"{method}, reloaded"] = evaluate(reloaded)
         print(f"{method}, reloaded: {results[f'{method}, reloaded']:.2%}, zeros are stored")
-    (args.out / "rows.json").write_text(json.dumps(results, indent=2))
+    write_json(args.out / "rows.json", results)
 
 
 if __name__ == "__main__":

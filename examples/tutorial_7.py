@@ -87,7 +87,7 @@ def main():
     """Searches, compares and runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer budgets")
-    parser.add_argument("--out", type=Path, default=Path("runs/tutorial_7"), help="a folder")
+    parser.add_argument("--out", type=Path, default=Path("runs/tutorial-7"), help="a folder")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     mg = MaseGraph(load_model("vit"))

@@ -18,6 +18,7 @@ from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
 from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
+from chop.formats import parse_format_string
 from chop.runs import MANIFEST, read_manifest
 from chop.train import (
     TASKS,
@@ -84,6 +85,17 @@ def test_the_table_has_the_expected_shape(result):
     assert found["PTQ", "integer 4.auto"]["accuracy"] > exact - 0.05
     lost = exact - found["PTQ", "integer 4.2"]["accuracy"]
     assert exact - found["QAT", "integer 4.2"]["accuracy"] < lost / 2
+
+
+def test_the_result_has_the_error_and_the_formats_of_each_layer(result):
+    told, _ = result
+    layers, formats = ({row["layer"]: row for row in told[name]} for name in ("layers", "formats"))
+    assert layers.keys() == formats.keys() and len(layers) == 3
+    for name, row in layers.items():
+        assert 0 < row["weight_error"] < 0.05
+        operands = dict(formats[name])
+        assert operands.pop("layer") == name and {"data_in", "weight"} <= operands.keys()
+        assert {parse_format_string(text).label for text in operands.values()} >= {row["format"]}
 
 
 def test_every_accuracy_has_its_interval(result):

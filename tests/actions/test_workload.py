@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from chop.actions import workload as workload_module
+from chop.actions.settings.workload import short_name
 from chop.actions.workload import WorkloadConfig, load_workload
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import ChopError, ConfigError, UnavailableError
@@ -45,6 +46,24 @@ def config_of(model, data, out, **settings):
 
 
 # --- tokenizers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("vit", "vit"),
+        ("org/bert-tiny", "org/bert-tiny"),
+        ("timm:resnet18", "timm:resnet18"),
+        ("{}/net.py:Net", "net.py:Net"),
+        ("{}/my-bert/", "my-bert"),
+        ("../my-bert", "my-bert"),
+        ("./data/rows.csv", "rows.csv"),
+        ("~/models/net.py:make", "net.py:make"),
+        ("own data", "own data"),
+    ],
+)
+def test_titles_have_the_last_component_of_a_path(name, shown, tmp_path):
+    assert short_name(name.format(tmp_path)) == shown
 
 
 def test_a_model_folder_without_a_tokenizer_is_refused(texts, tmp_path):

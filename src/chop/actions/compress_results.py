@@ -21,7 +21,7 @@ from chop.files import write_json
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
-from chop.quantization.summary import layer_rows, operator_rows
+from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
 from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.tables import write_markdown
@@ -225,6 +225,7 @@ def _save(
         "saved": printed_row(chosen.row, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
+        "formats": format_rows(chosen.graph),
         "float_bytes": sizes[0],
         "saved_bytes": sizes[1],
         "packed_share": saved.packed_share,

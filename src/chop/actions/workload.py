@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.checkpoint import load_checkpoint
 from chop.actions.pictures import SETTINGS
-from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.settings.workload import WorkloadConfig, short_name
 from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
@@ -121,7 +121,7 @@ class Workload:
     @property
     def title(self) -> str:
         """`MODEL on DATA`, above tables and figures."""
-        return f"{self.name} on {self.dataset}"
+        return f"{short_name(self.name)} on {short_name(self.dataset)}"
 
     @classmethod
     def of(

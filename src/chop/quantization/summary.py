@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from chop.formats import Integer, QuantSpec
+from chop.formats import Integer, NumberFormat, QuantSpec, format_string
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
@@ -32,13 +32,17 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """How the weights of one layer fit their format; shares are of its non-zero weights."""
+    """How the weights of one layer fit their format; shares are of its non-zero weights.
+
+    `weight_error` is |Q(W) - W|^2 / |W|^2, what rounding changes.
+    """
 
     layer: str
     format: str
     weights: int
     share_rounded_to_zero: float
     share_saturated: float
+    weight_error: float
 
 
 def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
@@ -98,14 +102,37 @@ def _layer_row(parameter: StoredParameter, masked: Tensor | None) -> LayerRow:
     if masked is not None:
         weight = weight.masked_fill(masked, 0)
     alive = vanished = saturated = 0
+    changed = total = 0.0
     for rows in weight.split(parts_of_rows(number_format, weight, PART)):
         is_alive = rows != 0
         alive += int(is_alive.sum())
-        vanished += int(((number_format(rows) == 0) & is_alive).sum())
+        rounded = number_format(rows)
+        vanished += int(((rounded == 0) & is_alive).sum())
+        changed += float((rounded - rows).double().square().sum())
+        total += float(rows.double().square().sum())
         saturated += int(number_format.saturates(rows).sum())
     layer, count = parameter.name.removesuffix(".weight"), max(alive, 1)
     shares = vanished / count, saturated / count
-    return LayerRow(layer, number_format.label, weight.numel(), *shares)
+    error = changed / total if total else 0.0
+    return LayerRow(layer, number_format.label, weight.numel(), *shares, error)
+
+
+def format_rows(mg: MaseGraph) -> list[dict[str, str]]:
+    """The format of every operand of each quantized operator.
+
+    Returns: rows of `layer` (its path), and by operand what `parse_format_string` reads; operands
+        that stay float are left out.
+    """
+    found = {}
+    for node in mg.nodes:
+        module = mg.module_of(node)
+        if isinstance(module, QuantizedOperator) and not module.spec.is_float:
+            chosen = ((name, fmt) for name, fmt in module.spec.items() if not fmt.is_identity)
+            found[str(node.target)] = {
+                name: format_string(fmt) if isinstance(fmt, NumberFormat) else fmt.label
+                for name, fmt in chosen
+            }
+    return [{"layer": path, **formats} for path, formats in found.items()]
 
 
 def poor_fit(layers: Sequence[LayerRow]) -> str | None:

@@ -14,6 +14,7 @@ from torch import nn
 from chop.actions.search.figures import draw_search
 from chop.actions.search.job import Job, where_model_is
 from chop.actions.settings.search import NasConfig
+from chop.actions.settings.workload import short_name
 from chop.actions.sweep.record import write_table
 from chop.actions.workload import Workload, fingerprint_of_rows, workload_for
 from chop.errors import ConfigError
@@ -145,7 +146,7 @@ def write(
     workload = workload_for(config, workload)
     validation = split_rows(workload.train, config.validation, seed=config.seed)[1]
     count = _labeled(validation)
-    title = f"{config.model}: architectures, best first"
+    title = f"{short_name(config.model)}: architectures, best first"
     rows = [_row(search, trial, count) for trial in result.ranked]
     write_table(config.folder, title, rows, note=_note(count, _labeled(workload.test)))
     if result.best is None:
@@ -153,7 +154,7 @@ def write(
         return rows
     noted = _describe(config, search, result, result.best, workload, count)
     write_json(config.folder / "best.json", noted)
-    about = f"{config.model}: architectures"
+    about = f"{short_name(config.model)}: architectures"
     draw_search(config, result, search.space, about, PERCENT)
     scores = [
         f"{share:.2%} (95 % interval {_format_interval(noted[f'{kind}_interval_95'])}) on "

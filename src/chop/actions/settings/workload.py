@@ -10,6 +10,20 @@ from typing import ClassVar, Literal
 from chop.config import check_text
 from chop.errors import ConfigError
 
+
+def short_name(name: str) -> str:
+    """The last component of a path, for titles; a built-in or hub name as it is.
+
+    >>> short_name("/home/me/net.py:Net"), short_name("runs/../my-bert/"), short_name("org/bert")
+    ('net.py:Net', 'my-bert', 'org/bert')
+    """
+    path = Path(name).expanduser()
+    is_path = path.is_absolute() or ".." in path.parts or name.startswith((".", "~"))
+    if is_path or Path(name.partition(":")[0]).exists():
+        return path.name or path.resolve().name or name
+    return name
+
+
 Ranges = Mapping[str, tuple[float, float]]
 
 
