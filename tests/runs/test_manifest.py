@@ -190,7 +190,8 @@ def test_of_two_runs_in_one_folder_the_later_has_the_manifest(tmp_path):
         first.rows = ROWS
         first.manifest = dataclasses.replace(first.manifest, process="elsewhere:1:1")
         with runs.start("search", {"worker": 2}, tmp_path):
-            first.end(None)
+            with pytest.warns(UserWarning, match="began here while this run was going on"):
+                first.end(None)
             assert read_manifest(tmp_path).settings == {"worker": 2}
             assert read_manifest(tmp_path).state == "running"
     assert read_manifest(tmp_path).settings == {"worker": 2}

@@ -26,6 +26,7 @@ from chop.files import (
     staged_files,
     write_json,
 )
+from chop.notices import warn_each_time
 from chop.runs.environment import now, read_environment
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
@@ -34,6 +35,7 @@ from chop.temporary import remove_orphans
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the file's format."""
+APART = "Give each its own --out."
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
@@ -116,6 +118,7 @@ class Run:
     def __init__(self, folder: Path, manifest: Manifest, written: list[Path]) -> None:
         self.folder, self.manifest, self.written = folder, manifest, written
         self.rows: Sequence[Mapping[str, Any]] = ()
+        self._has_told = False
 
     @contextmanager
     def results(self) -> Iterator[Path]:
@@ -129,6 +132,7 @@ class Run:
         """
         with staged_files(self.folder, "results") as fresh:
             yield fresh
+            self._tell_of_another("These results replace its own, or it replaces these as it ends.")
             own = [Artifact.of(path, fresh) for path in sorted(fresh.iterdir())]
             finished = self._finished([*own, *self._artifacts()])
             write_json(fresh / MANIFEST, as_json(finished))
@@ -136,7 +140,11 @@ class Run:
 
     def end(self, error: BaseException | None) -> None:
         """Writes how the run ended, unless another run has begun in the same folder since."""
-        if self.manifest.state == "finished" or not self._is_latest():
+        if self.manifest.state == "finished":
+            return
+        if not self._is_latest():
+            if error is None:
+                self._tell_of_another("The manifest is that of the other.")
             return
         if error is None:
             finished = self._finished(self._artifacts())
@@ -151,6 +159,19 @@ class Run:
         )
         with suppress(WriteError):  # the run's own error matters more
             write_json(self.folder / MANIFEST, as_json(self.manifest))
+
+    def _tell_of_another(self, outcome: str) -> None:
+        """Warns, once, where another run has begun in the folder since this one did."""
+        if self._has_told or self._is_latest():
+            return
+        self._has_told = True
+        with suppress(CheckpointError):
+            other = read_manifest(self.folder)
+            warn_each_time(
+                f"'{self.folder}': {_described(other)} began here while this run was going on. "
+                f"{outcome} {APART}",
+                UserWarning,
+            )
 
     def _is_latest(self) -> bool:
         with suppress(CheckpointError):
@@ -204,6 +225,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
     """
     folder = make_folder(folder)
     remove_orphans(folder.rglob(".*.part"))
+    _warn_of_a_running_one(folder)
     manifest = Manifest(
         kind=kind,
         settings=as_json(settings),
@@ -224,6 +246,26 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         except BaseException as error:
             run.end(error)
             raise
+
+
+def _warn_of_a_running_one(folder: Path) -> None:
+    """Warns where another process runs into the same folder."""
+    with suppress(CheckpointError):
+        other = read_manifest(folder)
+        # Of another machine or container nobody can tell whether it still runs.
+        is_alive = process_status(other.process) in ("running", "stopped")
+        if other.state == "running" and is_alive and other.process != process_id():
+            warn_each_time(
+                f"'{folder}': {_described(other)} runs into the same folder, and the run that ends "
+                f"last replaces the results of the other. {APART}",
+                UserWarning,
+            )
+
+
+def _described(manifest: Manifest) -> str:
+    """`chop compress (process 12, since 2026-01-01T00:00:00)`."""
+    number = manifest.process.rsplit(":", 2)[1]
+    return f"chop {manifest.kind} (process {number}, since {manifest.started})"
 
 
 def read_manifest(folder: str | Path) -> Manifest:
