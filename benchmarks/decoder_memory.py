@@ -41,7 +41,7 @@ def compress_once(args: argparse.Namespace, model: str, dataset: str, out: Path)
     settings = CompressConfig(
         model=model, dataset=dataset, out=out, formats=tuple(args.formats.split(",")),
         operators=("linear", "embedding"), task="causal-lm", limit=args.limit,
-        max_length=args.max_length, keep_best=True, qat_epochs=0, bench_seconds=0,
+        max_length=args.max_length, keep_best=True, qat_epochs=0, bench_seconds=0, force=True,
     )  # fmt: skip
     compress(settings)
 
