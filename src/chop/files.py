@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from chop.errors import ChopError, WriteError
+from chop.errors import CheckpointError, ChopError, WriteError
 from chop.temporary import owner_mark, remove_orphans
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -247,6 +247,21 @@ def latest(path: Path) -> Path:
     """Where the newest of what `atomic_files` wrote to `path` is: mostly `path` itself."""
     unmoved = [folder / path.name for folder in _committed(path.parent)]
     return next((file for file in reversed(unmoved) if file.is_file()), path)
+
+
+def is_readable_file(path: Path) -> bool:
+    """Whether a file is there.
+
+    Raises:
+        CheckpointError: this user may not read it.
+    """
+    try:
+        with path.open("rb"):
+            return True
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from error
 
 
 def _make_folders(path: Path) -> None:

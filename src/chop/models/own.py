@@ -6,13 +6,14 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line
+from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
 from chop.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _of_file(name: str, num_labels: int | None) -> nn.Module:
         own = [key for key, value in vars(module).items() if callable(value)]
         raise ConfigError(f"'{path}' has no '{found['name']}': {did_you_mean(found['name'], own)}")
     is_built = isinstance(build, nn.Module) or not callable(build)
-    model = build if is_built else build(**_arguments(build, name, num_labels))
+    model = build if is_built else _call(build, _arguments(build, name, num_labels), name, path)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"'{name}': expected a torch.nn.Module, got {type(model).__name__}.")
     return model
@@ -75,24 +76,48 @@ def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"model file '{path}' does not exist.")
     title = f"chop_model_{path.stem}"
-    spec = importlib.util.spec_from_file_location(title, path)
+    spec = importlib.util.spec_from_file_location(title, path.absolute())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[title] = module
     sys.path.insert(0, str(path.parent.absolute()))  # its neighbors, as when it is run itself
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"'{path}' cannot be run: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"'{path}' cannot be run: {_reason(error, path)}") from error
     finally:
         sys.path.pop(0)
     return module
 
 
+def _call(build: Callable[..., Any], arguments: dict[str, int], name: str, path: Path) -> Any:
+    try:
+        return build(**arguments)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"'{name}' cannot be built: {_reason(error, path)}") from error
+
+
+def _reason(error: BaseException, path: Path) -> str:
+    """What user code raised, and the last line of the user's files on the way there."""
+    folder, place = path.parent.absolute(), ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(folder) and "site-packages" not in file.parts:
+            of = "" if file == path.absolute() else f" of '{file.relative_to(folder)}'"
+            name = frame.f_code.co_qualname
+            place = f"line {line}{of}{f', in {name},' if name != '<module>' else ''} raises "
+    said = f": {shorten(' '.join(str(error).split()))}" if str(error) else ""
+    return f"{place}{type(error).__name__}{said}".removesuffix(".") + "."
+
+
 def _arguments(build: Callable[..., Any], name: str, num_labels: int | None) -> dict[str, int]:
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except ValueError:  # some of those written in C have none
+        return {}
     needed = [
         parameter.name
-        for parameter in inspect.signature(build).parameters.values()
+        for parameter in parameters
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
@@ -121,6 +146,6 @@ def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
         return model
     except Exception as error:  # whatever the download raises: its client's errors differ
         if not pretrained:
-            raise
+            raise ConfigError(f"'{TIMM}{name}' cannot be built: {first_line(error)}") from error
         message = f"'{TIMM}{name}': the weights cannot be fetched ({first_line(error)})"
         raise UnavailableError(f"{message}; give --weights FILE.") from error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names, first_line
+from chop.files import is_readable_file
 from chop.ir.graph import MaseGraph
 
 LoadType = Literal["mz", "pt", "pl"]
@@ -103,7 +104,7 @@ def _read(path: Path) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if not path.is_file():
+    if not is_readable_file(path):
         raise CheckpointError(f"weights '{path}': there is no such file.")
     try:
         return load_file(path)

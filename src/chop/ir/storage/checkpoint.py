@@ -35,7 +35,7 @@ from chop.capture.guards import compile_guard
 from chop.capture.record import CaptureRecord
 from chop.documents import parse_json
 from chop.errors import CheckpointError, ConfigError, did_you_mean
-from chop.files import atomic_files, latest, shared_lock
+from chop.files import atomic_files, is_readable_file, latest, shared_lock
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
@@ -318,7 +318,7 @@ def _tensors_in(plain: Json) -> set[str]:
 
 
 def _require(tensor_path: Path, graph_path: Path) -> None:
-    missing = [path for path in (tensor_path, graph_path) if not path.is_file()]
+    missing = [path for path in (tensor_path, graph_path) if not is_readable_file(path)]
     if not missing:
         return
     if len(missing) == 2:
