@@ -180,6 +180,27 @@ def test_mistakes_are_named_and_change_nothing(bert_graph, config, message):
     assert [(node.op, node.target) for node in bert_graph.nodes] == before
 
 
+@pytest.mark.parametrize(
+    "by, key", [("name", "zzz"), ("regex_name", "zzz"), ("regex_name", ".* of type object at .*")]
+)
+def test_functions_are_called_by_the_names_of_their_nodes(net_graph, by, key):
+    """Not by their text, `<built-in method matmul of type object at 0x...>`."""
+    with pytest.raises(ConfigError, match="no quantizable node") as error:
+        passes.quantize_transform_pass(net_graph, {"by": by, key: integer(8, 4)})
+    assert ", matmul" in str(error.value) and "<" not in str(error.value)
+
+
+def test_profiling_lists_functions_by_the_names_of_their_nodes(net_graph):
+    config = {
+        "by": "name",
+        "target_weight_nodes": ["zzz"],
+        "weight_statistics": {"range_min_max": {}},
+    }
+    with pytest.raises(ConfigError, match="has no node 'zzz'") as error:
+        passes.profile_statistics_analysis_pass(net_graph, config)
+    assert ", matmul" in str(error.value) and "<" not in str(error.value)
+
+
 def test_what_is_no_graph_is_named():
     with pytest.raises(GraphError, match="expected a MaseGraph, got Linear"):
         passes.quantize_transform_pass(torch.nn.Linear(1, 1), {})

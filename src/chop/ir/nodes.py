@@ -44,6 +44,18 @@ def get_node_actual_target(node: fx.Node) -> Any:
     return deepgetattr(owner, str(node.target))
 
 
+def names_of(node: fx.Node) -> tuple[str, ...]:
+    """What a setting by name may call a node: its name, and the path or method that it calls.
+
+    A function has no path: its text holds an address, which patterns would match by chance.
+
+    >>> graph = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2))).graph
+    >>> [names_of(node) for node in graph.nodes if node.op == "call_module"]
+    [('_0', '0')]
+    """
+    return (node.name,) if callable(node.target) else (node.name, node.target)
+
+
 def get_parent_name(target: str) -> tuple[str, str]:
     """The path of the parent and the last name.
 

@@ -14,6 +14,7 @@ from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.nodes import names_of
 from chop.ir.ops import OPS, Operator, of_module
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.notices import warn_once
@@ -74,7 +75,7 @@ class QuantizeConfig:
             ConfigError: a rule matches no node, or its mapping does not fit the operator.
         """
         candidates = {node: names for node in mg.nodes if (names := self._names(mg, node))}
-        places = {name for node in candidates for name in (node.name, str(node.target))}
+        places = {name for node in candidates for name in names_of(node)}
         chosen = {
             node: _spec_for(mg, node, settings, where)
             for node, (settings, where) in self.choose(candidates, places).items()
@@ -124,7 +125,7 @@ class QuantizeConfig:
         """What a rule can call the node by; () if the node cannot be quantized."""
         if not _is_quantizable(mg, node):
             return ()
-        return (_row_of(mg, node).name,) if self.by == "type" else (node.name, str(node.target))
+        return (_row_of(mg, node).name,) if self.by == "type" else names_of(node)
 
     def _matches(self, key: str, name: str) -> bool:
         return bool(re.fullmatch(key, name)) if self.by == "regex_name" else key == name
