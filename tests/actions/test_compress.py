@@ -16,6 +16,7 @@ from chop import MaseGraph, passes
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
+from chop.actions.progress import Stages
 from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.formats import parse_format_string
@@ -436,10 +437,10 @@ def test_pruned_layers_in_float_are_not_counted_as_quantized():
     workload = load_workload(WorkloadConfig(model="mlp"))
     mg = raise_to_graph(workload)
     mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5}})
-    assert measure(mg, "float", "float", workload).row.quantized == 0
+    assert measure(mg, "float", "float", workload, Stages(())).row.quantized == 0
     one = {"by": "name", "fc1": {"config": {"name": "integer", "width": 8, "frac_width": 4}}}
     mg, _ = passes.quantize_transform_pass(mg, one)
-    row = measure(mg, "PTQ", "integer 8.4", workload).row
+    row = measure(mg, "PTQ", "integer 8.4", workload, Stages(())).row
     assert row.quantized == 1 and 8 < row.bits < 32
 
 

@@ -24,6 +24,7 @@ from chop.actions.compress_results import (
 from chop.actions.hf_folder import FOLDER
 from chop.actions.interrupt import with_interruption_note
 from chop.actions.latency import describe_speed
+from chop.actions.progress import Stages
 from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
@@ -36,6 +37,8 @@ from chop.quantization.unreached import describe_unreached
 from chop.tables import print_table
 from chop.train import Metric
 
+FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
+"""Kinds of stages, by how long they take."""
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
 
@@ -82,12 +85,13 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
         if config.layers
         else None
     )
-    baseline = measure(mg, "float", "float", workload)
-    check_scores(baseline.scores, workload, config.force)
-    rounded = [_round(mg, text, workload, config) for text in config.formats]
-    if mixed is not None:
-        rounded.append(measure(mixed, "PTQ", "mixed", workload))
-    trained = list(_train_back(baseline, rounded, workload, config))
+    with Stages(_expected(config)) as stages:
+        baseline = measure(mg, FLOAT, FLOAT, workload, stages)
+        check_scores(baseline.scores, workload, config.force)
+        rounded = [_round(mg, text, workload, config, stages) for text in config.formats]
+        if mixed is not None:
+            rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
+        trained = list(_train_back(baseline, rounded, workload, config, stages))
     candidates = [baseline, *rounded, *trained]
     print_table(f"{title}: {metric.title}", table_of(candidates, metric))
     notes = [
@@ -165,13 +169,27 @@ def _about(workload: Workload) -> str | None:
     )
 
 
-def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candidate:
+def _expected(config: CompressConfig) -> list[str]:
+    """Kinds of stages, before it is known which formats are trained back."""
+    formats = len(config.formats) + bool(config.layers)
+    trained = 0 if config.qat_epochs == 0 else formats if config.qat == "all" else 1
+    return [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
+
+
+def measure(
+    mg: MaseGraph, method: str, label: str, workload: Workload, stages: Stages
+) -> Candidate:
     """A graph with its metric, its bits and how many operators are quantized."""
     workload = workload.with_validation()
-    scores = {
-        name: workload.score(mg.model, getattr(workload, name), f"{method} {label}, {name}")
-        for name in ("validation", "test")
-    }
+    scores = {}
+    kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
+    with stages.stage(kind, title) as advance:
+        for number, name in enumerate(("validation", "test")):
+            scores[name] = workload.score(
+                mg.model,
+                getattr(workload, name),
+                lambda share, number=number: advance((number + share) / 2),  # type: ignore[misc]
+            )
     validation, test = scores.values()
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
     operators = map(mg.module_of, mg.nodes)
@@ -195,7 +213,9 @@ def measure(mg: MaseGraph, method: str, label: str, workload: Workload) -> Candi
     return Candidate(row, mg, scores)
 
 
-def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig) -> Candidate:
+def _round(
+    mg: MaseGraph, text: str, workload: Workload, config: CompressConfig, stages: Stages
+) -> Candidate:
     number_format = parse_format_string(text)
     # Rounding to nearest writes no weight: such candidates share those of the float graph.
     shares = not config.method
@@ -208,11 +228,16 @@ def _round(mg: MaseGraph, text: str, workload: Workload, config: CompressConfig)
         config.method,
         inplace=shares,
     )
-    return measure(quantized, method_title(config.method), number_format.label, workload)
+    method = method_title(config.method)
+    return measure(quantized, method, number_format.label, workload, stages)
 
 
 def _train_back(
-    baseline: Candidate, rounded: Sequence[Candidate], workload: Workload, config: CompressConfig
+    baseline: Candidate,
+    rounded: Sequence[Candidate],
+    workload: Workload,
+    config: CompressConfig,
+    stages: Stages,
 ) -> Iterator[Candidate]:
     """Trains every format, or the hardest that lost too much, and the next if that is not saved."""
     exact, metric, trains_all = baseline.row.validation, workload.task.metric, config.qat == "all"
@@ -223,11 +248,14 @@ def _train_back(
     ]
     lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
     training = workload.tuning(config.qat_epochs, config.qat_lr, config)
-    for candidate in lost if training["epochs"] else ():
+    lost = lost if training["epochs"] else []
+    for number, candidate in enumerate(lost):
         graph = candidate.graph.copy()
         label = candidate.row.format
-        workload.fit(graph.model, training, f"QAT {label}")
-        trained = measure(graph, "QAT", label, workload)
+        stages.expect([TRAINING, QUANTIZED] * (len(lost) - number))
+        with stages.stage(TRAINING, f"training {label}") as advance:
+            workload.fit(graph.model, training, advance)
+        trained = measure(graph, "QAT", label, workload, stages)
         yield trained
         won = metric.gain(trained.row.validation, candidate.row.validation)
         if not trains_all and won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):

@@ -41,6 +41,7 @@ from chop.train import (
 from chop.train.calibration import example_inputs
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
 from chop.train.tasks import CLASSIFICATION
+from chop.train.train_loop import Progress
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -208,16 +209,16 @@ class Workload:
         rate = self.tuning_lr * math.sqrt(share) if lr is None else lr
         return {"epochs": epochs, "lr": rate, "batch_size": config.batch_size, "seed": config.seed}
 
-    def fit(self, model: nn.Module, training: Training, progress: str | None = None) -> None:
+    def fit(self, model: nn.Module, training: Training, progress: Progress = None) -> None:
         """Trains a model in place on the training rows."""
         where = {"device": self.device, "task": self.task, "progress": progress}
         fit(model, self.train, **training, **where)  # type: ignore[arg-type]
 
-    def evaluate(self, model: nn.Module, rows: Rows, progress: str | None = None) -> float:
+    def evaluate(self, model: nn.Module, rows: Rows, progress: Progress = None) -> float:
         """The task's metric of a model on some rows."""
         return evaluate(model, rows, device=self.device, task=self.task, progress=progress)
 
-    def score(self, model: nn.Module, rows: Rows, progress: str | None = None) -> Score:
+    def score(self, model: nn.Module, rows: Rows, progress: Progress = None) -> Score:
         """The same with its interval, and that of a constant answer."""
         _, predictions, labels = predict(
             model, rows, device=self.device, task=self.task, progress=progress

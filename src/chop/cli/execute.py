@@ -37,6 +37,8 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
     if command.is_slow and not flags["quiet"]:
         # Importing PyTorch and transformers takes seconds in which nothing else shows.
         typer.echo("loading PyTorch and transformers ...", err=True)
+    # Bars of other libraries would break ours; tqdm reads this where it is imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     with contextlib.ExitStack() as stack:
         if flags["as_json"]:
             stack.enter_context(_stdout_to_stderr())
@@ -104,7 +106,6 @@ def _quiet() -> Iterator[None]:
     """Inside, neither warnings nor what goes through rich's global console: bars and progress."""
     from rich import get_console
 
-    os.environ["TQDM_DISABLE"] = "1"
     console = get_console()
     console.quiet = True
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from chop.train.tasks import Metric, Task
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+Progress = str | Callable[[float], None] | None
+"""The label of a progress bar, a function that takes the share that is done, or none."""
 EVALUATED = 256
 """Rows of a step of `evaluate` at most."""
 SCHEDULES = {
@@ -43,7 +46,7 @@ def fit(
     max_grad_norm: float = 1.0,
     seed: int = 0,
     device: str | torch.device | None = None,
-    progress: str | None = None,
+    progress: Progress = None,
     on_step: Callable[[int, int], None] | None = None,
     task: str | Task | None = None,
 ) -> list[float]:
@@ -64,7 +67,8 @@ def fit(
         seed: of the order of the rows and of dropout; the global generators are left as they
             were. Equal seeds give equal weights on the same machine.
         device: where to train; default, where the model is. The model stays there.
-        progress: the label of a progress bar; None shows none.
+        progress: the label of a progress bar, or a function that is called with the share of the
+            steps that are done; None shows none.
         on_step: called before each optimizer step, gradients in place, with its number from 1
             and the number of all steps; see `chop.train.GradualPruning`.
         task: says which loss: a name of `chop.train.TASKS`, or a `Task`; default, that of the
@@ -130,7 +134,7 @@ def evaluate(
     batch_size: int | None = None,
     metric: str | Metric | Callable[..., float] | None = None,
     device: str | torch.device | None = None,
-    progress: str | None = None,
+    progress: Progress = None,
     task: str | Task | None = None,
 ) -> float:
     """The metric of `model` on labeled rows, in evaluation mode and without gradients.
@@ -148,7 +152,8 @@ def evaluate(
             labels; default, the task's own: accuracy of classes, R2 of numbers, perplexity of
             text.
         device: where to evaluate; default, where the model is. The model stays there.
-        progress: the label of a progress bar; None shows none.
+        progress: the label of a progress bar, or a function that is called with the share of the
+            steps that are done; None shows none.
         task: what the model is asked to do: a name of `chop.train.TASKS`, or a `Task`; default,
             that of the labels, see `chop.train.tasks.infer_task`.
     Raises:
@@ -173,7 +178,7 @@ def predict(
     batch_size: int | None = None,
     metric: str | Metric | Callable[..., float] | None = None,
     device: str | torch.device | None = None,
-    progress: str | None = None,
+    progress: Progress = None,
     task: str | Task | None = None,
 ) -> tuple[Metric, Tensor, Tensor]:
     """What `evaluate` scores, with its arguments.
@@ -236,12 +241,15 @@ def _seeded(seed: int, device: torch.device) -> Iterator[torch.Generator]:
 
 
 @contextmanager
-def _bar(label: str | None, steps: int) -> Iterator[Callable[[], None]]:
-    if label is None:
+def _bar(progress: Progress, steps: int) -> Iterator[Callable[[], None]]:
+    if progress is None:
         yield lambda: None
-        return
-    from rich.progress import Progress
+    elif isinstance(progress, str):
+        import rich.progress
 
-    with Progress() as bar:
-        task = bar.add_task(label, total=steps)
-        yield lambda: bar.advance(task)
+        with rich.progress.Progress() as bar:
+            task = bar.add_task(progress, total=steps)
+            yield lambda: bar.advance(task)
+    else:
+        done = itertools.count(1)
+        yield lambda: progress(next(done) / steps)

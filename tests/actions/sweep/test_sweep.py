@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
+from chop.actions.progress import Estimate, TimeLeft, work_bar
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.sweep.grid import parse_range, whole
 from chop.actions.sweep.points import Point, identity_of, measure_all
-from chop.actions.sweep.progress import Estimate, TimeLeft, sweep_bar
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.actions.workload import WorkloadConfig, fingerprint_of_rows, load_workload
@@ -143,7 +143,7 @@ def test_the_time_left_is_that_of_each_kind_of_point():
     estimate.begin("QAT")
     clock.seconds += 40
     assert estimate.seconds == 60 + 2 + 100
-    (column,) = (c for c in sweep_bar(estimate).columns if isinstance(c, TimeLeft))
+    (column,) = (c for c in work_bar(estimate).columns if isinstance(c, TimeLeft))
     assert str(column.render(None)) == "0:02:42 left"
     assert str(TimeLeft(Estimate(["QAT"])).render(None)) == "-:--:-- left"
     assert Estimate([]).seconds == 0
