@@ -300,3 +300,29 @@ def test_what_cannot_be_taken_apart_stays_as_it_is(kind: str) -> None:
     assert ("1.self_attn" in called) == (kind != "own forward")
     torch.testing.assert_close(captured(x), model(x), atol=1e-5, rtol=1e-5)
     assert not any(isinstance(module, ProjectedAttention) for module in model.modules())
+
+
+@pytest.mark.parametrize("use_cache", [None, False])
+def test_a_decoder_with_torchs_attention_is_compared_without_its_cache(
+    use_cache: bool | None,
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    class Pooled(GPT2LMHeadModel):
+        def __init__(self, config: GPT2Config) -> None:
+            super().__init__(config)
+            self.pool = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+        def forward(self, input_ids: Tensor, **given: Any) -> Any:
+            embedded = self.transformer.wte(input_ids)
+            pooled = self.pool(embedded, embedded, embedded, need_weights=False)[0]
+            return super().forward(inputs_embeds=embedded + pooled, **given)
+
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    config = GPT2Config(n_embd=WIDTH, n_head=2, n_layer=1, vocab_size=20, n_positions=16, **ends)
+    model = Pooled(config).eval()
+    ids = torch.randint(20, (2, 5))
+    fixed = None if use_cache is None else {"use_cache": use_cache}
+    mg = MaseGraph(model, cf_args=fixed, dummy_in={"input_ids": ids})
+    longer = torch.randint(20, (3, 7))
+    torch.testing.assert_close(mg.model(longer)["logits"], model(longer).logits)

@@ -170,10 +170,13 @@ class _Job:
             vars(captured)[KEY] = Original(model, captured)
             vars(captured)[outer_values.KEY] = OuterValues(recorded_modules(model, captured))
             swapped = has_single_operators(model)
-        if swapped and (mismatch := find_difference(self.model, captured, example, self.fixed)):
-            raise CaptureError(
-                f"the capture of {captured.record.class_name} is not the model: {mismatch}"
-            )
+        if swapped:
+            with hf_capture_patches(self.model, caching is not None, joins):
+                mismatch = find_difference(self.model, captured, example, self.fixed)
+            if mismatch is not None:
+                raise CaptureError(
+                    f"the capture of {captured.record.class_name} is not the model: {mismatch}"
+                )
         self.message = warning_text(fallback, captured, notes + more)
         return captured
 
