@@ -1,10 +1,15 @@
+import re
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from chop import passes
+from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantLinear
+from chop.passes.analysis.profile_statistics import NotFiniteWarning
 
 WEIGHTS = {"variance_precise": {"device": "cpu", "dims": "all"}}
 ACTIVATIONS = {"range_quantile": {"device": "cpu", "dims": "all", "quantile": 0.97}}
@@ -167,3 +172,31 @@ def test_attention_and_integer_inputs_of_a_transformer(bert_graph, bert_inputs):
 def test_wrong_settings_are_refused(net_graph, settings, message):
     with pytest.raises(ConfigError, match=message):
         profile(net_graph, **settings)
+
+
+@pytest.mark.parametrize("place", ["weight", "nan in a batch", "infinite batch", "nowhere"])
+def test_what_is_no_number_is_warned_of(place):
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    mg = MaseGraph(net, dummy_in={"input": torch.randn(2, 3)})
+    settings = {
+        "by": "type",
+        "target_weight_nodes": ["linear"],
+        "target_activation_nodes": ["linear"],
+        "weight_statistics": {"variance_precise": {"dims": "all"}},
+        "activation_statistics": {"range_min_max": {"dims": "all"}},
+        "input_generator": [{"input": x}],
+        "quiet": True,
+    }
+    if place == "weight":
+        net[2].weight.data[0, 0] = float("nan")
+    elif place != "nowhere":
+        x[1, 2] = float("nan") if place == "nan in a batch" else float("inf")
+    expected = {"weight": r"_2\.weight.*_2\.data_out_0", "nowhere": None}
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        passes.profile_statistics_analysis_pass(mg, settings)
+    told = [str(each.message) for each in given if each.category is NotFiniteWarning]
+    pattern = expected.get(place, r"_0\.data_in_0")
+    assert len(told) == (pattern is not None)
+    assert pattern is None or re.search(pattern, told[0])

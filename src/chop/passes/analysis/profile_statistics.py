@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, enumerate_names
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import Record
@@ -17,6 +19,11 @@ from chop.passes.base import graph_pass
 from chop.tables import print_table
 
 WHERE = "profile_statistics_analysis_pass"
+MOST_NAMES = 4
+
+
+class NotFiniteWarning(UserWarning):
+    """What was measured holds NaN or infinite values."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     Results go to `node.meta["mase"]["software"]["args" or "results"][tensor]["stat"][statistic]`.
     The statistics are those of `chop.statistics`.
 
+    Warns with `NotFiniteWarning` where a statistic is NaN or infinite.
+
     Returns:
         statistics: by node name the mappings `args` and `results`, the same as in the metadata.
 
@@ -86,9 +95,26 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     found = profile.computed()
     for node, statistics in found.items():
         _note(node, statistics)
+    if odd := list(_not_finite(found)):
+        warnings.warn(
+            f"{WHERE}: NaN or infinite values in {enumerate_names(odd, MOST_NAMES)}; statistics of them say "
+            "nothing of the other values",
+            NotFiniteWarning,
+            stacklevel=2,
+        )
     if not config.quiet:
         print_table("Statistics", list(_rows(found)))
     return {"statistics": {node.name: statistics for node, statistics in found.items()}}
+
+
+def _not_finite(found: Mapping[fx.Node, Found]) -> Iterator[str]:
+    """`node.tensor` of every tensor with a statistic that is NaN or infinite."""
+    for node, sections in found.items():
+        for tensors in sections.values():
+            for tensor, statistics in tensors.items():
+                values = (x for of_one in statistics.values() for x in of_one.values())
+                if not all(torch.isfinite(torch.as_tensor(x)).all() for x in values):
+                    yield f"{node.name}.{tensor}"
 
 
 def _note(node: fx.Node, found: Found) -> None:
