@@ -1,9 +1,12 @@
+import copy
+import pickle
+
 import pytest
 import torch
 
-from chop import passes
+from chop import MaseGraph, passes
 from chop.errors import GraphError
-from chop.ir.metadata import TensorInfo
+from chop.ir.metadata import MaseMetadata, TensorInfo
 from chop.passes.graph.utils import (
     deepcopy_mase_graph,
     get_mase_op,
@@ -12,6 +15,10 @@ from chop.passes.graph.utils import (
 )
 
 QUANTIZE = {"by": "type", "linear": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
+PRUNE = {
+    "weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"},
+    "activation": {"sparsity": 0.1, "method": "random", "scope": "local"},
+}
 
 
 def test_every_tensor_gets_room_for_statistics(net_graph):
@@ -103,3 +110,41 @@ def test_nodes_tell_what_they_call(net_graph):
     twin = deepcopy_mase_graph(net_graph)
     assert get_node_actual_target(twin.node("fc1")) is twin.modules["fc1"]
     assert get_mase_op(twin.node("fc1")) == "linear"
+
+
+def exported(mg, tmp_path):
+    mg.export(tmp_path / "graph")
+    return MaseGraph.from_checkpoint(tmp_path / "graph")
+
+
+WAYS = {
+    "as it is": lambda mg, tmp_path: mg,
+    "copied": lambda mg, tmp_path: copy.deepcopy(mg),
+    "pickled": lambda mg, tmp_path: pickle.loads(pickle.dumps(mg)),
+    "exported": exported,
+    "quantized": lambda mg, tmp_path: passes.quantize_transform_pass(mg, QUANTIZE)[0],
+    "pruned": lambda mg, tmp_path: passes.prune_transform_pass(mg, PRUNE)[0],
+    "fused": lambda mg, tmp_path: passes.conv_bn_fusion_transform_pass(mg)[0],
+}
+"""How a graph may have come about; the last three work on copies."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_metadata_knows_its_node_graph_model_and_module(net_graph, tmp_path, way):
+    for mg in (WAYS[way](net_graph, tmp_path), net_graph):
+        for node in mg.fx_graph.nodes:
+            metadata = node.meta["mase"]
+            assert metadata.node is node and metadata.graph is mg.fx_graph
+            assert metadata.model is mg.model and metadata.module is mg.module_of(node)
+            assert set(metadata) == {"common", "software", "hardware"}
+    weights = {n.name for n in net_graph.nodes if hasattr(n.meta["mase"].module, "weight")}
+    assert weights == {"conv", "bn", "fc1", "fc2"}
+
+
+def test_metadata_that_users_make_knows_its_node(net_graph):
+    node = net_graph.node("fc1")
+    for metadata in (MaseMetadata(node, net_graph.model), MaseMetadata(node=node, model=None)):
+        metadata.parameters["common"]["mase_op"] = "linear"
+        assert metadata.module is net_graph.modules["fc1"] and metadata.common.mase_op == "linear"
+    with pytest.raises(GraphError, match="of no node: make it with"):
+        copy.copy(metadata).module  # noqa: B018

@@ -83,7 +83,7 @@ class _Rewriter:
 
     def _note(self, node: fx.Node, result: Any) -> None:
         self.results[node] = result
-        node.meta["mase"] = MaseMetadata()
+        node.meta["mase"] = MaseMetadata(node)
         node.meta["mase"].common.update(common_metadata(self.mg, node, self.results))
 
     def _key(self) -> fx.Node:

@@ -79,7 +79,7 @@ def lower(
     walk.builder.note_examples(example)
     walk.builder.install(_fixed_sizes(example, folded), WHERE)
     for node in mg.nodes:
-        node.meta["mase"] = MaseMetadata()
+        node.meta["mase"] = MaseMetadata(node)
     annotate(mg, example)
     return Lowered(mg, walk.steps)
 

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, MutableMapping
-from typing import Any
+import weakref
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any, Self
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.errors import GraphError
 from chop.formats import NumberFormat
@@ -131,18 +132,94 @@ class OpenRecord(Record):
     """Entries that passes agree upon among themselves."""
 
 
-@dataclasses.dataclass(eq=False)
 class MaseMetadata(Record):
-    """`node.meta["mase"]`: three sections, one per audience."""
+    """`node.meta["mase"]`: three sections, one per audience, and whose they are.
 
-    common: CommonMetadata = dataclasses.field(default_factory=CommonMetadata)
-    software: OpenRecord = dataclasses.field(default_factory=OpenRecord)
-    hardware: OpenRecord = dataclasses.field(default_factory=OpenRecord)
+    Args:
+        node: whose metadata it is; None: `attach` says it later, as a graph does for its nodes.
+        model: has no effect, as the node knows its model; MASE's argument.
+        common: what every pass may rely on; default, empty.
+
+    Attributes:
+        common: what every pass may rely on.
+        software: entries of passes on software.
+        hardware: entries of passes on circuits.
+    """
+
+    __slots__ = ("_node",)  # no entry: checkpoints, pickles and copies have the sections alone
+
+    common: CommonMetadata
+    software: OpenRecord
+    hardware: OpenRecord
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Copies and unpickled metadata come by here as well."""
+        metadata = super().__new__(cls)
+        metadata._node = None
+        return metadata
+
+    def __init__(
+        self,
+        node: fx.Node | None = None,
+        model: nn.Module | None = None,
+        *,
+        common: CommonMetadata | None = None,
+    ) -> None:
+        self._node = None if node is None else weakref.ref(node)
+        self.common = common or CommonMetadata()
+        self.software, self.hardware = OpenRecord(), OpenRecord()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
 
     @property
     def parameters(self) -> MaseMetadata:
         """Itself: MASE keeps the same three entries one level deeper."""
         return self
+
+    @property
+    def node(self) -> fx.Node:
+        """The node.
+
+        Raises:
+            GraphError: there is none any more, or it was never said.
+        """
+        node = None if self._node is None else self._node()
+        if node is None:
+            raise GraphError("this metadata is of no node: make it with MaseMetadata(node=node).")
+        return node
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph that the node is in."""
+        return self.node.graph
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that runs the graph.
+
+        Raises:
+            GraphError: the graph belongs to no model.
+        """
+        owner = self.graph.owning_module
+        if owner is None:
+            raise GraphError(f"node '{self.node.name}' is of a graph without a model.")
+        return owner
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that a `call_module` node calls; None for other nodes."""
+        node = self.node
+        is_call = node.op == "call_module"
+        return self.model.get_submodule(str(node.target)) if is_call else None
+
+
+def attach(nodes: Iterable[fx.Node]) -> None:
+    """Tells the metadata of each node whose it is; nodes without metadata are passed over."""
+    for node in nodes:
+        metadata = node.meta.get("mase")
+        if isinstance(metadata, MaseMetadata):
+            metadata._node = weakref.ref(node)
 
 
 def metadata_of(node: fx.Node) -> MaseMetadata:

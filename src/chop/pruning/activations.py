@@ -112,7 +112,7 @@ def _add_beside(mg: MaseGraph, node: fx.Node, pruner: PruneActivation) -> str:
 
 
 def _described(mg: MaseGraph, call: fx.Node, source: fx.Node) -> MaseMetadata:
-    metadata = MaseMetadata()
+    metadata = MaseMetadata(call)
     results = source.meta["mase"].common.results
     if results:
         row = mg.operator(call)

@@ -292,6 +292,6 @@ def _rescale(mg: MaseGraph, site: Site, scale: Tensor) -> None:
     values[product] = values[site.value]
     for node in (factor, product):
         node.meta.update(kept)
-        node.meta["mase"] = MaseMetadata(common_metadata(mg, node, values))
+        node.meta["mase"] = MaseMetadata(node, common=common_metadata(mg, node, values))
     for other in site.others:
         other.replace_input_with(site.value, product)

@@ -16,7 +16,7 @@ from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import ProvisionalCapture, why_unfit
-from chop.ir.metadata import Provenance
+from chop.ir.metadata import Provenance, attach
 from chop.ir.nodes import get_node_by_name
 from chop.ir.ops import OPS, Operator, module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
@@ -92,6 +92,7 @@ class MaseGraph:
     def _set_captured(self, model: CapturedModule | None) -> None:
         self._captured = model
         self._compiled_edit = 0 if model is None else last_edit(model.graph)
+        attach(() if model is None else model.graph.nodes)
 
     @property
     def _model(self) -> CapturedModule:
@@ -231,11 +232,12 @@ class MaseGraph:
         reason = why_not_copyable(self.model)
         if reason is not None:
             raise GraphError(f"the graph's model cannot be copied: {reason}.")
-        twin = MaseGraph(copy.deepcopy(self.model, memo))
+        model = copy.deepcopy(self.model, memo)
         # FX copies the dict of a node's metadata, not what is in it.
-        for node in twin.nodes:
+        for node in model.graph.nodes:
             if "mase" in node.meta:
                 node.meta["mase"] = copy.deepcopy(node.meta["mase"], memo)
+        twin = MaseGraph(model)
         twin.provenance = list(self.provenance)
         return twin
 
@@ -251,6 +253,7 @@ class MaseGraph:
         for node, metadata in zip(self.nodes, state["metadata"], strict=True):
             if metadata is not None:
                 node.meta["mase"] = metadata
+        attach(self.nodes)
 
     def replace(self, node: fx.Node, module: nn.Module) -> None:
         """Makes a node call `module` instead.

@@ -12,7 +12,7 @@ from torch import fx
 from chop.documents import read_json
 from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.files import write_text
-from chop.ir.metadata import MaseMetadata, Provenance
+from chop.ir.metadata import MaseMetadata, Provenance, attach
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder
 
@@ -66,6 +66,7 @@ def read_metadata(nodes: Iterable[fx.Node], provenance: list[Provenance], path: 
             raise CheckpointError(f"'{path}' is malformed: node '{name}' has no metadata.")
     for name, metadata in found.items():
         by_name[name].meta["mase"] = metadata
+    attach(by_name.values())
     done = {step.name for step in provenance}
     provenance += [Provenance(n, f"read from {path}") for n in document["passes"] if n not in done]
     return len(found)

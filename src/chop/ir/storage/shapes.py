@@ -98,7 +98,7 @@ def describe_missing(model: CapturedModule) -> None:
         return
     values = _evaluate(model, missing)
     for node in missing:
-        node.meta["mase"] = MaseMetadata()
+        node.meta["mase"] = MaseMetadata(node)
         common, row = metadata_of(node).common, of_node(node, model)
         common.mase_op, common.mase_type = row.name, row.mase_type
         inputs = [values[n] for n in node.all_input_nodes]

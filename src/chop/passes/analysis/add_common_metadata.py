@@ -46,7 +46,7 @@ def add_common_metadata_analysis_pass(
     if config.dummy_in is not None:
         if mg.fit(config.dummy_in):
             for node in mg.nodes:
-                node.meta["mase"] = MaseMetadata()
+                node.meta["mase"] = MaseMetadata(node)
     elif mg.model.record.guessed:
         _say_guessed(repr({n: s.shape for n, s in mg.model.record.example_inputs.items()}))
     inputs = example_inputs(mg.model) if config.dummy_in is None else config.dummy_in

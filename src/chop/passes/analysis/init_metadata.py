@@ -18,5 +18,5 @@ def init_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, An
     Returns: nothing.
     """
     for node in mg.nodes if mg.is_captured else ():
-        node.meta["mase"] = MaseMetadata()
+        node.meta["mase"] = MaseMetadata(node)
     return {}
