@@ -52,6 +52,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(x, marks=pytest.mark.long) for x in (1, 2))])
 @pytest.mark.sampled(1)
 def test_the_only_process_is_killed(seed, killed, kills, unbroken):
     act = killed.killer(die, 1)
