@@ -10,7 +10,6 @@ from chop.data.catalogue import (
     DatasetInfo,
     describe_dataset,
     get_dataset_info,
-    picture_column,
 )
 from chop.data.labels import class_names, with_numbered_labels
 from chop.data.load import (
@@ -21,6 +20,7 @@ from chop.data.load import (
     num_labels,
     required_label_column,
 )
+from chop.data.pictures import picture_column
 from chop.data.pixels import with_pixels
 from chop.data.table import with_vectors
 from chop.data.tokenize import get_tokenized_dataset

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from chop.data.load import label_column, num_labels
+from chop.data.pictures import decoded, picture_column, with_files
 from chop.data.tokenize import TEXT_COLUMNS
 from chop.data.tokenizer import STORY_VOCABULARY
 from chop.errors import ConfigError, check_known
@@ -75,7 +76,8 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     """The row of a data set, or for one that is not in the table, one made from its columns.
 
     Raises:
-        ConfigError: it has neither texts, nor pictures, nor one column of vectors.
+        ConfigError: it has neither texts, nor pictures, nor one column of vectors; or its first
+            picture is broken.
     """
     if name in DATASETS:
         return DATASETS[name]
@@ -85,9 +87,9 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     classes = num_labels(splits)
     picture = picture_column(splits)
     if picture is not None:
-        example = train[0][picture]
-        is_gray = getattr(example, "mode", "RGB") in ("1", "L")
-        size = (1 if is_gray else 3, *reversed(example.size)) if hasattr(example, "size") else None
+        example = decoded(with_files(train, picture)[0][picture], train.features[picture])
+        is_gray = example.mode in ("1", "L")
+        size = (1 if is_gray else 3, example.height, example.width)
         return DatasetInfo(name, "vision", classes, size, None, *(GRAYSCALE if is_gray else RGB))
     if set(inputs) & set(TEXT_COLUMNS):
         return DatasetInfo(name, "nlp", classes)
@@ -97,11 +99,3 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
         f"data set '{name}': expected a column of text, of pictures, or one of vectors beside the "
         f"labels, found {columns}."
     )
-
-
-def picture_column(splits: DatasetDict) -> str | None:
-    """The column that holds encoded pictures; None when there is none."""
-    from datasets import Image
-
-    features = splits["train"].features
-    return next((name for name, kind in features.items() if isinstance(kind, Image)), None)

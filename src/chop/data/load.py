@@ -198,7 +198,7 @@ def _is_labeled(split: Dataset) -> bool:
     column = label_column(split.column_names)
     if column is None or not len(split):
         return False
-    first = split[0][column]
+    first = split.select_columns([column])[0][column]  # a picture beside it may be broken
     return first is not None and (np.ndim(first) > 0 or isinstance(first, str) or first != -1)
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chop.data.catalogue import DatasetInfo, picture_column
+from chop.data.catalogue import DatasetInfo
 from chop.data.load import label_column
+from chop.data.pictures import decoded, picture_column, with_files
 from chop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
-    from PIL.Image import Image
+    from datasets import DatasetDict, Image
+    from PIL.Image import Image as Picture
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class PixelTransform:
     """Rows with pictures -> `pixel_values`, float32 (C, H, W), and `labels`.
 
     Attributes:
-        column: where the pictures are.
+        column: where the files of the pictures are.
+        feature: of that column.
         label: where the classes are.
         size: (C, H, W) of the result; pictures of another size are scaled bilinearly.
         mean: per channel, subtracted from pixels of 0 to 1.
@@ -34,17 +36,18 @@ class PixelTransform:
     """
 
     column: str
+    feature: Image
     label: str
     size: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Transforms the rows of a batch."""
-        pixels = [self.picture(picture) for picture in rows[self.column]]
+        """Transforms the rows of a batch; a picture that is broken is a ConfigError."""
+        pixels = [self.picture(decoded(file, self.feature)) for file in rows[self.column]]
         return {"pixel_values": pixels, "labels": rows[self.label]}
 
-    def picture(self, picture: Image) -> Tensor:
+    def picture(self, picture: Picture) -> Tensor:
         """One picture, normalized."""
         from PIL.Image import Resampling
 
@@ -70,6 +73,8 @@ def with_pixels(
     Raises:
         ConfigError: the data set holds tensors of another size.
     """
+    from datasets import DatasetDict
+
     column = picture_column(splits)
     label = label_column(splits["train"].column_names)
     if column is None or label is None:
@@ -83,4 +88,7 @@ def with_pixels(
         values if len(values) == wanted[0] else (values * 3)[: wanted[0]]
         for values in (info.pixel_mean, info.pixel_std)
     )
-    return splits.with_transform(PixelTransform(column, label, wanted, mean, std))
+    feature = splits["train"].features[column]
+    transform = PixelTransform(column, feature, label, wanted, mean, std)
+    files = {key: with_files(split, column) for key, split in splits.items()}
+    return DatasetDict(files).with_transform(transform)

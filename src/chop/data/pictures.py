@@ -1,0 +1,65 @@
+"""Pictures in files: left undecoded in the rows, so that one that is broken can be named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chop.errors import ConfigError, first_line
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict, Image
+    from PIL.Image import Image as Picture
+
+
+def picture_column(splits: DatasetDict) -> str | None:
+    """The column that holds encoded pictures; None when there is none."""
+    from datasets import Image
+
+    features = splits["train"].features
+    return next((name for name, kind in features.items() if isinstance(kind, Image)), None)
+
+
+def with_files(split: Dataset, column: str) -> Dataset:
+    """The same rows with files, which `decoded` takes, in the place of pictures."""
+    feature = dataclasses.replace(split.features[column], decode=False)
+    return split.cast_column(column, feature)
+
+
+def decoded(value: Any, feature: Image) -> Picture:
+    """The picture of a file.
+
+    Args:
+        value: of a row of `with_files`: `path` and `bytes`; or a picture, which is returned.
+        feature: of the column.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read; the message has the file's name.
+    """
+    from PIL import UnidentifiedImageError
+
+    if value is None:
+        raise ConfigError("a row of the data has no picture; leave it out.")
+    try:
+        if isinstance(value, dict) and value["bytes"] is None and Path(value["path"]).is_file():
+            # What Pillow has opened itself it leaves open where it fails.
+            value = {**value, "bytes": Path(value["path"]).read_bytes()}
+        picture: Picture = dataclasses.replace(feature, decode=True).decode_example(value)
+        return picture
+    except Exception as error:  # each decoder raises what its bytes lead it to
+        is_other = isinstance(error, UnidentifiedImageError)
+        reason = "its bytes are of no known format" if is_other else _reason(error)
+        raise ConfigError(
+            f"{_named(value)} cannot be read: {reason}; replace it or leave it out."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or first_line(error).rstrip(".")
+
+
+def _named(value: dict[str, Any]) -> str:
+    if value["path"] is not None:
+        return f"picture '{value['path']}'"
+    return f"a picture of {len(value['bytes'] or b'')} bytes"
