@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
+from chop import MaseGraph
 from chop.errors import ConfigError, WriteError
 from chop.files import (
     append_line,
@@ -24,6 +26,7 @@ from chop.files import (
     make_folder,
     recording_writes,
     shared_lock,
+    staged_files,
     write_csv,
     write_json,
     write_text,
@@ -76,10 +79,31 @@ def test_a_folder_that_cannot_be_is_one_sentence(name, tmp_path):
         make_folder(tmp_path / name)
 
 
-def test_a_file_system_that_takes_no_folders_is_one_sentence():
-    for write in (make_folder, lambda path: write_text(path / "table.md", "")):
-        with pytest.raises(WriteError, match="/proc/x.* cannot be written: .*; choose another"):
-            write(Path("/proc/x"))
+@pytest.mark.parametrize("place", ["/proc", "/proc/x", "/proc/x/y"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        make_folder,
+        lambda path: write_text(path / "x", ""),
+        lambda path: write_text(path, ""),
+        lambda path: append_line(path / "x", ""),
+        lambda path: entered(atomic_new_file(path / "x")),
+        lambda path: entered(atomic_folder(path / "x")),
+        lambda path: entered(atomic_files(path, "x")),
+        lambda path: entered(staged_files(path, "x")),
+        lambda path: entered(build_lock(path / "x")),
+        lambda path: MaseGraph(nn.Linear(1, 1)).export(path / "x"),
+    ],
+    ids=range(10),
+)
+def test_a_file_system_that_takes_no_files_is_one_sentence(write, place):
+    with pytest.raises(WriteError, match="/proc.* cannot be written: .*; choose another"):
+        write(Path(place))
+
+
+def entered(context):
+    with context:
+        pass
 
 
 def test_a_folder_on_a_full_disk_is_refused_before_any_work(tmp_path, monkeypatch):

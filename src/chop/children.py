@@ -33,7 +33,7 @@ def end_with(parent: int, group: bool = False) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(POLL_SECONDS)
-        if group:
+        if group and hasattr(os, "killpg"):  # Windows has no groups
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
@@ -80,9 +80,16 @@ def run(
         except BaseException:
             # The driver of a compiler starts processes of its own, which would go on without it.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                _kill_group(process)
             raise
     return subprocess.CompletedProcess(command, process.returncode, printed, messages)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
 
 
 def _supervise(parent: int, command: Sequence[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import glob
 import io
 import json
@@ -17,9 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from chop.errors import CheckpointError, ChopError, WriteError
+from chop.locks import folder_lock, lock, unlock
 from chop.temporary import owner_mark, remove_orphans
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,8 +34,6 @@ TEMPORARY = r"\..*\.part"
 """Names of folders whose files are not in their places yet."""
 COMMITTED = ".*.new"
 """Names of folders of files that belong together, are all written, and are not all moved yet."""
-NO_LOCKS_ON_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems such as NFS say, which lock files that are open for writing alone."""
 PROBE_BYTES = 4096
 _written: ContextVar[list[Path] | None] = ContextVar("written", default=None)
 _stage: ContextVar[tuple[Path, Path] | None] = ContextVar("stage", default=None)
@@ -54,6 +52,8 @@ def writing(path: Path) -> Iterator[None]:
     except Exception as error:
         match = re.search(r"\(os error (\d+)\)", str(error))
         code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+        if code == errno.ENOENT and not _takes_files(path if path.is_dir() else path.parent):
+            code = errno.EPERM
         if code not in ADVICE:
             raise
         shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
@@ -78,7 +78,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
         try:
             yield temporary
             if latest(path) != path:
-                with _locked(path.parent, fcntl.LOCK_EX):
+                with folder_lock(path.parent):
                     _move_into_place(*_committed(path.parent))
             _apply_umask(temporary)
             temporary.replace(path)
@@ -155,10 +155,10 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
     with writing(folder / name):
         _make_folders(folder)
         try:
-            fresh.mkdir()
+            _make_folders(fresh)
             yield fresh
             _apply_umask(*fresh.iterdir())
-            with _locked(folder, fcntl.LOCK_EX):
+            with folder_lock(folder):
                 places = [folder / file.name for file in fresh.iterdir()]
                 if decided.is_dir() or any(latest(place) != place for place in places):
                     _move_into_place(*_committed(folder))
@@ -201,7 +201,7 @@ def shared_lock(folder: str | Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with suppress(OSError):
-            stack.enter_context(_locked(Path(folder), fcntl.LOCK_SH))
+            stack.enter_context(folder_lock(Path(folder), shared=True))
         yield
 
 
@@ -209,34 +209,33 @@ def shared_lock(folder: str | Path) -> Iterator[None]:
 def build_lock(path: str | Path) -> Iterator[None]:
     """Exclusive lock on the making of one file: inside, no other process or thread makes `path`.
 
-    Who had to wait finds the file. The lock is one of `fcntl.flock` on a file beside `path`, which
-    is removed at the end; it ends with the process, however that ends. Nobody waits on file systems
-    without locks.
+    Who had to wait finds the file. The lock is one on a file beside `path`, which is removed at
+    the end; see `chop.locks`. Nobody waits on file systems without locks.
 
     Raises:
         WriteError: the folder is read-only, or its disk is full.
     """
     path = Path(path)
-    lock = path.with_name(f".{path.name}.lock")
+    beside = path.with_name(f".{path.name}.lock")
     while True:
         with writing(path):
             _make_folders(path.parent)
-            file = lock.open("ab")
+            file = beside.open("ab")
         with file:
             with suppress(OSError):  # file systems without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_at(file, lock):  # removed by the process that was waited for
+                lock(file)
+            if not _is_at(file, beside):  # removed by the process that was waited for
                 continue
             try:
                 yield
                 return
             finally:
-                lock.unlink(missing_ok=True)
+                beside.unlink(missing_ok=True)
                 with suppress(OSError):  # forked children hold the file open
-                    fcntl.flock(file, fcntl.LOCK_UN)
+                    unlock(file)
 
 
-def _is_at(file: io.IOBase, path: Path) -> bool:
+def _is_at(file: IO[bytes], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -270,6 +269,19 @@ def _make_folders(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path)) from error
+
+
+def _takes_files(folder: Path) -> bool:
+    """False of /proc, where a new file is one that does not exist."""
+    probe = _temporary(folder / "probe")
+    try:
+        probe.touch(exist_ok=False)
+    except FileNotFoundError:
+        return not folder.is_dir()
+    except OSError:
+        return True
+    probe.unlink()
+    return True
 
 
 def _temporary(path: Path) -> Path:
@@ -316,28 +328,6 @@ def _move_into_place(*sets: Path) -> None:
         for file in list(decided.iterdir()):
             file.replace(decided.parent / file.name)
         decided.rmdir()
-
-
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    """Holds a lock of `fcntl.flock` on a folder; of a file `.lock` in it where folders have none.
-
-    The lock ends with the process, however that ends.
-    """
-    with ExitStack() as stack:
-
-        def lock(path: Path, flags: int) -> None:
-            handle = os.open(path, flags, 0o666)
-            stack.callback(os.close, handle)
-            fcntl.flock(handle, how)
-
-        try:
-            lock(folder, os.O_RDONLY)
-        except OSError as error:
-            if error.errno not in NO_LOCKS_ON_FOLDERS:
-                raise
-            lock(folder / ".lock", os.O_RDWR | os.O_CREAT)
-        yield
 
 
 @contextmanager
@@ -436,7 +426,7 @@ def append_line(path: str | Path, line: str) -> None:
         _make_folders(path.parent)
         with path.open("a+b") as file:
             with suppress(OSError):  # file systems without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock(file)
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)

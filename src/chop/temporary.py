@@ -65,7 +65,8 @@ def _started(pid: int) -> str:
         OSError: there is none of that number.
     """
     if not Path("/proc/self/stat").exists():
-        os.kill(pid, 0)
+        if os.name == "posix":  # on Windows 0 is Ctrl-C
+            os.kill(pid, 0)
         return "0"
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     if fields[0] in "ZX":

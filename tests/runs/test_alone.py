@@ -8,7 +8,7 @@ own = sorted(name for name in sys.modules if name.split(".")[0] == "chop")
 heavy = {"torch", "numpy", "psutil", "rich", "transformers"} & set(sys.modules)
 print(*own, *heavy)
 """
-ROOMS = ("config", "documents", "errors", "files", "notices", "runs", "temporary")
+ROOMS = ("config", "documents", "errors", "files", "locks", "notices", "runs", "temporary")
 ALLOWED = {"chop", *(f"chop.{room}" for room in ROOMS)}
 
 

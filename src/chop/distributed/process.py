@@ -154,7 +154,8 @@ def _quiet_launcher(processes: int) -> Iterator[None]:
     """Inside, torch's launcher logs nothing, and threads are shared out; its traces are undone."""
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     settings = {"OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # Windows lacks the last two
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
     handlers = {number: signal.getsignal(number) for number in signals}
     disabled = logging.root.manager.disable
     before = dict(os.environ)
