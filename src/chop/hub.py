@@ -2,20 +2,76 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
 import functools
 import os
+import shutil
+import stat
+import tempfile
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from chop.errors import WriteError
 
 PROBE_SECONDS = 3.0
 
 
 def cache_folder() -> Path:
-    """Where trained weights are kept: `CHOP_CACHE`, or `~/.cache/chop`; made when missing."""
-    folder = Path(os.environ.get("CHOP_CACHE") or Path.home() / ".cache" / "chop").expanduser()
+    """Where trained weights and compiled code are kept; made when missing.
+
+    It is `CHOP_CACHE`, or `~/.cache/chop`. Where that cannot be written, one in the folder of
+    temporary files takes its place, which a warning says once.
+
+    Raises:
+        WriteError: `CHOP_CACHE` cannot be made, or no folder of temporary files can be written.
+    """
+    named = os.environ.get("CHOP_CACHE")
+    try:
+        if named:
+            return _made(Path(named).expanduser())
+        try:
+            return _made(Path.home() / ".cache" / "chop", is_ours=True)
+        except (OSError, RuntimeError) as error:
+            return _temporary_cache(os.environ.get("HOME"), str(error))
+    except (OSError, RuntimeError) as error:
+        raise WriteError(
+            f"the cache folder cannot be made: {error}; CHOP_CACHE names another one."
+        ) from error
+
+
+def _made(folder: Path, is_ours: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    if is_ours and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    return folder
+
+
+@functools.lru_cache
+def _temporary_cache(home: str | None, reason: str) -> Path:
+    """A folder of this user among the temporary files, the same one each time.
+
+    Args:
+        home: where the cache would be.
+        reason: why it is not there.
+    """
+    user = os.geteuid() if hasattr(os, "geteuid") else ""
+    folder = Path(tempfile.gettempdir()) / f"chop-cache-{user}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and user in (status.st_uid, "")
+    if not is_private or (user != "" and status.st_mode & 0o077):  # it is of somebody else
+        folder = Path(tempfile.mkdtemp(prefix="chop-cache-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    warnings.warn(
+        f"no cache below the home folder ({reason}): '{folder}' is used. CHOP_CACHE names a folder "
+        "that stays.",
+        stacklevel=2,
+    )
     return folder
 
 

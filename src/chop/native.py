@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 from chop import children
-from chop.errors import WriteError
 from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
 
@@ -117,21 +116,7 @@ def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
         WriteError: the folder cannot be made.
     """
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return writable_cache() / f"{name}-{key}{suffix}"
-
-
-def writable_cache() -> Path:
-    """The cache folder, made when missing.
-
-    Raises:
-        WriteError: it cannot be made.
-    """
-    try:
-        return cache_folder()
-    except OSError as error:
-        raise WriteError(
-            f"the cache folder cannot be made: {error}; CHOP_CACHE names another one."
-        ) from error
+    return cache_folder() / f"{name}-{key}{suffix}"
 
 
 def kept(path: Path, make: Callable[[Path], None]) -> Path:

@@ -65,9 +65,10 @@ def clean() -> Finding:
     Raises:
         WriteError: there is no cache folder, and none can be made.
     """
-    from chop.native import remove_unused, writable_cache
+    from chop.hub import cache_folder
+    from chop.native import remove_unused
 
-    folder = writable_cache()
+    folder = cache_folder()
     places = [folder, *(place for place in (folder / "trained",) if place.is_dir())]
     removed = map(remove_unused, places)
     count, size = (sum(numbers) for numbers in zip(*removed, strict=True))
@@ -81,7 +82,7 @@ def _cache() -> Finding:
         folder = cache_folder()
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     except OSError as error:
-        return Finding(CACHE, WRONG, f"{error}; CHOP_CACHE names another folder")
+        return Finding(CACHE, WRONG, str(error))
     return Finding(CACHE, OK, f"{folder}, {size / 1e6:,.1f} MB; chop doctor --clean empties it")
 
 
