@@ -98,6 +98,13 @@ NAMES = {
 # By the files that MASE has them in.
 DEEP = {
     "chop.ir.graph.mase_metadata": "MaseMetadata",
+    "chop.nn.quantizers.utils": "BinaryZeroScaled BinaryBipolar my_clamp my_floor my_round",
+    "chop.passes.graph.transforms.quantize.quantized_modules": "LinearInteger Conv2dInteger",
+    "chop.passes.graph.transforms.quantize.quantized_modules.linear": "_LinearBase LinearInteger",
+    "chop.passes.graph.transforms.quantize.quantized_modules.conv2d": "_Conv2dBase Conv2dInteger",
+    "chop.passes.graph.transforms.quantize.quantizers": "integer_quantizer",
+    "chop.passes.graph.transforms.quantize.quantizers.integer": "integer_quantizer",
+    "chop.passes.graph.transforms.quantize.quantizers.utils": "my_clamp my_round",
     "chop.passes.graph": "get_synthesis_results training_base_pass",
     "chop.passes.graph.analysis.add_metadata": "add_common_metadata_analysis_pass",
     "chop.passes.graph.analysis.add_metadata.add_common_metadata": (

@@ -33,6 +33,7 @@ HOMES: dict[str, dict[str, str]] = {
     },
     "chop.models.vgg_cifar": {"chop.models.plain": "VGG7"},
     "chop.nn.quantizers": {"chop.formats.functional": "*"},
+    "chop.nn.quantizers.utils": {"chop.formats.straight_through": "*"},
     "chop.passes.graph": {
         "chop.passes": "*",
         "chop.ir.ops": "QUANTIZEABLE_OP=quantizable_operators()",
@@ -96,6 +97,14 @@ DEEP: dict[tuple[str, str], str] = {
         analysis.quantize.calculate_avg_bits_module analysis.report transforms.attention
         transforms.autosharding transforms.quantize.quantize transforms.snn.ann2snn
     """,
+    ("chop.passes.graph.transforms.quantize", "chop.nn.quantized.modules"): """
+        quantized_modules.batch_norm1d quantized_modules.batch_norm2d quantized_modules.conv1d
+        quantized_modules.conv2d quantized_modules.linear quantized_modules.relu
+    """,
+    ("chop.passes.graph.transforms.quantize", "chop.nn.quantizers"): """
+        quantizers.binary quantizers.integer quantizers.quantizers quantizers.ternary
+    """,
+    ("chop.passes.graph.transforms.quantize", "chop.nn.quantizers.utils"): "quantizers.utils",
     ("chop.tools", "chop.tools"): "huggingface",
 }
 """(package of MASE's, module) -> paths below the package that are other names of the module.
@@ -133,7 +142,7 @@ def _find(path: str, homes: Mapping[str, str], name: str) -> Any:
         return importlib.import_module(f"{path}.{name}")
     if name == "__all__":
         return _public(homes)
-    if name.startswith("_"):
+    if name.startswith("__"):
         raise AttributeError(f"module '{path}' has no attribute '{name}'")
     for home, names in homes.items():
         target = _targets(home, names).get(name)
@@ -142,6 +151,12 @@ def _find(path: str, homes: Mapping[str, str], name: str) -> Any:
             for step in target.removesuffix("()").split("."):
                 found = getattr(found, step)
             return found() if target.endswith("()") else found
+        made = vars(importlib.import_module(home)).get("__getattr__")
+        if made is not None and "*" in names.split():
+            try:
+                return made(name)
+            except AttributeError:
+                continue  # another home may have it
     from chop.errors import did_you_mean  # not needed by those who only `import chop`
 
     hint = did_you_mean(name, _public(homes))

@@ -180,6 +180,27 @@ class QuantSpec:
         """(operand, quantizer) in the order data_in, weight, bias, data_out."""
         return [(operand, getattr(self, operand)) for operand in OPERANDS]
 
+    def as_config(self) -> dict[str, Any]:
+        """The config from which `parse` makes this spec, flat if all formats are of one kind.
+
+        >>> from chop.formats import Integer
+        >>> QuantSpec(weight=Integer(4, 2)).as_config()["weight_frac_width"]
+        2
+        """
+        chosen = {name: x for name, x in self.items() if not x.is_identity}
+        if not chosen:
+            return {"name": None}
+        config: dict[str, Any] = {} if self.gradient == "identity" else {"gradient": self.gradient}
+        kinds = {type(x) for x in chosen.values()}
+        kind = kinds.pop()
+        if kinds or not issubclass(kind, NumberFormat):
+            return config | chosen
+        fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+        for operand, found in chosen.items():
+            config |= {f"{operand}_{name}": getattr(found, name) for name in fields}
+        floats = {n: None for n in OPERANDS if n not in chosen and n != "data_out"}
+        return {"name": kind.name, **config, **floats}
+
     @property
     def is_float(self) -> bool:
         """True when every operand is left as it is."""

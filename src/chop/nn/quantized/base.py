@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
@@ -270,6 +271,31 @@ class QuantizedOperator(nn.Module):
         """The parameter of that name as it enters the operator: masked, not yet quantized."""
         x = getattr(self, operand)
         return apply_mask(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The formats as a config of MASE's; with it `cls(..., config=...)` has the same."""
+        return self.spec.as_config()
+
+    @property
+    def bypass(self) -> bool:
+        """True when every operand stays float; to set it, quantize with `"bypass": True`."""
+        return self.spec.is_float
+
+    @property
+    def x_quantizer(self) -> Callable[[Tensor], Tensor]:
+        """Fake-quantizes a tensor as the operator does its inputs; MASE's name."""
+        return partial(self.quantize, "data_in")
+
+    @property
+    def w_quantizer(self) -> Callable[[Tensor], Tensor]:
+        """Fake-quantizes a tensor of the weight's shape as the operator does its weight."""
+        return partial(self.quantize, "weight")
+
+    @property
+    def b_quantizer(self) -> Callable[[Tensor], Tensor]:
+        """Fake-quantizes a tensor as the operator does its bias."""
+        return partial(self.quantize, "bias")
 
     def extra_repr(self) -> str:
         """The float module's text and the formats."""

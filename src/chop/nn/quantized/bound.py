@@ -31,6 +31,7 @@ from chop.formats.binary_residual import BinaryResidual
 from chop.formats.mase_config import own_keys
 from chop.nn.quantized import ops
 from chop.nn.quantized.base import QuantizedOperator
+from chop.nn.quantized.bases import BASES
 from chop.virtual import add_modules
 
 # What MASE calls otherwise than by the name of a format, and what is preset.
@@ -47,8 +48,30 @@ UNREAD: dict[str, tuple[str, ...]] = {
 }
 
 
-class BoundOperator(QuantizedOperator):
+class _BoundClass(type):
+    """Class of the bound classes: what a pass quantized is an instance of theirs as well."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Also True of an operator of any class whose operands are in the format of this one."""
+        if super().__instancecheck__(instance):
+            return True
+        own = vars(cls)
+        if "unbound" not in own or not isinstance(instance, own["unbound"]):
+            return False
+        chosen = [x for _, x in instance.spec.items() if not x.is_identity]
+        kind, preset = own["format"], own["preset"]
+        wanted = {kind.module_keys.get(key, key): value for key, value in preset.items()}
+        return bool(chosen) and all(
+            type(x) is kind and all(getattr(x, n) == v for n, v in wanted.items() if n)
+            for x in chosen
+        )
+
+
+class BoundOperator(QuantizedOperator, metaclass=_BoundClass):
     """Mixin of an operator whose flat config is of one format; `name` may be left out.
+
+    `isinstance` holds for what passes quantized, too: a `QuantLinear` in integers is an instance of
+    `LinearInteger`.
 
     One config with the keys of every format serves all the classes: what is of other formats is
     passed over, with one warning for all the layers of a class. A key that no format has is an
@@ -130,6 +153,8 @@ def find_class(name: str) -> Any:
     """
     if name in MODULES:
         return importlib.import_module(f"{PACKAGE}.{name}")
+    if name in BASES:
+        return BASES[name]
     for home, operators in MODULES.items():
         if any(name.startswith(_prefix(operator)) for operator in operators):
             found = getattr(importlib.import_module(f"{PACKAGE}.{home}"), name, None)
@@ -145,8 +170,10 @@ def _bind(module: ModuleType) -> None:
     """
     operators = MODULES[module.__name__.rpartition(".")[2]]
 
-    def later(name: str) -> type[BoundOperator]:
-        """The class of a format that was defined after this module."""
+    def later(name: str) -> type:
+        """The class of a format that was defined after this module, or MASE's base of layers."""
+        if name in BASES and BASES[name].twin in operators:
+            return BASES[name]
         for operator, kind in itertools.product(operators, formats()):
             if name == _prefix(operator) + kind.__name__ and kind is not Float:
                 return _define(operator, module, name, kind, {})
