@@ -5,7 +5,10 @@ import warnings
 from dataclasses import asdict, replace
 
 import pytest
+import torch
+from torch import nn
 
+from chop import MaseGraph, passes
 from chop.actions.simulate import simulate
 from chop.errors import CheckpointError
 from chop.hardware import project as projects
@@ -72,3 +75,36 @@ def test_code_of_others_is_announced_before_it_is_run(run, tmp_path, monkeypatch
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(write(own))
+
+
+PASSES = ("emit_verilog_top_transform_pass", "emit_internal_rtl_transform_pass")
+
+
+@pytest.fixture
+def small_integers():
+    mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)), dummy_in={"input": torch.randn(3, 4)})
+    fixed = {"config": {"name": "integer", "width": 4, "frac_width": 2}}
+    return passes.quantize_transform_pass(mg, {"by": "type", "linear": fixed})[0]
+
+
+@pytest.mark.parametrize("first", PASSES)
+def test_the_sources_are_found_where_mase_has_them(first, small_integers, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (first, *PASSES):
+        getattr(passes, name)(small_integers, {})
+    project = tmp_path / ".mase" / "top"
+    found = sorted(path.name for path in (project / "hardware" / "rtl").glob("*.sv"))
+    assert "top.sv" in found and len(found) > 1
+    assert found == sorted(path.name for path in (project / "rtl").glob("*.sv"))
+    moved = project.rename(tmp_path / "elsewhere")
+    assert (moved / "hardware" / "rtl" / "top.sv").read_text().startswith("//")
+
+
+@pytest.mark.parametrize("what", ["a folder", "a link"])
+def test_sources_of_another_program_stay_with_a_warning(what, small_integers, tmp_path):
+    other = tmp_path / "hardware" / "rtl"
+    other.parent.mkdir()
+    (other.mkdir if what == "a folder" else lambda: other.symlink_to(tmp_path / "gone"))()
+    with pytest.warns(UserWarning, match="is not of this project, whose sources are in"):
+        passes.emit_verilog_top_transform_pass(small_integers, {"project_dir": tmp_path})
+    assert (tmp_path / "rtl" / "top.sv").exists() and other.is_symlink() is (what == "a link")

@@ -10,7 +10,7 @@ from pathlib import Path
 from chop.config import parse
 from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError
-from chop.files import make_folder, write_json, write_text
+from chop.files import make_folder, write_json, write_text, writing
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary
 from chop.hardware.port import Port
@@ -100,6 +100,24 @@ def write_design(design: Design, folder: Path, paths: Iterable[str] | None = Non
         make_folder((folder / path).parent)
         write_text(folder / path, design.files[path])
     write_json(folder / DESIGN, asdict(project_of(design)))
+
+
+def link_sources(folder: Path) -> None:
+    """Makes `hardware/rtl` of a project a link to its `rtl`: where MASE has the sources.
+
+    What is there already stays, with a warning if it is no such link.
+
+    Raises:
+        WriteError: the folder cannot be written to, or takes no links.
+    """
+    link, target = folder / "hardware" / "rtl", Path("..", "rtl")
+    make_folder(link.parent)
+    if link.is_symlink() or link.exists():
+        if not link.is_symlink() or link.readlink() != target:
+            warn_once(f"'{link}' is not of this project, whose sources are in '{folder / 'rtl'}'.")
+        return
+    with writing(link):
+        link.symlink_to(target)
 
 
 def read_project(folder: Path) -> Project:

@@ -18,6 +18,8 @@ from chop.passes.base import MASE_KEYS, graph_pass
 def emit_internal_rtl_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, Any]:
     """Writes the library modules of the graph's circuit, `rtl/chop_*.sv`.
 
+    `hardware/rtl` of the project is a link to its `rtl`: MASE's path of the sources.
+
     Returns:
         project_dir: the folder.
         modules: names of the files.
@@ -28,10 +30,11 @@ def emit_internal_rtl_transform_pass(mg: MaseGraph, config: EmitSettings) -> dic
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.emit import emit
-    from chop.hardware.project import write_design
+    from chop.hardware.project import link_sources, write_design
 
     design = emit(mg, config.fold, config.top_name)
     paths = [path for path in design.files if path.startswith("rtl/chop_")]
     write_design(design, config.project_dir, paths)
+    link_sources(config.project_dir)
     modules = [path.removeprefix("rtl/") for path in paths]
     return {"project_dir": config.project_dir, "modules": modules}

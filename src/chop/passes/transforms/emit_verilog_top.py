@@ -22,6 +22,8 @@ def emit_verilog_top_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict
     FIFOs stand between them. A quantized graph is lowered to integers first; the graph itself
     stays as it is.
 
+    `hardware/rtl` of the project is a link to its `rtl`: MASE's path of the sources.
+
     Returns:
         project_dir: the folder.
         components: number of instances.
@@ -33,10 +35,11 @@ def emit_verilog_top_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.emit import emit
-    from chop.hardware.project import write_design
+    from chop.hardware.project import link_sources, write_design
 
     design = emit(mg, config.fold, config.top_name)
     write_design(design, config.project_dir, [f"rtl/{config.top_name}.sv"])
+    link_sources(config.project_dir)
     parts = len(design.netlist.instances)
     return {
         "project_dir": config.project_dir,
