@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from chop import MaseGraph, passes
 from chop.capture.outer_values import OuterValueWarning
+from chop.capture.preserve_state import preserve_state
 
 SCALE = 2.0
 TABLE = {"scale": 2.0}
@@ -183,3 +184,19 @@ def test_other_changes_are_not_said(change: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", OuterValueWarning)
         torch.testing.assert_close(mg.model(x), model(x))
+
+
+def test_running_a_graph_leaves_what_its_model_reads() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * TABLE["scale"] * SETTINGS.scale
+
+    captured = MaseGraph(Reads(), dummy_in={"x": torch.ones(2)}).model
+    with preserve_state(captured, thorough=True):
+        TABLE["noted"] = 1.0
+        SETTINGS.scale = 3.0
+    try:
+        assert TABLE["noted"] == 1.0 and SETTINGS.scale == 3.0
+    finally:
+        del TABLE["noted"]
+        SETTINGS.scale = 2.0

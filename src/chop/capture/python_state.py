@@ -29,6 +29,8 @@ _OWN_FIELDS = vars(nn.Module()).keys() - {"_parameters", "_modules"}
 
 # Objects of these have no state of a model, or a state that only they know how to copy.
 _OPAQUE_HOMES = ("numpy", "sympy", "torch")
+_BOOKKEEPING = "chop.capture."
+"""Home of what a capture carries along; it leads to all that the code of the model reads."""
 
 _EMPTY = object()
 """What a variable of a closure holds before it is assigned."""
@@ -160,6 +162,7 @@ def _kind_of(thing: Any) -> _StateKind | None:
         return None
     home = cls.__module__.partition(".")[0]
     opaque = home in _OPAQUE_HOMES or home in sys.stdlib_module_names
+    opaque = opaque or cls.__module__.startswith(_BOOKKEEPING)
     return None if opaque and cls is not types.SimpleNamespace else _FIELDS
 
 
