@@ -258,7 +258,7 @@ def test_a_model_of_a_file_with_its_weights(net, suffix):
             "does not fit the model Line: missing bias",
         ),
         ("mlp", {"weights": "x.pt"}, "weights: 'mlp' has its own"),
-        ("timm:resnet18", {}, "needs the package timm: pip install timm"),
+        ("timm:resnet18", {}, "needs the package timm: pip install "),
     ],
 )
 def test_models_that_cannot_be_built_are_one_sentence(net, name, settings, message, monkeypatch):

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import chop
+from chop.installed import DISTRIBUTION, how_to_get, misfit, version
 
-DISTRIBUTION = "mase-chop"
 EXTRAS = {
     "onnx": "chop compress --onnx",
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",
+    "timm": "models of timm and torchvision",
     "dashboard": "looking at searches in a browser",
 }
 """What each optional part is for; those for chop's own tests are no concern of a user."""
@@ -107,7 +108,7 @@ def _packages() -> list[Finding]:
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        return [Finding(DISTRIBUTION, MISSING, "pip install -e .")]
+        return [Finding(DISTRIBUTION, MISSING, how_to_get())]
     needed = [text for text in requirements if _extra(text) is None]
     parts = {name: [text for text in requirements if _extra(text) == name] for name in EXTRAS}
     return [*map(_package, needed), *map(_part, parts, parts.values())]
@@ -119,18 +120,23 @@ def _extra(requirement: str) -> str | None:
 
 
 def _package(requirement: str) -> Finding:
-    version = _version(requirement)
-    if version is None:
-        wanted = requirement.split(";")[0].strip()
-        return Finding(_name(requirement), MISSING, f"pip install '{wanted}'")
-    return Finding(_name(requirement), OK, version)
+    name, found, wanted = _name(requirement), _version(requirement), misfit(requirement)
+    if found is None:
+        return Finding(name, MISSING, f"pip install '{requirement.split(';')[0].strip()}'")
+    if wanted is not None:
+        return Finding(name, WRONG, f"{found}, needed {wanted}: pip install '{name}{wanted}'")
+    return Finding(name, OK, found)
 
 
 def _part(extra: str, requirements: list[str]) -> Finding:
     versions = {_name(text): _version(text) for text in requirements}
+    odd = {_name(text): wanted for text in requirements if (wanted := misfit(text)) is not None}
+    if odd:
+        told = ", ".join(f"{name} {versions[name]}, needed {odd[name]}" for name in odd)
+        return Finding(extra, WRONG, f"{told}: {how_to_get(extra)}")
     if versions and all(versions.values()):
         return Finding(extra, OK, ", ".join(f"{name} {found}" for name, found in versions.items()))
-    return Finding(extra, OPTIONAL, f"for {EXTRAS[extra]}: pip install -e '.[{extra}]'")
+    return Finding(extra, OPTIONAL, f"for {EXTRAS[extra]}: {how_to_get(extra)}")
 
 
 def _name(requirement: str) -> str:
@@ -138,10 +144,7 @@ def _name(requirement: str) -> str:
 
 
 def _version(requirement: str) -> str | None:
-    try:
-        return importlib.metadata.version(_name(requirement))
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return version(_name(requirement))
 
 
 def _accelerator() -> Finding:

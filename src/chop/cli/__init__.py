@@ -13,9 +13,11 @@ def main() -> None:
     """Entry point of `chop`: an error raised on purpose is one sentence, exit code 2."""
     from chop.cli.app import app
     from chop.errors import ChopError
+    from chop.installed import fitting_packages
 
     try:
-        app()
+        with fitting_packages():
+            app()
     except ChopError as error:
         from rich.console import Console
         from rich.text import Text

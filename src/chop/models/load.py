@@ -10,6 +10,7 @@ import torch
 
 from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean, first_line
 from chop.hub import hub_is_reachable
+from chop.installed import fitting_packages
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.config_file import check_config
 from chop.models.own import build_own, is_own
@@ -30,6 +31,7 @@ AUTO_CLASSES = {
 }
 
 
+@fitting_packages()
 def load_model(
     name_or_path: str | Path,
     *,
@@ -131,6 +133,7 @@ def _read_weights(
     return model
 
 
+@fitting_packages()
 def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """The configuration of a local folder or hub name.
 

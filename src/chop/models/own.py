@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
+from chop.installed import how_to_get
 from chop.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
         import timm
     except ImportError:
         raise UnavailableError(
-            f"'{TIMM}{name}' needs the package timm: pip install timm."
+            f"'{TIMM}{name}' needs the package timm: {how_to_get('timm')}."
         ) from None
     if not timm.is_model(name.split(".")[0]):
         raise ConfigError(f"timm has no model '{name}': {did_you_mean(name, timm.list_models())}")

@@ -1,0 +1,95 @@
+"""What is installed beside `chop`, whether it fits, and how to get what does."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chop.errors import ChopError, UnavailableError, first_line
+
+DISTRIBUTION = "mase-chop"
+COMPILED = {"torchvision": "timm"}
+"""Packages whose compiled code fits one release of torch alone, and the part that they are of."""
+
+
+def how_to_get(extra: str = "") -> str:
+    """The command that installs chop, or an optional part of it, as chop was installed here.
+
+    Args:
+        extra: the part's name; "" is chop alone.
+    """
+    part = f"[{extra}]" if extra else ""
+    if _is_checkout():
+        return f"pip install -e '.{part}'" if part else "pip install -e ."
+    return f"pip install '{DISTRIBUTION}{part}'" if part else f"pip install {DISTRIBUTION}"
+
+
+def _is_checkout() -> bool:
+    """Whether chop is the code of a checkout, not a copy that pip has made."""
+    try:
+        origin = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return (Path(__file__).parents[2] / "pyproject.toml").is_file()
+    return origin is not None and bool(json.loads(origin).get("dir_info", {}).get("editable"))
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package; None where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def misfit(requirement: str) -> str | None:
+    """Which versions are wanted, where another one is installed; None where one fits or none is.
+
+    Args:
+        requirement: as `importlib.metadata.requires` gives it.
+    """
+    from packaging.requirements import Requirement
+
+    wanted = Requirement(requirement)
+    found = version(wanted.name)
+    if found is None or wanted.specifier.contains(found, prereleases=True):
+        return None
+    return str(wanted.specifier)
+
+
+@contextmanager
+def fitting_packages() -> Iterator[None]:
+    """Inside, an import that fails in a package of another torch is one sentence.
+
+    transformers and timm import torchvision where it is installed, and raise what it raises.
+
+    Raises:
+        UnavailableError: names the package, its version and torch's.
+    """
+    try:
+        yield
+    except ChopError:
+        raise
+    except Exception as error:
+        told = _told_misfit(error)
+        if told is None:
+            raise
+        raise UnavailableError(told) from error
+
+
+def _told_misfit(error: BaseException | None) -> str | None:
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if package in COMPILED and package not in sys.modules:  # its import has failed
+                return (
+                    f"{package} {version(package) or ''} cannot be imported ({first_line(error)}): "
+                    f"it does not fit torch {version('torch')}. {how_to_get(COMPILED[package])} "
+                    f"gets one that does; pip uninstall {package} also helps."
+                )
+        error = error.__cause__ or error.__context__
+    return None
