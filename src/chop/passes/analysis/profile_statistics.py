@@ -97,8 +97,8 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
         _note(node, statistics)
     if odd := list(_not_finite(found)):
         warnings.warn(
-            f"{WHERE}: NaN or infinite values in {enumerate_names(odd, MOST_NAMES)}; statistics of them say "
-            "nothing of the other values",
+            f"{WHERE}: NaN or infinite values in {enumerate_names(odd, MOST_NAMES)}; statistics of "
+            "them say nothing of the other values",
             NotFiniteWarning,
             stacklevel=2,
         )
