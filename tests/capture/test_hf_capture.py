@@ -188,6 +188,7 @@ def test_family_in_eval_and_at_other_sizes(case: Any) -> None:
         close(run(captured, other), run(model, other))
 
 
+@pytest.mark.sampled(3)
 def test_family_in_training(case: Any) -> None:
     _, model, inputs, captured = case
     close(run(captured, inputs, training=True), run(model, inputs, training=True))

@@ -72,6 +72,7 @@ def test_default(name: str) -> None:
 @pytest.mark.parametrize("name", _JOIN)
 @pytest.mark.parametrize("how", ["argument", "configuration"])
 @torch.no_grad()
+@pytest.mark.sampled(2)
 def test_kept_apart(name: str, how: str) -> None:
     model, fixed = _model(name), {}
     if how == "argument":

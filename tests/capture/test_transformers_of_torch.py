@@ -196,6 +196,7 @@ def hidden(kind: str, batch: int, time: int, row: int | None) -> dict[str, Tenso
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["padding", "numbers for padding", "queries", "heads", "numbers"])
+@pytest.mark.sampled(3)
 def test_queries_that_see_no_key_are_nan_with_weights(kind: str, dropout: float) -> None:
     torch.manual_seed(0)
     model = Attends(batch_first=True, dropout=dropout).eval()

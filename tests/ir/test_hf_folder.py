@@ -63,6 +63,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize(
     "fmt", ["group_affine:width=4", "group_integer:width=3", "nvfp4", "mxfp:width=4", "8.auto"]
 )
+@pytest.mark.sampled(2)
 def test_formats_that_look_at_values_are_read_from_folders(made, fmt, tmp_path):
     given = CAUSAL.from_pretrained(
         made["llama"][2].with_name("llama-float"), quantization_config=ChopConfig(fmt)

@@ -99,6 +99,7 @@ def test_conditions_that_a_file_cannot_test_are_told(
     ],
     ids=["equal", "nested", "in proportion", "transposed"],
 )
+@pytest.mark.sampled(2)
 def test_sizes_that_go_together_vary(
     function: Function, x: Any, y: Any, other: Any, tmp_path: Path
 ) -> None:
