@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import json
 import tomllib
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, create_trial
 from packaging.specifiers import SpecifierSet
+from torch import nn
 
 import chop
-from chop.search import Choice, Goal, SearchSpace
+from chop.search import Choice, Goal, SearchSpace, optuna_study
 from chop.search.ledger import Row
 from chop.search.optuna_study import OPTUNA_VERSIONS, InMemoryStudy, params_of
 
@@ -108,6 +110,47 @@ def test_copies_of_a_trial_share_its_distributions_alone():
     assert copied.params == {"x": "2"} and copied.params is not trial.params
     assert copied.user_attrs == {"outcome": "measured", "values": {"y": 3.0}}
     assert copied.user_attrs is not trial.user_attrs
+
+
+@pytest.fixture(params=[True, False], ids=["Optuna 5", "Optuna 4"])
+def named(request, monkeypatch):
+    """Whether constraints are kept by name, as in Optuna 5; Optuna 4 has them as a list."""
+    if request.param and not optuna_study.HAS_NAMED_CONSTRAINTS:
+        pytest.skip("this Optuna has no constraints by name")
+    monkeypatch.setattr(optuna_study, "HAS_NAMED_CONSTRAINTS", request.param)
+    return request.param
+
+
+def test_rows_have_constraints_by_name_and_samplers_what_they_read(named):
+    space = SearchSpace((Choice("x", {"1": 1, "2": 2}),))
+    study, other = (
+        InMemoryStudy("s", space, (Goal("y"),), "text", optuna.pruners.NopPruner())
+        for _ in range(2)
+    )
+    trial = study.ask({"x": "2"})
+    excess = {"bits at most": 0.5, "ms at most": -1.0}
+    study.constrain(trial, excess)
+    frozen = study.study.tell(trial, 3.0)
+    assert optuna_study.excess_of(frozen) == excess
+    document = optuna_study.document_of(frozen, {"x": "2"})
+    kept = {name for name in document["attrs"] if name.startswith("constraints")}
+    assert kept == {"constraints:bits at most", "constraints:ms at most"}
+    other.follow([Row(0, "key", "measured", "me", 1, 0, json.dumps(document))])
+    (followed,) = other.study.get_trials(deepcopy=False)
+    assert optuna_study.excess_of(followed) == excess
+    listed = followed.system_attrs.get("constraints")
+    assert listed == (None if named else [0.5, -1.0])
+    assert ("constraints_func" in optuna_study.constraint_settings()) is not named
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
+@pytest.mark.parametrize("choices", [[nn.Linear, nn.Conv2d], [len, nn.ReLU, max], [nn.ReLU]])
+def test_classes_as_choices_outlive_the_start_of_tpe_without_constant_liar(choices):
+    """Optuna 5 writes what TPE chooses as JSON, from trial 11 on, unless it is told not to."""
+    sampler = optuna.samplers.TPESampler(seed=0, constant_liar=False)
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(lambda t: choices.index(t.suggest_categorical("a", choices)), n_trials=13)
+    assert len(study.trials) == 13 and study.best_params["a"] in choices
 
 
 def test_no_other_file_uses_private_api():

@@ -1,8 +1,10 @@
 """Optuna study in memory that follows a ledger, for samplers, pruners, plots and dashboards.
 
 The one file of `chop` that uses Optuna's private API: methods of its storages, the fields of
-`FrozenTrial`, `Study._get_trials` and the "fixed_params" of enqueued trials, as `OPTUNA_VERSIONS`
-have them; `tests/search/test_optuna_study.py` fails first where they change.
+`FrozenTrial`, `Study._get_trials`, the "fixed_params" of enqueued trials and where constraints are
+kept, as `OPTUNA_VERSIONS` have them; `tests/search/test_optuna_study.py` fails first where they
+change. Optuna 5 keeps each constraint by its name, Optuna 4 all of them as one list, which samplers
+with a `constraints_func` read. Rows have the names whichever wrote them.
 
 Optuna's own tables are not used: a trial of 50 choices takes them ten times as long to write and
 twenty times as long to read as one row of the ledger (`benchmarks/search_storage.py`), and they
@@ -14,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +33,13 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.pruners import BasePruner
 
-OPTUNA_VERSIONS = ">=5.0,<6"
+OPTUNA_VERSIONS = ">=4.2,<6"
 """Versions whose private API is the one used here."""
+HAS_NAMED_CONSTRAINTS = hasattr(Trial, "set_constraint")
+"""Whether this is Optuna 5."""
+CONSTRAINTS = "constraints"
+"""System attribute with all constraints of a trial; before `:` and a name, with that one."""
+_WARNING_FILTERS = threading.Lock()
 CLAIMED_ELSEWHERE = "busy"
 """Outcome of a trial that another worker has."""
 
@@ -132,6 +141,14 @@ class InMemoryStudy:
         self._own.discard(number)
         self._open.add(number)
 
+    def constrain(self, trial: Trial, excess: Mapping[str, float]) -> None:
+        """Notes by how much a trial is beyond each constraint; 0 and less is within."""
+        for name, value in excess.items():
+            if HAS_NAMED_CONSTRAINTS:
+                trial.set_constraint(name, value)
+            else:
+                self.storage.set_trial_system_attr(self._id(trial), f"{CONSTRAINTS}:{name}", value)
+
     def drop(self, trial: Trial) -> None:
         """Ends a trial whose configuration another worker measures."""
         self._end(self._id(trial))
@@ -176,7 +193,7 @@ class InMemoryStudy:
             params=self.space.to_params(noted["config"], self.encoding),
             distributions=self.distributions,
             user_attrs={"outcome": row.outcome, **user_attrs},
-            system_attrs=noted.get("attrs", {}),
+            system_attrs=_with_list(noted.get("attrs", {})),
             intermediate_values={int(k): v for k, v in noted.get("steps", {}).items()},
         )
 
@@ -191,7 +208,7 @@ def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]
         "start": str(trial.datetime_start) if trial.datetime_start else None,
         "end": str(end) if end else None,
         "steps": trial.intermediate_values,
-        "attrs": trial.system_attrs,
+        "attrs": {name: x for name, x in trial.system_attrs.items() if name != CONSTRAINTS},
     }
     noted.update({name: x for name, x in trial.user_attrs.items() if name in ("values", "note")})
     return {name: value for name, value in noted.items() if value not in (None, {}, "")}
@@ -206,6 +223,45 @@ def params_of(trial: FrozenTrial) -> Mapping[str, Any]:
     """The parameters of a trial; of one that waits in Optuna's queue those it was enqueued with."""
     params: Mapping[str, Any] = trial.params or trial.system_attrs.get("fixed_params", {})
     return params
+
+
+def excess_of(trial: FrozenTrial) -> dict[str, float]:
+    """By how much a trial is beyond each constraint, by its name; a list has numbers for names."""
+    if HAS_NAMED_CONSTRAINTS:
+        return trial.constraints
+    prefix = f"{CONSTRAINTS}:"
+    attrs = trial.system_attrs
+    named = {n.removeprefix(prefix): x for n, x in attrs.items() if n.startswith(prefix)}
+    return named or {str(i): x for i, x in enumerate(attrs.get(CONSTRAINTS) or ())}
+
+
+def constraint_settings() -> dict[str, Any]:
+    """Arguments with which a sampler of Optuna's reads constraints; Optuna 5 needs none."""
+    return {} if HAS_NAMED_CONSTRAINTS else {"constraints_func": _excesses}
+
+
+@contextlib.contextmanager
+def without_experimental_warnings() -> Iterator[None]:
+    """Inside, nothing is said of what is experimental in Optuna 4 and the same in Optuna 5.
+
+    One thread at a time: the filters of warnings are the process's.
+    """
+    if HAS_NAMED_CONSTRAINTS:
+        yield
+        return
+    with _WARNING_FILTERS, warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
+
+
+def _excesses(trial: FrozenTrial) -> list[float]:
+    return list(excess_of(trial).values())
+
+
+def _with_list(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """System attributes with the constraints by name also as the list that Optuna 4 reads."""
+    found = [x for name, x in attrs.items() if name.startswith(f"{CONSTRAINTS}:")]
+    return dict(attrs) if HAS_NAMED_CONSTRAINTS else {**attrs, CONSTRAINTS: found}
 
 
 def _time(text: str | None) -> datetime.datetime | None:

@@ -22,18 +22,23 @@ class SamplerRow(NamedTuple):
             the seed and the trial's place alone: a resumed search draws what an unbroken one would.
         encoding: how it takes options, as text or as index.
         max_goals: how many objectives it takes.
+        constraint_settings: whether `make` takes those of Optuna 4 for a search with constraints.
     """
 
-    make: Callable[[SearchSpace, int], BaseSampler]
+    make: Callable[..., BaseSampler]
     encoding: ParamEncoding = "text"
     max_goals: int = 1_000
+    constraint_settings: bool = False
 
 
-def _optuna(name: str, **settings: Any) -> Callable[[SearchSpace, int], BaseSampler]:
-    def make(space: SearchSpace, seed: int) -> BaseSampler:
+def _optuna(name: str, **settings: Any) -> Callable[..., BaseSampler]:
+    def make(space: SearchSpace, seed: int, **more: Any) -> BaseSampler:
         import optuna
 
-        sampler: BaseSampler = getattr(optuna.samplers, name)(seed=seed, **settings)
+        from chop.search.optuna_study import without_experimental_warnings
+
+        with without_experimental_warnings():
+            sampler: BaseSampler = getattr(optuna.samplers, name)(seed=seed, **settings, **more)
         return sampler
 
     return make
@@ -55,12 +60,12 @@ SAMPLERS: Mapping[str, SamplerRow] = {
     "sensitivity": SamplerRow(_sensitivity),
     "random": SamplerRow(_optuna("RandomSampler")),
     "grid": SamplerRow(_grid),
-    "tpe": SamplerRow(_optuna("TPESampler")),
-    "nsga2": SamplerRow(_optuna("NSGAIISampler")),
+    "tpe": SamplerRow(_optuna("TPESampler"), constraint_settings=True),
+    "nsga2": SamplerRow(_optuna("NSGAIISampler"), constraint_settings=True),
     "cmaes": SamplerRow(
         _optuna("CmaEsSampler", warn_independent_sampling=False), "index", max_goals=1
     ),
-    "gp": SamplerRow(_optuna("GPSampler")),
+    "gp": SamplerRow(_optuna("GPSampler"), constraint_settings=True),
 }
 
 PRUNERS = {

@@ -21,7 +21,7 @@ from chop.search.objective import (
     constraints_of,
     objectives_of,
 )
-from chop.search.optuna_study import InMemoryStudy, document_of
+from chop.search.optuna_study import InMemoryStudy, constraint_settings, document_of
 from chop.search.registry import sampler_row, seed_of
 from chop.search.result import Result
 from chop.search.space import Config
@@ -165,7 +165,9 @@ class Runner:
         """A trial of the study in memory. Its draws depend on its place among the rows alone, which
         a kill does not change: a search that was killed goes on as if unbroken."""
         seed = seed_of(self.search.seed, ["trial", place])
-        self.optuna_study.study.sampler = self.sampler.make(self.search.space, seed)
+        is_constrained = self.sampler.constraint_settings and constraints_of(self.search.goals)
+        settings = constraint_settings() if is_constrained else {}
+        self.optuna_study.study.sampler = self.sampler.make(self.search.space, seed, **settings)
         return self.optuna_study.ask(given)
 
     def _known_in_a_row(self) -> int:
@@ -284,9 +286,13 @@ class Runner:
         if outcome.values is not None:
             trial.set_user_attr("values", dict(outcome.values))
             values = [outcome.values[goal.name] for goal in objectives_of(self.search.goals)]
-            for constraint in constraints_of(self.search.goals):
-                excess = constraint.excess(outcome.values[constraint.name])
-                trial.set_constraint(f"{constraint.name} {constraint.direction}", excess)
+            excess = {
+                f"{constraint.name} {constraint.direction}": constraint.excess(
+                    outcome.values[constraint.name]
+                )
+                for constraint in constraints_of(self.search.goals)
+            }
+            self.optuna_study.constrain(trial, excess)
         frozen = self.optuna_study.study.tell(trial, values, state=TrialState[outcome.state])
         return frozen, document_of(frozen, config)
 

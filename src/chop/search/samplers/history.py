@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chop.search.optuna_study import CLAIMED_ELSEWHERE, cached_trials, params_of
+from chop.search.optuna_study import CLAIMED_ELSEWHERE, cached_trials, excess_of, params_of
 from chop.search.samplers.surrogate import Array, Codes
 from chop.search.space import Config, SearchSpace, all_active, as_it_is
 
@@ -179,6 +179,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
 
 def _excess(trials: list[FrozenTrial]) -> Array:
     """(N, B); a constraint that a trial does not tell counts as met."""
-    names = sorted({name for trial in trials for name in trial.constraints})
-    excess = [[trial.constraints.get(name, 0.0) for name in names] for trial in trials]
+    told = [excess_of(trial) for trial in trials]
+    names = sorted({name for each in told for name in each})
+    excess = [[each.get(name, 0.0) for name in names] for each in told]
     return np.array(excess, dtype=float).reshape(len(trials), len(names))
