@@ -4,10 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from chop.actions.bench_results import numeric_rows
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
-from chop.studies.generate import bench_generate, decode_call, packed_twin, prefill_call
+from chop.studies.generate import (
+    GenerateComparison,
+    bench_generate,
+    decode_call,
+    packed_twin,
+    prefill_call,
+)
 from chop.studies.generation_peers import peers_of, saved_bytes
 from chop.studies.settings import BenchGenerateConfig
 
@@ -51,6 +58,14 @@ def test_peers_answer_alike_and_missing_ones_say_why(model):
             error = (contender.model(IDS).logits - exact).norm() / exact.norm()
             assert error < 0.2, contender.name
     assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("missing", [("torchao",), ("torchao", "quantize_dynamic"), ()])
+def test_results_with_missing_peers_are_rows(missing):
+    told = dict.fromkeys(missing, "is not installed: pip install torchao.")
+    assert list(numeric_rows(GenerateComparison((), {}, told))) == [
+        {"table": "missing", "name": name, "value": told[name]} for name in missing
+    ]
 
 
 @pytest.mark.long

@@ -75,9 +75,14 @@ def numeric_rows(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def flat_row(row: Any) -> dict[str, Any]:
-    """The fields of a row; those of a dataclass in it by `OUTER_INNER`, without its `SERIES`."""
-    if not dataclasses.is_dataclass(row):
+    """The fields of a row; those of a dataclass in it by `OUTER_INNER`, without its `SERIES`.
+
+    What is neither a dataclass nor a mapping, such as why a peer is missing, is one `value`.
+    """
+    if isinstance(row, Mapping):
         return dict(row)
+    if not dataclasses.is_dataclass(row):
+        return {"value": row}
     found: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(row) if field.name not in SERIES):
         value = getattr(row, name)
