@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from chop.actions.compress import CompressConfig
 from chop.actions.sweep.grid import parse_range
 from chop.config import load_toml, parse
 from chop.errors import ConfigError
@@ -100,3 +101,18 @@ def test_tuples_whose_members_have_types_of_their_own():
         parse(Wires, {"streams": [["a", 3], ["b", "x"]]})
     with pytest.raises(ConfigError, match=r"streams\[0\]: expected 2 values, got 3"):
         parse(Wires, {"streams": [["a", 3, 4]]})
+
+
+@pytest.mark.parametrize(
+    "where, settings, told",
+    [
+        ("chop compress", {"qat": "none"}, r"^chop compress --qat: got 'none': choose from: all, "
+         r"worst\. --qat-epochs 0 measures without QAT\.$"),
+        ("run.toml", {"qat": "off"}, r"^run\.toml\.qat: got 'off': .* --qat-epochs 0 measures"),
+        ("chop compress", {"max_drop": "x"}, "^chop compress --max-drop: expected float, got 'x'"),
+        ("", {"bench_seconds": None}, "^CompressConfig.bench_seconds: expected float"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_command_are_named_as_options(where, settings, told):
+    with pytest.raises(ConfigError, match=told):
+        parse(CompressConfig, settings, where)

@@ -14,7 +14,7 @@ from tests import programs
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 IN_BLOCKS = r"^chop [^#\n]*"
-IN_SENTENCES = r"`(chop(?: [a-z][\w-]*)*(?: (?:--|\S*/)[^`]*))`"
+IN_SENTENCES = r"`(chop demo|chop(?: [a-z][\w-]*)*(?: (?:--|\S*/)[^`]*))`"
 NOT_RUN = {
     "chop --install-completion": "changes the settings of the user's shell",
 }

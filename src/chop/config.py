@@ -22,6 +22,8 @@ from chop.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 LARGEST = 2**1023
 """Beyond it no float has an integer's value."""
+COMMAND = "chop "
+"""What the name of a command begins with."""
 NA = "NA"
 """What MASE's TOML files have for None."""
 log = logging.getLogger(__name__)
@@ -64,8 +66,24 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
         raise ConfigError(f"{where}: missing key '{missing[0]}'.")
     hints = _type_hints(cls)  # type: ignore[arg-type]
     return cls(
-        **{key: convert(value, hints[key], f"{where}.{key}") for key, value in settings.items()}
+        **{key: _value(value, hints[key], fields[key], where) for key, value in settings.items()}
     )
+
+
+def _value(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -> Any:
+    """A setting, converted; where it cannot be, the field's own `hint` closes the sentence.
+
+    Of a command, `where` is its name, and the setting an option.
+    """
+    is_command = where.startswith(COMMAND)
+    named = f"{where} --{field.name.replace('_', '-')}" if is_command else f"{where}.{field.name}"
+    try:
+        return convert(value, hint, named)
+    except ConfigError as error:
+        advice = field.metadata.get("hint")
+        if advice is None:
+            raise
+        raise ConfigError(f"{error} {advice}") from None
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:

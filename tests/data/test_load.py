@@ -83,8 +83,11 @@ def test_a_folder_without_data_is_refused(tmp_path):
 
 def test_a_data_set_without_labels_is_refused():
     plain = Dataset.from_dict({"text": ["a", "b"]})
-    with pytest.raises(ConfigError, match="no labeled split 'train'"):
+    told = "no column 'labels' or 'label': its columns are text; --label-column names the one"
+    with pytest.raises(ConfigError, match=told):
         load_dataset(DatasetDict(train=plain))
+    with pytest.raises(ConfigError, match="no labeled split 'train': found .'test'."):
+        load_dataset(DatasetDict(test=plain))
     with pytest.raises(ConfigError, match="no column 'labels' or 'label'"):
         num_labels(DatasetDict(train=plain))
 
@@ -144,3 +147,34 @@ def test_a_table_without_labels_is_refused_by_its_columns():
     assert required_label_column(["text", "label"]) == "label"
     with pytest.raises(ConfigError, match=r"no column 'labels' or 'label' among \['text', 'y'\]"):
         required_label_column(["text", "y"])
+
+
+def labels_of(*values):
+    return DatasetDict(train=Dataset.from_dict({"text": ["a"] * len(values), "label": values}))
+
+
+@pytest.mark.parametrize(
+    "values, told",
+    [
+        ([0, 1, None, 1, None], "2 of 5 rows of the split 'train' have no label in the column"),
+        ([None, 0, 1, 0], "1 of 4 rows"),
+        (["good", " ", "", "bad", None], "3 of 5 rows"),
+        ([0.0, float("nan"), 1.0], "1 of 3 rows"),
+        ([None, None], "no labeled split 'train'"),
+        ([-1, -1], "no labeled split 'train'"),
+    ],
+)
+def test_rows_without_a_label_are_counted(values, told):
+    with pytest.raises(ConfigError, match=told):
+        load_dataset(labels_of(*values))
+
+
+@pytest.mark.parametrize(
+    "values", [[0, 1, 1], ["b", "a", "b"], [0.5, -1.0, 2.0], [[0, 1], [1], [0]]]
+)
+def test_labels_of_every_row_are_taken(values):
+    splits = load_dataset(labels_of(*values, *values))
+    assert len(splits["train"]) + len(splits["test"]) == 6
+    splits = labels_of(*values)
+    splits["test"] = Dataset.from_dict({"text": ["a"] * 2, "label": [None, None]})
+    assert len(load_dataset(splits)["train"]) == 2

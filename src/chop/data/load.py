@@ -6,14 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from chop.data.digits import digits
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
 from chop.data.stories import stories
 from chop.data.windows import TEXT_BUILDER, is_running_text
-from chop.errors import ConfigError, UnavailableError, check_known, did_you_mean, first_line
+from chop.errors import (
+    MOST_NAMES,
+    ConfigError,
+    UnavailableError,
+    check_known,
+    did_you_mean,
+    enumerate_names,
+    first_line,
+)
 from chop.hub import cache_folder, hub_is_reachable, offline_errors
 
 if TYPE_CHECKING:
@@ -30,6 +36,7 @@ BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
 }
 FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
 TEXT_DATASETS = frozenset({"reviews", "stories"})
+LABEL_ADVICE = "--label-column names the one with the labels, label= in Python"
 UNLABELED_DATASETS = frozenset({"stories"})
 
 
@@ -65,7 +72,8 @@ def load_dataset(
         its place, and without either a fixed fifth of the rows is held out, of lines the last.
         Further splits, such as IMDb's `unsupervised`, are dropped.
     Raises:
-        ConfigError: a folder without data files, no `train` split, or a limit below one.
+        ConfigError: a folder without data files, no `train` split, rows without a label among
+            others, or a limit below one.
         UnavailableError: neither built in nor a local path, nor reachable on the hub.
     """
     if limit is not None and limit < 1:
@@ -104,7 +112,7 @@ def required_label_column(columns: list[str]) -> str:
     """
     column = label_column(columns)
     if column is None:
-        raise ConfigError(f"no column 'labels' or 'label' among {columns}.")
+        raise ConfigError(f"no column 'labels' or 'label' among {columns}; {LABEL_ADVICE}.")
     return column
 
 
@@ -196,10 +204,35 @@ def _from_hub(name: str) -> DatasetDict:
 
 def _is_labeled(split: Dataset) -> bool:
     column = label_column(split.column_names)
-    if column is None or not len(split):
-        return False
-    first = split.select_columns([column])[0][column]  # a picture beside it may be broken
-    return first is not None and (np.ndim(first) > 0 or isinstance(first, str) or first != -1)
+    return column is not None and _unlabeled_rows(split, column) < len(split)
+
+
+def _unlabeled_rows(split: Dataset, column: str) -> int:
+    """How many labels are blank or NaN; all of them where each is -1, as the hub has test rows."""
+    import pyarrow.compute as pc
+
+    labels = split.with_format("arrow")[column][:]
+    blank = labels.null_count
+    kind = str(labels.type)
+    if kind in ("float", "double", "halffloat"):
+        blank += pc.sum(pc.is_nan(labels)).as_py() or 0
+    elif kind in ("string", "large_string"):
+        blank += pc.sum(pc.equal(pc.utf8_trim_whitespace(labels), "")).as_py() or 0
+    elif kind.startswith("int") and pc.unique(labels).to_pylist() == [-1]:
+        blank += len(labels)
+    return int(blank)
+
+
+def _check_labels(splits: DatasetDict, name: str) -> None:
+    """Raises ConfigError where some rows of a split have a label and others none."""
+    for key, split in splits.items():
+        column = label_column(split.column_names)
+        blank = 0 if column is None else _unlabeled_rows(split, column)
+        if blank:
+            raise ConfigError(
+                f"data set '{name}': {blank} of {len(split)} rows of the split '{key}' have no "
+                f"label in the column '{column}'; fill them in or leave these rows out."
+            )
 
 
 def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -> DatasetDict:
@@ -207,11 +240,18 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
 
     labeled = {k: s for k, s in splits.items() if _is_labeled(s) or not needs_labels}
     if "train" not in labeled:
+        columns = splits["train"].column_names if "train" in splits else []
+        if "train" in splits and label_column(columns) is None:
+            raise ConfigError(
+                f"data set '{name}' has no column 'labels' or 'label': its columns are "
+                f"{enumerate_names(columns, MOST_NAMES)}; {LABEL_ADVICE}."
+            )
         raise ConfigError(
-            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}, "
-            "labels expected in a column 'labels' or 'label' (for a command, or what "
-            "--label-column names), from 0 upwards."
+            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}, labels are "
+            "expected from 0 upwards."
         )
+    if needs_labels:
+        _check_labels(DatasetDict({key: labeled[key] for key in SPLITS if key in labeled}), name)
     if "test" in labeled:
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
     if "validation" in labeled:

@@ -119,5 +119,21 @@ def test_model_and_data_are_those_of_the_run(tmp_path):
     assert (tmp_path / "out" / "fine-tuned-abc.safetensors").read_text() == "weights"
     assert (found.model, found.limit, found.seed, found.sparsity) == ("cnn", 50, 3, "0.5")
     told = config(tmp_path / "out", start_from=tmp_path, limit=60)
-    with pytest.raises(ConfigError, match="limit: got 60, the model of .* was made with 50"):
+    with pytest.raises(ConfigError, match="--limit 60: '.*' used 50; leave --limit out"):
         config_of_run(told, None)
+
+
+@pytest.mark.parametrize(
+    "made, asked, told",
+    [
+        ({"limit": None}, {"limit": 400}, "--limit 400: '.*' used all rows; leave --limit out"),
+        ({"limit": 50, "seed": 0}, {"seed": 3}, "--seed 3: '.*' used 0; leave --seed out"),
+        ({}, {"max_length": 9}, "--max-length 9: '.*' used its default; leave --max-length out"),
+        ({"dataset": "toy"}, {"dataset": "digits"}, "--dataset digits: '.*' used toy; leave"),
+    ],
+)
+def test_settings_that_are_not_those_of_the_run_are_named_as_options(made, asked, told, tmp_path):
+    with runs.start("compress", {"model": "cnn", **made}, tmp_path):
+        (tmp_path / "fine-tuned-abc.safetensors").write_text("weights")
+    with pytest.raises(ConfigError, match=told):
+        config_of_run(config(tmp_path / "out", start_from=tmp_path, **asked), None)

@@ -81,7 +81,9 @@ class CompressConfig(QuantizationSettings):
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    qat: Literal["worst", "all"] = "worst"
+    qat: Literal["worst", "all"] = field(
+        default="worst", metadata={"hint": "--qat-epochs 0 measures without QAT."}
+    )
     max_drop: float = 0.01
     keep_best: bool = False
     bench_seconds: float = 0.25

@@ -29,6 +29,8 @@ OF_MODEL = (
     *("text_column", "label_column", "weights", "task", "metric", "seed"),
 )
 """Settings of a run that say which model and rows it worked on."""
+UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
+"""What None means of them."""
 SUFFIXES = (".mz", ".pt")
 
 
@@ -53,9 +55,10 @@ def config_of_run(config: PruneSweepConfig, workload: Workload | None) -> PruneS
     for name in OF_MODEL:
         own, given = manifest.settings.get(name), getattr(config, name)
         if given not in (defaults[name], own):
+            option = f"--{name.replace('_', '-')}"
+            used = UNSET.get(name, "its default") if own is None else own
             raise ConfigError(
-                f"{name}: got {given!r}, the model of '{config.start_from}' was made with {own!r}; "
-                f"leave {name} out."
+                f"{option} {given}: '{config.start_from}' used {used}; leave {option} out."
             )
         taken[name] = own
     assert config.start_from is not None
