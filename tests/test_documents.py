@@ -132,3 +132,20 @@ def test_an_index_names_files_of_its_folder(file, tmp_path):
 def test_a_device_is_no_document():
     with pytest.raises(ConfigError, match="no regular file"):
         read_json("/dev/zero")
+
+
+def test_a_repeated_key_among_many_is_found_at_once():
+    keys = ",".join(f'"{number}": 1' for number in range(10**5))
+    with pytest.raises(ConfigError, match="the key '77' is there twice"):
+        parse_json('{"first": 1,' + keys + ', "77": 2}')
+
+
+@pytest.mark.parametrize(
+    "values",
+    ['{"model_type": "bert", "hidden_size": "sixteen"}', '{"model_type": 4}',
+     '{"model_type": "llama", "intermediate_size": [1]}'],
+)  # fmt: skip
+def test_a_value_of_a_wrong_type_is_one_sentence(values, tmp_path):
+    (tmp_path / "config.json").write_text(values)
+    with pytest.raises(ConfigError, match="holds no model that is known"):
+        read_config(str(tmp_path))

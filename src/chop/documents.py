@@ -1,7 +1,7 @@
 """Documents: JSON and TOML that anybody may have written, as plain data within bounds.
 
 What a library for JSON accepts goes on to raise in whatever reads it: nesting that ends in a
-RecursionError, integers that no float holds, an array in the place of an object, a key that is
+RecursionError, integers of thousands of digits, an array in the place of an object, a key that is
 there twice. All of them are one ConfigError here, to which the caller adds the file's path.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from chop.errors import ConfigError
 
 DEEPEST = 200
 """Levels of objects and arrays."""
-LARGEST = 10**1000
-"""Integers are smaller in magnitude; Python itself reads none of more than 4300 digits."""
+MOST_DIGITS = 1000
+"""Of an integer. Python itself reads none of more than 4300, and a float holds 308."""
+LARGEST = 10**MOST_DIGITS
 MOST_BYTES = 2**30
 """Of a file."""
 KINDS: dict[type, str] = {dict: "an object", list: "an array"}
@@ -101,8 +103,8 @@ def _content(path: Path) -> bytes:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ConfigError(f"the key '{max(keys, key=keys.count)}' is there twice")
+        counts = Counter(key for key, _ in pairs)
+        raise ConfigError(f"the key '{counts.most_common(1)[0][0]}' is there twice")
     return found
 
 
@@ -128,9 +130,7 @@ def _check(document: Any) -> None:
             if isinstance(value, dict | list):
                 pending.append((value, depth + 1))
             elif isinstance(value, int) and not -LARGEST < value < LARGEST:
-                raise ConfigError(
-                    f"an integer has {value.bit_length()} bits, expected at most 1000"
-                )
+                raise ConfigError(f"an integer has more than {MOST_DIGITS} digits")
             elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
                 raise ConfigError("a text has half of a character, an unpaired surrogate")
 

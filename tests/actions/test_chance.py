@@ -147,6 +147,8 @@ def test_metrics_of_ones_own(capsys):
     for metric in (Metric("mine", refuses_constants, predict), Metric("own", lambda p, y: 0.0,
                    lambda answers, labels: answers[:, 0])):  # fmt: skip
         check_float_model(workload_of("classification", metric), LowerConfig())
+    undefined = Metric("rank", lambda p, y: float("nan") if len(p.unique()) == 1 else 0.9, predict)
+    check_float_model(workload_of("classification", undefined), LowerConfig())
     worst = Metric("nan", lambda p, y: float("nan"), predict)
     with pytest.raises(ConfigError, match="the nan of the float model on the test rows is NaN"):
         check_float_model(workload_of("classification", worst), LowerConfig(force=True))

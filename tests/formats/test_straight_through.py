@@ -41,6 +41,9 @@ def test_rounding_passes_gradients_and_clamping_stops_them():
         x = torch.tensor([-1.5, 0.5, 2.5, 3.7], requires_grad=True)
         step(x).sum().backward()
         assert torch.equal(step(x), rounded(x)) and torch.equal(x.grad, torch.ones(4))
+    inf = float("inf")
+    assert my_round(torch.tensor([inf, -inf, 1.4])).tolist() == [inf, -inf, 1.0]
+    assert BinaryBipolar.apply(torch.tensor([float("nan"), inf]), 0.0).tolist() == [-1.0, 1.0]
     x = torch.tensor([-3.0, 0.5, 4.0], requires_grad=True)
     my_clamp(x, -1, 2).sum().backward()
     assert x.grad.tolist() == [0.0, 1.0, 0.0]

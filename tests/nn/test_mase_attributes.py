@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.errors import ConfigError
 from chop.formats import Binary, Integer, QuantSpec
 from chop.nn import quantized as q
 from chop.nn.quantized.modules.conv1d import _Conv1dBase
@@ -62,8 +63,17 @@ def test_a_quantized_layer_has_what_mase_gives_it(name):
         layer.x_quantizer(x), layer.w_quantizer(layer.weight), layer.b_quantizer(layer.bias)
     )
     assert torch.equal(layer(x), by_hand)
-    with pytest.raises(AttributeError, match="bypass"):
-        layer.bypass = True
+    for attribute in ("bypass", "config", "w_quantizer"):
+        with pytest.raises(ConfigError, match=f"{attribute} follows from its formats"):
+            setattr(layer, attribute, True)
+
+
+def test_attributes_of_the_float_layer_stay_what_they_were():
+    plain = nn.Linear(4, 2)
+    plain.config, plain.bypass, plain.note = {"mine": 1}, True, "kept"
+    layer = q.QuantLinear.from_float(plain, q.QuantLinear(4, 2, config=INTEGER).spec)
+    assert (layer.config, layer.bypass, layer.note) == ({"mine": 1}, True, "kept")
+    assert not isinstance(q.QuantLinear.__new__(q.QuantLinear), LinearInteger)
 
 
 def test_the_config_of_a_layer_has_the_keys_of_mase():

@@ -71,7 +71,7 @@ def _why_nothing_is_told(name: str, score: Score, workload: Workload) -> str | N
     metric, rows = workload.task.metric, f"{score.rows} {name} rows"
     if score.has_one_class:
         return f"all labels of the {rows} are one class: no {metric.name} on them tells anything."
-    if score.constant is None:
+    if score.constant is None or math.isnan(score.constant):
         return None
     end = score.value
     if score.interval is not None:

@@ -63,9 +63,11 @@ def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:
         return "Speed: not measured, because of --bench-seconds 0."
     each = ", ".join(f"{_times(row)} at batch {row['batch']}" for row in found)
     text = f"Speed: {each} times as fast as float"
-    if not any(_ends(row)[1] < 1 for row in found):
+    slower = [str(row["batch"]) for row in found if _ends(row)[1] < 1]
+    if not slower:
         return f"{text}."
-    return f"{text}: smaller, and slower. {WHY_SLOWER}"
+    where = "" if len(slower) == len(found) else f" at batch {' and '.join(slower)}"
+    return f"{text}: slower{where}. {WHY_SLOWER}"
 
 
 def _ends(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -76,6 +78,8 @@ def _ends(row: Mapping[str, Any]) -> tuple[float, float]:
 
 def _times(row: Mapping[str, Any]) -> str:
     low, high = _ends(row)
+    if low <= 1 <= high:
+        return f"no difference shown ({low:.2f} to {high:.2f})"
     return f"{row['times_as_fast']:.2f} ({low:.2f} to {high:.2f})"
 
 

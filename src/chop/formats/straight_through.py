@@ -103,5 +103,6 @@ class BinaryZeroScaled(BinaryZeroOne):
 
 
 def _with_gradient_of(x: Tensor, y: Tensor) -> Tensor:
-    """The values of `y` with the gradient of `x`."""
-    return y.detach() + (x - x.detach())
+    """The values of `y` with the gradient of `x`, which may be infinite or NaN."""
+    gradient = x - x.detach()
+    return y.detach() + torch.where(torch.isfinite(gradient), gradient, 0.0)

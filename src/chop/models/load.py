@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chop.errors import CheckpointError, ConfigError, UnavailableError, did_you_mean, first_line
+from chop.errors import (
+    CheckpointError,
+    ConfigError,
+    UnavailableError,
+    did_you_mean,
+    enumerate_names,
+    first_line,
+)
 from chop.hub import hub_is_reachable
 from chop.installed import fitting_packages
 from chop.models.builtin import BUILTIN_MODELS
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig
 
+MOST_NAMES = 8
 log = logging.getLogger(__name__)
 
 AUTO_CLASSES = {
@@ -129,7 +137,8 @@ def _read_weights(
         transformers.logging.set_verbosity(verbosity)
     fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
     if fresh:
-        log.warning("%s: drawn at random, not read: %s", name, ", ".join(sorted(fresh)))
+        names = enumerate_names(sorted(fresh), MOST_NAMES)
+        log.warning("%s: drawn at random, not read: %s", name, names)
     return model
 
 
@@ -155,7 +164,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             name, local_files_only=local, **labels
         )
         return config
-    except (OSError, ValueError) as error:
+    except Exception as error:  # classes of settings raise their own for a value of a wrong type
         if not is_folder:
             raise _not_found(name, "a model") from error
         message = f"folder '{name}' holds no model that is known: {first_line(error)}"

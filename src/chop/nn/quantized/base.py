@@ -23,6 +23,8 @@ SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
 """The parameters with learned scales."""
 _WAITS = "the scales of its {} wait: run the model on a batch, or calibrate_transform_pass,"
 
+_FROM_FORMATS = frozenset({"config", "bypass", "x_quantizer", "w_quantizer", "b_quantizer"})
+
 
 class QuantizedOperator(nn.Module):
     """Mixin that gives a `torch.nn` class a `QuantSpec`.
@@ -272,15 +274,16 @@ class QuantizedOperator(nn.Module):
         x = getattr(self, operand)
         return apply_mask(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
 
+    # An attribute of that name on the float module stays what it was.
     @property
     def config(self) -> dict[str, Any]:
         """The formats as a config of MASE's; with it `cls(..., config=...)` has the same."""
-        return self.spec.as_config()
+        return vars(self).get("config", None) or self.spec.as_config()
 
     @property
     def bypass(self) -> bool:
         """True when every operand stays float; to set it, quantize with `"bypass": True`."""
-        return self.spec.is_float
+        return bool(vars(self).get("bypass", self.spec.is_float))
 
     @property
     def x_quantizer(self) -> Callable[[Tensor], Tensor]:
@@ -296,6 +299,15 @@ class QuantizedOperator(nn.Module):
     def b_quantizer(self) -> Callable[[Tensor], Tensor]:
         """Fake-quantizes a tensor as the operator does its bias."""
         return partial(self.quantize, "bias")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses what follows from the formats with a ConfigError, and sets all else."""
+        if name in _FROM_FORMATS:
+            raise ConfigError(
+                f"{type(self).__name__}.{name} follows from its formats and cannot be set; "
+                'quantize the layer with other formats, or with "bypass": True'
+            )
+        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         """The float module's text and the formats."""

@@ -58,7 +58,8 @@ class _BoundClass(type):
         own = vars(cls)
         if "unbound" not in own or not isinstance(instance, own["unbound"]):
             return False
-        chosen = [x for _, x in instance.spec.items() if not x.is_identity]
+        spec = getattr(instance, "spec", None)  # None before `__init__`
+        chosen = [] if spec is None else [x for _, x in spec.items() if not x.is_identity]
         kind, preset = own["format"], own["preset"]
         wanted = {kind.module_keys.get(key, key): value for key, value in preset.items()}
         return bool(chosen) and all(
