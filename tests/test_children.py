@@ -80,8 +80,10 @@ def test_a_child_whose_parent_ended_before_it_looked_ends_at_once(tmp_path):
     code = CHILD.format(children.__file__)
     command = [sys.executable, "-I", "-S", "-c", code, "1"]
     assert subprocess.call(command, cwd=tmp_path, timeout=30) == 1
-    sharded = [sys.executable, "-I", "-S", "-c", PROGRAM, str(tmp_path), "1"]
-    assert subprocess.run(sharded, timeout=30, capture_output=True).returncode == 1
+    sharded = [sys.executable, "-I", "-S", "-c", RANK, str(tmp_path), "1"]
+    done = subprocess.run(sharded, cwd=tmp_path, timeout=30, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert not (tmp_path / "pids").exists()
 
 
 @pytest.mark.parametrize("supervised", [True, False])
