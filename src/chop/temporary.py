@@ -32,20 +32,32 @@ def is_orphan(name: str) -> bool:
     found = OWNER.search(name)
     if found is None or found[1] != _system():
         return False
-    with suppress(OSError):
+    try:
         return _started(int(found[2])) != found[3]
-    return True
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:  # it lives, and is another user's
+        return False
 
 
 def remove_orphans(paths: Iterable[Path]) -> None:
-    """Removes those of the files and folders whose owner has ended; what cannot be stays."""
+    """Removes this user's files and folders whose owner has ended; what cannot be removed stays."""
     for path in paths:
-        if is_orphan(path.name):
+        if is_orphan(path.name) and _is_own(path):
             with suppress(OSError):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink()
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this user owns a file: a name is no proof, which any user of a folder can choose."""
+    if not hasattr(os, "geteuid"):  # Windows tells no owners by numbers
+        return True
+    with suppress(OSError):
+        return path.lstat().st_uid == os.geteuid()
+    return False
 
 
 @functools.cache
@@ -62,13 +74,20 @@ def _started(pid: int) -> str:
     """When a process started, in clock ticks (proc(5), field 22); elsewhere 0 for one that lives.
 
     Raises:
-        OSError: there is none of that number.
+        FileNotFoundError, ProcessLookupError: there is none of that number.
+        PermissionError: it lives, and this user may not see more.
     """
     if not Path("/proc/self/stat").exists():
         if os.name == "posix":  # on Windows 0 is Ctrl-C
             os.kill(pid, 0)
         return "0"
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except FileNotFoundError:
+        # Where /proc is mounted with hidepid=2, processes of other users are not in it.
+        os.kill(pid, 0)
+        raise PermissionError(pid) from None
+    fields = text.rpartition(")")[2].split()
     if fields[0] in "ZX":
         raise ProcessLookupError(pid)
     return fields[19]

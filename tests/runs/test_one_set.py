@@ -13,6 +13,7 @@ from chop import runs, temporary
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import WriteError
 from chop.files import atomic_file, atomic_folder, staged_files, write_json, write_text
+from tests.unprivileged import NEEDS_ROOT, NOBODY
 
 
 def job(folder, value, stop=None):
@@ -127,6 +128,59 @@ def test_temporary_folders_of_killed_processes_are_orphans(tmp_path):
     (tmp_path / f"chop-shard-{temporary.owner_mark()}-x2").mkdir()
     temporary.remove_orphans(tmp_path.glob("chop-shard-*"))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+ANSWERS = {
+    "ended": (FileNotFoundError, ProcessLookupError, True),
+    "ends now": (ProcessLookupError, ProcessLookupError, True),
+    "of another user": (PermissionError, PermissionError, False),
+    "hidden": (FileNotFoundError, PermissionError, False),
+    "hidden, of this user": (FileNotFoundError, None, False),
+    "not readable": (OSError, PermissionError, False),
+}
+"""What /proc and a signal say of a process, and whether it has ended."""
+
+
+@pytest.mark.parametrize(("stat", "signalled", "has_ended"), ANSWERS.values(), ids=ANSWERS)
+def test_only_a_process_that_is_not_there_has_ended(
+    stat, signalled, has_ended, tmp_path, monkeypatch
+):
+    left = tmp_path / f".a.{temporary.owner_mark()}.part"
+    left.touch()
+    read = Path.read_text
+
+    def told(path, *args, **kwargs):
+        if path == Path(f"/proc/{os.getpid()}/stat"):
+            raise stat
+        return read(path, *args, **kwargs)
+
+    def kill(number, signal):
+        assert (number, signal) == (os.getpid(), 0)
+        if signalled:
+            raise signalled
+
+    monkeypatch.setattr(Path, "read_text", told)
+    monkeypatch.setattr(os, "kill", kill)
+    temporary.remove_orphans([left])
+    assert left.exists() is not has_ended
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_another_user_owns_stays(kind, tmp_path):
+    def leaves():
+        place = tmp_path / f".a.{temporary.owner_mark()}.part"
+        {"file": place.touch, "folder": place.mkdir, "link": lambda: place.symlink_to("/")}[kind]()
+        killed()
+
+    in_a_process(leaves)
+    (left,) = tmp_path.iterdir()
+    os.chown(left, NOBODY, NOBODY, follow_symlinks=False)
+    temporary.remove_orphans([left])
+    assert os.path.lexists(left)
+    os.chown(left, os.geteuid(), -1, follow_symlinks=False)
+    temporary.remove_orphans([left])
+    assert not os.path.lexists(left)
 
 
 def test_files_of_other_folders_are_not_of_the_set(tmp_path):
