@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from chop import __version__, runs
@@ -181,6 +182,22 @@ def test_what_is_run_is_emitted_again_and_not_read_from_the_folder(copied, monke
     with pytest.raises(VerificationError, match="planted"):
         emit(EmitConfig(out=copied, check_only=True))
     assert len(ran) == 1 and not ran[0].is_relative_to(copied) and not ran[0].exists()
+
+
+EMPTY = {
+    "everything": lambda name, x: x[:0],
+    "inputs": lambda name, x: x[:0] if name.startswith("inputs.") else x,
+    "columns": lambda name, x: x[:, :0],
+}
+
+
+@pytest.mark.parametrize("change", EMPTY.values(), ids=EMPTY)
+def test_golden_values_without_a_sample_are_refused(change, copied):
+    path = copied / "golden.safetensors"
+    save_file({k: change(k, x).contiguous() for k, x in load_file(path).items()}, path)
+    forge(copied, path.name)
+    with pytest.raises(VerificationError, match="the golden values have no sample"):
+        emit(EmitConfig(out=copied, check_only=True))
 
 
 def test_a_folder_of_another_version_or_without_a_fold_is_told_so(copied):

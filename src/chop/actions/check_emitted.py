@@ -192,10 +192,15 @@ def check_golden(folder: Path, mg: MaseGraph) -> Golden:
     """Computes the golden values again, of the inputs in the folder; returns them.
 
     Raises:
-        VerificationError: the graph computes others.
+        VerificationError: the graph computes others, or there is no sample.
     """
     golden = _read_golden(folder)
     inputs = {k.removeprefix(INPUTS): x for k, x in golden.items() if k.startswith(INPUTS)}
+    if any(x.numel() == 0 for x in inputs.values()):
+        raise VerificationError(
+            f"'{folder / GOLDEN}': the golden values have no sample. Emit the circuit again with "
+            f"chop {KIND}."
+        )
     try:
         again = golden_values(mg, inputs)
     except (ChopError, RuntimeError, TypeError, ValueError, IndexError) as error:
