@@ -15,6 +15,8 @@ BELOW = {
     "errors",
     "files",
     "hub",
+    "installed",
+    "locks",
     "moved",
     "native",
     "notices",
