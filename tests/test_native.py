@@ -11,7 +11,7 @@ import pytest
 
 from chop.actions import doctor
 from chop.errors import WriteError
-from chop.native import Sources, cache_path, compiler, first_error, kept, run_tool
+from chop.native import Sources, cache_path, compiler, first_error, is_trusted, kept, run_tool
 from tests.unprivileged import NEEDS_ROOT, NOBODY
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -130,15 +130,18 @@ PLACED = {
     "of another user": lambda path: os.chown(path, NOBODY, NOBODY),
     "a group can write": lambda path: path.chmod(0o664),
     "anybody can write": lambda path: path.chmod(0o646),
-    "a link": lambda path: link_to_foreign(path),
+    "a link to a file of another user": lambda path: link(path, target=NOBODY),
+    "a link of another user": lambda path: link(path, owner=NOBODY),
+    "a link": lambda path: link(path),
 }
 
 
-def link_to_foreign(path):
+def link(path, owner=-1, target=-1):
     other = path.with_name("other")
     path.rename(other)
-    os.chown(other, NOBODY, NOBODY)
+    os.chown(other, target, target)
     path.symlink_to(other)
+    os.chown(path, owner, owner, follow_symlinks=False)
 
 
 @NEEDS_ROOT
@@ -151,6 +154,44 @@ def test_code_that_another_user_could_have_placed_is_made_again(tmp_path, how):
     status = path.stat()
     assert status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     assert kept(path, lambda target: pytest.fail("made twice")) == path
+
+
+FOLDERS = {
+    "of another user": (NOBODY, 0o755, False),
+    "sticky, of another user": (NOBODY, 0o1777, False),
+    "a group can write": (-1, 0o775, False),
+    "anybody can write": (-1, 0o757, False),
+    "sticky": (-1, 0o1777, True),
+    "closed": (-1, 0o700, True),
+}
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(("owner", "mode", "is_kept"), FOLDERS.values(), ids=FOLDERS)
+def test_no_code_is_run_of_a_folder_where_others_can_replace_it(tmp_path, owner, mode, is_kept):
+    path, deep = tmp_path / "cache" / "kernels.so", tmp_path / "cache" / "cuda"
+    deep.mkdir(mode=0o700, parents=True)
+    path.write_text("before")
+    os.chown(path.parent, owner, owner)
+    path.parent.chmod(mode)
+    assert is_trusted(path) is is_trusted(deep, stat.S_ISDIR) is is_kept
+    assert not is_trusted(deep)
+    if is_kept:
+        assert kept(path, lambda target: pytest.fail("made twice")) == path
+        return
+    with pytest.raises(WriteError, match=r"another user can replace .*CHOP_CACHE names another"):
+        kept(path, lambda target: target.write_text("made"))
+    assert path.read_text() == "before"
+
+
+def test_a_cache_folder_is_this_user_s_to_write_whatever_the_umask(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    before = os.umask(0o002)
+    try:
+        path = cache_path("a", ".so", ["b"])
+    finally:
+        os.umask(before)
+    assert kept(path, lambda target: target.write_text("made")).read_text() == "made"
 
 
 def test_code_is_nobody_else_s_to_write_whatever_the_umask(tmp_path):

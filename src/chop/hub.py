@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 
 def _made(folder: Path, is_ours: bool = False) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # compiled code is loaded from it
     if is_ours and not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     return folder

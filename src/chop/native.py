@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from chop import children
+from chop.errors import WriteError
 from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
 
@@ -32,6 +33,8 @@ CACHE_BYTES = 2**30
 """Of all compiled files, beyond which those that were not used for longest are removed."""
 USED_SECONDS = 600
 """A process that asked for a file so long ago may be about to load it."""
+HAS_OWNERS = hasattr(os, "geteuid")
+"""Windows tells neither owner nor writers by numbers."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 LINK = {".so": ("-shared", "-pthread"), ".o": ("-r", "-nostdlib")}
 """Flags of the linker, by the suffix of what it writes."""
@@ -130,8 +133,13 @@ def kept(path: Path, make: Callable[[Path], None]) -> Path:
         make: writes it to the path that it is given.
 
     Raises:
-        WriteError: it cannot be put there.
+        WriteError: it cannot be put there, or other users can replace files of the folder.
     """
+    if not keeps_files(path.parent):
+        raise WriteError(
+            f"no code is kept in '{path.parent}', where another user can replace files: "
+            f"`chmod go-w '{path.parent}'` forbids it, or CHOP_CACHE names another folder."
+        )
     if is_trusted(path):
         with contextlib.suppress(OSError):  # of root, or on a read-only disk
             os.utime(path)
@@ -172,15 +180,37 @@ def remove_unused(folder: Path, most_bytes: int = 0) -> tuple[int, int]:
     return count, freed
 
 
-def is_trusted(path: Path) -> bool:
-    """Whether a file is there that nobody but this user or root can have written."""
+def is_trusted(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> bool:
+    """Whether a file is there that nobody but this user or root can have written or replaced.
+
+    A link is no such file: what it leads to may be changed elsewhere.
+
+    Args:
+        path: of the file.
+        is_kind: what it has to be, by its mode: a file, or `stat.S_ISDIR`.
+    """
     try:
-        status = path.stat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    if not hasattr(os, "geteuid"):  # Windows tells neither owner nor writers by numbers
-        return True
-    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & OTHERS_WRITE
+    if not is_kind(status.st_mode):
+        return False
+    is_private = _is_own(status) and not (HAS_OWNERS and status.st_mode & OTHERS_WRITE)
+    return is_private and keeps_files(path.parent)
+
+
+def keeps_files(folder: Path) -> bool:
+    """Whether nobody but this user or root can rename or remove what they have in a folder.
+
+    Others may write into it where it is sticky, as the folder of temporary files is.
+    """
+    status = folder.stat()
+    is_open = HAS_OWNERS and status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
+    return _is_own(status) and not is_open
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return not HAS_OWNERS or status.st_uid in (os.geteuid(), 0)
 
 
 def cores() -> int:

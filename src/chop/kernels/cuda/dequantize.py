@@ -7,6 +7,7 @@ Bytes moved per element: 1 + 1/k to read a code and its part of a scale, and 4 (
 from __future__ import annotations
 
 import shutil
+import stat
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def _extension() -> Any:
 
     folder = cache_folder() / f"cuda-torch{torch.__version__}"
     folder.mkdir(exist_ok=True, mode=0o700)
-    if not is_trusted(folder):
+    if not is_trusted(folder, stat.S_ISDIR):
         raise UnavailableError(
             f"the CUDA C++ kernel is built in '{folder}', which another user can write; CHOP_CACHE "
             "names another folder"
