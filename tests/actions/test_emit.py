@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from torch import nn
 from chop import __version__, runs
 from chop.actions.emit import _sentence, emit
 from chop.actions.settings.emit import EmitConfig
+from chop.actions.simulate import simulate
 from chop.actions.workload import Workload
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
+from chop.hardware.project import ForeignCodeWarning
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 SETTINGS = {
@@ -81,6 +84,12 @@ def test_checks_can_be_repeated(emitted):
     out, result = emitted
     found = emit(EmitConfig(out=out, check_only=True))
     assert found["verification"] == result["verification"]
+
+
+def test_what_this_process_emitted_is_simulated_without_a_warning(emitted):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForeignCodeWarning)
+        simulate(project_dir=emitted[0], skip_build=True, skip_test=True)
 
 
 def swap_words(text):

@@ -68,13 +68,20 @@ def test_code_of_others_is_announced_before_it_is_run(run, tmp_path, monkeypatch
     monkeypatch.setattr("chop.hardware.verify.run_check", lambda *args: args)
     monkeypatch.setattr("chop.hardware.verify.asdict", lambda row: row)
     with pytest.warns(ForeignCodeWarning, match="is compiled and run with your permissions"):
-        run(write(tmp_path))
+        run(with_source(write(tmp_path)))
     own = tmp_path / "own"
     own.mkdir()
-    monkeypatch.setattr(projects, "_written", {own.resolve()})
+    source = with_source(write(own)) / "rtl" / "top.sv"
+    monkeypatch.setattr(projects, "_written", {projects._mark("rtl/top.sv", source.read_bytes())})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(write(own))
+        run(own)
+
+
+def with_source(folder, name="top.sv"):
+    (folder / "rtl").mkdir(exist_ok=True)
+    (folder / "rtl" / name).write_text("module top; endmodule\n")
+    return folder
 
 
 PASSES = ("emit_verilog_top_transform_pass", "emit_internal_rtl_transform_pass")
@@ -85,6 +92,51 @@ def small_integers():
     mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)), dummy_in={"input": torch.randn(3, 4)})
     fixed = {"config": {"name": "integer", "width": 4, "frac_width": 2}}
     return passes.quantize_transform_pass(mg, {"by": "type", "linear": fixed})[0]
+
+
+def emit_by(names, mg, folder):
+    for name in names:
+        getattr(passes, f"emit_{name}_transform_pass")(mg, {"project_dir": folder})
+
+
+OTHERS = {
+    "memories": (("bram",), "top.sv"),
+    "vectors": (("cocotb",), "top.sv"),
+    "modules": (("internal_rtl",), "top.sv"),
+    "top": (("verilog_top",), "chop_relu.sv"),
+    "one more": (("verilog_top", "internal_rtl", "bram", "cocotb"), "more.sv"),
+    "changed": (("verilog_top", "internal_rtl"), "top.sv"),
+}
+
+
+@pytest.mark.parametrize(("names", "foreign"), OTHERS.values(), ids=OTHERS)
+def test_a_source_of_others_is_announced_beside_files_of_ours(
+    names, foreign, small_integers, tmp_path
+):
+    emit_by(names, small_integers, tmp_path)
+    with_source(tmp_path, foreign)
+    with pytest.warns(ForeignCodeWarning, match=f"rtl/{foreign}': SystemVerilog"):
+        projects.warn_if_foreign(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["in place", "moved", "linked"])
+def test_what_this_process_wrote_is_not_of_others(where, small_integers, tmp_path):
+    project = tmp_path / "project"
+    emit_by(("verilog_top", "internal_rtl", "bram", "cocotb"), small_integers, project)
+    if where == "moved":
+        project = project.rename(tmp_path / "elsewhere")
+    if where == "linked":
+        (tmp_path / "link").symlink_to(project)
+        project = tmp_path / "link"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        projects.warn_if_foreign(project)
+
+
+def test_a_source_that_cannot_be_read_is_one_sentence(tmp_path):
+    (with_source(tmp_path) / "rtl" / "gone.sv").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"a source of .* cannot be read: .*gone\.sv"):
+        projects.warn_if_foreign(tmp_path)
 
 
 @pytest.mark.parametrize("first", PASSES)

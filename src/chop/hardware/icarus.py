@@ -10,6 +10,7 @@ import torch
 
 from chop.hardware.harness.top import CHECK, SIMULATION, simulation_top, violated_streams
 from chop.hardware.plan import RTL
+from chop.hardware.project import sources_of
 from chop.hardware.simulation import Simulation, Stimulus
 from chop.hardware.testbench import (
     VECTORS,
@@ -58,7 +59,7 @@ def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
         SIMULATION: simulation_top(project.top, project.ports, project.streams),
         TESTBENCH: bench,
     }
-    own = {path.name: path for path in sorted((work / "rtl").glob("*.sv"))}
+    own = {path.name: path for path in sources_of(work)}
     found = {f"{CHECK}.sv": RTL / f"{CHECK}.sv", **sources(bench), **own}
     for module, text in texts.items():
         found[f"{module}.sv"] = work / f".{module}.sv"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +23,8 @@ NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """Of a module, a port or a stream. Names become parts of sources, commands and paths."""
 WIDEST, LONGEST = 2**24, 2**40
 """Bits of a beat, and cycles of a sample, beyond which a file is no design."""
-_written: set[Path] = set()
+_written: set[tuple[str, str]] = set()
+"""Files of designs that this process wrote: path in the project, and digest of the content."""
 
 
 class ForeignCodeWarning(UserWarning):
@@ -95,10 +98,11 @@ def write_design(design: Design, folder: Path, paths: Iterable[str] | None = Non
     Raises:
         WriteError: the disk is full or read-only.
     """
-    _written.add(folder.resolve())
     for path in design.files if paths is None else paths:
         make_folder((folder / path).parent)
         write_text(folder / path, design.files[path])
+        # Of the text and not of the file, which another process may have changed by now.
+        _written.add(_mark(path, design.files[path].replace("\n", os.linesep).encode()))
     write_json(folder / DESIGN, asdict(project_of(design)))
 
 
@@ -156,15 +160,37 @@ def _check_project(project: Project) -> None:
         raise ConfigError("there have to be ports, and codes of each.")
 
 
-def warn_if_foreign(folder: Path) -> None:
-    """Warns once where a project is simulated that this process did not write.
+def _mark(path: str, content: bytes) -> tuple[str, str]:
+    return path, hashlib.sha256(content).hexdigest()
 
-    SystemVerilog is code: `$system` and C++ in it run any command.
+
+def _is_foreign(source: Path) -> bool:
+    return _mark(f"rtl/{source.name}", source.read_bytes()) not in _written
+
+
+def sources_of(folder: Path) -> list[Path]:
+    """The files of a project that are compiled, sorted: all of `rtl/*.sv`, whoever wrote them."""
+    return sorted((folder / "rtl").glob("*.sv"))
+
+
+def warn_if_foreign(folder: Path) -> None:
+    """Warns once where a source of a project is simulated that this process did not write.
+
+    SystemVerilog is code: `$system` and C++ in it run any command. A file is known by its content:
+    a project may be moved, and others may write into the same folder.
+
+    Raises:
+        CheckpointError: a source cannot be read.
     """
-    folder = folder.resolve()
-    if folder not in _written:
+    try:
+        foreign = [source for source in sources_of(folder) if _is_foreign(source)]
+    except OSError as error:
+        raise CheckpointError(f"a source of '{folder}' cannot be read: {error}") from None
+    if foreign:
+        more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
         warn_once(
-            f"'{folder}': its SystemVerilog, which this process did not write, is compiled and run "
-            "with your permissions. chop emit --check-only compares a folder of chop emit first.",
+            f"'{foreign[0].absolute()}'{more}: SystemVerilog, which this process did not write, is "
+            "compiled and run with your permissions. chop emit --check-only compares a folder of "
+            "chop emit first.",
             ForeignCodeWarning,
         )

@@ -13,7 +13,7 @@ from typing import Any
 from chop.errors import ConfigError
 from chop.hardware.estimate import block_memories, table_luts, table_registers
 from chop.hardware.plan import Memory
-from chop.hardware.project import Project
+from chop.hardware.project import Project, sources_of
 from chop.hardware.tools import read_command, run, tool_path
 from chop.native import first_error
 
@@ -84,7 +84,7 @@ def synthesize(
     """
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        sources = sorted((folder / "rtl").glob("*.sv"))
+        sources = sources_of(folder)
         elaborated, widths = _elaborate(folder, project.top, sources, work, seconds)
         without_files = _without_files(sources, widths, work)
         cells = _run(folder, project.top, _SYNTHESIS, without_files, work, seconds)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError, VerificationError, did_you_mean
 from chop.hardware.profiles import PROFILES, Profile
-from chop.hardware.project import Project, read_project, warn_if_foreign
+from chop.hardware.project import Project, read_project, sources_of, warn_if_foreign
 from chop.hardware.simulate import simulate
 from chop.hardware.simulation import Simulation, Simulator
 from chop.hardware.tools import elaborate, lint, version
@@ -177,7 +177,7 @@ def check_sources(folder: Path, project: Project) -> None:
     Raises:
         VerificationError: one of them has something to say.
     """
-    sources = sorted(path.relative_to(folder) for path in (folder / "rtl").glob("*.sv"))
+    sources = [path.relative_to(folder) for path in sources_of(folder)]
     for tool, messages in _messages(folder, project, sources):
         if messages.strip():
             raise VerificationError(f"{tool}: {messages.strip().splitlines()[0]}")
