@@ -254,6 +254,7 @@ def lockable(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.sampled(1)
 def test_two_processes_write_one_folder_and_readers_see_whole_pairs(tmp_path, lockable):
     write_pair(tmp_path, "first")
     fork = multiprocessing.get_context("fork")

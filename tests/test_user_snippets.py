@@ -266,6 +266,7 @@ def pruning_config(sparsity, method="l1-norm", scope="local"):
 
 
 @pytest.mark.parametrize(("method", "scope"), [("l1-norm", "local"), ("random", "global")])
+@pytest.mark.sampled(1)
 def test_tutorial_4(mg, tokenized, tmp_path, method, scope):
     config = pruning_config(0.5, method)
     config["weight"]["scope"] = scope

@@ -131,7 +131,7 @@ def step(model, batch, optimizer):
 
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")  # see tests/nn
 @pytest.mark.parametrize("cls", CHOICES[1:], ids=lambda cls: cls.__name__)
-@pytest.mark.sampled(3)
+@pytest.mark.long
 def test_every_class_trains_in_place_of_every_linear(bert, batch, cls):
     model = replaced(bert, lambda name: cls).train()
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]

@@ -60,6 +60,7 @@ def result(tmp_path_factory):
     return compress(config), out
 
 
+@pytest.mark.long
 def test_every_format_is_trained_where_that_is_asked_for(tmp_path):
     formats = ("8.auto", "4.2")
     found = rows(compress(quick(tmp_path, formats=formats, qat="all", qat_epochs=1)))
@@ -237,6 +238,7 @@ def quick(out, **settings):
     return CompressConfig(out=out, **{**usual, **settings})
 
 
+@pytest.mark.long
 def test_formats_are_chosen_without_a_look_at_the_test_rows(tmp_path):
     workload = load_workload(quick(tmp_path))
     honest = compress(quick(tmp_path))

@@ -244,6 +244,7 @@ def test_a_golden_value_whose_hash_was_forged_fails_in_the_graph(copied):
 
 
 @pytest.mark.parametrize("error", [VerificationError("planted"), KeyboardInterrupt()], ids=type)
+@pytest.mark.sampled(1)
 def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkeypatch):
     def fails(*args):
         raise error
@@ -311,7 +312,7 @@ def test_tools_that_are_missing_are_named_with_the_command(tmp_path, monkeypatch
     ],
     ids=("none", "fewer", "one_sample", "cycles", "equal"),
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_simulations_that_the_manifest_leaves_out_or_invents_fail(change, message, copied):
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["rows"] = change(manifest["rows"])
@@ -327,6 +328,7 @@ def test_files_of_ones_own_in_an_emitted_folder_are_not_replaced(copied):
     assert (copied / "thesis.tex").exists()
 
 
+@pytest.mark.long
 def test_a_folder_with_blanks_that_was_moved_can_be_checked(emitted, tmp_path):
     moved = shutil.copytree(emitted[0], tmp_path / "mo ved ü'\"q;#")
     found = emit(EmitConfig(out=moved, check_only=True))

@@ -187,6 +187,7 @@ def test_dead_code_of_a_graph_keeps_its_regions() -> None:
     assert (targets.count(enter_autocast), targets.count(leave_autocast)) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_compiled_graph_keeps_its_regions() -> None:
     torch.compiler.reset()  # After an error in a graph, torch no longer compiles calls of any.
     model, x = Attends().eval(), torch.randn(3, 6, 8)

@@ -318,6 +318,7 @@ def test_same_gradients(case: Any) -> None:
         torch.testing.assert_close(ours[name].grad, parameter.grad)
 
 
+@pytest.mark.sampled(3)
 def test_same_state(case: Any) -> None:
     model, captured, _ = case
     assert list(captured.state_dict()) == list(model.state_dict())

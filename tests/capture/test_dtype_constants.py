@@ -219,7 +219,7 @@ def zoo() -> dict[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_transformers_are_cast_as_their_models(name, zoo, recwarn) -> None:
     model = zoo[name].eval()
     captured, inputs = capture(model), dummy_inputs(model)

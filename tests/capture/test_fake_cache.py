@@ -209,6 +209,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(1)
 def test_a_graph_is_the_same_without_answers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, inputs = CASES[case]
     model = make()

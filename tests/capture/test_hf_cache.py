@@ -112,6 +112,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sampled(1)
 def test_generate_gives_the_tokens_of_the_model(name: str) -> None:
     model = decoder(name)
     graph = MaseGraph(model)
@@ -200,12 +201,14 @@ def test_eager_attention_generates_too() -> None:
     assert tokens(MaseGraph(model).model) == tokens(model)
 
 
+@pytest.mark.long
 def test_a_picture_has_the_cache_and_not_its_sizes() -> None:
     text = to_svg(MaseGraph(decoder("GPT2")).model)
     assert "update_cache" in text and CACHE in text
     assert "cached_length" not in text and "key_sizes" not in text
 
 
+@pytest.mark.long
 def test_positions_are_those_given() -> None:
     model, text = decoder("Llama"), prompts()
     positions = (text["attention_mask"].cumsum(1) - 1).clamp(min=0)
@@ -361,6 +364,7 @@ class OneTokenDiffers(transformers.LlamaForCausalLM):
         (OneTokenDiffers, r"it is for input_ids.shape\[1\] != 1 alone, which .* tests"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_a_model_that_fails_with_a_cache_is_captured_without(cls: Any, why: str) -> None:
     torch.manual_seed(0)
     model = cls(transformers.LlamaConfig(**LLAMA_SIZES)).eval()

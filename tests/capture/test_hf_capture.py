@@ -178,7 +178,7 @@ def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_family_in_eval_and_at_other_sizes(case: Any) -> None:
     family, model, inputs, captured = case
     close(run(captured, inputs), run(model, inputs))
@@ -242,6 +242,7 @@ def test_bert_has_six_dropouts_and_its_loss_inside() -> None:
     assert captured.config is model.config
 
 
+@pytest.mark.long
 def test_fewer_inputs_make_another_graph() -> None:
     model, full = encoder_with_loss()
     bare = capture(model, input_names=["input_ids"])
@@ -250,6 +251,7 @@ def test_fewer_inputs_make_another_graph() -> None:
     close(run(bare, inputs), run(model, inputs))
 
 
+@pytest.mark.long
 def test_a_leaf_class_hides_the_attention() -> None:
     model = build("encoder")
     captured = capture(model, leaves=[type(model.bert.encoder.layer[0].attention.self)])

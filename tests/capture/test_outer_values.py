@@ -135,6 +135,7 @@ def captured(forward: Callable[[Any, Tensor], Tensor]) -> tuple[nn.Module, MaseG
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_a_value_that_changes_after_the_capture_is_said(name: str) -> None:
     forward, change, label = CASES[name]
     model, mg, x = captured(forward)

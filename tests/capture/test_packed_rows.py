@@ -55,6 +55,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("name", _JOIN)
 @torch.no_grad()
+@pytest.mark.sampled(1)
 def test_default(name: str) -> None:
     model = _model(name)
     graph = MaseGraph(model, hf_input_names=_NAMES).model
@@ -72,7 +73,7 @@ def test_default(name: str) -> None:
 @pytest.mark.parametrize("name", _JOIN)
 @pytest.mark.parametrize("how", ["argument", "configuration"])
 @torch.no_grad()
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_kept_apart(name: str, how: str) -> None:
     model, fixed = _model(name), {}
     if how == "argument":

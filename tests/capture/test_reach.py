@@ -49,7 +49,7 @@ def sequences(batch: int, longest: int, batch_first: bool, spare: int = 0) -> di
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "time first"])
 @pytest.mark.parametrize("to_length", [True, False], ids=["whole", "longest"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_packed_sequences_run_at_other_lengths(
     kind: type[nn.RNNBase], batch_first: bool, to_length: bool
 ) -> None:
@@ -78,6 +78,7 @@ class PackedSorted(nn.Module):
         return padded.sum(1), state.transpose(0, 1).reshape(x.shape[0], -1)
 
 
+@pytest.mark.long
 def test_sorted_packed_sequences_keep_their_batch() -> None:
     def inputs(batch: int, longest: int) -> dict[str, Tensor]:
         given = sequences(batch, longest, True)

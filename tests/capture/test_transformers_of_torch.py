@@ -159,7 +159,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested")
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_attention_is_captured_as_its_projections(name: str) -> None:
     make, inputs = CASES[name]
     torch.manual_seed(0)
@@ -284,7 +284,7 @@ class Unlike(nn.MultiheadAttention):
 
 
 @pytest.mark.parametrize("kind", ["leaf", "path", "hooks", "own forward", "parametrized"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_cannot_be_taken_apart_stays_as_it_is(kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Unlike(WIDTH, 2, batch_first=True), encoder_layer()).eval()

@@ -187,7 +187,7 @@ def test_a_guard_on_an_unknown_input_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN_MODELS))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_built_in_model_brings_its_example(name: str) -> None:
     model = load_model(name)
     mg = MaseGraph(model)

@@ -25,6 +25,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
+@pytest.mark.sampled(3)
 def test_an_image_without_a_batch(case: str) -> None:
     model, shape = CASES[case]
     x: Tensor = torch.randn(shape)

@@ -37,6 +37,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.sampled(1)
 def test_the_model_inside_a_wrapper_is_captured(wrap: str) -> None:
     model, x = Holder(nn.Linear(4, 2)).eval(), torch.randn(3, 4)
     keys, expected = list(model.state_dict()), model(x)

@@ -271,6 +271,7 @@ def test_version():
     assert programs.chop("--version") == f"chop {__version__}\n"
 
 
+@pytest.mark.long
 def test_shells_complete_commands_options_and_choices():
     def completed(words):
         environ = {**os.environ, "_CHOP_COMPLETE": "complete_bash", "COMP_WORDS": f"chop {words}"}
@@ -291,6 +292,7 @@ def test_questions_and_keys_keep_their_text_and_urls_lose_their_secrets():
 
 
 @pytest.mark.parametrize("words", ["--help", "compress --help"])
+@pytest.mark.sampled(1)
 def test_the_command_line_works_without_docstrings(words):
     run = [sys.executable, "-OO", "-m", "chop.cli", *words.split()]
     done = subprocess.run(run, capture_output=True, text=True)

@@ -76,6 +76,7 @@ def test_a_speed_that_was_not_measured_is_called_so():
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.sampled(1)
 def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     folder, info = compressed
     if not has_manifest:  # of a run of an earlier version

@@ -110,7 +110,7 @@ def stop(*args, **kwargs):
         (["bench", "model"], "bench.load_workload", "nothing was written"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_is_stopped_by_hand_says_what_is_kept(
     command, where, kept, tmp_path, monkeypatch, main_ends
 ):

@@ -134,6 +134,7 @@ def test_the_cache_folder_is_the_users_choice(monkeypatch, tmp_path):
         ("sst2", "sentence", 67_349, 872),
     ],
 )
+@pytest.mark.sampled(1)
 def test_real_folders(data_folder, folder, text, train, test):
     splits = load_dataset(data_folder / folder)
     assert (len(splits["train"]), len(splits["test"])) == (train, test)

@@ -137,7 +137,7 @@ def each(*kinds: list[Case]) -> Any:
 
 
 @each(FLOAT)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_float_graphs_equal_one_process(mesh: tuple[int, ...], case: Case, folder: Path):
     for difference, share in measured(mesh, case, folder):
         assert difference <= 1e-5

@@ -279,6 +279,7 @@ def test_what_plans_make_of_transformers_is_no_alarm(outcomes):
         assert right[f"{name} megatron"].max_difference > 0  # sums are added in another order
 
 
+@pytest.mark.long
 def test_tensors_are_gathered_or_read_where_the_model_before_has_none(outcomes):
     assert outcomes["gathered"] == outcomes["read"] == outcomes[f"{BERT} megatron"]
 

@@ -190,6 +190,7 @@ def test_parts_beyond_the_tensor_are_refused(tmp_path: Path, whole: Any) -> None
 
 
 @pytest.mark.parametrize("save_format", ["full_model", "state_dict"])
+@pytest.mark.sampled(1)
 def test_parts_of_a_checkpoint_make_up_the_tensors(tmp_path: Path, save_format: Any) -> None:
     mg = net()
     mg.export(tmp_path / "net", save_format)

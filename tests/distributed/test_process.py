@@ -158,6 +158,7 @@ def test_a_launched_command_has_torchruns_environment_and_its_exit_code(capfd):
     assert os.environ == before
 
 
+@pytest.mark.long
 def test_of_a_process_that_a_signal_ended_the_launcher_tells(capfd):
     assert process.launch(["sh", "-c", "test $RANK = 0 && sleep 60; kill -9 $$"], 2) == 137
     assert capfd.readouterr().err == "error: process 1 of 2 was ended by SIGKILL.\n"

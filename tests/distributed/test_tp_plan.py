@@ -181,6 +181,7 @@ def in_transformers(folder: str, plans: dict[str, dict[str, str]]) -> dict[str, 
     return found
 
 
+@pytest.mark.long
 def test_transformers_runs_the_mappings_with_equal_outputs(tmp_path):
     plans, shares = {}, {}
     for name in NAMES:

@@ -49,7 +49,7 @@ MX = {
 
 
 @pytest.mark.parametrize("name", MX)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_microscaling_equals_gfloat(name):
     info, fmt = MX[name]
     x = rows_of(32)[1:]

@@ -212,7 +212,7 @@ EXPORTED = (*IN_INTEGERS, TensorE4M3, CombE4M3, KINDS[0])
     [pytest.param(k, marks=() if k in EXPORTED else pytest.mark.long) for k in KINDS],
     ids=lambda kind: kind.name,
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_export_to_onnx(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     from tests.onnx_runs import run

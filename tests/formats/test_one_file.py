@@ -168,6 +168,7 @@ def test_the_registry_and_configs(kind):
     checks.search_space_holds_valid_settings(kind, examples_of(kind)[0])
 
 
+@pytest.mark.sampled(1)
 def test_conformance(kind):
     asked = []
     for width in (4, 8):
@@ -226,6 +227,7 @@ def test_a_packed_layer(kind):
     assert packed.packed_bits("weight") == kind(width=4).bits((32, 64))
 
 
+@pytest.mark.sampled(1)
 def test_the_page_of_the_docs(kind):
     made = pages()
     (example,) = examples_of(kind)

@@ -63,7 +63,7 @@ def workload():
         for fmt in NARROW
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_training_with_rounding_improves(workload, fmt):
     mg, rows = workload
     # What comes out of a ReLU has no sign to keep.

@@ -22,6 +22,7 @@ def test_every_circuit_computes_the_dot_product(bench):
 
 
 @pytest.mark.tools("iverilog", "yosys")
+@pytest.mark.long
 def test_a_block_exponent_is_nearly_free(bench):
     circuits = {circuit.name: circuit for circuit in bench["CIRCUITS"]}
     area = bench["area"](circuits["mxint4"])

@@ -55,7 +55,7 @@ def compile_netlist(folder, files, program):
         "table",
     ),
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_netlist(operator, edges, monkeypatch):
     monkeypatch.setattr(bench, "compile_testbench", compile_netlist)
     inputs = [drawn(edge, 3, 6, seed=seed) for seed, edge in enumerate(edges)]

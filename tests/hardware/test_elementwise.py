@@ -37,7 +37,7 @@ SHAPES = [((17, 12), 204), ((17, 12), 17), ((10,), 2), ((1,), 1), ((3, 5), 5), (
         (-(2**40), 2**41, (2, 3), 3),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_relu(low, high, shape, fold):
     edge = Edge.of(0.5, low, high)
     out = replace(edge, low=max(low, 0), high=max(high, 0))
@@ -55,7 +55,7 @@ def test_relu(low, high, shape, fold):
         (-2048, 2047, 33, (40,), 20),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_table(low, high, entry_bits, shape, fold):
     generator = torch.Generator().manual_seed(high)
     top = 2 ** (entry_bits - 1)
@@ -78,7 +78,7 @@ def test_table(low, high, entry_bits, shape, fold):
     ],
 )
 @pytest.mark.parametrize(("shape", "fold"), [((17, 12), 34), ((5,), 5)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_sums(kind, a, b, shape, fold):
     a, b = Edge.of(*a), Edge.of(*b)
     check(kind(a, b), drawn(a, *shape), drawn(b, *shape, seed=1), fold=fold)
@@ -95,14 +95,14 @@ def test_sums(kind, a, b, shape, fold):
         ((0, 0), (-8, 7), (6,), 3),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_product(a, b, shape, fold):
     a, b = Edge.of(0.5, *a), Edge.of(0.25, *b)
     check(IntegerMul(a, b), drawn(a, *shape), drawn(b, *shape, seed=1), fold=fold)
 
 
 @pytest.mark.parametrize("factor", [0.125, -1.0, 0.1, -3.7e5, 12.0, 2.0**-40])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_scale(factor):
     edge = Edge.of(0.5, -128, 101)
     check(IntegerScale(edge, factor), drawn(edge, 17, 5), fold=17)
@@ -148,7 +148,7 @@ def with_ties(driven):
     ],
     ids=("shift", "one", "left", "left_one", "mean", "rows", "rows_3", "twos", "planes"),
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_requantizer(edge, step, shape, fold, rounding):
     grid = Grid(step, -100, 90, rounding, 1.3 * step) if rounding != "threshold" else None
     grid = grid or Grid(1.0, -1, 1, rounding, 1.7)
@@ -157,6 +157,7 @@ def test_requantizer(edge, step, shape, fold, rounding):
     check(Requantize(edge, grid), with_ties(drawn(edge, *shape)), fold=fold)
 
 
+@pytest.mark.long
 def test_requantizer_of_a_channels_last_stream():
     edge = channels(0.3, 0.2, 0.5, axis=-3)
     positions = torch.arange(30).view(2, 5, 3).permute(2, 0, 1)
@@ -169,7 +170,7 @@ def test_requantizer_of_a_channels_last_stream():
 
 @pytest.mark.parametrize("rounding", ["nearest_even", "floor"])
 @pytest.mark.parametrize("step", [(3.1e-10,), (3.1e-10, 2e-12), (2.0**-30,)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_requantizer_of_wide_accumulators(step, rounding):
     edge = Edge(
         torch.tensor(step if step[1:] else step[0], dtype=torch.float64), -1, 1 - 2**50, 2**50

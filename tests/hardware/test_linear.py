@@ -42,7 +42,7 @@ def layer(outputs, inputs, edge=EDGE, weights=(-128, 127), biases=(-999, 999), s
         (48, 10, (), 40, None),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_linear(inputs, outputs, rows, fold, lanes):
     plan = check(layer(outputs, inputs), drawn(EDGE, *rows, inputs), fold=fold)
     found = plan.parameters["IN_LANES"], plan.parameters["OUT_LANES"]
@@ -60,7 +60,7 @@ def test_linear(inputs, outputs, rows, fold, lanes):
         (Edge.of(1.0, -3, -2), (5, 9), (100, 120), 0),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_widths(edge, weights, biases, shift):
     operator = layer(6, 8, edge, weights, biases, shift)
     plan = check(operator, drawn(edge, 3, 8), fold=36)
@@ -68,6 +68,7 @@ def test_widths(edge, weights, biases, shift):
 
 
 @pytest.mark.parametrize("fold", [17 * 60, 17 * 10])
+@pytest.mark.sampled(1)
 def test_features_and_rows_in_another_order(fold):
     positions = torch.arange(204).view(17, 3, 4).flip(0).transpose(1, 2).reshape(17, 12)
     check(layer(5, 12), drawn(EDGE, 17, 12, positions=positions), fold=fold)
@@ -80,7 +81,7 @@ def test_interrupted_rows_are_refused():
 
 
 @pytest.mark.parametrize(("beats", "times"), [(1, 1), (1, 3), (5, 1), (5, 2), (4, 7)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_repetition(beats, times):
     rows = drawn(EDGE, beats, 2, samples=9).codes
     ports = {

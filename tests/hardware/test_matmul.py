@@ -31,7 +31,7 @@ def head_by_head(heads, rows, features):
         (1, 4, 1, 1, False, (Edge.of(1.0, -(2**30), 2**30), BYTES), 1, ("none", *SOME)),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_matmul(heads, rows, terms, columns, transposed, edges, fold, profiles):
     samples = 3 if rows == 17 else 5
     places = head_by_head(heads, rows, terms)

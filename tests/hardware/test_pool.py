@@ -44,7 +44,7 @@ MAXIMA = [
 
 
 @pytest.mark.parametrize(("kind", "shape", "settings", "fold", "profiles"), MAXIMA)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_max_pool(kind, shape, settings, fold, profiles):
     edge = Edge.of(0.25, -(2**40), 2**40) if shape == (5, 4, 3) else BYTES
     operator = kind.from_quantized(None, [edge], IntegerOptions(), Call([shape], settings))
@@ -63,7 +63,7 @@ AVERAGES = [
 
 
 @pytest.mark.parametrize(("kind", "shape", "settings", "fold", "profiles"), AVERAGES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_avg_pool(kind, shape, settings, fold, profiles):
     call = Call([shape], settings)
     operator = kind.from_quantized(None, [BYTES], IntegerOptions(), call)

@@ -23,6 +23,7 @@ def compare(module, parameters, width, numbers, out_width, expected, profiles=PR
     ("power", "width", "out_width"),
     [(0, 1, 1), (1, 1, 2), (6, 4, 7), (8, 8, 6), (7, 5, 8), (9, 9, 4)],
 )
+@pytest.mark.sampled(3)
 def test_reciprocals_of_all_narrow_numbers(power, width, out_width):
     divisors = [x for x in range(1, 2**width) if 2**power // x < 2**out_width]
     quotients = [2**power // x for x in divisors]
@@ -31,6 +32,7 @@ def test_reciprocals_of_all_narrow_numbers(power, width, out_width):
 
 
 @pytest.mark.parametrize(("power", "width", "out_width"), [(35, 21, 20), (60, 33, 33)])
+@pytest.mark.sampled(1)
 def test_reciprocals_of_wide_numbers(power, width, out_width):
     draw = random.Random(power)
     least = 2 ** (power - out_width) + 1
@@ -41,6 +43,7 @@ def test_reciprocals_of_wide_numbers(power, width, out_width):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 9])
+@pytest.mark.sampled(3)
 def test_roots_of_all_narrow_numbers(width):
     numbers = random.Random(width).sample(range(2**width), 2**width)
     roots = [math.isqrt(x) for x in numbers]
@@ -48,6 +51,7 @@ def test_roots_of_all_narrow_numbers(width):
 
 
 @pytest.mark.parametrize("width", [40, 61])
+@pytest.mark.sampled(1)
 def test_roots_of_wide_numbers(width):
     draw = random.Random(width)
     squares = [draw.randrange(1, 2 ** (width // 2)) ** 2 for _ in range(30)]

@@ -23,7 +23,7 @@ SOME = ("uniform", "bursts")
         ((8, 5), -1, Edge.of(0.01, 2, 2), "exact", ("none", *SOME)),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_softmax(shape, dim, edge, mode, profiles):
     operator = IntegerSoftmax(edge, shape[-1], dim, IntegerOptions(mode))
     entered = drawn(edge, *shape)

@@ -25,12 +25,13 @@ def check_copies(module, parameters, lanes, width):
 
 
 @pytest.mark.parametrize("width", [1, 8, 37])
+@pytest.mark.sampled(1)
 def test_skid(width):
     assert check_copies("chop_skid", {"W": width}, 1, width) == 2
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 16, 17, 100])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_fifo(depth):
     check_copies("chop_fifo", {"W": 10, "DEPTH": depth}, 2, 5)
 
@@ -64,6 +65,7 @@ endmodule
 
 
 @pytest.mark.parametrize("depth", [2, 3, 5, 16, 17])
+@pytest.mark.sampled(3)
 def test_a_fifo_holds_as_many_beats_as_it_is_deep(depth, tmp_path):
     (tmp_path / "chop_filled.sv").write_text(FILLED)
     ports = {
@@ -76,7 +78,7 @@ def test_a_fifo_holds_as_many_beats_as_it_is_deep(depth, tmp_path):
 @pytest.mark.parametrize(
     ("small", "ratio", "width"), [(1, 1, 8), (1, 2, 8), (3, 4, 5), (2, 7, 1), (4, 1, 3), (1, 17, 9)]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_upsize_and_downsize(small, ratio, width):
     narrow = beats_of(small, width, 12 * ratio)
     wide = narrow.reshape(12, small * ratio)
@@ -112,7 +114,7 @@ endmodule
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_fork(n, tmp_path):
     outputs = ",\n".join(
         f"  output logic [W-1:0] out_{k}_o, output logic out_{k}_valid_o,\n"

@@ -25,7 +25,7 @@ SOME = ("uniform", "bursts")
         (IntegerSum, (11,), (-1,), True, 1, SOME),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_sum(kind, shape, dims, keepdim, fold, profiles):
     operator = kind(BYTES, (4, *shape), dims, keepdim)
     positions = None

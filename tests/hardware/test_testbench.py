@@ -64,7 +64,7 @@ def test_a_register_passes_under_all_profiles(tmp_path):
     ],
     ids=("wrong", "unknown", "withdrawn", "overwritten", "too_many", "stuck", "unknown_valid"),
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_faults_are_reported(tmp_path, old, new, message):
     assert old in REGISTER
     with pytest.raises(AssertionError, match=f"(?s){message}"):

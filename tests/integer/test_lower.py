@@ -142,6 +142,7 @@ def test_bert_with_padding(count, trained):
 
 
 @pytest.mark.parametrize("model", ["mlp", "vit"])
+@pytest.mark.long
 def test_blocks_with_shared_exponents_are_exact_in_their_window(model):
     quantized, batch = graphs.quantized_graph(model, "mxint:width=8"), graphs.test_rows(model, 60)
     integer, info = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
@@ -203,6 +204,7 @@ def test_weights_of_other_formats(name):
 
 
 @pytest.mark.parametrize(("model", "count"), [("mlp", DIGITS), ("cnn", 32)])
+@pytest.mark.sampled(1)
 def test_wide_formats_equal_the_model_in_float64(model, count):
     quantized = graphs.quantized_graph(model, "16.auto").copy()
     batch = graphs.test_rows(model, count)

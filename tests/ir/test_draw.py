@@ -143,6 +143,7 @@ def test_dropping_inputs_changes_the_picture() -> None:
     assert len(bare) < len(full) - 20
 
 
+@pytest.mark.long
 def test_two_graphs_are_drawn_as_one_with_what_changed() -> None:
     names = ("input_ids", "attention_mask", "labels")
     full, bare = bert(1, *names), bert(1, "input_ids")

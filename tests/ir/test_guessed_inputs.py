@@ -318,7 +318,7 @@ def meta_models() -> dict[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", ["vit", "resnet", "swin", "wav2vec2", "bert", "mlp"])
-@pytest.mark.sampled(2)
+@pytest.mark.long
 def test_models_on_the_meta_device_are_raised_on_it(name) -> None:
     model = meta_models()[name].eval()
     mg = MaseGraph(model)

@@ -63,7 +63,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize(
     "fmt", ["group_affine:width=4", "group_integer:width=3", "nvfp4", "mxfp:width=4", "8.auto"]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_formats_that_look_at_values_are_read_from_folders(made, fmt, tmp_path):
     given = CAUSAL.from_pretrained(
         made["llama"][2].with_name("llama-float"), quantization_config=ChopConfig(fmt)
@@ -74,6 +74,7 @@ def test_formats_that_look_at_values_are_read_from_folders(made, fmt, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.sampled(1)
 def test_what_is_saved_is_loaded_packed_and_tied(made, kind, tmp_path):
     _, mg, folder = made[kind]
     expected = mg.model(IDS, MASK).logits

@@ -114,7 +114,7 @@ TUNERS = {
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_adapters_are_merged_into_the_codes(packed, tuner, tmp_path):
     source = {"lora": "config", "dora": "folder"}.get(tuner, "to_module")
     model = packed("llama", source)
@@ -247,7 +247,7 @@ def test_adapters_train_and_the_base_stays_packed(packed, made, source, case):
 
 @pytest.mark.parametrize("names", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
 @pytest.mark.parametrize("kind", ["llama", "tied"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_modules_to_save_are_trained_and_written_as_what_they_are(packed, kind, names, tmp_path):
     model = packed(kind, "config")
     losses, adapted = train(model, modules_to_save=names)
@@ -271,7 +271,7 @@ def untied():
 
 
 @pytest.mark.parametrize("how", ["float", "captured", "packed", "quantized", "one packed"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_is_tied_in_name_alone_is_written_and_read_as_two(untied, how, tmp_path):
     model, graph = untied
     if how == "float":

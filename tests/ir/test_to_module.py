@@ -140,6 +140,7 @@ def test_changes_that_a_forward_would_not_follow_are_refused_by_name(mg):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.long
 def test_quantized_attention_goes_through_the_registry(attention, tmp_path):
     model = decoder(num_key_value_heads=2, intermediate_size=64, attn_implementation=attention)
     names = ["scaled_dot_product_attention"] if attention == "sdpa" else ["matmul", "softmax"]
@@ -215,6 +216,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["global", "attribute", "buffer"])
+@pytest.mark.sampled(1)
 def test_products_with_constants_are_refused_by_name(kind):
     mg = MaseGraph(Scaled(kind).eval(), dummy_in={"x": torch.randn(3, 64)})
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "mul": MXINT})

@@ -117,7 +117,7 @@ def inputs():
     "share",
     [*range(IN_SHORT), *(pytest.param(n, marks=pytest.mark.long) for n in range(IN_SHORT, SHARES))],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_backends_give_the_bits_of_the_reference(share):
     chosen = range(share, len(EVERY), SHARES)
     assert len(PRODUCT) == len(ELEMENTS) * len(GROUPS) * len(SCALINGS)

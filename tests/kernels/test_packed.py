@@ -416,6 +416,7 @@ def test_only_signed_integers_to_nearest_are_multiplied_as_such(number_format, t
 
 
 @pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])
+@pytest.mark.sampled(1)
 def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypatch, small_ones):
     if flags and loops.library.chop_instruction_set() == b"baseline":
         pytest.skip("this CPU has no AVX2")

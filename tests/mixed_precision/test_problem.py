@@ -45,6 +45,7 @@ def built_by_passes(config, bias=None):
 
 
 @pytest.mark.parametrize("texts", [("2.mse", "8.mse", "4.mse"), ("8.mse", "2.mse", "8.mse")])
+@pytest.mark.sampled(1)
 def test_a_trial_measures_what_the_passes_build(texts):
     workload = problem()
     config = dict(zip(LAYERS, texts, strict=True))

@@ -69,7 +69,7 @@ def test_every_published_row_is_in_the_table():
         ("vgg7", "cifar10"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_plain_models_fit_their_data(name, dataset):
     info = get_dataset_info(dataset)
     model = get_model(name, pretrained=False, task="cls", dataset_info=info)

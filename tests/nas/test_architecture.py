@@ -55,6 +55,7 @@ def describe(model):
     return (*layers, model.config.num_attention_heads)
 
 
+@pytest.mark.long
 def test_settings_that_give_one_model_have_one_key(bert):
     fields = {
         "num_hidden_layers": [1, 2],

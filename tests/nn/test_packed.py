@@ -271,6 +271,7 @@ def test_low_precision_layers_are_packed_in_their_dtype():
 
 
 @pytest.mark.parametrize("name", ["linear", "embedding"])
+@pytest.mark.sampled(1)
 def test_compiles_without_a_break(name):
     layer, x = quantized(name, FORMATS[14])
     packed = torch.compile(pack(layer, exact=True).eval(), fullgraph=True, backend="aot_eager")

@@ -70,7 +70,7 @@ METHODS = {
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_floats_of_another_dtype_give_what_the_captured_dtype_gives(method, dtype):
     expected, _ = METHODS[method](graph(), [{"x": rows(dtype).float()}])
     found, _ = METHODS[method](graph(), [{"x": rows(dtype)}])

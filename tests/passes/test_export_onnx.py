@@ -90,7 +90,7 @@ OTHERS = [
     "name, formats",
     [*dict.fromkeys(PAIRS), *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_one_operator_gives_what_it_gave(name, formats, tmp_path):
     model, x = MODELS[name]
     torch.manual_seed(2)
@@ -149,6 +149,7 @@ def test_ends_of_the_range_and_zeros(tmp_path):
     assert torch.equal(run(info["path"], input=zeros), zeros)
 
 
+@pytest.mark.long
 def test_static_scales_of_activations_are_constants(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(16, 6)
@@ -244,6 +245,7 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.long
 def test_axes_vary_whatever_the_example_and_all_outputs_are_named(rows, tmp_path):
     example = {"x": torch.randn(rows, 5, 8), "kept": torch.ones(rows, 5, dtype=torch.bool)}
     q = quantized(raised(Masked(), **example), {"linear": {"weight": Integer(8, 6)}})
@@ -312,6 +314,7 @@ def test_formats_without_an_onnx_form_are_named_or_fall_back(tmp_path):
         passes.export_onnx_interface_pass(waiting, {"path": target})
 
 
+@pytest.mark.long
 def test_pruned_packed_and_learned_layers_are_written_as_what_they_compute(tmp_path):
     mg = raised(get_model("mlp"))
     pruned, _ = passes.prune_transform_pass(

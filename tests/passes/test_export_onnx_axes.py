@@ -56,6 +56,7 @@ def _same(session: Any, model: nn.Module, **given: Tensor) -> None:
     ],
     ids=["constant", "branch", "float"],
 )
+@pytest.mark.sampled(1)
 def test_pinned_batches_are_refused_by_runtimes(function: Function, tmp_path: Path) -> None:
     x, model = torch.randn(3, 4), Calls(function)
     session, info = _export(model, tmp_path, x=x)
@@ -78,6 +79,7 @@ def test_pinned_batches_are_refused_by_runtimes(function: Function, tmp_path: Pa
     ],
     ids=["more", "multiple", "far"],
 )
+@pytest.mark.sampled(1)
 def test_conditions_that_a_file_cannot_test_are_told(
     function: Function, unchecked: list[str], size: int, tmp_path: Path, caplog: Any
 ) -> None:
@@ -99,7 +101,7 @@ def test_conditions_that_a_file_cannot_test_are_told(
     ],
     ids=["equal", "nested", "in proportion", "transposed"],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_sizes_that_go_together_vary(
     function: Function, x: Any, y: Any, other: Any, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_sizes_that_go_together_vary(
     torch.testing.assert_close(torch.from_numpy(got), model(first, second))
 
 
+@pytest.mark.long
 def test_what_the_exporter_fails_at_is_one_sentence(tmp_path: Path) -> None:
     model = Calls(lambda x: x.chunk(3)[-1])
     with pytest.raises(GraphError, match="torch cannot write this graph as ONNX: .*axes=False"):

@@ -91,7 +91,7 @@ def tensors_of(answer):
     ),
 )
 @pytest.mark.filterwarnings("ignore:.*the output 'r' is a str, which ONNX lacks.*")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_outputs_are_those_of_the_output_node(name, tmp_path):
     end, names = ENDS[name]
     x = torch.randn(3, 4)
@@ -132,6 +132,7 @@ NESTED = {
         [("dict", 1), ("tuple", 3), ("dataclass", 3)],
     ),
 )
+@pytest.mark.sampled(1)
 def test_nested_inputs_are_flattened_by_name(kind, rows, tmp_path):
     run_model, example, names = NESTED[kind]
     given = tree_map(lambda i: torch.randn(rows, 4) + i, example)
@@ -190,7 +191,7 @@ ARGUMENTS = {
         ),
     ),
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_arguments_of_operators_are_honored(name, tmp_path):
     layer, shape, in_integers = ARGUMENTS[name]
     argument = "x" if isinstance(layer, Float64) else "input"
@@ -215,6 +216,7 @@ def test_arguments_of_operators_are_honored(name, tmp_path):
     ],
     ids=["lstm", "bfloat16", "complex"],
 )
+@pytest.mark.sampled(1)
 def test_files_that_do_not_compute_the_graph_are_refused(model, shape, reason, tmp_path):
     class Model(nn.Module):
         def __init__(self):
@@ -271,6 +273,7 @@ class Counting(nn.Module):
     ],
     ids=["ties", "random", "state"],
 )
+@pytest.mark.sampled(1)
 def test_right_files_are_not_refused(model, tmp_path):
     x = torch.randn(2, 8).repeat(3, 1)
     state = torch.get_rng_state()

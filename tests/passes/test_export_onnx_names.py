@@ -38,6 +38,7 @@ def _graph(name: str) -> tuple[MaseGraph, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(3)
 def test_a_plain_graph_module_can_name_every_member(name: str) -> None:
     mg, given = _graph(name)
     expected, keys = mg.model(**given), list(mg.model.state_dict())

@@ -156,7 +156,7 @@ def gradients(model, x):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_values_and_gradients_stay_at_other_sizes(case):
     weigh, options = CASES[case]
     mg = raised(Attention(weigh).eval(), 2, 10, 16)
@@ -259,7 +259,7 @@ class Pooled(nn.Module):
         (Pooled(), None),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_what_would_change_the_model_is_left_alone(model, reason):
     mg = raised(model.eval(), 2, 10, 16)
     fused, info = passes.fuse_attention_transform_pass(mg, {})
@@ -277,6 +277,7 @@ class Stacked(nn.Module):
         return x
 
 
+@pytest.mark.long
 def test_attention_may_work_on_the_result_of_attention(recwarn):
     mg = raised(Stacked().eval(), 2, 10, 16)
     fused, info = passes.fuse_attention_transform_pass(mg, {})
@@ -362,7 +363,7 @@ def configs():
 @pytest.mark.parametrize(
     "name", ["bert", "vit", "llama", "gpt2", pytest.param("t5", marks=pytest.mark.long)]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_eager_models_of_transformers_fuse_every_layer(name):
     import transformers
     from transformers.pytorch_utils import Conv1D
@@ -427,7 +428,7 @@ def test_bfloat16_scores_may_be_summed_in_float32():
 
 @pytest.mark.parametrize("cut", [torch.Tensor.view, torch.reshape, torch.Tensor.reshape])
 @pytest.mark.parametrize(("width", "call"), [(20, {"attn_mask"}), (10, {"is_causal"})])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_triangle_whose_rows_are_cut_is_none(cut, width, call):
     def weigh(m, q, k):
         lower = cut(torch.ones(width, width).tril(), (width**2 // 100, 10, 10))

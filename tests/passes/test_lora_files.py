@@ -82,7 +82,7 @@ def read_by_peft(model, folder):
     ],
     ids=["mase", "rslora", "saved", "lora_only", "all"],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_peft_reads_what_we_write(build, settings, tmp_path):
     model = build()
     known = [name for name, _ in model.named_modules()]

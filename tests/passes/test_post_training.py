@@ -70,6 +70,7 @@ def vit():
     return Workload(load_trained("vit"), default_dataset("vit"), rows=256)
 
 
+@pytest.mark.long
 def test_gptq_wins_back_what_three_bits_cost_an_mlp(mlp):
     nearest = mlp.nearest(mlp.graph, Integer(8, "minmax"), Integer(3, "minmax"))
     accuracy, divergence = mlp.judge(nearest)

@@ -47,7 +47,7 @@ def test_in_place_the_graph_itself_is_described():
         *("summarize_quantization_analysis_pass", "fuse_attention_transform_pass"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_passes_need_no_others_before_them(name):
     result, info = passes.PASSES[name](bare())
     assert steps(result) == [*METADATA, name]

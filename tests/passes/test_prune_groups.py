@@ -65,6 +65,7 @@ def without(model, small):
 
 
 @pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.sampled(1)
 def test_groups_that_leave_are_as_good_as_zero(name, tmp_path):
     make, groups = DECODERS[name]
     torch.manual_seed(0)
@@ -123,6 +124,7 @@ def test_a_module_that_would_not_follow_is_refused():
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_what_keeps_its_heads_is_told_why(make, reason):
     _, _, info = pruned(make())
     assert info["hidden"] == 0 and len(info["skipped"]) == 2

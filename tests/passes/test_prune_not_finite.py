@@ -29,7 +29,7 @@ def graph(bad=None):
 @pytest.mark.parametrize("scope", ["local", "global"])
 @pytest.mark.parametrize("method", ["l1-norm", "l2-norm"])
 @pytest.mark.parametrize("granularity", ["elementwise", "2:4", "column", "channel"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_weights_of_nan_are_refused(scope, method, granularity):
     weight = {"method": method, "scope": scope, "granularity": granularity}
     weight |= {} if granularity == "2:4" else {"sparsity": 0.5}

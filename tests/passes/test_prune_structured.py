@@ -64,7 +64,7 @@ def distinct(model):
     ],
 )
 @pytest.mark.parametrize("scope", ["local", "global"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_removed_channels_are_as_good_as_zero(name, producers, scope):
     mg = with_metadata(MaseGraph(distinct(load_model(name))))
     small, info = shrink(mg, include=list(producers), weight={"scope": scope})
@@ -92,6 +92,7 @@ def test_removed_channels_are_as_good_as_zero(name, producers, scope):
         ("bert-tiny", "bert.encoder.layer.{}.attention.self.value", 2),
     ],
 )
+@pytest.mark.sampled(1)
 def test_removed_heads_are_as_good_as_zero(name, value, heads):
     mg = with_metadata(MaseGraph(distinct(load_model(name))))
     small, info = shrink(mg, "head", sparsity=0.5, weight={"method": "l2-norm"})

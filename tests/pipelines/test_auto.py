@@ -122,6 +122,7 @@ def test_distributed_inference_is_compared_with_one_process_unless_told_not_to(m
 
 
 @pytest.mark.parametrize("args", [None, {"autosharding_analysis_pass": {"mesh": 1}}])
+@pytest.mark.sampled(1)
 def test_distributed_inference_without_a_plan_searches_for_one(mg, args):
     try:
         sharded, info = AutoPipelineForDistributedInference()(mg, pass_args=args)

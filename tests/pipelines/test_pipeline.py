@@ -156,7 +156,7 @@ def test_a_broken_checkpoint_is_made_again(mg, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("done", range(1, 6))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_place_to_continue_from_gives_the_same_model(mg, tmp_path, done):
     pruning = {"sparsity": 0.5, "method": "l1-norm"}
     stages = [

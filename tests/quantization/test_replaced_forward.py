@@ -180,7 +180,7 @@ def test_a_forward_of_what_the_graph_looked_into_is_refused():
 
 
 @pytest.mark.parametrize("how", ["layer", "wrapper", "block", "model"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_compiled_modules_are_quantized(how):
     torch.manual_seed(0)
     net, x = nn.Sequential(Net(), nn.Linear(4, 4)).eval(), torch.randn(5, 8)

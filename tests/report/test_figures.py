@@ -183,6 +183,7 @@ def normal(layer, operand):
 
 
 @pytest.mark.parametrize("count", [1, 7, 14])
+@pytest.mark.sampled(1)
 def test_values_of_formats_stand_under_the_numbers_of_each_layer(seen, count):
     names = [f"vit.encoder.layers.{i}.attention.output.dense" for i in range(count)]
     layers = [[normal(name, operand) for operand in ("weight", "input")] for name in names]
@@ -260,6 +261,7 @@ def test_labels_are_drawn_as_they_are_written(seen):
     assert not any("\x1b" in text for text in (*named, seen[0].texts[0].get_text()))
 
 
+@pytest.mark.long
 def test_coinciding_curves_lie_side_by_side_and_curves_have_their_names_at_their_ends(seen):
     formats = [f"format_{i}" for i in range(13)]
     curves = {name: [[(1, 0.5), (8, 0.95)]] for name in formats}

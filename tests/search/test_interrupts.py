@@ -37,6 +37,7 @@ def unbroken(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("storage", [None, "memory"])
+@pytest.mark.sampled(1)
 def test_an_interruption_at_any_line(storage, tmp_path, unbroken):
     """The same process goes on, with a new search or with the same one."""
     draw, killed = random.Random(0), Killed(tmp_path, storage)
@@ -106,6 +107,7 @@ def test_callbacks_and_saves_that_raise(tmp_path, unbroken):
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_signals_end_the_search_and_its_workers(name, count, tmp_path):
     killed = Killed(tmp_path, pause=0.05)
 

@@ -184,6 +184,7 @@ def test_of_many_workers_one_gets_each_claim(url):
 
 
 @pytest.mark.parametrize("url", KINDS[1:], indirect=True)
+@pytest.mark.sampled(1)
 def test_of_many_workers_one_takes_over_each_lost_trial(url):
     study = f"study {time.time_ns()}"
     with opened(url, study) as rows:

@@ -43,7 +43,7 @@ def test_large_spaces_are_not_walked_through():
 
 
 @pytest.mark.parametrize("sampler", ["sensitivity", "random", "grid", "tpe"])
-@pytest.mark.sampled(2)
+@pytest.mark.long
 def test_a_large_space_without_a_possible_configuration_is_given_up(sampler, monkeypatch):
     monkeypatch.setattr(spaces, "MOST_OF_GRID", 1000)
     forget_notices()

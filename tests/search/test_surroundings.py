@@ -60,6 +60,7 @@ def in_a_pid_namespace(work):
 @mounts
 @pytest.mark.parametrize("count", [2, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.sampled(1)
 def test_two_pid_namespaces_of_one_host(is_killed, count, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(workers, "SILENT_SECONDS", 1.0)
@@ -111,6 +112,7 @@ def restart(postgres):
 
 
 @pytest.mark.parametrize("stop, count", [(stall, 2), (restart, 1)])
+@pytest.mark.sampled(1)
 def test_a_server_that_stops_for_a_while(stop, count, postgres, tmp_path):
     killed = Killed(tmp_path, postgres.url, name=f"study {time.time_ns()}", pause=0.05)
     process = in_a_group(lambda: killed.make().run(20, workers=count, progress=True))

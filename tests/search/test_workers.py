@@ -151,6 +151,7 @@ def test_the_only_process_is_killed_again_and_again(tmp_path, unbroken):
 
 
 @pytest.mark.parametrize("moment", ["begin", "end"])
+@pytest.mark.sampled(1)
 def test_one_worker_of_two_is_killed(moment, tmp_path):
     once = tmp_path / "killed"
 
@@ -234,6 +235,7 @@ def test_a_search_that_kills_all_its_workers_ends_with_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("kills", [3, 5])
+@pytest.mark.sampled(1)
 def test_kills_within_one_configuration_never_drop_it(kills, tmp_path):
     measure = Journalled(tmp_path / "journal", seconds=30)
     for times in range(1, kills + 1):
@@ -313,6 +315,7 @@ IN_SHORT = [("random", "asha"), ("nsga2", "hyperband"), ("cmaes", "median")]
         for pair in itertools.product(["random", "nsga2", "cmaes"], ["asha", "hyperband", "median"])
     ],
 )
+@pytest.mark.sampled(1)
 def test_pruners_and_samplers_go_on_as_if_never_interrupted(sampler, pruner, tmp_path):
     wide = SearchSpace(tuple(Choice(f"c{i}", dict.fromkeys("12345")) for i in range(4)))
 
@@ -346,7 +349,7 @@ def test_pruners_and_samplers_go_on_as_if_never_interrupted(sampler, pruner, tmp
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_two_workers_and_a_restart_measure_nothing_twice(sampler, tmp_path):
     measure = Journalled(tmp_path / "journal", seconds=0.01)
     totals = (3, 6) if sampler == "gp" else (5, 10)

@@ -37,6 +37,7 @@ def test_a_step_gives_the_logits_of_the_whole_text_and_forgets(model):
         )
 
 
+@pytest.mark.long
 def test_packed_weights_are_in_a_model_of_the_same_class(model):
     twin = packed_twin(model, "mxint8")
     assert type(twin) is type(model)

@@ -48,6 +48,7 @@ def test_the_inputs_are_those_of_the_graph(toy):
     assert mg.model(**dummy_in).shape == (8, 5)
 
 
+@pytest.mark.long
 def test_texts_bring_their_labels(reviews):
     info = get_model_info("bert-tiny")
     batch = next(InputGenerator(info, reviews, "cls", "test"))

@@ -29,6 +29,7 @@ def quantized(model, spec):
 
 
 @pytest.mark.parametrize("spec", [INT3, RESIDUAL], ids=["3 bits", "residual"])
+@pytest.mark.long
 def test_training_beats_rounding_after_training(digits, spec):
     model = quantized(load_trained("mlp"), spec)
     rounded = evaluate(model, digits)

@@ -43,6 +43,7 @@ def test_a_model_that_cannot_be_fed_is_refused():
     ("names", "lost"),
     [(["input_ids"], ["attention_mask"]), (["input_ids", "attention_mask"], [])],
 )
+@pytest.mark.sampled(1)
 def test_a_graph_that_leaves_out_what_its_model_reads_says_so(names, lost, recwarn):
     graph = MaseGraph(load_model("bert-tiny"), hf_input_names=names).model
     columns = ["input_ids", "attention_mask", "token_type_ids", "labels"]

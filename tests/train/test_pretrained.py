@@ -48,6 +48,7 @@ def test_trained_once_then_read(cache):
 
 
 @pytest.mark.parametrize("damage", [b"", b"not safetensors at all", None])
+@pytest.mark.sampled(1)
 def test_a_corrupt_file_is_trained_again(cache, short, damage):
     model = load_trained("mlp")
     (file,) = files(cache)
@@ -69,6 +70,7 @@ def test_a_foreign_file_leaves_no_trace_in_the_weights(cache, short):
     assert torch.equal(weights(model), weights(load_trained("mlp")))
 
 
+@pytest.mark.long
 def test_another_seed_and_another_recipe_have_their_own_files(cache, short, monkeypatch):
     first, second = load_trained("mlp"), load_trained("mlp", seed=1)
     assert not torch.equal(weights(first), weights(second))

@@ -40,7 +40,7 @@ class Watch:
 
 @pytest.mark.parametrize("scope", ["local", "global"])
 @pytest.mark.parametrize("method", ["l1-norm", "random", "movement", "snip"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_masks_grow_to_the_exact_share(digits, method, scope):
     mg = graph()
     config = {"weight": {"sparsity": 0.7, "method": method, "scope": scope}}

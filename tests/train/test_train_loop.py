@@ -33,6 +33,7 @@ class Plain(nn.Module):
 
 
 @pytest.mark.parametrize("make", [lambda: load_model("mlp"), lambda: load_model("cnn"), Plain])
+@pytest.mark.sampled(1)
 def test_a_model_learns_digits(digits, make):
     model = make()
     before = evaluate(model, digits)
@@ -72,6 +73,7 @@ def test_one_step_is_adamw_on_a_clipped_gradient(digits):
 
 
 @pytest.mark.parametrize("name", ["mlp", "bert-tiny"])
+@pytest.mark.sampled(1)
 def test_equal_seeds_give_equal_weights_and_global_generators_stay(digits, reviews, name):
     data = reviews if name == "bert-tiny" else digits
 

@@ -53,6 +53,7 @@ class OfTokensOnly(nn.Module):
     [lambda: load_model("mlp"), Plain, lambda: fx.symbolic_trace(Plain())],
     ids=["our convention", "plain", "graph"],
 )
+@pytest.mark.sampled(1)
 def test_training_learns_and_evaluation_agrees_with_the_lean_loop(digits, make):
     model = make()
     trainer = get_trainer(
@@ -80,7 +81,7 @@ def captured(*names):
     ],
     ids=["hugging face", "tokens only", "graph with its loss", "graph without"],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_text_models_with_and_without_labels_and_masks(reviews, make):
     data, tokenizer = reviews
     model = make()

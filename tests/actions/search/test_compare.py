@@ -154,6 +154,7 @@ def test_searches_of_programs_go_by_study_or_label(tmp_path):
     assert compare_searches([out / "tpe"], out=tmp_path)[0]["searches"] == "tpe"
 
 
+@pytest.mark.long
 def test_another_number_can_be_compared(six, tmp_path):
     rows = compare_searches(six[2:4], out=tmp_path, goal="kl")
     trials = load_search(six[2])[1].measured

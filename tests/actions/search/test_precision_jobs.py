@@ -231,6 +231,7 @@ def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, cap
 
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("per", [pytest.param("layer", marks=pytest.mark.long), "operand"])
+@pytest.mark.long
 def test_a_budget_below_the_smallest_formats_is_refused_before_anything_is_tried(
     per, tmp_path, no_training
 ):
@@ -381,6 +382,7 @@ def refuse(*_):
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.long
 def test_a_search_that_gains_nothing_says_so(tmp_path, capsys):
     search(tmp_path, trials=4)
     note = " ".join((tmp_path / "precision" / "table.md").read_text().split("\n\n")[1].split())

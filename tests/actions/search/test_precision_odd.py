@@ -56,6 +56,7 @@ def test_one_layer_without_a_bias(tmp_path):
 
 
 @pytest.mark.parametrize("make", [language, tokens])
+@pytest.mark.long
 def test_answers_for_each_token(make, tmp_path):
     given = make()
     result, noted = search(given, tmp_path, budgets={"activation_bits": 8})

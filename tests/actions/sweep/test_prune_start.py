@@ -93,6 +93,7 @@ def test_a_sweep_of_another_model_is_refused(workload, quantized, tmp_path):
         prune_sweep(config(tmp_path, start_from=quantized[0]), changed)
 
 
+@pytest.mark.long
 def test_a_packed_checkpoint_is_pruned_and_trained(workload, tmp_path):
     mg, _ = passes.quantize_transform_pass(workloads.graph(), {"by": "type", "linear": INTEGER})
     mg, _ = passes.pack_transform_pass(mg, {"silent": True})

@@ -179,6 +179,7 @@ def test_texts_cut_elsewhere_are_other_rows():
 # --- the sweeps ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_method_or_sparsity_named_twice_is_measured_once(tmp_path):
     config = PruneSweepConfig(
         model="mlp", out=tmp_path, sparsity="0,0.5,0.5", methods=("l1-norm",) * 2, finetune_epochs=0

@@ -131,7 +131,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_number_formats_are_cut_at_their_groups(name: str):
     number_format, processes, expected = CASES[name]
     assert texts(rows(quantized(number_format), WIDE, processes, "_0")) == expected
@@ -169,7 +169,7 @@ def nets() -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], str]]:
     ("name", "count", "failing"),
     [("linear", 24, 8), ("norm", 8, 0), ("table", 15, 0), ("attention", 8, 0)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_layouts_on_two_axes_are_products_of_those_along_each(name: str, count: int, failing: int):
     """Where sizes do not divide by four there is no product.
 

@@ -260,6 +260,7 @@ def test_outputs_equal_those_of_one_process(case: Case, folder: Path):
 
 
 @of_cases(CASES, LONG_CASES)
+@pytest.mark.sampled(1)
 def test_collectives_are_those_predicted(case: Case, folder: Path):
     predicted = {x.operation: x for x in sharding(case).simulation.collectives}
     assert predicted

@@ -86,6 +86,7 @@ def instructions(kernel):
 
 
 @pytest.mark.parametrize("fmt", [Integer(8, 4, floor=True), MXFP(4, 2)], ids=lambda fmt: fmt.label)
+@pytest.mark.sampled(1)
 def test_fake_quantizers_move_sixteen_bytes_at_a_time(compiled, fmt):
     from chop.kernels.triton.fake_quantize import fake_quantize
 
