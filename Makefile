@@ -6,6 +6,8 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -
 PRODUCT := $(VENV)/.installed
 TOOLS := $(VENV)/.test-tools
 HARDWARE := verilator iverilog yosys
+# One more than there are cores: a fifth of the time tests wait for processes and disks.
+WORKERS := -n 3 --dist worksteal
 # Empty is unset: without bytecode every process of the tests would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -20,16 +22,16 @@ test: test-tools  ## style, spelling, types, layers, unit tests, doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
-	@echo "$(BIN)/mypy & $(BIN)/pytest -n 2 --dist worksteal --durations=40"; \
+	@echo "$(BIN)/mypy & $(BIN)/pytest $(WORKERS) --durations=40"; \
 	$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & types=$$!; \
-	tests=0; $(BIN)/pytest -n 2 --dist worksteal --durations=40 || tests=$$?; \
+	tests=0; $(BIN)/pytest $(WORKERS) --durations=40 || tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/mypy.log; test $$tests = 0 && test $$types = 0
 
 test-long: test-tools  ## what takes minutes and repeats at length what `make test` shows in short
-	$(BIN)/pytest -n 2 --dist worksteal -m long
+	$(BIN)/pytest $(WORKERS) -m long
 
 test-processors: test-tools  ## what compares numbers, as four other processors compute it
-	$(BIN)/python -m tests.processors -- -n 2 --dist worksteal
+	$(BIN)/python -m tests.processors -- $(WORKERS)
 
 $(PRODUCT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

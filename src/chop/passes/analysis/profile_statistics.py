@@ -69,7 +69,7 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     Results go to `node.meta["mase"]["software"]["args" or "results"][tensor]["stat"][statistic]`.
     The statistics are those of `chop.statistics`.
 
-    Warns with `NotFiniteWarning` where a statistic is NaN or infinite.
+    Warns with `NotFiniteWarning` where a statistic of a parameter is NaN or infinite.
 
     Returns:
         statistics: by node name the mappings `args` and `results`, the same as in the metadata.
@@ -108,12 +108,15 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
 
 
 def _not_finite(found: Mapping[fx.Node, Found]) -> Iterator[str]:
-    """`node.tensor` of every tensor with a statistic that is NaN or infinite."""
+    """`node.parameter` of those with a statistic that is NaN or infinite; rows tell theirs."""
     for node, sections in found.items():
         for tensors in sections.values():
             for tensor, statistics in tensors.items():
                 values = (x for of_one in statistics.values() for x in of_one.values())
-                if not all(torch.isfinite(torch.as_tensor(x)).all() for x in values):
+                is_parameter = not tensor.startswith(("data_in", "data_out"))
+                if is_parameter and not all(
+                    torch.isfinite(torch.as_tensor(x)).all() for x in values
+                ):
                     yield f"{node.name}.{tensor}"
 
 
