@@ -6,8 +6,8 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -
 PRODUCT := $(VENV)/.installed
 TOOLS := $(VENV)/.test-tools
 HARDWARE := verilator iverilog yosys
-# One more than there are cores: a fifth of the time tests wait for processes and disks.
-WORKERS := -n 3 --dist worksteal
+# As many as there are cores on the machine of the gate.
+WORKERS := -n 2 --dist worksteal
 # Empty is unset: without bytecode every process of the tests would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 

@@ -63,8 +63,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: a million objects that no collection has to look at again."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _load_kernels()
     gc.collect()
     gc.freeze()
+
+
+def _load_kernels() -> None:
+    """A process asks for them once: before any test that hides the compiler or the cache folder."""
+    from chop.kernels.cpu import build
+
+    found = build.library()
+    if os.environ.get("CI") and found.library is None:
+        raise pytest.UsageError(f"the tests need the CPU kernels: {found.detail}")
 
 
 def pytest_unconfigure() -> None:

@@ -49,8 +49,8 @@ def test_the_long_tests_have_their_tools_too(tmp_path):
 
 def test_other_processors_run_in_parallel_and_the_gate_tells_its_slowest_tests(tmp_path):
     told = planned("test-processors", f"VENV={tmp_path}/venv")
-    assert '-e ".[dev]"' in told and "python -m tests.processors -- -n 3" in told
-    assert "pytest -n 3 --dist worksteal --durations=40" in planned("test")
+    assert '-e ".[dev]"' in told and "python -m tests.processors -- -n 2" in told
+    assert "pytest -n 2 --dist worksteal --durations=40" in planned("test")
 
 
 def test_another_python_can_be_named(tmp_path):
