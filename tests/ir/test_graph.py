@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from chop import MaseGraph
+from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
 from chop.ir.metadata import MaseMetadata, TensorInfo
 from chop.ir.ops import OPS, of_function, of_module
@@ -223,3 +223,14 @@ def test_unknown_operators_get_a_generic_row():
     )
     assert of_function(test_pickle_keeps_graph_and_outputs).mase_type == "patched_func"
     assert not of_module(Strange).is_quantizable
+
+
+def test_metadata_of_a_copied_model_is_of_the_copy(mg):
+    mg, _ = passes.init_metadata_analysis_pass(mg)
+    for twin in (copy.deepcopy(mg.model), mg.copy().model):
+        for node, original in zip(twin.graph.nodes, mg.nodes, strict=True):
+            metadata = node.meta["mase"]
+            assert metadata is not original.meta["mase"]
+            assert (metadata.node, metadata.model) == (node, twin)
+            metadata.software["noted"] = 1
+            assert "noted" not in original.meta["mase"].software

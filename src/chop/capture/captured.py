@@ -341,6 +341,11 @@ class CapturedModule(fx.GraphModule):
             memo[id(tensor)] = nn.Parameter(plain, False) if is_parameter else plain
         twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
         twin.graph = copy.deepcopy(self.graph)
+        # FX copies the dict of a node's metadata, not what is in it.
+        for node in twin.graph.nodes:
+            for key, value in node.meta.items():
+                if hasattr(value, "copy_for"):
+                    node.meta[key] = value.copy_for(node, memo)
         return twin
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import weakref
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -171,6 +172,12 @@ class MaseMetadata(Record):
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
+
+    def copy_for(self, node: fx.Node, memo: dict[int, Any]) -> MaseMetadata:
+        """A copy that is of another node: a captured module's copy asks for it."""
+        twin = copy.deepcopy(self, memo)
+        twin._node = weakref.ref(node)
+        return twin
 
     @property
     def parameters(self) -> MaseMetadata:

@@ -232,12 +232,7 @@ class MaseGraph:
         reason = why_not_copyable(self.model)
         if reason is not None:
             raise GraphError(f"the graph's model cannot be copied: {reason}.")
-        model = copy.deepcopy(self.model, memo)
-        # FX copies the dict of a node's metadata, not what is in it.
-        for node in model.graph.nodes:
-            if "mase" in node.meta:
-                node.meta["mase"] = copy.deepcopy(node.meta["mase"], memo)
-        twin = MaseGraph(model)
+        twin = MaseGraph(copy.deepcopy(self.model, memo))
         twin.provenance = list(self.provenance)
         return twin
 
