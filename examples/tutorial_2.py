@@ -34,8 +34,8 @@ def pretrained_bert_tiny():
     return model
 
 
-def main():
-    """Runs the tutorial."""
+def parse_arguments():
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--checkpoint", default="bert-tiny", help="built-in, local folder or hub name"
@@ -49,7 +49,12 @@ def main():
     parser.add_argument("--limit", type=int, help="rows of each split")
     parser.add_argument("--folder", type=Path, default=Path("runs/tutorial-2"))
     parser.add_argument("--out", type=Path, help="JSON file; default: FOLDER/rows.json")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    """Runs the tutorial."""
+    args = parse_arguments()
 
     built_in = args.checkpoint == "bert-tiny"
     model = pretrained_bert_tiny() if built_in else load_model(args.checkpoint, num_labels=2)

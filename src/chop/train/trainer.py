@@ -95,10 +95,9 @@ def get_trainer(
     }
     from chop.train.classification import ClassificationTrainer
 
-    arguments = _arguments(settings, output_dir)
     trainer = ClassificationTrainer(
         model=model,
-        args=arguments,
+        args=_arguments(settings, output_dir),
         data_collator=collator,
         train_dataset=splits["train"],
         eval_dataset=splits["test"],
@@ -107,7 +106,7 @@ def get_trainer(
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )
     if output_dir is None:
-        weakref.finalize(trainer, shutil.rmtree, str(arguments.output_dir), ignore_errors=True)
+        weakref.finalize(trainer, shutil.rmtree, str(trainer.args.output_dir), ignore_errors=True)
     return trainer
 
 

@@ -95,10 +95,10 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     found = profile.computed()
     for node, statistics in found.items():
         _note(node, statistics)
-    if odd := list(_not_finite(found)):
+    if unusable := list(_not_finite(found)):
         warnings.warn(
-            f"{WHERE}: NaN or infinite values in {enumerate_names(odd, MOST_NAMES)}; statistics of "
-            "them say nothing of the other values",
+            f"{WHERE}: NaN or infinite values in {enumerate_names(unusable, MOST_NAMES)}; "
+            "statistics of them say nothing of the other values",
             NotFiniteWarning,
             stacklevel=2,
         )
