@@ -24,16 +24,16 @@ OWNER = re.compile(r"([0-9a-f]{8})-(\d{1,9})-(\d+)-[0-9a-f]{8}")
 def owner_mark() -> str:
     """Part of a file's name that no other file has, and that names this process."""
     pid = os.getpid()
-    return f"{_system()}-{pid}-{_started(pid)}-{secrets.token_hex(4)}"
+    return f"{_digest()}-{pid}-{started(pid)}-{secrets.token_hex(4)}"
 
 
 def is_orphan(name: str) -> bool:
     """Whether a name has the mark of a process of this machine that has ended."""
     found = OWNER.search(name)
-    if found is None or found[1] != _system():
+    if found is None or found[1] != _digest():
         return False
     try:
-        return _started(int(found[2])) != found[3]
+        return started(int(found[2])) != found[3]
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:  # it lives, and is another user's
@@ -61,16 +61,20 @@ def _is_own(path: Path) -> bool:
 
 
 @functools.cache
-def _system() -> str:
-    """What numbers processes: on Linux a boot of a machine and a PID namespace."""
+def system_id() -> str:
+    """The host, and on Linux its boot (random(4)) and PID namespace (pid_namespaces(7))."""
     parts = [platform.node()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
-    return hashlib.sha256(":".join(parts).encode()).hexdigest()[:8]
+    return ":".join(parts)
 
 
-def _started(pid: int) -> str:
+def _digest() -> str:
+    return hashlib.sha256(system_id().encode()).hexdigest()[:8]
+
+
+def started(pid: int) -> str:
     """When a process started, in clock ticks (proc(5), field 22); elsewhere 0 for one that lives.
 
     Raises:

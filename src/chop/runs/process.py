@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import platform
 import re
-from pathlib import Path
 from typing import Literal
 
 from chop.errors import ConfigError
+from chop.temporary import started, system_id
 
 Status = Literal["running", "stopped", "ended", "elsewhere"]
 
@@ -53,16 +50,6 @@ def process_status(identity: str) -> Status:
     return "stopped" if status == psutil.STATUS_STOPPED else "running"
 
 
-@functools.cache
-def system_id() -> str:
-    """The host, and on Linux its boot (random(4)) and PID namespace (pid_namespaces(7))."""
-    parts = [platform.node()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
-    return ":".join(parts)
-
-
 def start_time(pid: int) -> str:
     """When a process started: on Linux in clock ticks since the machine did (proc(5), field 22).
 
@@ -71,6 +58,5 @@ def start_time(pid: int) -> str:
     import psutil
 
     if psutil.LINUX:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return stat.rpartition(")")[2].split()[19]
+        return started(pid)
     return f"{psutil.Process(pid).create_time():.0f}"
