@@ -64,7 +64,7 @@ def build(row: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """
     import transformers
 
-    from chop.capture.inputs import dummy_inputs
+    from chop.ir.graph import dummy_inputs
 
     reasons = []
     cls = getattr(transformers, architectures()[row["model"]])
@@ -163,7 +163,7 @@ def compare_at(
     size: tuple[int, int], model: nn.Module, captured: nn.Module, pad: bool = False
 ) -> str:
     """`compare` on inputs of another batch size and sequence length."""
-    from chop.capture.inputs import dummy_inputs
+    from chop.ir.graph import dummy_inputs
 
     inputs = dummy_inputs(model, batch=size[0], length=size[1])
     if pad:

@@ -1,13 +1,16 @@
-"""Draws the picture of `architecture.md` from the import contracts in pyproject.toml."""
+"""Draws the picture and table of `architecture.md` from the import contracts in pyproject.toml."""
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/images/architecture.svg"
+PAGE = ROOT / "docs/architecture.md"
+HEADER_OF_TABLE = "| layer | subpackage | contents |\n| --- | --- | --- |\n"
 WIDTH, COLUMN_GAP = 560, 60
 ROW_HEIGHT, ROW_GAP, HEADER, MARGIN = 30, 8, 34, 16
 STYLE = (
@@ -67,5 +70,31 @@ def _column(container: str, layers: Layers, left: int) -> list[str]:
     return parts
 
 
+def table() -> str:
+    """A Markdown table: each room's layer, counted from the top, and its docstring's first line."""
+    rows = (
+        f"| {number} | `chop.{name}` | {_summary(name)} |"
+        for number, layer in enumerate(contracts()["chop"], 1)
+        for name in layer
+    )
+    return HEADER_OF_TABLE + "\n".join(rows) + "\n"
+
+
+def _summary(room: str) -> str:
+    """The first line of a room's docstring, without its full stop."""
+    package = ROOT / "src/chop" / room
+    file = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return text.partition("\n")[0].rstrip(".")
+
+
+def page() -> str:
+    """The architecture page with its table as it has to be."""
+    before, _, rest = PAGE.read_text().partition(HEADER_OF_TABLE)
+    _, _, after = rest.partition("\n\n")
+    return f"{before}{table()}\n{after}"
+
+
 if __name__ == "__main__":
     PICTURE.write_text(picture())
+    PAGE.write_text(page())

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fresh import printed_by
 
-ENGINES = ("capture", "search", "bench", "native")
+ENGINES = ("captured", "search", "bench", "native")
 BELOW = {
     "aliases",
     "children",
@@ -19,8 +19,10 @@ BELOW = {
     "locks",
     "moved",
     "native",
+    "nested",
     "notices",
     "on_import",
+    "private",
     "runs",
     "tables",
     "temporary",

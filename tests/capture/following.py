@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.leaves import tensors_in
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.leaves import tensors_in
+from chop.captured.module import CapturedModule
+from chop.captured.record import CaptureWarning
 
 
 def example(batch: int = 3, length: int = 14) -> dict[str, Tensor]:

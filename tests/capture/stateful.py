@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.leaves import tensors_in
+from chop.captured.leaves import tensors_in
 
 Forward = Callable[[Any, Tensor], Any]
 

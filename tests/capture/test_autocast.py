@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from chop import MaseGraph
 from chop.capture import assemble
-from chop.capture.captured import CapturedModule
-from chop.capture.runtime import enter_autocast, leave_autocast
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.module import CapturedModule
+from chop.captured.record import CaptureWarning
+from chop.captured.runtime import enter_autocast, leave_autocast
 from chop.errors import CaptureError, GuardError
 
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.leaves import tensors_in
 from chop.capture.tracer import capture
+from chop.captured.leaves import tensors_in
+from chop.captured.module import CapturedModule
 from chop.errors import ConfigError, GuardError
 
 

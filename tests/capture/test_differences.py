@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.record import CaptureWarning
 from chop.errors import CaptureError
 
 COUNT = 0

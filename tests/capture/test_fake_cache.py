@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from chop.capture.fake_cache import FakeCache
 from chop.capture.fallback import DynamicDims
-from chop.capture.symbols import FakeTensor, Sizes
+from chop.capture.recording.fake_cache import FakeCache
+from chop.capture.sizes.symbols import FakeTensor, Sizes
 from chop.capture.tracer import capture
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.leaves import tensors_in
-from chop.capture.runtime import guard_value
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.leaves import tensors_in
+from chop.captured.module import CapturedModule
+from chop.captured.record import CaptureWarning
+from chop.captured.runtime import guard_value
 from chop.errors import CaptureError, GuardError
 
 

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.runtime import ByMode
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.module import CapturedModule
+from chop.captured.record import CaptureWarning
+from chop.captured.runtime import ByMode
 from chop.errors import CaptureError
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop import MaseGraph, passes
-from chop.capture.captured import CapturedModule
 from chop.capture.tracer import capture
+from chop.captured.module import CapturedModule
 from chop.errors import CaptureError
 
 OF_TORCH_FX = ("graph", "code", "meta", "recompile", "train_")

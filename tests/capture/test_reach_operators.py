@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.record import CaptureWarning
 from chop.errors import CaptureError, GuardError
 from tests.capture.following import assert_follows, example, silent_capture
 

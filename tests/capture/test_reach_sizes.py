@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chop.capture.size_functions import size_arithmetic
+from chop.capture.sizes.size_functions import size_arithmetic
 from chop.errors import GuardError
 from tests.capture.following import assert_follows, example, silent_capture
 

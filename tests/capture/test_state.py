@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from chop.capture.outer_state import outer_state
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.record import CaptureWarning
+from chop.captured.state.outer_state import outer_state
 from chop.errors import CaptureError
 from tests.capture.stateful import Forward, Made, assert_same_calls, draws, within
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.module import CapturedModule
+from chop.captured.record import CaptureWarning
 from chop.errors import CaptureError, GuardError
 from tests.capture.stateful import Forward, Made, assert_same_calls, draws, within
 

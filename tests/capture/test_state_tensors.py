@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.record import CaptureWarning
 from chop.errors import GuardError
 from tests.capture.stateful import Forward, Made, assert_same_calls, draws, within
 

@@ -15,9 +15,10 @@ from transformers import BertConfig
 from transformers.masking_utils import create_bidirectional_mask
 
 from chop import MaseGraph
-from chop.capture.guards import ShapeGuard, compile_guard, guard_holds
-from chop.capture.preserve_state import preserve_state
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.guards.shape_guards import ShapeGuard, compile_guard, guard_holds
+from chop.captured.record import CaptureWarning
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import CaptureError
 from chop.models import load_model
 from chop.models.builtin import BUILTIN_MODELS

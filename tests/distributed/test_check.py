@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from chop import MaseGraph
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.distributed import process, runtime
 from chop.distributed.apply import shard_graph
 from chop.distributed.builtin_plans import PLANS

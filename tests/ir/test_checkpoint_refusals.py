@@ -170,7 +170,7 @@ def test_functions_in_attributes_are_checked_too(written: Path, reference: str) 
     [
         "builtins:object", "torch.fx.graph_module:GraphModule", "torch.jit:ScriptModule",
         "subprocess:Popen", "torch.nn.modules.linear:math.floor", "chop.nn.quantized.ops:nn.Linear",
-        "chop.capture.captured:CapturedModule", "antigravity:x", "torch.nn.modules.linear",
+        "chop.captured.module:CapturedModule", "antigravity:x", "torch.nn.modules.linear",
     ],
 )  # fmt: skip
 def test_classes_off_the_list_are_refused_by_name(written: Path, reference: str) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from chop import passes
-from chop.capture.pytree import tree_map
 from chop.errors import VerificationError
 from chop.formats import Integer
 from chop.models import get_model
+from chop.nested import tree_map
 from chop.notices import forget_notices
 from chop.onnx import export
 from tests.onnx_runs import quantized, raised, run, session, some_long, translations_once

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.capture.runtime import ByMode
+from chop.captured.runtime import ByMode
 from chop.nn.quantized import QuantScaledDotProductAttention
 
 from .conftest import with_metadata

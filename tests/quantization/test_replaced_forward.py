@@ -12,7 +12,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 
 from chop import ChopConfig, MaseGraph, passes
-from chop.capture.tracer import CaptureWarning
+from chop.captured.record import CaptureWarning
 from chop.errors import ChopError, ConfigError, GraphError, GuardError
 from chop.ir.parameters import stored_parameters
 from chop.nn.packed import pack

@@ -18,7 +18,6 @@ from chop.actions.sharded_model import ShardedModel, whole_graph
 from chop.distributed.builtin_plans import find_plan
 from chop.distributed.byte_sizes import parse_bytes
 from chop.distributed.costs import kept_bytes, replicated_bytes
-from chop.distributed.dtensor_private import operators_without_rule
 from chop.distributed.plan import Plan, format_mesh
 from chop.distributed.planning import Machine, Sharding, Simulation, find_sharding, simulate
 from chop.distributed.planning.autosharding import NAME as AUTO
@@ -27,6 +26,7 @@ from chop.distributed.tp_plan import tp_plan
 from chop.errors import ConfigError, PlanError, enumerate_names
 from chop.files import write_json, write_text
 from chop.kernels.matmul_precision import matmul_precision
+from chop.private.dtensor import operators_without_rule
 from chop.report.plan_plots import plot_plans
 from chop.tables import markdown_table, print_table
 

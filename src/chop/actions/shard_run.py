@@ -18,7 +18,6 @@ from typing import Any
 from chop import children, errors, passes, runs
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.sharded_model import ShardedModel
-from chop.capture.pytree import tree_map
 from chop.distributed.agreement import found_by_first_process
 from chop.distributed.check import check_against_one_process
 from chop.distributed.collectives import counted_collectives, totals
@@ -29,6 +28,7 @@ from chop.distributed.process import guarded, launch, start
 from chop.errors import ChopError, DistributedError
 from chop.files import write_json
 from chop.kernels.matmul_precision import matmul_precision
+from chop.nested import tree_map
 from chop.temporary import owner_mark, remove_orphans
 
 PROCESSES = 2

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from chop.actions.settings.shard import ShardConfig
-from chop.capture.inputs import dummy_inputs
-from chop.capture.specs import TensorSpec, map_specs
+from chop.captured.specs import TensorSpec, map_specs
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line
 from chop.hub import hub_is_reachable
-from chop.ir.graph import MaseGraph
+from chop.ir.graph import MaseGraph, dummy_inputs
 from chop.models import BUILTIN_MODELS, is_own, load_model
 
 if TYPE_CHECKING:

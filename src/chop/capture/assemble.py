@@ -9,9 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from chop.capture.captured import CapturedModule
 from chop.capture.dead_code import eliminate_autocast, eliminate_dead_code, eliminate_grad_modes
-from chop.capture.dtype_constants import dtype_constants_of
 from chop.capture.fallback import (
     DynamicDims,
     Fallback,
@@ -19,17 +17,19 @@ from chop.capture.fallback import (
     is_mode_switch,
     same_class_modules,
 )
-from chop.capture.hf_generation import generation_settings
-from chop.capture.ignored_arguments import plain_defaults, takes_any_keyword
-from chop.capture.input_guards import contiguous
-from chop.capture.leaves import GRADIENT_HOOKS
-from chop.capture.module_tree import add_extras, class_of, mirror, qualified_class
-from chop.capture.original import node_digests
-from chop.capture.preserve_state import preserve_state
-from chop.capture.pytree import has_fields, tree_children
-from chop.capture.record import CaptureRecord
-from chop.capture.recorder import Recorder
-from chop.capture.specs import FieldsSpec, LeafReport, TensorSpec
+from chop.capture.recording.recorder import Recorder
+from chop.captured.dtype_constants import dtype_constants_of
+from chop.captured.guards.ignored_arguments import plain_defaults, takes_any_keyword
+from chop.captured.guards.input_guards import contiguous
+from chop.captured.huggingface.generation import generation_settings
+from chop.captured.leaves import GRADIENT_HOOKS
+from chop.captured.module import CapturedModule
+from chop.captured.module_tree import add_extras, class_of, mirror, qualified_class
+from chop.captured.original import node_digests
+from chop.captured.record import CaptureRecord
+from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
+from chop.captured.state.preserve_state import preserve_state
+from chop.nested import has_fields, tree_children
 
 
 def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:

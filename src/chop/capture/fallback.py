@@ -13,41 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.autocast import watched_autocast
-from chop.capture.dtype_constants import (
+from chop.capture.huggingface.patches import autocast_regions, broadcast_masks, masks_of_any_size
+from chop.capture.merge_modes import ModesDifferError, merge_modes
+from chop.capture.recording.autocast import watched_autocast
+from chop.capture.recording.eager_output import EagerOutput
+from chop.capture.recording.eager_probe import probe_outputs, probe_reads
+from chop.capture.recording.grad_modes import watched_grad_modes
+from chop.capture.recording.graph_break import GraphBreak, MissingFakeKernelError
+from chop.capture.recording.random_state import NumpyRandomError
+from chop.capture.recording.recorder import Recorder
+from chop.capture.sizes.size_functions import size_arithmetic
+from chop.capture.sizes.symbols import Sizes
+from chop.captured.dtype_constants import (
     AmbiguousDtypeError,
     DtypeProbe,
     dtype_probes,
     float_dtypes,
     has_dtype_constants,
 )
-from chop.capture.eager_probe import probe_outputs, probe_reads
-from chop.capture.grad_modes import watched_grad_modes
-from chop.capture.graph_break import GraphBreak, MissingFakeKernelError
-from chop.capture.hf_cache import (
+from chop.captured.huggingface.cache import (
     CacheError,
     Caching,
     trace_positions,
     traced_cache,
 )
-from chop.capture.hf_cache_names import POSITIONS
-from chop.capture.hf_patches import autocast_regions, broadcast_masks, masks_of_any_size
-from chop.capture.leaves import (
-    GRADIENT_HOOKS,
-    EagerOutput,
-    LeafRule,
-    has_gradient_hooks,
-    tensors_in,
-)
-from chop.capture.merge_modes import ModesDifferError, merge_modes
-from chop.capture.module_tree import member_paths
-from chop.capture.preserve_state import patched_calls, preserve_state
-from chop.capture.python_state import Key, PythonState
-from chop.capture.random_state import NumpyRandomError
-from chop.capture.recorder import Recorder
-from chop.capture.size_functions import size_arithmetic
-from chop.capture.symbols import Sizes
-from chop.capture.transformers_of_torch import without_fast_path
+from chop.captured.huggingface.cache_names import POSITIONS
+from chop.captured.leaves import GRADIENT_HOOKS, LeafRule, has_gradient_hooks, tensors_in
+from chop.captured.module_tree import member_paths
+from chop.captured.state.preserve_state import patched_calls, preserve_state
+from chop.captured.state.python_state import Key, PythonState
+from chop.captured.transformers_of_torch import without_fast_path
 from chop.errors import CaptureError
 
 _MAX_ATTEMPTS = 40

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.hf_inputs import INPUT_MAKERS, InputSizes, default_names
+from chop.capture.huggingface.inputs import INPUT_MAKERS, InputSizes, default_names
 from chop.errors import CaptureError, ConfigError, did_you_mean
 
 BATCH = 3

@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from chop.capture.dtype_constants import (
+from chop.captured.dtype_constants import (
     FOLLOWS,
     AmbiguousDtypeError,
     DtypeProbe,
@@ -19,7 +19,7 @@ from chop.capture.dtype_constants import (
     replaced,
     source_of,
 )
-from chop.capture.runtime import ByMode
+from chop.captured.runtime import ByMode
 
 _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
     F.dropout: nn.Dropout,

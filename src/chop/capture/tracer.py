@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from chop.capture import outer_values
-from chop.capture.captured import CapturedModule
-from chop.capture.generated_code import check_input_names
-from chop.capture.guards import compile_guard, guard_holds
-from chop.capture.hf_cache import (
+from chop.capture.huggingface.patches import hf_capture_patches
+from chop.capture.inputs import dummy_inputs, is_guessed
+from chop.capture.recording.source import definition_line
+from chop.capture.recording.untraced_effects import check_initialized
+from chop.captured.generated_code import check_input_names
+from chop.captured.guards.input_guards import ORDER
+from chop.captured.guards.shape_guards import compile_guard, guard_holds
+from chop.captured.huggingface.cache import (
     PAST,
     CacheError,
     Caching,
@@ -27,28 +30,22 @@ from chop.capture.hf_cache import (
     copied,
     why_no_cache,
 )
-from chop.capture.hf_cache_names import OPTIONAL, asks_for_cache, cache_name, plain_names
-from chop.capture.hf_patches import hf_capture_patches
-from chop.capture.input_guards import ORDER
-from chop.capture.inputs import dummy_inputs, is_guessed
-from chop.capture.leaves import LeafRule
-from chop.capture.module_tree import check_names
-from chop.capture.original import KEY, Original, recorded_modules
-from chop.capture.outer_values import OuterValues
-from chop.capture.packed_rows import joins_packed_rows
-from chop.capture.pytree import tree_map
-from chop.capture.source import definition_line
-from chop.capture.transformers_of_torch import has_single_operators, single_operators
-from chop.capture.untraced_effects import check_initialized
-from chop.capture.wrappers import check_has_python, unwrapped
+from chop.captured.huggingface.cache_names import OPTIONAL, asks_for_cache, cache_name, plain_names
+from chop.captured.huggingface.packed_rows import joins_packed_rows
+from chop.captured.leaves import LeafRule
+from chop.captured.module import CapturedModule
+from chop.captured.module_tree import check_names
+from chop.captured.original import KEY, Original, recorded_modules
+from chop.captured.record import CaptureWarning
+from chop.captured.state import outer_values
+from chop.captured.state.outer_values import OuterValues
+from chop.captured.transformers_of_torch import has_single_operators, single_operators
+from chop.captured.wrappers import check_has_python, unwrapped
 from chop.errors import CaptureError, ConfigError, GuardError, did_you_mean
+from chop.nested import tree_map
 
 if TYPE_CHECKING:
     from chop.capture.fallback import Fallback
-
-
-class CaptureWarning(UserWarning):
-    """A capture hides a part of the model, or differs from it in a way that is said."""
 
 
 def capture(
@@ -69,7 +66,7 @@ def capture(
             what the model's Python tests. None: made from the model's configuration.
         input_names: which inputs become placeholders; None: all of `inputs`. With `cache` or
             `past_key_values`, as without names for a decoder of `input_ids` and `attention_mask`,
-            the graph takes a cache, see `chop.capture.hf_cache`.
+            the graph takes a cache, see `chop.captured.huggingface.cache`.
         leaves: module classes or dotted paths to keep as one node, besides torch's own layers.
         concrete_args: further arguments of `forward`, fixed at capture.
         strict: raise instead of making a leaf of what cannot be written down.
@@ -156,8 +153,8 @@ class _Job:
         """A graph of these inputs."""
         # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
         from chop.capture.assemble import warning_text
+        from chop.capture.checks.self_check import find_difference
         from chop.capture.fallback import Fallback
-        from chop.capture.self_check import find_difference
 
         rule = LeafRule(self.model, self.leaves)
         with single_operators(self.model, rule.is_chosen) as model:
@@ -186,10 +183,10 @@ class _Job:
         What is not becomes a leaf, like what cannot be written down.
         """
         from chop.capture.assemble import assemble
-        from chop.capture.dry_run import goes_by_order
-        from chop.capture.locate import locate
-        from chop.capture.self_check import check_without_cache, find_mismatch
-        from chop.capture.side_effects import record, side_effect_notes
+        from chop.capture.checks.dry_run import goes_by_order
+        from chop.capture.checks.locate import locate
+        from chop.capture.checks.self_check import check_without_cache, find_mismatch
+        from chop.capture.checks.side_effects import record, side_effect_notes
 
         caching = fallback.caching
         while True:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from chop.capture.specs import TensorSpec
+from chop.captured.specs import TensorSpec
 from chop.distributed.placements import REPLICATED, sharded
 from chop.distributed.plan import Placements, Plan, format_mesh, named_tensors, parse_mesh
 from chop.distributed.products import Product, placements, products_of

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chop.capture.torch_private import TorchDispatchMode
+from chop.private.torch_api import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.capture.pytree import tree_map
-from chop.capture.symbolic_api import outside_fake_mode
-from chop.capture.torch_private import TorchDispatchMode
 from chop.distributed.collectives import buffer_bytes, is_silent
-from chop.distributed.dtensor_private import is_deciding
 from chop.kernels.packed import workspace_bytes
+from chop.nested import tree_map
+from chop.private.dtensor import is_deciding
+from chop.private.symbolic_shapes import outside_fake_mode
+from chop.private.torch_api import TorchDispatchMode
 
 
 class MemoryMeter(TorchDispatchMode):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.distributed.plan import named_tensors
 from chop.distributed.runtime import gather
 from chop.ir.propagate import GraphRunner

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.capture.preserve_state import preserve_state
+from chop.captured.state.preserve_state import preserve_state
 from chop.distributed.placements import local_slices, sharded
 from chop.errors import PlanError
 from chop.ir.annotate import tensors_in

@@ -21,19 +21,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from chop.distributed.dtensor_private import (
-    Strategy,
-    correct_torch,
-    is_registered,
-    register_rule,
-    replicate_operators_without_rule,
-)
 from chop.errors import PlanError
 from chop.formats import NumberFormat, from_key
 from chop.formats.layout import Layout
 from chop.formats.scaling import StaticScale, Unscaled
 from chop.formats.statistic import Threshold
 from chop.kernels.packed import known_shape
+from chop.private.dtensor import (
+    Strategy,
+    correct_torch,
+    is_registered,
+    register_rule,
+    replicate_operators_without_rule,
+)
 
 TRAINING = "is of training; sharded models are for inference: call model.eval() under no_grad"
 EXPORT = "stands in an ONNX file; shard the graph that was exported"

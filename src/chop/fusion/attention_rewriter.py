@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from chop.capture.runtime import ByMode
+from chop.captured.runtime import ByMode
 from chop.fusion.attention import Attention, Mask, attentions
 from chop.fusion.matching import argument, erase_calls, operation, result_of
 from chop.ir.annotate import common_metadata

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from chop.capture.overrides import has_hooks
+from chop.captured.overrides import has_hooks
 from chop.formats import Integer, Quantizer, QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph

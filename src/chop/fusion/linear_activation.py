@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from chop.capture.overrides import has_hooks
+from chop.captured.overrides import has_hooks
 from chop.fusion.matching import erase_calls, operation
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ownership import Ownership

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from chop.capture.overrides import has_hooks
+from chop.captured.overrides import has_hooks
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator

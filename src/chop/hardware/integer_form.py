@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from chop.capture.specs import TensorSpec
+from chop.captured.specs import TensorSpec
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import refuse_nested, settled_copy

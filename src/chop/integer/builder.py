@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from chop.capture.guards import ShapeGuard
-from chop.capture.module_tree import Scope
-from chop.capture.specs import TensorSpec
+from chop.captured.guards.shape_guards import ShapeGuard
+from chop.captured.module_tree import Scope
+from chop.captured.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 
 KEPT_METADATA = ("nn_module_stack", "source")

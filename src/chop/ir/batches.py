@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.capture.hf_cache_names import CACHE_NAMES
-from chop.capture.preserve_state import preserve_state
-from chop.capture.runtime import REGIONS, exit_open_regions
+from chop.captured.huggingface.cache_names import CACHE_NAMES
+from chop.captured.runtime import REGIONS, exit_open_regions
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError, GuardError
 from chop.ir.graph import MaseGraph
 from chop.ir.input_dtypes import InputDtypes

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from torch import fx
 
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.ir.ops import module_of_node
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.capture.captured import CapturedModule
-from chop.capture.preserve_state import preserve_state
-from chop.capture.specs import TensorSpec
+from chop.captured.module import CapturedModule
+from chop.captured.specs import TensorSpec
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import GuardError
 from chop.ir.propagate import GraphRunner, bind_inputs
 

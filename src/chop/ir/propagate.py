@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.hf_cache import is_cache
-from chop.capture.hf_cache_names import CACHE_NAMES
-from chop.capture.module_tree import member_at
-from chop.capture.preserve_state import preserve_state
-from chop.capture.runtime import exit_open_regions
-from chop.capture.specs import TensorSpec, map_specs
-from chop.capture.torch_private import FakeTensorMode
+from chop.captured.huggingface.cache import is_cache
+from chop.captured.huggingface.cache_names import CACHE_NAMES
+from chop.captured.module import CapturedModule
+from chop.captured.module_tree import member_at
+from chop.captured.runtime import exit_open_regions
+from chop.captured.specs import TensorSpec, map_specs
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ChopError, GraphError, did_you_mean
+from chop.private.torch_api import FakeTensorMode
 
 Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
 """Called with a node, the values of the nodes that it reads, and its result."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.original import sources_of
-from chop.capture.specs import TensorSpec
+from chop.captured.module import CapturedModule
+from chop.captured.original import sources_of
+from chop.captured.specs import TensorSpec
 from chop.dotted import deepgetattr
 from chop.ir.ops import Kind, of_module, stand_in_for
 from chop.nn.quantized import QuantCall, QuantizedOperator

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from chop.capture.module_tree import member_at
-from chop.capture.overrides import why_not_its_class
+from chop.captured.module_tree import member_at
+from chop.captured.overrides import why_not_its_class
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo, operand_of

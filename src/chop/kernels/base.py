@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chop.capture.torch_private import is_dispatch_observed
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, from_key
 from chop.formats.base import OPERATORS
 from chop.formats.reference import round_by
 from chop.formats.transforms import is_transformed
 from chop.kernels.eager import round_eagerly
+from chop.private.torch_api import is_dispatch_observed
 
 
 def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from chop.capture.overrides import COMPILED, why_not_its_class
+from chop.captured.overrides import COMPILED, why_not_its_class
 from chop.errors import ConfigError
 
 M = TypeVar("M", bound=nn.Module)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from chop.capture.torch_private import is_fake
+from chop.private.torch_api import is_fake
 
 KEPT_BYTES = 2**28
 """Of parameters whose rounded values are kept beside them."""

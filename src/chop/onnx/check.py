@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chop.capture.preserve_state import preserve_state
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import VerificationError, first_line, shorten
 from chop.notices import warn_once
 from chop.onnx import session

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.capture.preserve_state import preserve_state
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import GuardError, UnavailableError
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph

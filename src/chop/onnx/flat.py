@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.dead_code import remove_regions
-from chop.capture.generated_code import by_any_names
-from chop.capture.preserve_state import preserve_state
-from chop.capture.pytree import tree_children, tree_rebuild
-from chop.capture.writes import written_by
+from chop.captured.generated_code import by_any_names
+from chop.captured.regions import remove_regions
+from chop.captured.state.preserve_state import preserve_state
+from chop.captured.writes import written_by
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
+from chop.nested import tree_children, tree_rebuild
 from chop.notices import warn_once
 from chop.onnx.divisors import WithoutDivisors
 from chop.onnx.plain_names import give_plain_names

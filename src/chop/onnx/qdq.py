@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.overrides import has_hooks
+from chop.captured.overrides import has_hooks
 from chop.errors import ConfigError
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.specs import TensorSpec
+from chop.captured.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
 from chop.ir.ops.dimensions import BlockedError, Call, RuleResult, Shape, UnitDim

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.preserve_state import preserve_state
+from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Gradient, StandIn
 from chop.ir.rows import non_finite_rows
 from chop.nn.packed import PackedOperator

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.module_tree import computed_tensors
-from chop.capture.overrides import why_not_copyable
+from chop.captured.module import CapturedModule
+from chop.captured.module_tree import computed_tensors
+from chop.captured.overrides import why_not_copyable
 from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.ir.ops import Operator, of_module

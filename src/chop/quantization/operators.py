@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from chop.capture.writes import written_by
+from chop.captured.writes import written_by
 from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from chop.capture.preserve_state import preserve_state
-from chop.capture.pytree import tree_children
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.ir.rows import Measured, check_finite, counted_rows
+from chop.nested import tree_children
 from chop.nn.quantized import leaf_operators
 
 RowWeights = dict[fx.Node, list[Tensor]]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import fx, nn
 
-from chop.capture.overrides import why_not_its_class
+from chop.captured.overrides import why_not_its_class
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec

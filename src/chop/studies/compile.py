@@ -22,7 +22,7 @@ from chop.bench.course_table import (
 )
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
-from chop.capture.inputs import dummy_inputs
+from chop.ir.graph import dummy_inputs
 from chop.models.named import get_model
 from chop.studies.graph_breaks import Compilations, compilations
 from chop.studies.settings import QUICK_SECONDS, BenchCompileConfig

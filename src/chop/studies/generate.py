@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio
 from chop.bench.timing import Variant, compare
-from chop.capture.hf_cache_names import find_cache
+from chop.captured.huggingface.cache_names import find_cache
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.models import load_model

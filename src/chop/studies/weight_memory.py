@@ -15,9 +15,8 @@ from torch import nn
 from chop.bench.peak_memory import peak_bytes, resident_bytes
 from chop.bench.record import format_bytes
 from chop.bench.subprocess import in_subprocess
-from chop.capture.inputs import dummy_inputs
 from chop.formats import Float, NumberFormat, QuantSpec
-from chop.ir.graph import MaseGraph
+from chop.ir.graph import MaseGraph, dummy_inputs
 from chop.ir.parameters import stored_parameters_of
 from chop.nn.quantized import QuantLinear
 from chop.passes import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
 from chop.train.tasks import CLASSIFICATION, Task
 

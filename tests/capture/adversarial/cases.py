@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.capture.input_guards import InputGuardWarning
-from chop.capture.tracer import CaptureWarning, capture
+from chop.capture.tracer import capture
+from chop.captured.guards.input_guards import InputGuardWarning
+from chop.captured.record import CaptureWarning
 from chop.errors import CaptureError, ConfigError, GuardError
 
 Inputs = dict[str, Any]

@@ -10,12 +10,12 @@ import torch
 from torch import fx
 
 from chop import MaseGraph
-from chop.capture.torch_private import FakeTensorMode
 from chop.distributed.planning.layouts import Layout
 from chop.distributed.planning.node_layouts import Call, LayoutFinder
 from chop.distributed.planning.simulated import fake_copy, fake_inputs, simulated_mesh
 from chop.distributed.strategies import register_strategies
 from chop.ir.propagate import GraphVisitor, bind_inputs
+from chop.private.torch_api import FakeTensorMode
 
 Row = tuple[tuple[Layout, ...], tuple[Layout, ...], Layout]
 """Layouts of what a node reads, of its parameters, and of its result."""

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from chop import MaseGraph
-from chop.distributed.dtensor_private import operators_without_rule
 from chop.distributed.planning import Machine
 from chop.distributed.planning.problem import GraphProblem, graph_problem
+from chop.private.dtensor import operators_without_rule
 from tests.distributed.graphs import MODELS, SIZES, TEXT, graph_of, inputs_of
 
 MACHINE = Machine.of((2,), 1e12, 1e11, 1e9, 0.0)

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from chop import MaseGraph, passes
-from chop.capture.torch_private import TorchDispatchMode
 from chop.distributed import process
 from chop.distributed.apply import local_bytes, shard_graph
 from chop.distributed.builtin_plans import PLANS
@@ -25,6 +24,7 @@ from chop.distributed.planning import Machine, Sharding, find_sharding
 from chop.distributed.planning.simulation import simulate
 from chop.errors import PlanError
 from chop.kernels.cpu.build import library
+from chop.private.torch_api import TorchDispatchMode
 from tests.distributed import cluster
 from tests.distributed.graphs import MODELS, graph_of, inputs_of
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from chop.capture.torch_private import FakeTensorMode
 from chop.distributed import process
 from chop.distributed.collectives import Sent, counted_collectives
 from chop.distributed.memory import MemoryMeter
 from chop.distributed.planning.layouts import Layout, local_shape, sharded_fake, torch_placements
 from chop.distributed.planning.simulated import simulated_mesh
 from chop.distributed.planning.transfers import Transfer, Transfers
+from chop.private.torch_api import FakeTensorMode
 from tests.distributed import cluster
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chop.distributed.builtin_plans import PLANS
-from chop.distributed.dtensor_private import operators_without_rule
 from chop.distributed.plan import Plan, format_mesh, named_tensors
 from chop.distributed.planning.machine import Machine
 from chop.distributed.planning.own_process import Report, in_own_process
@@ -19,6 +18,7 @@ from chop.distributed.planning.simulation import Simulation, simulate
 from chop.distributed.planning.solver import Solution, SolverTimeoutError, solve
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
+from chop.private.dtensor import operators_without_rule
 
 log = logging.getLogger(__name__)
 NAME = "auto"

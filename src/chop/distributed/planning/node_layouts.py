@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.capture.pytree import tree_map
-from chop.capture.torch_private import storage_id
 from chop.distributed import runtime
 from chop.distributed.apply import with_cut_scales
 from chop.distributed.collectives import counted_collectives
@@ -34,8 +32,10 @@ from chop.distributed.planning.simulated import FAILURES
 from chop.errors import ChopError
 from chop.ir.annotate import tensors_in
 from chop.ir.graph import MaseGraph
+from chop.nested import tree_map
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.weight_cache import forget
+from chop.private.torch_api import storage_id
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

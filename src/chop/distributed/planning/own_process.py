@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from chop.children import end_with
-from chop.distributed.dtensor_private import forget_process_groups
 from chop.errors import DistributedError, UnavailableError
+from chop.private.dtensor import forget_process_groups
 
 T = TypeVar("T")
 Report = Callable[[str], None]

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from chop.capture.torch_private import FakeTensorMode
-from chop.capture.writes import shared_writes, written_by
+from chop.captured.writes import shared_writes, written_by
 from chop.distributed.placements import REPLICATED
 from chop.distributed.plan import Placements, Plan, named_tensors
 from chop.distributed.planning.layouts import Layout, local_bytes, processes_that_share
@@ -42,6 +41,7 @@ from chop.distributed.strategies import register_strategies
 from chop.ir.annotate import tensors_in
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
+from chop.private.torch_api import FakeTensorMode
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.pytree import tree_map
-from chop.distributed.dtensor_private import told_apart
 from chop.distributed.plan import format_mesh, named_tensors
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
+from chop.nested import tree_map
+from chop.private.dtensor import told_apart
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from chop.capture.pytree import tree_map
-from chop.capture.torch_private import FakeTensorMode
 from chop.distributed import runtime
 from chop.distributed.apply import shard_graph
 from chop.distributed.collectives import Collective, Sent, counted_collectives, totals
@@ -28,6 +26,8 @@ from chop.distributed.planning.work import flops_of, moves_memory, reads_whole_t
 from chop.errors import ChopError, PlanError, first_line
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
+from chop.nested import tree_map
+from chop.private.torch_api import FakeTensorMode
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, fx
 
-from chop.capture.torch_private import storage_id
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
+from chop.private.torch_api import storage_id
 
 
 def flops_of(

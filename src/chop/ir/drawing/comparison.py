@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.ir.difference import Difference, difference
 
 NEW, GONE, CHANGED, SAME = "new", "gone", "changed", "the same"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.ir.drawing.comparison import CHANGED, GONE, NEW, SAME

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import fx, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.hf_cache import SIZE_FUNCTIONS
-from chop.capture.runtime import ByMode
-from chop.capture.specs import TensorSpec
+from chop.captured.huggingface.cache import SIZE_FUNCTIONS
+from chop.captured.module import CapturedModule
+from chop.captured.runtime import ByMode
+from chop.captured.specs import TensorSpec
 from chop.errors import ConfigError
 from chop.ir.drawing.comparison import CHANGED, MARKS, SAME, Nodes, merge, nodes_of
 from chop.ir.drawing.hierarchy import Item

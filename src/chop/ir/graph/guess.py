@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.hf_cache_names import asks_for_cache, plain_names
-from chop.capture.inputs import dummy_inputs
-from chop.capture.overrides import HOOKS
-from chop.capture.preserve_state import preserve_state
-from chop.capture.tracer import capture
+from chop.capture import capture, dummy_inputs
+from chop.captured.huggingface.cache_names import asks_for_cache, plain_names
+from chop.captured.module import CapturedModule
+from chop.captured.overrides import HOOKS
+from chop.captured.state.preserve_state import preserve_state
 from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.stand_ins import put_stand_ins

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from torch import fx, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.overrides import why_not_copyable
-from chop.capture.wrappers import check_has_python, is_exported, unwrapped
+from chop.captured.module import CapturedModule
+from chop.captured.overrides import why_not_copyable
+from chop.captured.wrappers import check_has_python, is_exported, unwrapped
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
 from chop.ir.graph.edits import last_edit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.ir.ops import stand_in_for
 
 

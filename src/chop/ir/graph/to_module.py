@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.leaves import tensors_in
-from chop.capture.module_tree import member_at
-from chop.capture.original import KEY, Original, arguments_digest, is_scope, node_digests
-from chop.capture.preserve_state import preserve_state
-from chop.capture.tracer import CaptureWarning
-from chop.capture.transformers_of_torch import single_operators
+from chop.captured.leaves import tensors_in
+from chop.captured.module import CapturedModule
+from chop.captured.module_tree import member_at
+from chop.captured.original import KEY, Original, arguments_digest, is_scope, node_digests
+from chop.captured.record import CaptureWarning
+from chop.captured.state.preserve_state import preserve_state
+from chop.captured.transformers_of_torch import single_operators
 from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention

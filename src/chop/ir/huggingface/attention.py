@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from chop.capture.attention import PRODUCTS, ProjectedAttention, attend
+from chop.captured.attention import PRODUCTS, ProjectedAttention, attend
 from chop.errors import GraphError
 from chop.ir.ops import of_function
 
@@ -33,7 +33,7 @@ _CALLED: Mapping[str, tuple[Callable[..., Any], ...]] = {
 """What the attention functions call."""
 
 _IN_TORCH = ("scaled_dot_product_attention", "matmul", "softmax", "mul")
-"""What `chop.capture.attention.attend` calls of the operators that have formats."""
+"""What `chop.captured.attention.attend` calls of the operators that have formats."""
 
 Products = Mapping[str, Sequence[nn.Module | None]]
 """By operator, the quantized call or None for each call of the forward, in order."""
@@ -105,7 +105,7 @@ class QuantizedProducts(nn.Module):
     """The products of a `ProjectedAttention` with quantized calls, which it holds as children."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Same arguments and results as `chop.capture.attention.attend`."""
+        """Same arguments and results as `chop.captured.attention.attend`."""
         return _quantized(self, lambda _, *given, **named: attend(*given, **named), args, kwargs)
 
 

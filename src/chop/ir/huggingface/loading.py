@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.attention import PROJECTIONS, ProjectedAttention
-from chop.capture.overrides import why_not_its_class
+from chop.captured.attention import PROJECTIONS, ProjectedAttention
+from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.huggingface.stored import (

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.capture.joined import joined_of
-from chop.capture.overrides import why_not_its_class
+from chop.captured.joined import joined_of
+from chop.captured.overrides import why_not_its_class
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import OPERANDS, NumberFormat, QuantSpec

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from chop.capture.hf_cache import update_cache
-from chop.capture.overrides import METHODS, why_not_its_class
+from chop.captured.huggingface.cache import update_cache
+from chop.captured.overrides import METHODS, why_not_its_class
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops

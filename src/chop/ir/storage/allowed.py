@@ -16,7 +16,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.capture.attention import ProjectedAttention
-from chop.capture.hf_cache import NODE_FUNCTIONS
-from chop.capture.module_tree import Scope
-from chop.capture.runtime import (
+from chop.captured.attention import ProjectedAttention
+from chop.captured.huggingface.cache import NODE_FUNCTIONS
+from chop.captured.module_tree import Scope
+from chop.captured.runtime import (
     REGIONS,
     AutogradCall,
     ByMode,
     FastPathPadding,
-    field_of,
     guard_autocast,
     guard_value,
     retain_grad,
     set_item,
 )
-from chop.capture.targets import PYTHON_OPERATORS
-from chop.capture.torch_private import SET_GRAD_ENABLED
+from chop.captured.targets import PYTHON_OPERATORS
 from chop.errors import CheckpointError, shorten
 from chop.formats import NumberFormat, QuantSpec
+from chop.nested import field_of
+from chop.private.torch_api import SET_GRAD_ENABLED
 
 
 def _words(text: str) -> frozenset[str]:
@@ -84,26 +84,31 @@ TRANSFORMERS_HOMES = re.compile(
 LAYER_HOMES = re.compile(r"(timm\.(layers|models)|torchvision\.(models|ops))(\.\w+)*")
 CHOP_HOMES = re.compile(r"chop\.nn(\.\w+)*")
 CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
-CAPTURE_CLASSES = (ByMode, FastPathPadding, ProjectedAttention, Scope)
+CAPTURED_CLASSES = {
+    cls.__name__: cls for cls in (ByMode, FastPathPadding, ProjectedAttention, Scope)
+}
+CAPTURED_FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        *(set_item, field_of, retain_grad, guard_value, guard_autocast, *REGIONS, *NODE_FUNCTIONS),
+    )
+}
 # Importing takes a while; no model is made of the layers of so many files.
 MAX_IMPORTS = 64
 
-FORMER_FUNCTIONS = {
-    "chop.capture.runtime:expect": "chop.capture.runtime:guard_value",
-    "chop.capture.runtime:expect_autocast": "chop.capture.runtime:guard_autocast",
-}
-"""Reference of version 0.1 -> the function's name now."""
-
-
-def _current(reference: str) -> str:
-    """The reference of today for one of version 0.1, where `chop.capture` was in `chop.ir`."""
-    reference = re.sub(r"^chop\.ir\.capture\.", "chop.capture.", reference)
-    return FORMER_FUNCTIONS.get(reference, reference)
+CAPTURED_HOMES = re.compile(r"chop\.(capture|captured|nested)(\.\w+)*")
+"""Homes, now and in earlier versions, of what runs in a captured graph."""
 
 
 def reference_of(thing: Any) -> str:
     """`module:qualname`, the name under which a file refers to a class or a function."""
     return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def _captured(reference: str, known: Mapping[str, Any]) -> Any | None:
+    """Of the parts of captured graphs, by name, the one that a reference means."""
+    home, _, name = reference.partition(":")
+    return known.get(name) if CAPTURED_HOMES.fullmatch(home) else None
 
 
 class AllowList:
@@ -133,7 +138,7 @@ class AllowList:
         owner = self._extra.get(reference.removesuffix(".apply"))
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return AutogradCall(owner)
-        found = _functions().get(_current(reference))
+        found = _functions().get(reference) or _captured(reference, CAPTURED_FUNCTIONS)
         if found is None:
             found = _operator_overload(reference)
         if found is None:
@@ -203,9 +208,7 @@ class AllowList:
         """
         found: Any = self._extra.get(reference) or _torch_classes().get(reference)
         if found is None:
-            found = next(
-                (cls for cls in CAPTURE_CLASSES if _current(reference) == reference_of(cls)), None
-            )
+            found = _captured(reference, CAPTURED_CLASSES)
         for homes in (CHOP_HOMES, TRANSFORMERS_HOMES, LAYER_HOMES):
             found = found or self.imported(homes, reference, _is_module_class)
         if not _is_module_class(found):
@@ -281,9 +284,6 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "torch:_assert": torch._assert,
         "torch:_is_all_true": torch._is_all_true,
     }
-    values = (set_item, field_of, retain_grad)
-    helpers = (*values, guard_value, guard_autocast, *REGIONS, *NODE_FUNCTIONS)
-    table |= {reference_of(helper): helper for helper in helpers}
     homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
     for home in homes:
         for name, value in _public_callables(home):

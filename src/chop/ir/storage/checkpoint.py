@@ -30,9 +30,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from chop.capture.captured import CapturedModule
-from chop.capture.guards import compile_guard
-from chop.capture.record import CaptureRecord
+from chop.captured.guards.shape_guards import compile_guard
+from chop.captured.module import CapturedModule
+from chop.captured.record import CaptureRecord
 from chop.documents import parse_json
 from chop.errors import CheckpointError, ConfigError, did_you_mean
 from chop.files import atomic_files, is_readable_file, latest, shared_lock

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.capture.guards import ShapeGuard
-from chop.capture.node_list import NodeRef
-from chop.capture.specs import FieldsSpec, LeafReport, TensorSpec
-from chop.capture.targets import function_reference
+from chop.captured.guards.shape_guards import ShapeGuard
+from chop.captured.node_list import NodeRef
+from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
+from chop.captured.targets import function_reference
 from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key, parse_format
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from chop.capture.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.documents import parse_json
 from chop.errors import CheckpointError, ConfigError
 from chop.ir.storage.allowed import AllowList

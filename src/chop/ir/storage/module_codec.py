@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from chop.capture.joined import join_in_state_dicts, joined_of
-from chop.capture.overrides import COMPILED, has_hooks, why_not_its_class
+from chop.captured.joined import join_in_state_dicts, joined_of
+from chop.captured.overrides import COMPILED, has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.formats import QuantSpec
 from chop.ir.ops import of_module

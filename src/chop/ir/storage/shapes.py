@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
-from chop.capture.captured import CapturedModule
-from chop.capture.guards import power, product
-from chop.capture.hf_cache import NODE_FUNCTIONS
-from chop.capture.preserve_state import preserve_state
-from chop.capture.runtime import ByMode
-from chop.capture.specs import TensorSpec
-from chop.capture.torch_private import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode
+from chop.captured.guards.shape_guards import power, product
+from chop.captured.huggingface.cache import NODE_FUNCTIONS
+from chop.captured.module import CapturedModule
+from chop.captured.runtime import ByMode
+from chop.captured.specs import TensorSpec
+from chop.captured.state.preserve_state import preserve_state
 from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
 from chop.ir.ops import OPS, module_of_node, of_node
 from chop.logs import at_level
+from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode
 
 MAX_PARTS = 4096
 """Of a tensor that is split or unbound; also items of a sequence."""

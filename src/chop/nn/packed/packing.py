@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from chop.capture.overrides import why_not_its_class
+from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats import NumberFormat
 from chop.nn.packed.base import (

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from chop.capture.torch_private import detect_fake_mode
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.adoption import adopt
@@ -17,6 +16,7 @@ from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
 from chop.nn.quantized.running import RunningMaximum, observe_maximum
 from chop.nn.weight_cache import keeps, kept
+from chop.private.torch_api import detect_fake_mode
 
 T = TypeVar("T")
 SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.capture.torch_private import detect_fake_mode
 from chop.formats import Quantizer
 from chop.formats.transforms import is_transformed
 from chop.moved import moved_names
+from chop.private.torch_api import detect_fake_mode
 
 __getattr__ = moved_names(__name__)
 

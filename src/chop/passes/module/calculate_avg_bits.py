@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from chop.capture.captured import CapturedModule
+from chop.captured.module import CapturedModule
 from chop.config import parse
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import (

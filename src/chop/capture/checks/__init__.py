@@ -1,0 +1,1 @@
+"""Checks of a recording against eager runs of the model."""

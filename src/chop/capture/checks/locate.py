@@ -1,0 +1,149 @@
+"""Location of a difference: the first node of a capture that gives what its model does not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from chop.capture.checks.dry_run import run_once
+from chop.capture.recording.graph_break import GraphBreak
+from chop.capture.recording.random_state import seed_unusually
+from chop.capture.recording.source import current_line, definition_line
+from chop.captured.leaves import tensors_in
+from chop.captured.module import CapturedModule
+from chop.captured.module_tree import Scope
+from chop.captured.state.preserve_state import patched_calls, preserve_state
+from chop.errors import CaptureError
+
+_SAME = 1e-4
+
+_OUTPUT = "output"
+
+_Print = tuple[tuple[int, ...], float, float]
+"""Of a tensor: its shape, and the mean and the largest of its absolute values."""
+
+
+def locate(
+    model: nn.Module, captured: CapturedModule, arguments: Mapping[str, Any], reason: str
+) -> GraphBreak:
+    """The module and the line of the first node that gives what no call on that line has given.
+
+    Args:
+        model: the model; it is left as it was.
+        captured: its capture.
+        arguments: of a call on which they differ, fixed ones included.
+        reason: how they differ.
+    """
+    seen = _EagerResults(captured)
+    tried = contextlib.suppress(Exception)
+    with tried, preserve_state(model, thorough=True) as run, torch.no_grad():
+        model.eval()
+        with patched_calls(seen.call_module, seen.call_autograd_function), seen:
+            seen.given[_OUTPUT] += map(_print, run_once(model, arguments, run).outputs)
+    reader = _FirstDifference(captured, seen)
+    with tried, preserve_state(captured, thorough=True), torch.no_grad():
+        captured.eval()
+        seed_unusually()
+        reader.run(*(arguments.get(node.target) for node in reader.placeholders))
+    path, where = reader.found or ("", definition_line(type(model)))
+    return GraphBreak(path, where, CaptureError(reason))
+
+
+class _EagerResults(TorchFunctionMode):
+    """What the calls of torch and of leaves give in a real run, by the line of the model."""
+
+    def __init__(self, captured: CapturedModule) -> None:
+        super().__init__()
+        self.given: dict[str, list[_Print]] = defaultdict(list)
+        self.prints: dict[str, list[_Print]] = defaultdict(list)
+        self._leaves = {
+            id(module) for module in captured.modules() if not isinstance(module, Scope)
+        }
+        self._inside = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._noted(func, *args, **(kwargs or {}))
+
+    def call_module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Replaces `nn.Module.__call__` while the run lasts."""
+        if id(module) in self._leaves:
+            return self._noted(original, module, *args, **kwargs)
+        return original(module, *args, **kwargs)
+
+    def call_autograd_function(self, original: Any, function: type, args: Any, kwargs: Any) -> Any:
+        """Replaces `autograd.Function.apply` while the run lasts."""
+        return self._noted(original, function, *args, **kwargs)
+
+    def _noted(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._inside:
+            return function(*args, **kwargs)
+        self._inside = True
+        try:
+            where = current_line()
+            self.given[where] += map(_print, tensors_in([args, kwargs]))
+            result = function(*args, **kwargs)
+            self.prints[where] += map(_print, tensors_in(result))
+        finally:
+            self._inside = False
+        return result
+
+
+class _FirstDifference(fx.Interpreter):
+    """Runs a graph up to a node that fails, or takes or gives what no call on its line does."""
+
+    def __init__(self, captured: CapturedModule, seen: _EagerResults) -> None:
+        super().__init__(captured)
+        self.found: tuple[str, str] | None = None
+        self.placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+        self._seen = seen
+
+    def run_node(self, n: fx.Node) -> Any:
+        """The result of a node.
+
+        Raises:
+            CaptureError: it is what was looked for.
+        """
+        where = _OUTPUT if n.op == "output" else n.meta.get("source")
+        if where is None:
+            return super().run_node(n)
+        for source in n.all_input_nodes:
+            # The model has gone on to something else before it came here.
+            if "source" in source.meta and not _are_in(self.env[source], self._seen.given[where]):
+                self._stop(source)
+        try:
+            result = super().run_node(n)
+        except Exception:
+            self._stop(n)
+        if n.op != "output" and not _are_in(result, self._seen.prints[where]):
+            self._stop(n)
+        return result
+
+    def _stop(self, node: fx.Node) -> None:
+        path = next(reversed(node.meta.get("nn_module_stack", {"": None})), "")
+        self.found = (path, node.meta["source"])
+        raise CaptureError("a difference")
+
+
+def _are_in(value: Any, known: list[_Print]) -> bool:
+    return all(any(_same(_print(x), other) for other in known) for x in tensors_in(value))
+
+
+def _print(tensor: Tensor) -> _Print:
+    values = tensor.detach()
+    values = values if values.layout is torch.strided else values.to_dense()
+    values = (values.abs() if values.is_complex() else values).double().abs().nan_to_num()
+    if values.numel() == 0:
+        return tuple(tensor.shape), 0.0, 0.0
+    return tuple(tensor.shape), float(values.mean()), float(values.max())
+
+
+def _same(one: _Print, other: _Print) -> bool:
+    (shape, *values), (other_shape, *others) = one, other
+    close = (abs(a - b) <= _SAME * max(1.0, abs(b)) for a, b in zip(values, others, strict=True))
+    return shape == other_shape and all(close)

@@ -1,0 +1,1 @@
+"""Example inputs and patches for captures of transformers' models."""

@@ -1,0 +1,169 @@
+"""Patches of transformers for the duration of a capture; known for transformers 5."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.captured.huggingface.cache import Recording, pad_attention_mask
+
+if TYPE_CHECKING:
+    from chop.capture.sizes.symbols import Sizes
+
+_LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdrop")
+
+
+@contextlib.contextmanager
+def hf_capture_patches(
+    model: nn.Module, with_cache: bool = False, joins_packed_rows: bool = False
+) -> Iterator[list[str]]:
+    """Turns off caches, data-dependent expert loops and whole-layer dropping.
+
+    Args:
+        model: the model.
+        with_cache: leaves caches on.
+        joins_packed_rows: does not look for packed rows, as the model does not with its cache.
+
+    Yields: a sentence for each change that alters what the model computes.
+    """
+    with contextlib.ExitStack() as changes:
+        notes: list[str] = []
+        masks: Any = sys.modules.get("transformers.masking_utils")
+        if joins_packed_rows and hasattr(masks, "find_packed_sequence_indices"):
+            _set(changes, masks, "find_packed_sequence_indices", lambda position_ids: None)
+        for config in _configs(model):
+            if getattr(config, "use_cache", False) and not with_cache:
+                _set(changes, config, "use_cache", False)
+            if "_experts_implementation_internal" in vars(config):
+                _set(changes, config, "_experts_implementation_internal", "batched_mm")
+        for owner in (*model.modules(), *_configs(model)):
+            for name in _LAYER_DROPS:
+                if vars(owner).get(name):
+                    notes.append(f"{name}={vars(owner)[name]} of {type(owner).__name__} is 0")
+                    _set(changes, owner, name, 0.0)
+        yield notes
+
+
+@contextlib.contextmanager
+def broadcast_masks() -> Iterator[None]:
+    """Makes transformers build attention masks by broadcasting where it would use `torch.vmap`.
+
+    Operators inside `vmap` cannot be written down. Both ways give the same mask for every mask
+    function made of index arithmetic; the self-check sees one that is not.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    with contextlib.ExitStack() as changes:
+        if masks is not None:
+
+            def expansion(mask_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+                def mask(*indices: Tensor) -> Tensor:
+                    grid = masks._non_vmap_expansion_sdpa(*indices)
+                    return mask_function(*grid).expand([index.shape[0] for index in indices])
+
+                return mask
+
+            _set(changes, masks, "_vmap_expansion_sdpa", expansion)
+            _set(changes, masks, "TransformGetItemToIndex", contextlib.nullcontext)
+        yield
+
+
+@contextlib.contextmanager
+def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[None]:
+    """Makes transformers build one kind of mask, and attend with it, for any number of tokens.
+
+    It would skip a mask for one new token, and pad one for a static cache, by tests of sizes that
+    would be guards. With a mask, attention gives the same on the way that it takes for more tokens.
+
+    Args:
+        sizes: of the recording.
+        with_cache: the recording of a graph that takes a cache; it pads masks.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    attention: Any = sys.modules.get("transformers.modeling_utils")
+    with contextlib.ExitStack() as changes:
+        if masks is not None:
+            skips = masks._ignore_causal_mask_sdpa
+            name = "_ignore_causal_mask_sdpa"
+            _set(changes, masks, name, lambda mask, *x, **y: mask is None and skips(mask, *x, **y))
+            if with_cache is not None:
+                _set(changes, masks, "prepare_padding_mask", functools.partial(_padded, with_cache))
+        if attention is not None:
+            functions = attention.AttentionInterface._global_mapping
+            changes.callback(functions.__setitem__, "sdpa", functions["sdpa"])
+            functions["sdpa"] = functools.partial(_attend, sizes, functions["sdpa"])
+        yield
+
+
+def _padded(recording: Recording, attention_mask: Any, kv_length: Any, kv_offset: Any) -> Any:
+    if attention_mask is None:
+        return None
+    with recording.untraced():
+        padded = attention_mask.clone()
+    call = (attention_mask, kv_length + kv_offset)
+    recording.emit("call_function", pad_attention_mask, call, {}, padded)
+    return padded
+
+
+def _attend(
+    sizes: Sizes, usual: Any, module: Any, q: Any, k: Any, v: Any, attention_mask: Any, **rest: Any
+) -> Any:
+    if attention_mask is None:
+        return usual(module, q, k, v, attention_mask, **rest)
+    with sizes.evaluated_by(model=False):
+        return usual(module, q, k, v, attention_mask, **rest)
+
+
+@functools.lru_cache(maxsize=1)
+def _users_of_autocast(count: int, newest: str) -> tuple[str, ...]:
+    """Names of modules with a `maybe_autocast`; looked for again where a module was imported."""
+    found = list(sys.modules.items())
+    return tuple(
+        name for name, module in found if "maybe_autocast" in getattr(module, "__dict__", {})
+    )
+
+
+@contextlib.contextmanager
+def autocast_regions() -> Iterator[None]:
+    """Makes transformers enter autocast regions that have no effect where autocast is off.
+
+    It leaves them out then, and a graph captured without autocast may be trained under it.
+    """
+    generic: Any = sys.modules.get("transformers.utils.generic")
+    with contextlib.ExitStack() as changes:
+        maybe = getattr(generic, "maybe_autocast", None)
+        if maybe is not None:
+
+            def region(device_type: str, *args: Any, **kwargs: Any) -> Any:
+                usual = maybe if device_type == "meta" else torch.autocast
+                return usual(device_type, *args, **kwargs)
+
+            for name in _users_of_autocast(len(sys.modules), next(reversed(sys.modules))):
+                if getattr(sys.modules.get(name), "maybe_autocast", None) is maybe:
+                    _set(changes, sys.modules[name], "maybe_autocast", region)
+        yield
+
+
+def _set(changes: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    changes.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Every distinct configuration object of the submodules, nested ones included."""
+    found: dict[int, Any] = {}
+
+    def visit(config: Any) -> None:
+        if hasattr(config, "to_dict") and id(config) not in found:
+            found[id(config)] = config
+            for value in list(vars(config).values()):
+                visit(value)
+
+    for module in model.modules():
+        visit(vars(module).get("config"))
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Recorder: writes every torch call of a model into a graph."""

@@ -1,0 +1,92 @@
+"""Fake outputs of leaf modules, whose shapes follow those of eager runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.capture.sizes.symbols import Sizes
+from chop.errors import CaptureError
+
+
+def check_has_fake_kernel(module: nn.Module) -> None:
+    """Raises CaptureError for a leaf whose shapes only a real run can show."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("compiled code runs on real tensors only")
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerOutput:
+    """One call of a leaf in a real run.
+
+    Args:
+        example: its result at the example sizes.
+        grown: its result at larger ones; None where that failed.
+        operators: how many torch calls it made.
+    """
+
+    example: Any
+    grown: Any
+    operators: int = 0
+
+    def as_fake(self, sizes: Sizes, sources: Sequence[Tensor]) -> Any:
+        """The result with fake tensors, whose sizes follow the inputs as they did in the runs.
+
+        Args:
+            sizes: the sizes of the recording.
+            sources: what it was computed from: arguments and parameters.
+        """
+        known = [size for tensor in sources for size in tensor.shape]
+        trained = any(tensor.requires_grad for tensor in sources)
+
+        def fake(example: Tensor, grown: Tensor | None) -> Tensor:
+            grown_shape = grown.shape if grown is not None else [None] * example.dim()
+            shape = [
+                sizes.infer_size(a, b, known)
+                for a, b in zip(example.shape, grown_shape, strict=True)
+            ]
+            result = torch.empty(shape, dtype=example.dtype, device=example.device)
+            return with_grad_history(result, trained)
+
+        return _map_together(fake, self.example, self.grown)
+
+
+def with_grad_history(fake: Tensor, trained: bool) -> Tensor:
+    """A fake tensor as the result of an operation, which may be changed in place.
+
+    Args:
+        fake: a tensor without history.
+        trained: whether it was computed from tensors with gradients.
+    """
+    if trained and torch.is_grad_enabled() and fake.is_floating_point():
+        return fake.requires_grad_().clone()
+    return fake
+
+
+def _map_together(function: Any, value: Any, other: Any) -> Any:
+    """Rebuilds `value` with each tensor replaced by `function(tensor, its twin in other)`."""
+    if isinstance(value, Tensor):
+        return function(value, other)
+    if isinstance(value, Mapping):
+        items = {
+            key: _map_together(function, item, None if other is None else other[key])
+            for key, item in value.items()
+        }
+        return type(value)(**items) if dataclasses.is_dataclass(value) else items
+    if isinstance(value, tuple | list):
+        others = [None] * len(value) if other is None else other
+        parts = [_map_together(function, a, b) for a, b in zip(value, others, strict=True)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            field.name: _map_together(
+                function, getattr(value, field.name), getattr(other, field.name, None)
+            )
+            for field in dataclasses.fields(value)
+        }
+        return type(value)(**fields)
+    return value

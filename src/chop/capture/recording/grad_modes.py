@@ -1,0 +1,87 @@
+"""Gradient modes of a model, `torch.no_grad` and its like, traced as nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from chop.captured.runtime import swap_grad_mode
+from chop.private.torch_api import SET_GRAD_ENABLED
+
+_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+# `set_grad_enabled` switches when it is made, remembers what it found then, and may be entered or
+# used as a decorator later.
+_BEGINS = ("__init__", "__enter__")
+_ENDS = ("__exit__", "__call__")
+
+
+class GradModes:
+    """Writes the switches of the gradient mode into a graph.
+
+    The end of a region gives back what its beginning found, which is the caller's mode: a model
+    that is called without gradients goes on without them.
+
+    Args:
+        graph: where the nodes go.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        # By the region, which is kept so that no other object takes its identity.
+        self._begun: dict[int, tuple[object, fx.Node]] = {}
+        self._region: object | None = None
+        self._ends = False
+
+    def switch(self, args: tuple[Any, ...]) -> None:
+        """A call of `torch._C._set_grad_enabled`."""
+        begun = self._begun.get(id(self._region))
+        if self._ends and begun is not None:
+            self._graph.call_function(SET_GRAD_ENABLED, (begun[1],))
+            return
+        node = self._graph.call_function(swap_grad_mode, args)
+        if self._region is not None and not self._ends and begun is None:
+            self._begun[id(self._region)] = (self._region, node)
+
+    @contextlib.contextmanager
+    def inside(self, region: object, ends: bool) -> Iterator[None]:
+        """Inside the block switches are those of a region, which begins or ends there."""
+        if self._region is not None:  # `no_grad` uses `set_grad_enabled`
+            yield
+            return
+        self._region, self._ends = region, ends
+        if not ends and not isinstance(region, torch.set_grad_enabled):
+            self._begun.pop(id(region), None)  # entered again, it looks again
+        try:
+            yield
+        finally:
+            self._region = None
+
+
+@contextlib.contextmanager
+def watched_grad_modes(modes: GradModes) -> Iterator[None]:
+    """Tells `modes` which region a switch belongs to, for the time of the block."""
+
+    def watch(original: Callable[..., Any], ends: bool) -> Callable[..., Any]:
+        def watched(region: object, *args: Any, **kwargs: Any) -> Any:
+            with modes.inside(region, ends):
+                return original(region, *args, **kwargs)
+
+        return watched
+
+    replaced = [
+        (cls, name, vars(cls)[name])
+        for cls in _CLASSES
+        for name in (*_BEGINS, *_ENDS)
+        if name in vars(cls)
+    ]
+    for cls, name, original in replaced:
+        setattr(cls, name, watch(original, name in _ENDS))
+    try:
+        yield
+    finally:
+        for cls, name, original in replaced:
+            setattr(cls, name, original)

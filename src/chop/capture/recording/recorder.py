@@ -1,0 +1,379 @@
+"""Recorder: a TorchFunctionMode that traces every torch call of a model on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from chop.capture.recording.autocast import AutocastRegions
+from chop.capture.recording.eager_output import EagerOutput, check_has_fake_kernel
+from chop.capture.recording.eager_probe import EagerReads
+from chop.capture.recording.fake_cache import FakeCache
+from chop.capture.recording.grad_modes import GradModes
+from chop.capture.recording.graph_break import GraphBreak
+from chop.capture.recording.graph_writer import GraphWriter
+from chop.capture.recording.operators import (
+    DATA_DEPENDENT_METHODS,
+    alias_if_input,
+    call_on_fakes,
+    contains_tensor,
+    from_numpy_arrays,
+)
+from chop.capture.recording.random_state import HostRandomState, TorchSeedWatch
+from chop.capture.recording.recurrent import RecurrentKernels
+from chop.capture.recording.source import current_line, definition_line, failing_line
+from chop.capture.recording.untraced_effects import UntracedEffects
+from chop.capture.sizes.data_dependent import DataDependentReads
+from chop.capture.sizes.rank_guards import SqueezedRanks
+from chop.capture.sizes.slice_guards import guard_slice_bounds, guard_split_count
+from chop.capture.sizes.symbols import Sizes, is_symbolic
+from chop.captured.attention import bound_call, multi_head_attention
+from chop.captured.guards.input_guards import DTYPE, KIND, KIND_FUNCTIONS, LAYOUT, LAYOUT_METHODS
+from chop.captured.huggingface.cache import CacheError
+from chop.captured.leaves import LeafRule, check_traceable, tensors_in
+from chop.captured.module_tree import qualified_class
+from chop.captured.overrides import plain_call
+from chop.captured.runtime import AutogradCall, retain_grad
+from chop.captured.targets import mutates_input, normalize_call
+from chop.errors import CaptureError
+from chop.private.symbolic_shapes import FakeTensor
+from chop.private.torch_api import SET_GRAD_ENABLED
+
+_GRADIENT_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+
+_NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
+
+
+class Recorder(TorchFunctionMode):
+    """Records one run of a model into `graph`.
+
+    Inside the handler of a torch call the mode is off, so that a function's own implementation is
+    not descended into: one call of `torch`, `F` or a tensor method becomes one node.
+
+    Args:
+        model: the model to record.
+        leaves: which submodules become one node.
+        symbolic: whether sizes of inputs are free.
+        eager_outputs: outputs, in eager runs, of leaves and operators without a fake kernel.
+        eager_reads: data-dependent reads of an eager run. With them a read returns the same value,
+            and the graph checks at run time that it still holds.
+        before: an earlier recording of the same inputs in the same mode; its answers hold here too.
+
+    Attributes:
+        writer: writes the nodes; `graph`, `sizes`, `values` and `constants` are its own.
+        asked: the first line that asks for the dtype, the kind or the memory layout of a tensor.
+        stateful: modules that keep state in attributes, with the reason: none may be recorded.
+        asked_for_gradients: lines that read `requires_grad` of a computed tensor as False.
+        before_write: called with each tensor that is about to be written.
+        check_numpy_draws: whether to find the module that draws from `np.random`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        leaves: LeafRule,
+        symbolic: bool = True,
+        eager_outputs: Mapping[Any, list[EagerOutput]] | None = None,
+        eager_reads: EagerReads | None = None,
+        before: Recorder | None = None,
+    ) -> None:
+        super().__init__()
+        self.writer = writer = GraphWriter(model, symbolic, before.sizes if before else None)
+        self.graph, self.values, self.constants = writer.graph, writer.values, writer.constants
+        self.sizes: Sizes = writer.sizes
+        self.leaf_operators: dict[str, int] = {}
+        self.graph_break: GraphBreak | None = None
+        self.requires_grad_reads: list[str] = []
+        self.asked: dict[str, str] = {}
+        self.stateful: Mapping[str, str] = {}
+        self.before_write: Callable[[Tensor], None] | None = None
+        self.check_numpy_draws = False
+        self._leaves = leaves
+        self._eager_reads = eager_reads
+        self._eager_outputs = {
+            subject: iter(outputs) for subject, outputs in (eager_outputs or {}).items()
+        }
+        self._recurrent = RecurrentKernels(self.sizes)
+        self._fake_cache: FakeCache = (
+            before._fake_cache if before and self.sizes.continues else FakeCache()
+        )
+        self._recording = False
+        self._ranks = SqueezedRanks()
+        self._seeds = TorchSeedWatch(lambda: self._recording)
+        self._operator_count = 0
+        self._alias_sources: dict[int, Any] = {}
+        self.reads = DataDependentReads(writer.emit, writer.node_of, eager_reads)
+        self.regions = AutocastRegions(writer.emit, lambda: self._recording)
+        self.grad_modes = GradModes(writer.graph)
+        self._paths = {id(module): name for name, module in model.named_modules()}
+
+    # --- inputs
+
+    def add_optional(self, name: str) -> fx.Node:
+        """The placeholder of an input that may be left out, which is None."""
+        return self.graph.create_node("placeholder", name, (None,))
+
+    def emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
+        """A node that no torch call makes, see `GraphWriter.emit`."""
+        return self.writer.emit(op, target, args, kwargs, result)
+
+    def free_number(self, name: str, example: int) -> Any:
+        """A symbolic size that a node computes, see `Sizes.free_number`."""
+        return self.sizes.free_number(name, example)
+
+    def untraced(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, torch calls are not written down, and their size tests are no guards."""
+        return self._inside_operator() if self._recording else contextlib.nullcontext()
+
+    # --- the run
+
+    def run(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
+        """Runs the model on fake arguments and closes the graph with its result.
+
+        Raises:
+            Exception: whatever stopped the run; `graph_break` then says where.
+        """
+        with (
+            self._seeds.watched(),
+            self.sizes.fake_mode(),
+            self,
+            self.sizes.evaluated_by(model=True),
+        ):
+            self._recording = True
+            before = {
+                name: dict(part._buffers) for name, part in self._leaves.traced_modules(model)
+            }
+            draws = HostRandomState(numpy=True)
+            untraced = UntracedEffects(self._leaves.traced_modules(model), arguments)
+            self.writer.before_bind = untraced.check_mode
+            try:
+                result = model(**arguments)
+                draws.check_unmoved()
+                self._seeds.check_unset()
+                untraced.check()
+                for name, part in self._leaves.traced_modules(model):
+                    self._check_buffers(name, part, before[name])
+                self.writer.output(result)
+                self._check_computed_sizes()
+            except Exception as error:
+                if self.graph_break is None:
+                    self.graph_break = GraphBreak("", failing_line(error) or "its result", error)
+                raise
+            finally:
+                self._recording = False
+
+    def _check_computed_sizes(self) -> None:
+        for name, where in self.sizes.tests_of_computed():
+            raise CacheError(f"the model decides on the size of {name} at {where}")
+
+    @contextlib.contextmanager
+    def _inside_operator(self) -> Iterator[None]:
+        self._recording = False
+        try:
+            with self.sizes.evaluated_by(model=False):
+                yield
+        finally:
+            self._recording = True
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        draws = HostRandomState(self.check_numpy_draws)
+        try:
+            with self._inside_operator():
+                yield
+        finally:
+            # Draws inside a leaf are its own affair; the modules around it have not drawn.
+            draws.restore()
+            self._seeds.accept()
+
+    # --- torch calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.before_write is not None and (mutates_input(func) or "out" in kwargs):
+            # Fake mode runs an operator for real when none of its inputs is fake.
+            for tensor in tensors_in([*args[:1], *kwargs.values()]):
+                self.before_write(tensor)
+                if self._recording and not isinstance(tensor, FakeTensor):
+                    # After the write it would look as if an earlier call had computed it.
+                    self.writer.node_of(tensor)
+        if not self._recording:
+            self._operator_count += 1
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward and (given := bound_call(args, kwargs)):
+            with self:
+                return multi_head_attention(given)
+        name = getattr(func, "__name__", "")
+        if name in DATA_DEPENDENT_METHODS or (name == "item" and self._eager_reads is not None):
+            return self.reads.read(func, name, args, kwargs)
+        getter = getattr(getattr(func, "__self__", None), "__name__", "")
+        self._ranks.ask(getter if name == "__get__" else name, args)
+        if name == "__get__":
+            return self._get_attribute(func, args)
+        if name == "__set__":
+            return self._set_attribute(func, args)
+        if name in KIND_FUNCTIONS:
+            self._guard_on(KIND, args[0])
+        if name in LAYOUT_METHODS:
+            self._guard_on(LAYOUT, args[0])
+        if name in _GRADIENT_HOOKS:
+            raise CaptureError(f"the model hooks the gradient of a tensor ({name})")
+        if name == "__getitem__":
+            guard_slice_bounds(*args)
+        elif name in ("split", "chunk"):
+            guard_split_count(name, args, kwargs)
+        func, args, kwargs = from_numpy_arrays(func, args, kwargs)
+        with self._inside_operator():
+            returned = self._run_operator(func, args, kwargs)
+            result = alias_if_input(func, args, kwargs, returned)
+            self._ranks.note(func, args, kwargs, result)
+        if result is not returned:
+            self._alias_sources[id(result)] = self._alias_sources.get(id(returned), returned)
+        if func is SET_GRAD_ENABLED:
+            self.grad_modes.switch(args)
+        elif name == "__setitem__":
+            self.writer.emit(*normalize_call(func, args, kwargs), args[0])
+        elif name == "item":
+            if is_symbolic(result):
+                self.writer.emit("call_method", "item", args, {}, result)
+        elif func is Tensor.retain_grad:
+            self.writer.emit("call_function", retain_grad, args, {}, None)
+        elif name not in _NOT_RECORDED and (contains_tensor(result) or mutates_input(func)):
+            self.writer.emit(*normalize_call(func, args, kwargs), result)
+        return result
+
+    def _next_eager_output(self, subject: Any) -> EagerOutput:
+        seen = next(self._eager_outputs[subject], None)
+        if seen is None:
+            raise CaptureError(
+                f"{subject} is called more often than in a real run in eval(), which had to show "
+                "the shapes that it returns"
+            )
+        return seen
+
+    def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in self._eager_outputs:
+            return self._next_eager_output(func).as_fake(self.sizes, tensors_in([*args, kwargs]))
+        rule = self._recurrent.rule(func)
+        return self._fake_cache.call(func, args, kwargs, lambda: call_on_fakes(rule, args, kwargs))
+
+    def _get_attribute(self, getter: Any, args: Any) -> Any:
+        value = getter(*args)
+        name = getattr(getattr(getter, "__self__", None), "__name__", "")
+        if isinstance(value, Tensor) and value is not args[0] and name != "grad":
+            self.writer.emit("call_function", getattr, (args[0], name), {}, value)
+        if name == DTYPE:
+            self._guard_on(DTYPE, args[0])
+        # Real runs without gradients check what was recorded for a tensor that requires one.
+        if name == "requires_grad" and not value and self.writer.is_node(args[0]):
+            self.requires_grad_reads.append(current_line())
+        return value
+
+    def _guard_on(self, what: str, tensor: Tensor) -> None:
+        # Models ask often, and finding the line takes a walk up the stack.
+        if what not in self.asked and self.writer.is_node(tensor):
+            self.asked[what] = current_line()
+
+    def _set_attribute(self, setter: Any, args: Any) -> Any:
+        if getattr(getattr(setter, "__self__", None), "__name__", "") == "data":
+            raise CaptureError("the model replaces the data of a tensor (tensor.data = ...)")
+        return setter(*args)
+
+    # --- module and autograd-function calls
+
+    def call_module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Replaces `nn.Module.__call__` while the recording lasts."""
+        path = self._paths.get(id(module))
+        original = plain_call(module, original)
+        if not self._recording or path is None:
+            return original(module, *args, **kwargs)
+        if path and self._leaves.is_leaf(module, path):
+            return self._call_leaf(original, module, path, args, kwargs)
+        cls = type(module)
+        self.writer.module_stack[path] = (path, qualified_class(module))
+        draws = HostRandomState(self.check_numpy_draws)
+        buffers = dict(module._buffers)
+        try:
+            if path:
+                check_traceable(module)
+            if path in self.stateful:
+                raise CaptureError(self.stateful[path])
+            result = original(module, *args, **kwargs)
+            self._check_buffers(path, module, buffers)
+            draws.check_unmoved()
+            self._seeds.check_unset()
+            self._check_recorded(result)
+        except Exception as error:
+            if self.graph_break is None or self.graph_break.error is not error:
+                where = failing_line(error)
+                self.graph_break = GraphBreak(path, where or definition_line(cls), error)
+            raise
+        finally:
+            del self.writer.module_stack[path]
+        return result
+
+    def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
+        # A graph has no node that binds a name of a module; its state would never move.
+        for name, buffer in module._buffers.items():
+            old = before.get(name)
+            if buffer is not old and self._alias_sources.get(id(buffer), buffer) is not old:
+                full = f"{path}.{name}" if path else name
+                raise CaptureError(
+                    f"the model replaces its buffer {full} while it runs; a graph can only write "
+                    f"into a buffer (self.{name}.copy_(...))"
+                )
+
+    def _check_recorded(self, result: Any) -> None:
+        # Found at the exit of the module that made it, and not at its first reader elsewhere.
+        tensors = result if isinstance(result, tuple | list) else (result,)
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
+                self.writer.node_of(tensor)
+
+    def _call_leaf(
+        self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
+    ) -> Any:
+        before = self._operator_count
+        written = self.writer.written(args, kwargs)  # as they are before the leaf runs
+        with self._paused():
+            result = self._leaf_result(original, module, path, args, kwargs)
+        self.writer.call("call_module", path, *written, result)
+        self._ranks.note(None, args, kwargs, result)
+        hidden = self._operator_count - before
+        self.leaf_operators[path] = max(self.leaf_operators.get(path, 0), hidden)
+        return result
+
+    def _leaf_result(
+        self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
+    ) -> Any:
+        if path in self._eager_outputs:
+            seen = self._next_eager_output(path)
+            self._operator_count += seen.operators
+            sources = [*tensors_in([*args, kwargs]), *module.parameters()]
+            return seen.as_fake(self.sizes, sources)
+        if isinstance(module, nn.RNNBase):
+            return self._recurrent.outputs(module, *args, **kwargs)
+        try:
+            check_has_fake_kernel(module)
+            return self._fake_cache.call_module(
+                module, args, kwargs, lambda: original(module, *args, **kwargs)
+            )
+        except Exception as error:
+            where = failing_line(error) or current_line()
+            self.graph_break = GraphBreak(path, where, error, needs_shapes=True)
+            raise
+
+    def call_autograd_function(self, original: Any, function: type, args: Any, kwargs: Any) -> Any:
+        """Replaces `autograd.Function.apply`: one node, so that the backward stays as written."""
+        if not self._recording:
+            return original(function, *args, **kwargs)
+        with self._paused():
+            result = original(function, *args, **kwargs)
+        self.writer.emit("call_function", AutogradCall(function), args, kwargs, result)
+        self._ranks.note(None, args, kwargs, result)
+        return result

@@ -1,0 +1,56 @@
+"""Source lines: which line of the model's own Python is running."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+import chop
+
+_TORCH = Path(torch.__file__).parent
+_CHOP = Path(chop.__file__).parent
+_OURS = (str(_CHOP / name) for name in ("capture", "captured", "nested.py", "private"))
+_MACHINERY = (str(_TORCH), str(_TORCH.parent / "sympy"), *_OURS, "<")
+
+
+@functools.cache
+def is_model_code(filename: str) -> bool:
+    """Whether code of that file belongs to a model: it is neither torch's, sympy's nor ours."""
+    library = filename.endswith(("/contextlib.py", "/functools.py"))
+    return not library and not filename.startswith(_MACHINERY)
+
+
+def current_line() -> str:
+    """`file:line` of the innermost running frame that is neither torch's, sympy's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_model_code(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"
+
+
+def definition_line(module: type) -> str:
+    """`file:line` of the `forward` of a module class; the class's name where it is compiled."""
+    forward = inspect.getattr_static(module, "forward")
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    if code is None:
+        return f"{module.__module__}.{module.__qualname__}"
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def failing_line(error: BaseException) -> str | None:
+    """`file:line` of the innermost frame of the model that an exception went through, if any."""
+    where = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if is_model_code(filename):
+            where = f"{filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return where

@@ -1,0 +1,1 @@
+"""Symbolic sizes: symbols, their conditions, and sizes that depend on data."""

@@ -1,0 +1,82 @@
+"""Shape environment that keeps each size test which decided the recording, with its line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from chop.capture.recording.source import current_line
+from chop.private.symbolic_shapes import ShapeEnv, SLoc
+
+
+class GuardedShapeEnv(ShapeEnv):
+    """Notes which size tests decided the recording.
+
+    A test asked by the model's own Python chose what was recorded, so it is kept with its line.
+    A test asked inside an operator belongs to the operator's fake kernel, and the real kernel will
+    ask again; it matters only when it made two sizes, or a size and a number, the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            duck_shape=False,
+            specialize_zero_one=True,
+            prefer_deferred_runtime_asserts_over_guards=False,
+        )
+        self.evaluated_by_model = False
+        self.tests: dict[sympy.Basic, str] = {}
+        self.emptiness_tests: dict[sympy.Basic, str] = {}
+        self._inside_operators: dict[sympy.Basic, str] = {}
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        """What a test comes to, as torch finds it."""
+        outcome = super().evaluate_expr(orig_expr, *args, **kwargs)
+        if self.evaluated_by_model and orig_expr.free_symbols:
+            self.keep(_as_condition(orig_expr, outcome))
+        return outcome
+
+    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
+        super()._set_replacement(a, tgt, msg)
+        if self.replacements.get(a) == tgt:
+            self.keep(sympy.Eq(a, tgt, evaluate=False))
+
+    def keep(self, condition: sympy.Basic) -> None:
+        """Keeps a condition that decided the recording, with the line of the model."""
+        if condition not in self.tests:
+            self.tests[condition] = current_line()
+        if not self.evaluated_by_model:
+            self._inside_operators[condition] = self.tests[condition]
+
+    def keep_if_assumed(self, condition: sympy.Basic) -> None:
+        """Keeps a test by the model that holds for all sizes but zero, which none is taken for."""
+        if self.evaluated_by_model and condition.free_symbols:
+            self.emptiness_tests.setdefault(condition, current_line())
+
+    def reset_guards(self) -> bool:
+        """Forgets the tests of the model for another recording of it; False if it cannot.
+
+        What an operator has found stays, since its answer may be taken over. Where two sizes were
+        found to be the same, or data gave a size, another recording would not start alike.
+        """
+        if self.replacements or self.deferred_runtime_asserts:
+            return False
+        self.tests, self.emptiness_tests = dict(self._inside_operators), {}
+        return True
+
+    def _get_stack_summary(
+        self, is_debug: bool = False, framework_loc: str | None = None
+    ) -> tuple[SLoc, str]:
+        # Stack summaries are a third of the time of a capture, and `keep` has the line.
+        return SLoc(None, None), ""
+
+    def _log_guard(self, prefix: str, g: Any, forcing_spec: bool) -> None:
+        """Structured logging of every test costs time and is read by nobody here."""
+
+
+def _as_condition(expression: sympy.Basic, outcome: Any) -> sympy.Basic:
+    if outcome is sympy.true or outcome is True:
+        return expression
+    if outcome is sympy.false or outcome is False:
+        return sympy.Not(expression)
+    return sympy.Eq(expression, outcome, evaluate=False)

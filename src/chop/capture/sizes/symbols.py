@@ -1,0 +1,398 @@
+"""Symbolic sizes: dynamic dimensions of inputs, size nodes of the graph, and shape guards.
+
+While a model runs on fake tensors, every free input dimension is a symbol. Three things are asked
+of this file: fake inputs with such dimensions, the graph nodes that compute a size written as an
+expression of symbols, and the conditions on input sizes under which the recording holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import sympy
+import torch
+from sympy.logic.boolalg import BooleanAtom
+from torch import Tensor, fx
+
+from chop.capture.sizes.shape_env import GuardedShapeEnv
+from chop.capture.sizes.size_functions import COMPUTE, PAIRWISE, SizePrinter
+from chop.captured.guards.shape_guards import ShapeGuard
+from chop.errors import CaptureError
+from chop.logs import at_level
+from chop.private.symbolic_shapes import (
+    DimDynamic,
+    FakeTensor,
+    ValueRanges,
+    bound_sympy,
+    enable_python_dispatcher,
+    fake_with_symbols,
+    in_kernel_invocation_manager,
+    int_oo,
+    size_functions,
+)
+from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode
+
+SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether a Python value is a size, number or truth value that depends on input sizes."""
+    return isinstance(value, SYMBOLIC_TYPES)
+
+
+def constant_of(tensor: Tensor) -> Tensor | None:
+    """The real tensor behind a fake one when its value does not depend on the inputs."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    return tensor.constant
+
+
+def meta_of(fake: FakeTensor) -> Tensor:
+    """What a fake tensor is made of."""
+    with in_kernel_invocation_manager(fake.fake_mode):
+        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+
+
+def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
+    """A tensor like a fake one, without its history.
+
+    Args:
+        fake: a strided tensor.
+        elements: what `meta_of` it returned, which takes time.
+    """
+    made_of = meta_of(fake) if elements is None else elements
+    return FakeTensor(fake.fake_mode, made_of, fake.device)
+
+
+class Sizes:
+    """The symbols of one recording: where they come from and how the graph computes with them.
+
+    Args:
+        graph: the graph that the size nodes go into.
+        symbolic: without it every size is a plain number, and a recording holds for the example
+            sizes only. It is several times faster and needs none of the private API.
+        before: the sizes of an earlier recording of the same inputs, which may share its symbols.
+    """
+
+    def __init__(self, graph: fx.Graph, symbolic: bool = True, before: Sizes | None = None) -> None:
+        self._graph = graph
+        self._inputs: dict[str, FakeTensor] = {}
+        self._env: GuardedShapeEnv | None
+        self._mode: FakeTensorMode
+        self.continues: bool = before is not None and (
+            before._env is None or before._env.reset_guards()
+        )
+        if before is not None and self.continues:
+            self._env, self._mode, self._inputs = before._env, before._mode, before._inputs
+        else:
+            self._env = GuardedShapeEnv() if symbolic else None
+            self._mode = FakeTensorMode(
+                shape_env=self._env, allow_non_fake_inputs=True, static_shapes=not symbolic
+            )
+            if symbolic:
+                # torch checks each entry of its cache by arithmetic on sizes, half of the time of a
+                # recording; `FakeCache` has what repeats.
+                self._mode.cache_enabled = False
+        self._origins: dict[sympy.Symbol, tuple[fx.Node, int | None]] = {}
+        self._names: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._written: dict[sympy.Basic, fx.Node] = {}
+        self._described: dict[sympy.Basic, int | str] = {}
+        self._fixed: list[ShapeGuard] = []
+        self._examples: dict[str, tuple[int, ...]] = {}
+        self._fakes: list[Tensor] = []
+        self._computed: dict[sympy.Symbol, str] = {}
+
+    @contextlib.contextmanager
+    def fake_mode(self) -> Iterator[None]:
+        """Every tensor made inside is fake."""
+        # An error inside a fake kernel is handled by the capture; torch would also print it.
+        quiet = at_level(logging.CRITICAL, *NOISY_LOGGERS)
+        with quiet, enable_python_dispatcher(), self._mode:
+            yield
+
+    @contextlib.contextmanager
+    def evaluated_by(self, model: bool) -> Iterator[None]:
+        """Says who asks about sizes inside the block: the model's Python, or an operator."""
+        if self._env is None:
+            yield
+            return
+        before, self._env.evaluated_by_model = self._env.evaluated_by_model, model
+        try:
+            yield
+        finally:
+            self._env.evaluated_by_model = before
+
+    # --- inputs
+
+    def fake_input(
+        self, name: str, tensor: Tensor, is_dynamic: Callable[[Tensor, int], bool]
+    ) -> Tensor:
+        """A fake copy of an input.
+
+        Args:
+            name: how the run-time conditions refer to the input: `"x"`, `"batch['mask']"`.
+            tensor: the example; only its shape, dtype and device matter.
+            is_dynamic: whether a dimension may have another size at run time.
+        """
+        if self._env is None:
+            fake: Tensor = self._mode.from_tensor(tensor, static_shapes=True)
+            self._fix(name, tensor, range(tensor.dim()))
+            return fake
+        dims = [
+            DimDynamic.DYNAMIC if is_dynamic(tensor, dim) else DimDynamic.STATIC
+            for dim in range(tensor.dim())
+        ]
+        if name not in self._inputs:
+            self._inputs[name] = fake_with_symbols(self._mode, name, tensor, dims)
+        fake = self._inputs[name]
+        if fake.layout is torch.strided:
+            # The model may write into it, and the next recording shares it.
+            fake = new_fake(fake)
+        fake.requires_grad_(tensor.requires_grad)
+        self._fix(name, tensor, [d for d, kind in enumerate(dims) if kind is DimDynamic.STATIC])
+        self._examples[name] = tuple(tensor.shape)
+        self._fakes.append(fake)
+        for dim, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                self._names[size.node.expr] = sympy.Symbol(f"{name}.shape[{dim}]")
+        return fake
+
+    def _fix(self, name: str, tensor: Tensor, dims: Any) -> None:
+        for dim in dims:
+            self._fixed.append(ShapeGuard(f"{name}.shape[{dim}] == {tensor.shape[dim]}"))
+
+    def free_number(self, name: str, example: int) -> Any:
+        """A size that no shape of an input tells: a node has to compute it, see `bind_number`.
+
+        Args:
+            name: of its own.
+            example: at least 2.
+
+        Raises:
+            CaptureError: sizes are plain numbers here.
+        """
+        if self._env is None:
+            raise CaptureError(f"{name} is not known before a call, and no size is free")
+        if name not in self._inputs:
+            dims = [DimDynamic.DYNAMIC]
+            self._inputs[name] = fake_with_symbols(self._mode, name, torch.empty(example), dims)
+        size: Any = self._inputs[name].shape[0]
+        self._computed[size.node.expr] = name
+        return size
+
+    def tests_of_computed(self) -> Iterator[tuple[str, str]]:
+        """Names of sizes that no input tells and that the model's Python tests, and the lines."""
+        tests = {} if self._env is None else self._env.tests
+        for condition, where in tests.items():
+            computed = condition.free_symbols & self._computed.keys()
+            if computed and not _always_true(condition, least=0):
+                yield from ((self._computed[symbol], where) for symbol in computed)
+
+    # --- sizes as nodes
+
+    def bind(self, tensor: Tensor, node: fx.Node) -> None:
+        """Remembers that `node` can tell the symbols that first appear in `tensor`'s shape."""
+        if self._env is None:
+            return
+        for dim, size in enumerate(tensor.shape):
+            if isinstance(size, torch.SymInt):
+                expression = size.node._expr
+                if expression.is_Symbol and expression not in self._origins:
+                    self._origins[expression] = (node, dim)
+
+    def bind_number(self, number: Any, node: fx.Node) -> None:
+        """Remembers that `node` computes a number such as the result of `item()`."""
+        expression = number.node._expr
+        if expression.is_Symbol:
+            self._origins.setdefault(expression, (node, None))
+
+    def write(self, value: Any) -> Any:
+        """A symbolic number as a node of the graph, or as a plain number when it has become one.
+
+        Raises:
+            CaptureError: the number depends on data that no recorded operator produced.
+        """
+        expression = value.node.expr
+        if expression.is_number or isinstance(expression, BooleanAtom):
+            kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+            return kind(expression)
+        return self._write(expression)
+
+    def _write(self, expression: sympy.Basic) -> Any:
+        if isinstance(expression, BooleanAtom):
+            return bool(expression)
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_number:
+            return float(expression)
+        if expression not in self._written:
+            if expression.is_Symbol:
+                self._written[expression] = self._write_symbol(expression)
+            else:
+                self._written[expression] = self._write_function(expression)
+        return self._written[expression]
+
+    def _write_symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        if symbol not in self._origins:
+            raise CaptureError(f"the number {symbol} has no recorded origin")
+        node, dim = self._origins[symbol]
+        return node if dim is None else self._graph.call_method("size", (node, dim))
+
+    def _write_function(self, expression: sympy.Basic) -> Any:
+        if isinstance(expression, sympy.Add):
+            return self._write_sum(expression)
+        values = [self._write(part) for part in expression.args]
+        kind = type(expression)
+        if kind in COMPUTE:
+            return self._graph.call_function(COMPUTE[kind], tuple(values))
+        if kind in PAIRWISE:
+            function = PAIRWISE[kind]
+            return functools.reduce(
+                lambda a, b: self._graph.call_function(function, (a, b)), values
+            )
+        if isinstance(expression, size_functions.ModularIndexing):
+            base, divisor, modulus = values
+            quotient = self._graph.call_function(operator.floordiv, (base, divisor))
+            return self._graph.call_function(operator.mod, (quotient, modulus))
+        raise CaptureError(f"the size {expression} cannot be written in Python ({kind.__name__})")
+
+    def _write_sum(self, expression: sympy.Add) -> Any:
+        # `a - b` reads better than `a + -1 * b`, so negative terms and numbers go last.
+        terms = sorted(
+            expression.args, key=lambda term: (term.could_extract_minus_sign(), term.is_number)
+        )
+        total = self._write(terms[0])
+        for term in terms[1:]:
+            function, term = (
+                (operator.sub, -term) if term.could_extract_minus_sign() else (operator.add, term)
+            )
+            total = self._graph.call_function(function, (total, self._write(term)))
+        return total
+
+    # --- descriptions
+
+    def describe(self, size: Any) -> int | str:
+        """A size as an int, or as an expression of input sizes such as `"x.shape[0]"`."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        expression = size.node.expr
+        if expression not in self._described:
+            self._described[expression] = (
+                int(expression) if expression.is_number else self._print(expression)
+            )
+        return self._described[expression]
+
+    def _print(self, expression: sympy.Basic) -> str:
+        return str(SizePrinter().doprint(expression.xreplace(self.names())))
+
+    def names(self) -> dict[sympy.Symbol, sympy.Symbol]:
+        """What to call each symbol: `x.shape[0]`, or its node (`nonzero.shape[0]`)."""
+        made = {
+            symbol: sympy.Symbol(node.name if dim is None else f"{node.name}.shape[{dim}]")
+            for symbol, (node, dim) in self._origins.items()
+        }
+        return {**made, **self._names}
+
+    def guards(self) -> list[ShapeGuard]:
+        """The conditions on input sizes under which the recording holds."""
+        if self._env is None:
+            return list(self._fixed)
+        found = list(self._fixed)
+        for condition, where in self._env.tests.items():
+            if condition.free_symbols <= self._names.keys() and not _always_true(condition):
+                found.append(ShapeGuard(self._print(condition), where))
+        for condition, where in self._env.emptiness_tests.items():
+            known = condition.free_symbols <= self._names.keys()
+            if known and not _always_true(condition, least=0):
+                found.append(ShapeGuard(self._print(condition), where))
+        return found
+
+    def add_guards_of(self, other: Sizes) -> None:
+        """Also keeps the conditions of a second recording of the same inputs."""
+        if self._env is not None and other._env is not None:
+            ours, theirs = self._env, other._env
+            ours.tests = {**theirs.tests, **ours.tests}
+            ours.emptiness_tests = {**theirs.emptiness_tests, **ours.emptiness_tests}
+
+    def unbacked_size(self, least: int, most: Any) -> Any:
+        """A new size that only the data tells, which some operator's result has to show.
+
+        Args:
+            least: the smallest value that it can have.
+            most: the largest, or None.
+
+        Raises:
+            CaptureError: sizes are plain numbers here, and no number would hold for other data.
+        """
+        if self._env is None:
+            raise CaptureError("a size depends on data, and no size is free")
+        size = self._env.create_unbacked_symint()
+        torch._check(size >= least)
+        if most is not None:
+            torch._check(size <= most)
+        return size
+
+    # --- other sizes of the same inputs
+
+    def grown_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Per input a second example shape: every independent size larger by its own amount."""
+        if self._env is None:
+            return {}
+        grown = self._grown_symbols()
+        shapes: dict[str, list[int]] = {}
+        for symbol, name in self._names.items():
+            root, _, dim = str(name).rpartition(".shape[")
+            shape = shapes.setdefault(root, [int(size) for size in self._examples[root]])
+            shape[int(dim[:-1])] = int(self._env.simplify(symbol).xreplace(grown))
+        return {name: tuple(shape) for name, shape in shapes.items()}
+
+    def _grown_symbols(self) -> dict[sympy.Symbol, sympy.Integer]:
+        assert self._env is not None
+        roots: dict[sympy.Symbol, None] = {}
+        for symbol in self._names:
+            roots.update(dict.fromkeys(self._env.simplify(symbol).free_symbols))
+        values = self._env.backed_var_to_val
+        return {root: values[root] + step for step, root in enumerate(roots, start=1)}
+
+    def infer_size(self, example: int, grown: int | None, known: Iterable[Any]) -> Any:
+        """The size that was `example` at the example sizes and `grown` at the grown ones.
+
+        Args:
+            example: the size in a real run on the example inputs.
+            grown: the same in a run on inputs of `grown_shapes`; None where that failed.
+            known: symbolic sizes near by, which are tried first.
+        Returns: a number if the size did not move, a known size that moved alike, or a size of
+            its own, known at run time only.
+        """
+        if self._env is None or example == grown:
+            return example
+        moved = self._grown_symbols()
+        for size in [*known, *self._input_sizes()]:
+            if not isinstance(size, torch.SymInt):
+                continue
+            expression = size.node.expr
+            seen = (
+                expression.xreplace(self._env.backed_var_to_val),
+                expression.xreplace(moved) if grown is not None else None,
+            )
+            if seen == (example, grown):
+                return size
+        return self._env.create_unbacked_symint()
+
+    def _input_sizes(self) -> list[Any]:
+        return [size for fake in self._fakes for size in fake.shape if is_symbolic(size)]
+
+
+def _always_true(condition: sympy.Basic, least: int = 1) -> bool:
+    ranges = {symbol: ValueRanges(least, int_oo) for symbol in condition.free_symbols}
+    try:
+        return bound_sympy(condition, ranges).is_singleton() and bool(
+            bound_sympy(condition, ranges).lower
+        )
+    except (NotImplementedError, TypeError, AssertionError):
+        return False

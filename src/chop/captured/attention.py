@@ -1,0 +1,415 @@
+"""torch's multi-head attention as its projections and `scaled_dot_product_attention`.
+
+`nn.MultiheadAttention` hands its parameters to one function, in which no operator can be seen.
+Here the projections are layers, and the rest are calls of torch.
+B batch, H heads, L queries, S keys, D head size.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chop.captured.joined import Joined, join_in_state_dicts
+from chop.captured.module_tree import STANDS_FOR
+
+PRODUCTS = "products"
+"""The child of a `ProjectedAttention` that computes its products in the place of `attend`."""
+
+Slices = MutableMapping[int, tuple[nn.Parameter, ...]]
+"""Rows of parameters, by the id of the parameter: what is shared stays shared."""
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+"""The layers of a `ProjectedAttention` that torch's layer has no modules for."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How an attention layer treats its projected inputs.
+
+    Attributes:
+        count: of heads.
+        batch_first: inputs are (batch, time, features), not (time, batch, features).
+        bias_k: (1, 1, features), a key behind the others, or None.
+        bias_v: its value.
+        add_zero: a key and a value of zeros behind the others.
+    """
+
+    count: int
+    batch_first: bool
+    bias_k: Tensor | None = None
+    bias_v: Tensor | None = None
+    add_zero: bool = False
+
+    def split(self, x: Tensor) -> Tensor:
+        """Projected inputs as (B, H, time, D)."""
+        parts = x.view(*x.shape[:-1], self.count, x.shape[-1] // self.count)
+        return parts.transpose(1, 2) if self.batch_first else parts.permute(1, 2, 0, 3)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """The heads side by side, as (L, B, features) in any case.
+
+        torch has its results in memory like this, and so draws the same dropout.
+        """
+        parts = x.permute(2, 0, 1, 3)
+        return parts.reshape(*parts.shape[:2], -1)
+
+    def extended(self, x: Tensor, row: Tensor | None) -> Tensor:
+        """Keys or values with the rows that the layer adds."""
+        if row is not None:
+            row = row.view(1, self.count, 1, -1).expand(x.shape[0], -1, -1, -1)
+            x = torch.cat([x, row], 2)
+        return F.pad(x, (0, 0, 0, 1)) if self.add_zero else x
+
+    def mask(self, attn_mask: Tensor | None, padding: Tensor | None, scores: Any) -> Tensor | None:
+        """One mask for all scores: True hides, or numbers are added.
+
+        Args:
+            attn_mask: (L, S) or (B * H, L, S).
+            padding: (B, S).
+            scores: the sizes (B, L, S), without the keys that the layer adds.
+        """
+        batch, queries, keys = scores
+        if attn_mask is not None:
+            heads = (batch * self.count,) if attn_mask.dim() == 3 else ()
+            expected = (*heads, queries, keys)
+            if tuple(attn_mask.shape) != expected:
+                raise RuntimeError(
+                    f"expected an attn_mask of shape {expected}, got {tuple(attn_mask.shape)}"
+                )
+            if attn_mask.dim() == 3:
+                attn_mask = attn_mask.view(batch, self.count, queries, keys)
+        if padding is not None:
+            padding = padding.view(batch, 1, 1, keys)
+        added = (self.bias_k is not None) + self.add_zero
+        if added:
+            attn_mask, padding = (
+                None if mask is None else F.pad(mask, (0, added)) for mask in (attn_mask, padding)
+            )
+        return _joined(attn_mask, padding)
+
+
+def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    if not torch.is_floating_point(other):
+        one, other = other, one
+    if torch.is_floating_point(one):
+        return one + other
+    return other.masked_fill(one, -math.inf) if torch.is_floating_point(other) else one | other
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout: float,
+    training: bool,
+    is_causal: bool,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The context of each query, and the attention weights where they are needed.
+
+    Without dropout the weights are computed beside the context, so that a graph that does not read
+    them does not compute them.
+
+    Args:
+        query: (B, H, L, D).
+        key: (B, H, S, D).
+        value: (B, H, S, D).
+        mask: True hides, or numbers are added to the scores.
+        dropout: the probability that a weight is dropped in training.
+        training: whether it is.
+        is_causal: hides the keys after each query.
+        need_weights: whether to return the weights.
+    """
+    hidden = mask is not None and not torch.is_floating_point(mask)
+    weights = None
+    if need_weights:
+        scaled = torch.mul(query, math.sqrt(1 / query.shape[-1]))
+        scores = torch.matmul(scaled, key.transpose(-2, -1))
+        if mask is not None:
+            scores = scores.masked_fill(mask, -math.inf) if hidden else torch.add(scores, mask)
+        weights = torch.softmax(scores, -1)
+        if dropout > 0:
+            weights = F.dropout(weights, dropout, training)
+            return torch.matmul(weights, value), weights
+    if mask is not None and hidden:
+        mask = ~mask
+    p = dropout if training else 0.0
+    context = F.scaled_dot_product_attention(query, key, value, mask, p, is_causal)
+    return context, weights
+
+
+def _hidden_as_nan(context: Tensor, mask: Tensor) -> Tensor:
+    """NaN as the context of a query from which every key is hidden, as in torch with its weights.
+
+    Args:
+        context: (B, H, L, D).
+        mask: see `attend`; its sizes broadcast to (B, H, L, S).
+    """
+    if torch.is_floating_point(mask):
+        hidden = mask.amax(-1, keepdim=True) == -math.inf
+    else:
+        hidden = mask.all(-1, keepdim=True)
+    return context.masked_fill(hidden, math.nan)
+
+
+def _run(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    project: tuple[Callable[[Tensor], Tensor], ...],
+    heads: Heads,
+    attention: Callable[..., tuple[Tensor, Tensor | None]],
+    padding: Tensor | None,
+    attn_mask: Tensor | None,
+    average: bool,
+    options: Mapping[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of inputs with or without a batch axis."""
+    batched = inputs[0].dim() == 3
+    axis = 0 if heads.batch_first else 1
+    if not batched:
+        inputs = tuple(x.unsqueeze(axis) for x in inputs)  # type: ignore[assignment]
+        padding = None if padding is None else padding.unsqueeze(0)
+    if options["is_causal"] and attn_mask is None:
+        raise RuntimeError("expected an attn_mask beside the hint is_causal, got none")
+    for mask in (attn_mask, padding):
+        # To read `mask.dtype` in a recording would warn of inputs of other dtypes later.
+        kind = torch.bool if mask is None else torch.result_type(mask, mask)
+        if kind != torch.bool and not kind.is_floating_point:
+            raise RuntimeError(f"expected masks of bool or floating numbers, got {kind}")
+    # As in torch: the hint stands for the mask where no other mask is to be merged with it.
+    is_causal = options["is_causal"] and padding is None and not options["need_weights"]
+    attn_mask = None if is_causal else attn_mask
+    query, key, value = (run(x) for run, x in zip(project, inputs, strict=False))
+    q, k, v = heads.split(query), heads.split(key), heads.split(value)
+    mask = heads.mask(attn_mask, padding, (q.shape[0], q.shape[2], k.shape[2]))
+    k, v = heads.extended(k, heads.bias_k), heads.extended(v, heads.bias_v)
+    context, weights = attention(q, k, v, mask, **{**options, "is_causal": is_causal})
+    if weights is not None and mask is not None:
+        context = _hidden_as_nan(context, mask)
+    out = project[3](heads.merge(context))
+    if weights is not None and average:
+        weights = weights.mean(1)
+    if not batched:
+        return out.squeeze(1), None if weights is None else weights.squeeze(0)
+    return out.transpose(0, 1) if heads.batch_first else out, weights
+
+
+class ProjectedAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` whose projections are layers: q_proj, k_proj, v_proj and out_proj.
+
+    It has the same memory and computes the same. State dicts have the weights as torch's layer has
+    them, `in_proj_weight` for example.
+    """
+
+    @classmethod
+    def around(cls, module: nn.MultiheadAttention, shared: Slices) -> Self:
+        """Takes over a layer of torch: its memory, hooks, attributes and mode.
+
+        Args:
+            module: see `why_not_projected`.
+            shared: slices of parameters; takes and gives.
+        """
+        made = _twin_class(cls, type(module))
+        twin: Any = made.__new__(made)
+        nn.Module.__init__(twin)
+        twin.__dict__.update({n: x for n, x in vars(module).items() if n != "_parameters"})
+        vars(twin)[STANDS_FOR] = type(module)
+        packed = module.in_proj_weight is not None
+        weights = (
+            _slices(module.in_proj_weight, shared)
+            if packed
+            else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        )
+        bias = module.in_proj_bias
+        biases = (None,) * 3 if bias is None else _slices(bias, shared)
+        layers: dict[str, nn.Module] = {
+            name: _linear(weight, bias, module.training)
+            for name, weight, bias in zip(PROJECTIONS, weights, biases, strict=True)
+        }
+        vars(twin)["_modules"] = {**layers, **module._modules}
+        rows = {name: module._parameters.get(name) for name in ("bias_k", "bias_v")}
+        vars(twin)["_parameters"] = {name: x for name, x in rows.items() if x is not None}
+        twin._qkv_same_embed_dim = False  # torch's fast path would read the parameters
+        join_in_state_dicts(twin, _joined_names(packed, bias is not None))
+        return twin  # type: ignore[no-any-return]
+
+    def _reset_parameters(self) -> None:
+        """Does nothing: what was taken over has its values already."""
+
+    @property
+    def in_proj_weight(self) -> Tensor | None:  # type: ignore[override]
+        """The weights of the three projections, where they have the same width."""
+        weights = [self._modules[name].weight for name in PROJECTIONS]  # type: ignore[union-attr]
+        same = self.kdim == self.embed_dim == self.vdim
+        return torch.cat(weights) if same else None  # type: ignore[arg-type]
+
+    @property
+    def in_proj_bias(self) -> Tensor | None:  # type: ignore[override]
+        """The biases of the three projections."""
+        biases = [self._modules[name].bias for name in PROJECTIONS]  # type: ignore[union-attr]
+        return None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Same arguments and results as `nn.MultiheadAttention`.
+
+        Args:
+            query: (B, L, features), (L, B, features) or (L, features).
+            key: (B, S, features), (S, B, features) or (S, features).
+            value: as `key`.
+            key_padding_mask: (B, S) or (S): True hides, or numbers are added.
+            need_weights: whether to return the attention weights.
+            attn_mask: (L, S) or (B * H, L, S): True hides, or numbers are added.
+            average_attn_weights: over the heads.
+            is_causal: says that `attn_mask` is causal.
+        """
+        layers = (*(self._modules[name] for name in PROJECTIONS), self.out_proj)
+        heads = Heads(
+            self.num_heads, self.batch_first, self.bias_k, self.bias_v, self.add_zero_attn
+        )
+        options = {
+            "dropout": self.dropout,
+            "training": self.training,
+            "is_causal": is_causal,
+            "need_weights": need_weights,
+        }
+        attention: Any = self._modules.get(PRODUCTS) or attend
+        return _run(
+            (query, key, value),
+            layers,  # type: ignore[arg-type]
+            heads,
+            attention,
+            key_padding_mask,
+            attn_mask,
+            average_attn_weights,
+            options,
+        )
+
+
+def why_not_projected(module: nn.Module) -> str | None:
+    """Why a layer of torch cannot be taken over by `ProjectedAttention`; None if it can."""
+    if "forward" in vars(module) or not _forward_is_torch(type(module)):
+        return "has a forward of its own"
+    out = module.out_proj
+    assert isinstance(out, nn.Module)
+    names = {"in_proj_weight", "in_proj_bias", *(f"{name}_weight" for name in PROJECTIONS)}
+    tensors = [module._parameters.get(name) for name in sorted(names)]
+    weights = [x for x in tensors if x is not None and x.dim() == 2]
+    if len(weights) not in (1, 3) or set(module._modules) != {"out_proj"}:
+        return "computes its parameters"
+    # torch reads the weight of this layer and does not call it.
+    called = out._forward_hooks or out._forward_pre_hooks or "forward" in vars(out)
+    if type(out).forward is not nn.Linear.forward or called:
+        return "has an out_proj with hooks or a forward of its own"
+    return None
+
+
+def _forward_is_torch(cls: type) -> bool:
+    """Whether the forward of a class is torch's, or hands on to torch's by `super().forward`."""
+    for ancestor in cls.__mro__:
+        if ancestor is nn.MultiheadAttention:
+            return True
+        names = getattr(vars(ancestor).get("forward"), "__code__", None)
+        if names is not None and not {"super", "forward"} <= {*names.co_names}:
+            return False
+    return False
+
+
+def _twin_class(base: type[Any], cls: type[Any]) -> Any:
+    """A class with the forward of `cls` where that hands on to torch's, in whose place is ours."""
+    if cls.forward is nn.MultiheadAttention.forward:
+        return base
+    return type(cls.__name__, (cls, base), {"__module__": cls.__module__})
+
+
+def _joined_names(packed: bool, has_bias: bool) -> Joined:
+    weights = tuple(f"{name}.weight" for name in PROJECTIONS)
+    joined: dict[str, tuple[str, ...]] = (
+        {"in_proj_weight": weights}
+        if packed
+        else {f"{name}_weight": (f"{name}.weight",) for name in PROJECTIONS}
+    )
+    biases = {"in_proj_bias": tuple(f"{name}.bias" for name in PROJECTIONS)}
+    return {**joined, **biases} if has_bias else joined
+
+
+def _slices(parameter: nn.Parameter, shared: Slices) -> tuple[nn.Parameter, ...]:
+    if id(parameter) not in shared:
+        rows, trains = parameter.detach().chunk(3), parameter.requires_grad
+        shared[id(parameter)] = tuple(nn.Parameter(x, trains) for x in rows)
+    return shared[id(parameter)]
+
+
+def _linear(weight: nn.Parameter, bias: nn.Parameter | None, training: bool) -> nn.Linear:
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.out_features, layer.in_features = weight.shape
+    layer._parameters.update(weight=weight, bias=bias)
+    layer.training = training
+    return layer
+
+
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+
+
+def bound_call(args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of `F.multi_head_attention_forward`; None: keys or values come projected."""
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    return given if given["static_k"] is None and given["static_v"] is None else None
+
+
+def multi_head_attention(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """`F.multi_head_attention_forward` in torch calls.
+
+    Args:
+        given: see `bound_call`.
+    """
+    if given["use_separate_proj_weight"]:
+        weights = [given[f"{name}_weight"] for name in PROJECTIONS]
+    else:
+        weights = given["in_proj_weight"].chunk(3)
+    bias = given["in_proj_bias"]
+    biases: Any = (None,) * 3 if bias is None else bias.chunk(3)
+    pairs = [
+        *zip(weights, biases, strict=True),
+        (given["out_proj_weight"], given["out_proj_bias"]),
+    ]
+    rows = (given["bias_k"], given["bias_v"], given["add_zero_attn"])
+    return _run(
+        (given["query"], given["key"], given["value"]),
+        tuple(functools.partial(F.linear, weight=w, bias=b) for w, b in pairs),
+        Heads(given["num_heads"], False, *rows),
+        attend,
+        given["key_padding_mask"],
+        given["attn_mask"],
+        given["average_attn_weights"],
+        {
+            "dropout": given["dropout_p"],
+            "training": given["training"],
+            "is_causal": given["is_causal"],
+            "need_weights": given["need_weights"],
+        },
+    )

@@ -1,0 +1,109 @@
+"""Arguments of a call: which of them reach a graph, and which it may drop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from chop.captured.guards.ignored_arguments import why_not_ignorable
+from chop.captured.huggingface.cache import new_cache
+from chop.captured.huggingface.cache_names import (
+    CACHE_NAMES,
+    POSITIONS,
+    cache_among,
+    with_taken_name,
+)
+from chop.captured.huggingface.packed_rows import check_packed_rows
+from chop.captured.record import CaptureRecord
+from chop.errors import GuardError
+
+
+def call_arguments(
+    record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call of the model that reach its graph, by position and by name.
+
+    Positions are those of the model's `forward`, whichever of its parameters the graph takes. A
+    graph whose inputs were named at capture, or whose model's signature names none, has its own. So
+    has a call with a tensor where the model takes a cache: GPT-2 has its cache before the mask.
+
+    Args:
+        record: of the graph's capture.
+        args: of the call, by position.
+        kwargs: of the call, by name.
+    Returns: positions, empty where they are not those of the graph; and names, with a cache and
+        without what the graph may drop.
+
+    Raises:
+        GuardError: the model would use an argument that the graph does not have, or it comes
+            twice, or there are more than the model takes.
+    """
+    inputs = (*record.example_inputs, *record.optional_inputs)
+    meant = record.positional[: len(args)]
+    # A tensor is no cache: who passes one in its place counts the inputs of the graph.
+    counts_inputs = any(
+        name in CACHE_NAMES and isinstance(x, Tensor) for name, x in zip(meant, args, strict=False)
+    )
+    if meant == inputs[: len(args)] or not record.positional or counts_inputs:
+        return args, _accepted_arguments(record, args, kwargs)
+    if len(args) > len(meant):
+        raise GuardError(
+            f"expected at most {len(meant)} arguments by position ({', '.join(meant)}), got "
+            f"{len(args)}; pass the others by name"
+        )
+    twice = [name for name in meant if name in kwargs]
+    if twice:
+        raise GuardError(f"expected each argument once, got {twice[0]} by position and by name")
+    named = dict(zip(meant, args, strict=True)) | {**kwargs}
+    try:
+        return (), _accepted_arguments(record, (), named)
+    except GuardError as error:
+        raise GuardError(
+            f"{error}; positions are those of {record.class_name}.forward ({', '.join(meant)}), so "
+            f"pass what is meant for another input by name: {', '.join(inputs)}"
+        ) from None
+
+
+def _accepted_arguments(
+    record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    given = _with_cache(record, args, kwargs)
+    return {name: value for name, value in given.items() if not _drops(record, name, value)}
+
+
+def _with_cache(
+    record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Arguments with a cache in the place of `use_cache`, under the graph's name for it."""
+    names = [*record.example_inputs, *record.optional_inputs]
+    accepted = with_taken_name(kwargs, [*names, *record.ignored_inputs, *record.fixed_inputs])
+    if record.joins_packed_rows and accepted.get("use_cache") is False:
+        check_packed_rows((dict(zip(names, args, strict=False)) | accepted).get(POSITIONS))
+    cache = cache_among(record.optional_inputs)
+    if cache is None or "use_cache" not in accepted:
+        return accepted
+    asked = accepted.pop("use_cache") and len(args) <= names.index(cache)
+    if asked and accepted.get(cache) is None:
+        accepted[cache] = new_cache(record.config)
+    return accepted
+
+
+def _drops(record: CaptureRecord, name: str, value: Any) -> bool:
+    if name in record.example_inputs or name in record.optional_inputs:
+        return False
+    if name in record.fixed_inputs:
+        fixed = record.fixed_inputs[name]
+        if isinstance(value, Tensor) or value != fixed:
+            raise GuardError(
+                f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model "
+                "again with the other value"
+            )
+        return True
+    if name not in record.ignored_inputs and not record.takes_any_keyword:
+        return False
+    reason = why_not_ignorable(name, value, record.ignored_defaults, [*record.example_inputs])
+    if reason:
+        raise GuardError(reason)
+    return True

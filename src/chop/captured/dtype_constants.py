@@ -1,0 +1,284 @@
+"""Constants of a graph that follow the dtype of its model, so that `graph.to(dtype)` is right.
+
+`x.to(hidden.dtype)` and `x.to(torch.float32)` leave the same constant in a graph; the first has to
+become bfloat16 with the model, the second has to stay. A second recording, of the model in another
+dtype, tells them apart: what differs there follows. The recording in `train()`, which is needed
+anyway, is made in that dtype where the graph has such a constant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.nested import tree_map
+from chop.private.torch_api import tree_leaves
+
+# Models treat half precision specially; not every operator has it.
+_PROBES = (torch.bfloat16, torch.float64, torch.float32)
+_CASTS: Mapping[str, torch.dtype] = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_LIMITS = ("min", "max", "eps", "tiny", "resolution")
+DTYPE, UPCAST = "dtype", "float32 of halves"
+FOLLOWS = "follows_dtype"
+"""Key of `node.meta`: where constants follow, and what they are of the dtype."""
+
+
+class AmbiguousDtypeError(Exception):
+    """Another dtype changes a recording in a way that no constant explains."""
+
+
+@dataclass(frozen=True)
+class DtypeProbe:
+    """A recording in another dtype.
+
+    Args:
+        dtype: that of the recording.
+        own: those that the model really has.
+    """
+
+    dtype: torch.dtype
+    own: frozenset[torch.dtype]
+
+    def relation_to_dtype(self, ours: Any, theirs: Any) -> str | None:
+        """What a constant is of the dtype, "dtype" itself or the name of a limit of it.
+
+        Args:
+            ours: the constant in the dtype of the model.
+            theirs: in that of the recording.
+        Returns: None if that is not why they differ.
+        """
+        if isinstance(ours, torch.dtype):
+            return DTYPE if ours in self.own and theirs == self.dtype else None
+        if not isinstance(ours, float) or not isinstance(theirs, float):
+            return None
+        for limit in _LIMITS:
+            values = {getattr(torch.finfo(dtype), limit) for dtype in self.own}
+            if ours in values and theirs == getattr(torch.finfo(self.dtype), limit):
+                return limit
+        return None
+
+    def dtype_of(self, constant: Any) -> torch.dtype:
+        """The dtype that a constant is, or is a limit of."""
+        if isinstance(constant, torch.dtype):
+            return constant
+        return next(
+            dtype
+            for dtype in self.own
+            if constant in [getattr(torch.finfo(dtype), limit) for limit in _LIMITS]
+        )
+
+    def cast(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        """Example inputs with their floats in the dtype of the recording."""
+
+        def cast(value: Any) -> Any:
+            floats = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(self.dtype) if floats else value
+
+        return {name: tree_map(cast, value) for name, value in example.items()}
+
+    @contextlib.contextmanager
+    def fake_members(
+        self, model: nn.Module, make: Callable[[Tensor, torch.dtype], Tensor]
+    ) -> Iterator[None]:
+        """Puts tensors without data in the places of the float parameters and buffers of a model.
+
+        Args:
+            model: the model; its own tensors are put back.
+            make: makes one like a tensor, of another dtype.
+        """
+        made: dict[int, Tensor] = {}
+        with contextlib.ExitStack() as changes:
+            for module in model.modules():
+                for members in (module._parameters, module._buffers):
+                    for name, tensor in members.items():
+                        if not _is_plain_float(tensor):
+                            continue
+                        assert tensor is not None
+                        changes.callback(members.__setitem__, name, tensor)  # type: ignore[arg-type]
+                        if id(tensor) not in made:
+                            made[id(tensor)] = make(tensor, self.dtype)
+                        members[name] = made[id(tensor)]  # type: ignore[assignment]
+            yield
+
+
+def _is_plain_float(tensor: Tensor | None) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided  # type: ignore[union-attr]
+    return plain and tensor.is_floating_point()  # type: ignore[union-attr]
+
+
+def float_dtypes(model: nn.Module) -> frozenset[torch.dtype]:
+    """Those of parameters and buffers, without the formats of one byte."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return frozenset(x.dtype for x in tensors if x.is_floating_point() and x.dtype.itemsize > 1)
+
+
+def dtype_probes(model: nn.Module) -> list[DtypeProbe]:
+    """The other dtypes to record a model in, best first; none if it has no floats."""
+    own = float_dtypes(model)
+    return [DtypeProbe(dtype, own) for dtype in _PROBES if own and dtype not in own][:2]
+
+
+def has_dtype_constants(graph: fx.Graph, own: Collection[torch.dtype]) -> bool:
+    """Whether a graph has constants that may follow a model whose dtypes are `own`."""
+    limits = {getattr(torch.finfo(dtype), limit) for dtype in own for limit in _LIMITS}
+    return any(
+        value in (own if isinstance(value, torch.dtype) else limits)
+        for node in graph.nodes
+        for value in tree_leaves((node.args, node.kwargs))
+        if isinstance(value, torch.dtype | float)
+    )
+
+
+# --- casts that a model makes in half precision alone --------------------------------------------
+
+
+@dataclass
+class MissingCast:
+    """A cast that only the recording in another dtype has.
+
+    Args:
+        twin: its node there.
+        before: the node of our graph that it has to come before.
+        readers: the nodes of our graph that have to read it, and where.
+    """
+
+    twin: fx.Node
+    before: fx.Node
+    readers: list[tuple[fx.Node, tuple[Any, ...]]] = field(default_factory=list)
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Whether a node does nothing but give a tensor another dtype."""
+    return node.op == "call_method" and _cast_dtype(node) is not None
+
+
+def _cast_dtype(node: fx.Node) -> torch.dtype | None:
+    if node.target in _CASTS:
+        return _CASTS[str(node.target)]
+    arguments = (*node.args[1:], *node.kwargs.values())
+    single = node.target == "to" and len(arguments) == 1
+    return arguments[0] if single and isinstance(arguments[0], torch.dtype) else None
+
+
+def source_of(node: Any, casts: Mapping[fx.Node, MissingCast]) -> Any:
+    """The node whose result missing casts hand on."""
+    while node in casts:
+        node = node.args[0]
+    return node
+
+
+def insert_casts(
+    graph: fx.Graph,
+    casts: list[MissingCast],
+    ours: dict[fx.Node, fx.Node],
+    probe: DtypeProbe,
+    values: dict[fx.Node, Any],
+) -> None:
+    """Adds casts that change nothing in the dtype of the model, and follow it.
+
+    Args:
+        graph: our graph; it is changed.
+        casts: what it lacks, in order.
+        ours: our node of each node of the other recording.
+        probe: the dtype of that recording.
+        values: the values of our nodes; those of the casts are added.
+
+    Raises:
+        UnclearError: a cast would change something; the graph is as before.
+    """
+    missing = {cast.twin: cast for cast in casts}
+    sources = [values.get(ours[source_of(cast.twin, missing)]) for cast in casts]
+    if casts and (len(probe.own) > 1 or {getattr(x, "dtype", None) for x in sources} != probe.own):
+        raise AmbiguousDtypeError
+    for cast, value in zip(casts, sources, strict=True):
+        (dtype,) = probe.own
+        source: Any = cast.twin.args[0]
+        what = DTYPE if _cast_dtype(cast.twin) == probe.dtype else UPCAST
+        with graph.inserting_before(cast.before):
+            node = graph.call_method("to", (ours[source], _value(what, dtype)))
+        node.meta.update(cast.twin.meta)
+        node.meta[FOLLOWS] = [((0, 1), what, dtype)]
+        ours[cast.twin], values[node] = node, value
+        for reader, place in cast.readers:
+            args, kwargs = replaced((reader.args, reader.kwargs), place, node)
+            reader.args, reader.kwargs = tuple(args), kwargs
+
+
+# --- constants that follow -----------------------------------------------------------------------
+
+
+def dtype_constants_of(graph: fx.Graph) -> dict[str, Any]:
+    """By node, `(place, what, dtype)` of each constant that follows: plain data, for a record."""
+    found: dict[str, Any] = {}
+    for node in graph.nodes:
+        for place, what, dtype in node.meta.pop(FOLLOWS, ()):
+            found.setdefault(node.name, []).append((place, what, dtype))
+    return found
+
+
+def recast_constants(
+    graph: fx.Graph, constants: Mapping[str, Any], cast: Callable[[torch.dtype], torch.dtype]
+) -> dict[str, Any]:
+    """Changes the constants of a graph as a change of the model's dtype would.
+
+    Args:
+        graph: the graph; it is changed.
+        constants: from `dtype_constants_of`. A node that a pass changed or removed is skipped.
+        cast: the dtype that tensors of a dtype get.
+    Returns: the same with the new dtypes.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    changed: dict[str, Any] = {}
+    for name, entries in constants.items():
+        for place, what, dtype in entries:
+            new = cast(dtype)
+            arguments = (nodes[name].args, nodes[name].kwargs) if name in nodes else ()
+            if new.is_floating_point and _at(arguments, place) == _value(what, dtype):
+                args, kwargs = replaced(arguments, place, _value(what, new))
+                nodes[name].args, nodes[name].kwargs = tuple(args), kwargs
+                dtype = new
+            changed.setdefault(name, []).append((place, what, dtype))
+    return changed
+
+
+def _value(what: str, dtype: torch.dtype) -> Any:
+    if what == UPCAST:
+        return torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
+    return dtype if what == DTYPE else getattr(torch.finfo(dtype), what)
+
+
+def _at(value: Any, place: tuple[Any, ...]) -> Any:
+    try:
+        for step in place:
+            value = getattr(value, step) if isinstance(value, slice) else value[step]
+    except (LookupError, TypeError, AttributeError):
+        return None
+    return value
+
+
+def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    """Nested arguments with another value at one place."""
+    if not place:
+        return new
+    first, *rest = place
+    if isinstance(value, Mapping):
+        return {k: replaced(v, tuple(rest), new) if k == first else v for k, v in value.items()}
+    if isinstance(value, slice):
+        parts = {"start": value.start, "stop": value.stop, "step": value.step}
+        parts = replaced(parts, place, new)
+        return slice(parts["start"], parts["stop"], parts["step"])
+    kind = tuple if isinstance(value, tuple) else list
+    return kind(
+        replaced(item, tuple(rest), new) if index == first else item
+        for index, item in enumerate(value)
+    )

@@ -1,0 +1,141 @@
+"""Generated code: the Python that torch.fx writes of a graph, for members and inputs of any name.
+
+torch.fx writes the path of a module as `self.layer` and an input as a parameter of `forward`. A
+layer called `class` would be no Python that way, one called `self` would hide the module, and an
+input called `getattr` would hide what the code calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import keyword
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import fx, nn
+
+from chop.captured.module_tree import member
+from chop.errors import CaptureError
+from chop.private.torch_api import PathCodeGen, set_target, writes_plain_code
+
+_MEMBERS = ("call_module", "get_attr")
+
+
+def write_any_names(graph: fx.Graph) -> None:
+    """Makes a graph write its code so that it holds for members and inputs of any name."""
+    if writes_plain_code(graph):
+        graph.set_codegen(AnyNames())
+
+
+class AnyNames(PathCodeGen):
+    """Code generator of a graph whose members and inputs may have any names."""
+
+    @contextlib.contextmanager
+    def retargeted(self, nodes: Iterable[fx.Node]) -> Iterator[None]:
+        """Inside, every path and every input of the nodes is one that can be written as code."""
+        targets = {node: text for node in nodes if (text := _written(node)) != node.target}
+        before = {node: node.target for node in targets}
+        try:
+            for node, text in targets.items():
+                set_target(node, text)
+            yield
+        finally:
+            for node, target in before.items():
+                set_target(node, target)
+
+
+def _written(node: fx.Node) -> Any:
+    """The target of a node as the code has it."""
+    if node.op in _MEMBERS:
+        return ".".join(map(_escaped, str(node.target).split(".")))
+    if node.op != "placeholder":
+        return node.target
+    # While code is written, the text of a node is a name that nothing else in the code has. No
+    # code calls the builtin `input`, which is what most of torch's layers call theirs.
+    name = input_name(node)
+    return node.target if name == "input" else str(node.target)[: -len(name)] + repr(node)
+
+
+def input_name(node: fx.Node) -> str:
+    """The name of an input, without the stars of one that takes all that is left."""
+    return str(node.target).lstrip("*")
+
+
+def check_input_names(names: Iterable[str]) -> None:
+    """Refuses inputs whose names no parameter of a function can have.
+
+    Raises:
+        CaptureError: there is one; the message names it.
+    """
+    for name in names:
+        if not is_python_name(name):
+            raise CaptureError(
+                f"expected inputs whose names are Python names, got {name!r}; pass it in a dict "
+                f"that is an input, dummy_in={{'inputs': {{{name!r}: ...}}}}, or give it another "
+                "name"
+            )
+
+
+def is_python_name(name: str) -> bool:
+    """Whether Python's parser reads the text as the name that it is.
+
+    >>> [is_python_name(name) for name in ("fc", "class", "0", "a b")]
+    [True, False, False, False]
+    """
+    same = unicodedata.normalize("NFKC", name) == name
+    return same and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _escaped(name: str) -> str:
+    """A step of a path for torch.fx, which writes `.step`, or `getattr(..., "step")` of no name."""
+    if is_python_name(name):
+        return name
+    if keyword.iskeyword(name):
+        return _escape(name[0]) + name[1:]
+    # Quotes, backslashes and line breaks would end the text.
+    return "".join(x if x.isascii() and (x.isalnum() or x in "_- ") else _escape(x) for x in name)
+
+
+def _escape(letter: str) -> str:
+    return f"\\U{ord(letter):08x}"
+
+
+def by_any_names(
+    generated: Callable[..., Any], inputs: Iterable[str], is_shadowed: bool = False
+) -> Callable[..., Any]:
+    """The generated `forward`, which takes inputs by their own names, and has the model's members.
+
+    Args:
+        generated: what torch.fx has compiled.
+        inputs: the names that callers know, in the order of its parameters.
+        is_shadowed: whether a member of the model has the name of an attribute of its class.
+    """
+    own, *parameters = inspect.signature(generated).parameters.values()
+    given = dict(zip(inputs, parameters, strict=True))
+    renamed = {name: parameter.name for name, parameter in given.items() if name != parameter.name}
+    if not (renamed or is_shadowed):
+        return generated
+
+    @functools.wraps(generated)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # The generated code reads `self.graph`, which has to be the model's and not torch.fx's.
+        members = _MemberView(self) if is_shadowed else self
+        named = {renamed.get(name, name): value for name, value in kwargs.items()}
+        return generated(members, *args, **named)
+
+    public = [parameter.replace(name=name) for name, parameter in given.items()]
+    vars(forward)["__signature__"] = inspect.Signature([own, *public])
+    return forward
+
+
+class _MemberView:
+    """The parameters, buffers and children of a module as attributes, and nothing else."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return member(self._module, name)

@@ -1,0 +1,1 @@
+"""Guards: what has to hold of inputs for a captured graph to be right."""

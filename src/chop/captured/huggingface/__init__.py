@@ -1,0 +1,1 @@
+"""Caches and batches of transformers' models in a captured graph."""

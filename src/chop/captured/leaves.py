@@ -1,0 +1,114 @@
+"""Leaf modules: which modules become one node, and the tensors of their results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.captured.huggingface.cache import cache_tensors, is_cache
+from chop.captured.overrides import why_not_its_class
+from chop.captured.runtime import FastPathPadding
+from chop.errors import CaptureError, ConfigError, did_you_mean
+
+GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps the hooks on its gradients."""
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_TRANSFORMERS = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
+"""torch's layers that are made of others, in Python that can be recorded."""
+
+
+class LeafRule:
+    """Says which submodules a capture does not look into.
+
+    Args:
+        model: the model; needed to check the names.
+        leaves: module classes, or dotted paths of single submodules.
+
+    Raises:
+        ConfigError: a path names no submodule.
+    """
+
+    def __init__(self, model: nn.Module, leaves: Iterable[type[nn.Module] | str]) -> None:
+        chosen = list(leaves)
+        self._classes = tuple(leaf for leaf in chosen if isinstance(leaf, type))
+        self._paths = {leaf for leaf in chosen if isinstance(leaf, str)}
+        names = dict(model.named_modules(remove_duplicate=False))
+        for path in self._paths - names.keys():
+            raise ConfigError(
+                f"expected the path of a submodule as a leaf, got {path!r}; "
+                f"{did_you_mean(path, names)}"
+            )
+
+    def is_leaf(self, module: nn.Module, path: str) -> bool:
+        """Whether the submodule becomes one `call_module` node."""
+        if path in self._paths:
+            return True
+        # What was put in the place of a layer's forward is the model's own Python.
+        is_its_class = why_not_its_class(module) is None
+        return is_its_class and (isinstance(module, self._classes) or is_torch_leaf(module))
+
+    def is_chosen(self, module: nn.Module, path: str) -> bool:
+        """Whether it is one of those that were asked for, or that turned out to need it."""
+        return path in self._paths or isinstance(module, self._classes)
+
+    def traced_modules(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+        """A model and its submodules, without leaves and what is in these."""
+        yield path, model
+        for name, child in model.named_children():
+            inner = f"{path}.{name}" if path else name
+            if not self.is_leaf(child, inner):
+                yield from self.traced_modules(child, inner)
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Makes more submodules leaves."""
+        self._paths.update(paths)
+
+
+def is_torch_leaf(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own layers, or stays whole as those do.
+
+    torch's containers are no such layers, nor are its transformers.
+    """
+    if isinstance(module, FastPathPadding):
+        return True
+    ours = type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
+    return ours and not isinstance(module, (*_CONTAINERS, *_TRANSFORMERS))
+
+
+def has_gradient_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks on the gradients of its inputs and outputs."""
+    return any(getattr(module, hooks) for hooks in GRADIENT_HOOKS)
+
+
+def check_traceable(module: nn.Module) -> None:
+    """Raises CaptureError for a submodule whose inside can't be written down in any case."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("TorchScript has compiled it, so that there is no Python to record")
+    if has_gradient_hooks(module):
+        raise CaptureError(
+            "its hooks on gradients (register_full_backward_hook) work on the module as a whole"
+        )
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of nested tuples, lists, mappings, dataclasses and caches, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
+    return cache_tensors(value) if is_cache(value) else []

@@ -1,0 +1,374 @@
+"""Captured module: a graph module that copies and pickles, and checks guards at each call."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.captured.call_arguments import call_arguments
+from chop.captured.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
+from chop.captured.generated_code import by_any_names, input_name, write_any_names
+from chop.captured.guards.input_guards import check_input_guards
+from chop.captured.guards.shape_guards import compile_guard, guard_holds, violation_message
+from chop.captured.huggingface.cache import check_optional
+from chop.captured.huggingface.generation import generator
+from chop.captured.module_tree import hooked_scopes, member, member_at
+from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.captured.original import KEY
+from chop.captured.record import CaptureRecord
+from chop.captured.runtime import exit_open_regions
+from chop.captured.specs import cast_floats, check_matches
+from chop.captured.state import outer_values
+from chop.captured.state.outer_values import OuterValues
+from chop.captured.state.python_state import PythonState
+from chop.errors import GuardError
+
+
+class _RecordAttribute:
+    """An entry of a module's record as an attribute; a member of the model by that name wins."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        found = member(module, self._name)
+        if found is None:
+            found = getattr(module.record, self._name)
+        if found is None and self._name == "config":
+            raise AttributeError("the model has no configuration")
+        return found
+
+    def __set__(self, module: Any, value: Any) -> None:
+        setattr(module.record, self._name, value)
+
+
+_NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
+_KEPT_META = ("spec", "nn_module_stack", "source")
+
+
+class CapturedModule(fx.GraphModule):
+    """The graph of a model together with the model's module tree.
+
+    Call it like the model: positions are those of its `forward`. Arguments of the model that were
+    not captured are dropped where they carry nothing (None, the default of the signature,
+    `token_type_ids` of zeros) and refused otherwise; so are inputs of a shape that the graph was
+    not captured for. After a change of `graph` call `recompile()`.
+
+    Parameters, buffers and children of the model may have any names. Where one is called like an
+    attribute of `torch.fx.GraphModule` (`graph`, `code`, `meta`), the attribute is that of
+    `torch.fx`, and `get_submodule`, `get_parameter`, `get_buffer` and `state_dict` have the
+    model's.
+
+    Attributes:
+        record: what was noted at capture. Its entries are attributes of the module too, where no
+            member of the model has their name.
+
+    Raises:
+        GuardError: from a call, see above.
+    """
+
+    class_name: Any = _RecordAttribute()
+    config: Any = _RecordAttribute()
+    example_inputs: Any = _RecordAttribute()
+    optional_inputs: Any = _RecordAttribute()
+    ignored_inputs: Any = _RecordAttribute()
+    ignored_defaults: Any = _RecordAttribute()
+    asked: Any = _RecordAttribute()
+    contiguous_inputs: Any = _RecordAttribute()
+    takes_any_keyword: Any = _RecordAttribute()
+    fixed_inputs: Any = _RecordAttribute()
+    guards: Any = _RecordAttribute()
+    auto_leaves: Any = _RecordAttribute()
+    always_eval: Any = _RecordAttribute()
+    eval_only: Any = _RecordAttribute()
+    guessed: Any = _RecordAttribute()
+    constants: Any = _RecordAttribute()
+    follows_dtype: Any = _RecordAttribute()
+    node_digests: Any = _RecordAttribute()
+
+    def __init__(self, class_name: str) -> None:
+        super().__init__(nn.Module(), fx.Graph(), class_name)
+        self._record = CaptureRecord(class_name)
+
+    @property
+    def record(self) -> CaptureRecord:
+        """What was noted at capture."""
+        record: CaptureRecord = self.__dict__["_record"]
+        return record
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the graph; see the class for what is dropped and what is refused."""
+        args, accepted = call_arguments(self.record, args, kwargs)
+        # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
+        if torch.compiler.is_compiling() and self._code:
+            return super().__call__(*args, **accepted)
+        if self.training and self.record.eval_only is not None:
+            raise GuardError(f"captured for eval() only: {self.record.eval_only}")
+        self._check_inputs(args, accepted)
+        self._check_hooks()
+        self._check_outer_values()
+        # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
+        # leave gradients off, nor may a call inside the caller's own region leave them on.
+        with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
+            return super().__call__(*args, **accepted)
+
+    def admit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that a call gives the graph, by name, after every check that a call makes.
+
+        What runs the graph node by node takes its inputs from here, so that it runs on what a call
+        of the module runs on, and on nothing else.
+
+        Raises:
+            GuardError: the graph does not hold for them.
+        """
+        args, accepted = call_arguments(self.record, args, kwargs)
+        names = [*self.record.example_inputs, *self.record.optional_inputs]
+        twice = [name for name in names[: len(args)] if name in accepted]
+        if len(args) > len(names) or twice:
+            too = f" and {twice[0]} by name too" if twice else ""
+            raise GuardError(f"captured with {', '.join(names)}, got {len(args)} by position{too}")
+        self._check_inputs(args, accepted)
+        self._check_hooks()
+        self._check_outer_values()
+        return dict(zip(names, args, strict=False)) | accepted
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Continues texts as the model's own `generate` does, see transformers.
+
+        Raises:
+            CaptureError: the graph takes no cache; the message says why.
+        """
+        original = vars(self).get(KEY)
+        return generator(self, original and original.class_of("")).generate(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> CapturedModule:
+        """Switches the mode; modules that the model itself keeps in `eval()` stay there."""
+        super().train(mode)
+        for path in self.record.always_eval:
+            self.get_submodule(path).eval()
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CapturedModule:
+        """Moves or casts the module; constants that follow the dtype of the model go along."""
+        constants = {name: self._buffers[name] for name in self.record.constants}
+        own = float_dtypes(self)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, constant in constants.items():
+            # The model made it, or keeps it as a plain attribute: `.to(dtype)` leaves it alone.
+            moved = self._buffers[name]
+            if constant is not None and moved is not None and moved.dtype != constant.dtype:
+                self._buffers[name] = constant.to(moved.device)
+
+        def cast(dtype: torch.dtype) -> torch.dtype:
+            found: torch.dtype = fn(torch.empty(0, dtype=dtype)).dtype
+            return found
+
+        self._follow_dtype(functools.cache(cast), own)
+        return self
+
+    def _follow_dtype(
+        self, cast: Callable[[torch.dtype], torch.dtype], own: Iterable[torch.dtype]
+    ) -> None:
+        record = self.record
+        record.example_inputs = {
+            name: cast_floats(spec, cast) for name, spec in record.example_inputs.items()
+        }
+        if record.follows_dtype is None:
+            recorded = [dtype for dtype in own if cast(dtype) != dtype]
+            if has_dtype_constants(self.graph, recorded):
+                warnings.warn(
+                    f"the graph of {record.class_name} has constants of {recorded[0]}, and which "
+                    "of them follow the model to another dtype is not known; capture the model "
+                    "after the change",
+                    stacklevel=4,
+                )
+            return
+        before, record.follows_dtype = (
+            record.follows_dtype,
+            recast_constants(self.graph, record.follows_dtype, cast),
+        )
+        if record.follows_dtype != before:
+            self.recompile()
+
+    def _check_hooks(self) -> None:
+        for path in hooked_scopes(self):
+            if not any(n.op == "call_module" and n.target == path for n in self.graph.nodes):
+                raise GuardError(
+                    "expected hooks, and forwards that replace a module's, on modules that the "
+                    f"graph calls, got some on {path}, whose nodes are part of the graph; remove "
+                    "them, or capture the model with "
+                    f"leaves=[{path!r}] (custom_ops in MaseGraph)"
+                )
+
+    def _check_outer_values(self) -> None:
+        outer: OuterValues | None = vars(self).get(outer_values.KEY)
+        if outer is not None:
+            outer.warn(self)
+
+    def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        record = self.record
+        names = list(record.example_inputs)
+        given = dict(zip((*names, *record.optional_inputs), args, strict=False)) | {**kwargs}
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise GuardError(
+                f"captured with the inputs {', '.join(names)}; {', '.join(missing)} did not come. "
+                "Pass them, or capture the model without them"
+            )
+        self.check_inputs(given)
+        if record.asked:
+            examples, were_contiguous = record.example_inputs, record.contiguous_inputs
+            check_input_guards(record.asked, examples, were_contiguous, given)
+
+    def check_inputs(self, given: Mapping[str, Any]) -> None:
+        """Raises GuardError where inputs, by name, have a form that the graph does not hold for."""
+        record = self.record
+        try:
+            for name in given:
+                if name in record.example_inputs:
+                    check_matches(name, record.example_inputs[name], given[name])
+                elif name in record.optional_inputs:
+                    check_optional(name, given[name])
+            for guard, code in zip(record.guards, self._guard_codes(), strict=True):
+                if not guard_holds(code, given):
+                    raise GuardError(violation_message(guard, given))
+        except GuardError as error:
+            if not record.guessed:
+                raise
+            raise GuardError(f"the inputs of this graph were guessed: {error}") from None
+
+    def _guard_codes(self) -> list[Any]:
+        guards = self.record.guards
+        cached = self.__dict__.get("_compiled_guards")
+        if cached is None or len(cached) != len(guards):
+            cached = self.__dict__["_compiled_guards"] = list(map(compile_guard, guards))
+        return cached
+
+    # --- members of any name
+
+    def shadowed_members(self) -> Iterator[str]:
+        """Names of the model's parameters, buffers and children that torch.fx uses for itself."""
+        for members in (self._parameters, self._buffers, self._modules):
+            for name, value in members.items():
+                if value is not None and getattr(self, name) is not value:
+                    yield name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in _NOT_STATE or name in self.__dict__ or hasattr(type(self), name)
+        if own and not isinstance(value, Tensor | nn.Module):
+            # torch would take `self.graph = graph` for an assignment to a child of that name.
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """The module at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        found = member_at(self, target) if target else self
+        if not isinstance(found, nn.Module):
+            raise AttributeError(f"{self.class_name} has no module '{target}'")
+        return found
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The parameter at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        found = member_at(self, target)
+        return found if isinstance(found, nn.Parameter) else super().get_parameter(target)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer at a dotted path.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        path, _, name = target.rpartition(".")
+        found = self.get_submodule(path)._buffers.get(name)
+        return super().get_buffer(target) if found is None else found
+
+    def recompile(self) -> Any:
+        """Generates the code of `forward` from the graph."""
+        write_any_names(self.graph)
+        code = super().recompile()
+        cls: Any = type(self)
+        inputs = [input_name(node) for node in self.graph.nodes if node.op == "placeholder"]
+        cls.forward = by_any_names(cls.forward, inputs, any(self.shadowed_members()))
+        return code
+
+    # torch.fx copies and unpickles a graph module by tracing its code again, which renames nodes,
+    # loses metadata and fails on sizes; the node list is the graph.
+
+    def _plain_state(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_STATE}
+
+    def _with_history(self) -> Iterator[Tensor]:
+        """What a forward has written with a gradient: no copy has a part in that call."""
+        return (x for x in PythonState(self).tensors.values() if not x.is_leaf)
+
+    def __reduce__(self) -> Any:
+        if next(self._with_history(), None) is not None:
+            # Unpickled they would be leaves that require a gradient.
+            return copy.deepcopy(self).__reduce__()
+        meta = [
+            {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+            for node in self.graph.nodes
+        ]
+        return _unpickled, (
+            _plain_class(self),
+            self._plain_state(),
+            graph_to_nodes(self.graph),
+            meta,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
+        twin = memo[id(self)] = _bare(_plain_class(self))
+        for tensor in self._with_history():
+            plain = copy.deepcopy(tensor.detach(), memo)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(plain, False) if is_parameter else plain
+        twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
+        twin.graph = copy.deepcopy(self.graph)
+        # FX copies the dict of a node's metadata, not what is in it.
+        for node in twin.graph.nodes:
+            for key, value in node.meta.items():
+                if hasattr(value, "copy_for"):
+                    node.meta[key] = value.copy_for(node, memo)
+        return twin
+
+
+def _plain_class(module: CapturedModule) -> type[CapturedModule]:
+    # torch.fx gives every graph module a class of its own, which holds its `forward`.
+    return type(module).__mro__[1]
+
+
+def _bare(cls: type[CapturedModule]) -> CapturedModule:
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    return module
+
+
+def _unpickled(
+    cls: type[CapturedModule],
+    state: dict[str, Any],
+    records: list[NodeRecord],
+    meta: list[dict[str, Any]],
+) -> CapturedModule:
+    module = _bare(cls)
+    module.__dict__.update(state)
+    module.graph = nodes_to_graph(records)
+    for node, kept in zip(module.graph.nodes, meta, strict=True):
+        node.meta.update(kept)
+    return module

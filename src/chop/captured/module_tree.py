@@ -1,0 +1,203 @@
+"""Module tree of a capture: the model's paths, order, sharing and persistence, own containers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from chop.captured.joined import join_in_state_dicts, joined_of
+from chop.captured.leaves import LeafRule
+from chop.captured.overrides import has_hooks
+from chop.errors import CaptureError, GraphError
+from chop.private.torch_api import BATCH_NORMS, DROPOUTS
+
+
+class Scope(nn.Module):
+    """Stands for a module that the capture looked into: what it computes is part of the graph.
+
+    It holds the parameters, buffers and children under their old names, so that paths and
+    `state_dict` keys stay.
+    """
+
+    def __init__(self, class_name: str) -> None:
+        super().__init__()
+        self._scoped_class = class_name
+
+    def forward(self, *args: object, **kwargs: object) -> None:
+        """Always an error: the nodes of this module belong to the graph.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError(
+            f"expected a call of the whole captured model, got one of its {self._get_name()}, "
+            "whose nodes are part of the graph; capture it with this class in `leaves` to call it "
+            "alone"
+        )
+
+    def _get_name(self) -> str:
+        # Checkpoints of earlier versions say `class_name`, which a submodule may be called too.
+        own = vars(self)
+        return str(own["_scoped_class"] if "_scoped_class" in own else own["class_name"])
+
+
+STANDS_FOR = "_stands_for"
+"""Where a module keeps the class of the one in whose place it is recorded."""
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def hooked_scopes(module: nn.Module, path: str = "") -> Iterator[str]:
+    """The paths of modules below one whose calls are part of the graph, with hooks or a forward."""
+    for name, child in module._modules.items():
+        if child is None or not (isinstance(child, Scope) or type(child) in _CONTAINERS):
+            continue
+        inner = f"{path}.{name}" if path else name
+        if has_hooks(child) or "forward" in vars(child):
+            yield inner
+        yield from hooked_scopes(child, inner)
+
+
+def _empty_twin(module: nn.Module) -> nn.Module:
+    for container in _CONTAINERS:
+        if type(module) is container:
+            return container()
+    return Scope(class_of(module).__name__)
+
+
+def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collection[str]) -> None:
+    """Fills `root` with the tree of `model`. Leaves, parameters and buffers are shared.
+
+    Args:
+        model: the captured model.
+        root: an empty module.
+        leaves: the modules that were not looked into.
+        called: the targets of the graph's `call_module` nodes.
+    """
+    twins: dict[int, nn.Module] = {id(model): root}
+
+    def twin_of(module: nn.Module, path: str) -> nn.Module:
+        if id(module) not in twins:
+            if path in called or leaves.is_leaf(module, path):
+                twins[id(module)] = module
+            else:
+                twins[id(module)] = _empty_twin(module)
+                fill(module, twins[id(module)], path)
+        return twins[id(module)]
+
+    def fill(source: nn.Module, twin: nn.Module, path: str) -> None:
+        twin.training = source.training
+        # A member may be called as an attribute that the twin has and its source has not, `graph`
+        # for example, so members are put where torch looks for them, past the checks of names.
+        twin._parameters.update(source._parameters)
+        twin._buffers.update(source._buffers)
+        twin._non_persistent_buffers_set.update(source._non_persistent_buffers_set)
+        for name, child in source._modules.items():
+            child_path = f"{path}.{name}" if path else name
+            twin._modules[name] = None if child is None else twin_of(child, child_path)
+        if joined := joined_of(source):
+            join_in_state_dicts(twin, joined)
+
+    fill(model, root, "")
+
+
+def check_names(model: nn.Module) -> None:
+    """Refuses members that attribute look-up does not find: a graph could not reach them either.
+
+    Raises:
+        CaptureError: a parameter, buffer or child is called as an attribute of its own class.
+    """
+    for path, module in model.named_modules():
+        for members in (module._parameters, module._buffers, module._modules):
+            for name, value in members.items():
+                found = getattr(module, name, None)
+                if value is not None and not isinstance(found, nn.Module | Tensor):
+                    full = f"{path}.{name}" if path else name
+                    raise CaptureError(
+                        f"{full} has the name of an attribute of its class "
+                        f"{type(module).__name__}, which hides it; rename it"
+                    )
+
+
+def computed_tensors(module: nn.Module) -> dict[int, Any]:
+    """Twins of the tensors that modules keep as attributes and that have a history, by id.
+
+    Old weight norms and masks keep the weight of the last call so; `copy.deepcopy` refuses it
+    unless it finds the twin in its memo. Their hooks compute it again at each call.
+    """
+    held = [value for part in module.modules() for value in vars(part).values()]
+    return {
+        id(x): x.detach().clone().requires_grad_(x.requires_grad)
+        for x in held
+        if isinstance(x, Tensor) and not x.is_leaf
+    }
+
+
+def member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
+    """The parameter, buffer or child of that name, whatever attributes the module has."""
+    for members in (module._parameters, module._buffers, module._modules):
+        if name in members:
+            return members[name]
+    return None
+
+
+def member_at(module: nn.Module, path: str) -> Tensor | nn.Module | None:
+    """The parameter, buffer or module at a dotted path; None if there is none."""
+    found: Tensor | nn.Module | None = module
+    for step in path.split("."):
+        if not isinstance(found, nn.Module):
+            return None
+        found = member(found, step)
+    return found
+
+
+def member_paths(model: nn.Module) -> set[str]:
+    """The paths of all parameters, buffers and submodules."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for members in (module._parameters, module._buffers, module._modules)
+        # Those of a compiled module are no dicts: they only have items.
+        for name, _ in members.items()
+    }
+
+
+def add_extras(
+    root: nn.Module, modules: Mapping[str, nn.Module], constants: Mapping[str, Tensor]
+) -> None:
+    """Adds what only the graph knows: modules made by the capture, and constant tensors."""
+    for path, module in modules.items():
+        owner, _, name = path.rpartition(".")
+        home = root.get_submodule(owner)
+        module.train(home.training)
+        home.add_module(name, module)
+    for name, tensor in constants.items():
+        root.register_buffer(name, tensor.detach(), persistent=False)
+
+
+def is_impure_module(module: nn.Module) -> bool:
+    """Whether a call of a leaf matters even if nobody reads its result.
+
+    It may draw random numbers, count batches, or work in place on what others read.
+    """
+    return any(map(_has_an_effect, module.modules()))
+
+
+def _has_an_effect(module: nn.Module) -> bool:
+    drops = isinstance(module, DROPOUTS)
+    counts = isinstance(module, BATCH_NORMS)
+    in_place = getattr(module, "inplace", False) is True
+    return drops or counts or in_place or not type(module).__module__.startswith("torch.nn")
+
+
+def qualified_class(module: nn.Module) -> str:
+    """`module.Class` of an object's class."""
+    cls = class_of(module)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def class_of(value: object) -> type:
+    """The class of an object, or of the one that it stands in for during a capture."""
+    cls: type = getattr(value, "__dict__", {}).get(STANDS_FOR, type(value))
+    return cls

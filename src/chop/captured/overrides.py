@@ -1,0 +1,129 @@
+"""What a module does besides what its class says: hooks, and methods replaced on the instance."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from chop.private.torch_api import global_forward_hooks
+
+FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+HOOKS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps its hooks."""
+COMPILED = "_compiled_call_impl"
+"""What `module.compile()` calls instead of the module."""
+METHODS = ("forward", "_call_impl", "_conv_forward", "_output_padding", "_check_input_dim")
+"""What a module computes with."""
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True when somebody listens to what the module computes, or to its gradients."""
+    return any(vars(module)[hooks] for hooks in HOOKS)
+
+
+def forward_hooks(module: nn.Module) -> list[str]:
+    """The names of the hooks that see, and may change, what the module takes and gives.
+
+    Hooks on all modules (`register_module_forward_hook`) are among them.
+    """
+    own = [hook for hooks in FORWARD_HOOKS for hook in vars(module)[hooks].values()]
+    return [_name(hook) for hook in (*own, *global_forward_hooks())]
+
+
+def why_not_its_class(module: nn.Module) -> str | None:
+    """How a module computes something else than its class says; None if it does not.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.forward = abs
+    >>> why_not_its_class(layer)
+    "its forward was replaced on the instance by 'abs'; let a class of its own have it"
+    """
+    replaced = _replaced(module)
+    if not replaced or is_compiled_wrapper(module):
+        return None
+    if "accelerate" in replaced:
+        return f"{replaced}; accelerate.hooks.remove_hook_from_module(model, recurse=True) ends it"
+    return f"{replaced}; let a class of its own have it"
+
+
+def _replaced(module: nn.Module) -> str:
+    """Which of its methods was replaced on the instance, and by what; "" if none."""
+    own = vars(module)
+    name = next((name for name in METHODS if name in own), None)
+    if name is None:
+        return ""
+    if "_hf_hook" in own and "_old_forward" in own:
+        return f"its forward goes through accelerate's {type(own['_hf_hook']).__name__}"
+    return f"its {name} was replaced on the instance by {_name(own[name])}"
+
+
+def why_not_copyable(module: nn.Module) -> str | None:
+    """Why a copy of a module would go on calling the original; None if it would not.
+
+    Methods and partial functions of a module become those of its copy. What a function has in its
+    closure stays what it is.
+    """
+    if is_compiled_wrapper(module):
+        return "torch.compile has wrapped it, and calls what it wrapped; compile the result instead"
+    function = next((vars(module)[name] for name in METHODS if name in vars(module)), None)
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    means_modules = isinstance(function, types.FunctionType) and _means_modules(function, set())
+    return f"{_replaced(module)}, which means the original" if means_modules else None
+
+
+def _means_modules(value: Any, seen: set[int]) -> bool:
+    """Whether modules or tensors can be reached from what a copy shares with its original."""
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    parts: Iterable[Any] = ()
+    if isinstance(value, nn.Module | Tensor):
+        return True
+    if isinstance(value, types.MethodType):
+        parts = (value.__self__, value.__func__)
+    elif isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.FunctionType):
+        known = inspect.getclosurevars(value)
+        parts = (*known.nonlocals.values(), *known.globals.values(), *(value.__defaults__ or ()))
+    elif isinstance(value, list | tuple | set | dict):
+        parts = value.values() if isinstance(value, dict) else value
+    return any(_means_modules(part, seen) for part in parts)
+
+
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Whether a module is what `torch.compile(module)` returns."""
+    cls = type(module)
+    return (cls.__module__, cls.__name__) == ("torch._dynamo.eval_frame", "OptimizedModule")
+
+
+def plain_call(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """How to call a module without the code that `torch.compile` has made of it.
+
+    Args:
+        module: any module.
+        call: how modules are called, with the module as the first argument.
+    """
+    if is_compiled_wrapper(module):
+        return lambda wrapper, *args, **kwargs: wrapper._orig_mod(*args, **kwargs)
+    if vars(module).get(COMPILED) is not None:
+        return lambda compiled, *args, **kwargs: compiled._call_impl(*args, **kwargs)
+    return call
+
+
+def _name(function: Any) -> str:
+    """A function's name and where it is written."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    where = "" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"
+    return f"'{name}'{where}"

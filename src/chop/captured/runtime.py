@@ -1,0 +1,226 @@
+"""Runtime functions: the few helpers that a captured graph calls and torch does not have."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import has_side_effect
+
+from chop.errors import GuardError
+from chop.private.torch_api import (
+    SET_GRAD_ENABLED,
+    enter_autocast_region,
+    exit_autocast_region,
+)
+
+
+def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
+    """Does `tensor[index] = value` and returns `tensor`, so that later readers depend on it.
+
+    >>> import torch
+    >>> set_item(torch.zeros(3), 1, 2.0)
+    tensor([0., 2., 0.])
+    """
+    tensor[index] = value
+    return tensor
+
+
+def retain_grad(tensor: Tensor) -> None:
+    """Makes a result keep its gradient; without gradients there is none to keep."""
+    if tensor.requires_grad:
+        tensor.retain_grad()
+
+
+def guard_value(value: Any, reading: str, expected: Any, where: str, name: str = "") -> None:
+    """Checks a decision that the model's Python made on the data of its example inputs.
+
+    Args:
+        value: the tensor or number that it looked at.
+        reading: how it did: `"__bool__"`, `"__int__"`, `"tolist"`.
+        expected: what it saw at capture.
+        where: `file:line` of the model.
+        name: the buffer or parameter that the tensor is; "": it was computed from inputs.
+
+    Raises:
+        GuardError: it would see something else now, so that the graph does not hold.
+
+    >>> import torch
+    >>> guard_value(torch.tensor(True), "__bool__", True, "model.py:3")
+    """
+    found = getattr(value, reading)()
+    if found == expected or (found != found and expected != expected):
+        return
+    if name:
+        raise GuardError(
+            f"captured while {name} was {expected}, which the model's Python reads at {where}, got "
+            f"{found}; capture the model again, or keep the module that reads it as one node with "
+            "leaves=[...] (custom_ops in MaseGraph)"
+        )
+    raise GuardError(
+        f"captured for inputs on which the model sees {expected} at {where}, got {found}; "
+        "capture the model again with such an example"
+    )
+
+
+class _OpenRegions(threading.local):
+    """The autocast regions that graphs running in this thread have entered and not yet left."""
+
+    def __init__(self) -> None:
+        self.entered: list[torch.autocast] = []
+
+
+_OPEN_REGIONS = _OpenRegions()
+
+
+def enter_autocast(
+    device: torch.device | str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None
+) -> torch.autocast:
+    """Enters `torch.autocast(device type, dtype, enabled, cache_enabled)`; see `leave_autocast`."""
+    kind = device if isinstance(device, str) else device.type
+    # The class itself is entered by `torch.compile` through this function only.
+    region: torch.autocast = enter_autocast_region(kind, dtype, enabled, cache_enabled)
+    if not torch.compiler.is_compiling():
+        _OPEN_REGIONS.entered.append(region)
+    return region
+
+
+def leave_autocast(region: torch.autocast) -> None:
+    """Leaves a region and brings back what `enter_autocast` found."""
+    if not torch.compiler.is_compiling():
+        _OPEN_REGIONS.entered.remove(region)
+    exit_autocast_region(region)
+
+
+@contextlib.contextmanager
+def exit_open_regions() -> Iterator[None]:
+    """Leaves what the block has entered, also where an error came between entering and leaving."""
+    depth = len(_OPEN_REGIONS.entered)
+    try:
+        yield
+    finally:
+        while len(_OPEN_REGIONS.entered) > depth:
+            leave_autocast(_OPEN_REGIONS.entered[-1])
+
+
+def guard_autocast(device: torch.device | str, dtype: torch.dtype | None, where: str) -> None:
+    """Guard: autocast is in the state that the model read at capture.
+
+    Args:
+        device: where the model asked about it.
+        dtype: that of autocast at capture; None: it was off.
+        where: `file:line` of the model.
+
+    Raises:
+        GuardError: autocast is in another state now.
+    """
+    kind = device if isinstance(device, str) else device.type
+    found = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if found is not dtype:
+        raise GuardError(
+            f"captured under autocast {_format_dtype(dtype)}, tested by the model at {where}, got "
+            f"autocast {_format_dtype(found)}; capture the model again inside such a region"
+        )
+
+
+def _format_dtype(dtype: torch.dtype | None) -> str:
+    return "off" if dtype is None else f"to {dtype}"
+
+
+def swap_grad_mode(enabled: bool) -> bool:
+    """Switches gradients on or off; returns whether they were on, for the end of the region."""
+    before = torch.is_grad_enabled()
+    SET_GRAD_ENABLED(enabled)
+    return before
+
+
+REGIONS = (enter_autocast, leave_autocast, swap_grad_mode)
+"""Where graphs that run side by side, node by node, share one call: a region is entered once."""
+
+for _effect in (retain_grad, guard_value, guard_autocast, *REGIONS):
+    has_side_effect(_effect)
+
+
+class AutogradCall:
+    """Calls an `autograd.Function`, so that its hand-written backward survives the capture.
+
+    `Function.apply` is a fresh bound method at every look-up; this object compares, copies and
+    names itself like the class that it stands for.
+    """
+
+    def __init__(self, function: type) -> None:
+        self.function = function
+        self.__name__ = f"{function.__name__}_apply"
+        self.__qualname__ = self.__name__
+        self.__module__ = function.__module__
+
+    def __call__(self, *args: Any) -> Any:
+        """`function.apply(*args)`."""
+        return self.function.apply(*args)  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AutogradCall) and other.function is self.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AutogradCall:
+        return self
+
+
+class ByMode(nn.Module):
+    """A constant with one value in `train()` and another in `eval()`.
+
+    It sits below the module whose Python made the choice, so that freezing a part of the model
+    with `part.eval()` switches the constants of that part and no others.
+
+    >>> probability = ByMode(0.1, 0.0)
+    >>> probability(), probability.eval()()
+    (0.1, 0.0)
+    """
+
+    def __init__(self, when_training: Any, when_eval: Any) -> None:
+        super().__init__()
+        self.when_training = when_training
+        self.when_eval = when_eval
+
+    def forward(self) -> Any:
+        """The value of the present mode."""
+        return self.when_training if self.training else self.when_eval
+
+    def extra_repr(self) -> str:
+        """Both values."""
+        return f"training={self.when_training}, eval={self.when_eval}"
+
+
+class FastPathPadding(nn.Module):
+    """Zeros at padded positions where `nn.TransformerEncoder` would write them.
+
+    Its nested tensors leave padding out. They are for evaluation without gradients, and for masks
+    that hide the end of each row; else the padded positions hold what the layers compute.
+
+    Args:
+        checks_mask: whether other masks are left alone, as torch's `mask_check`.
+    """
+
+    def __init__(self, checks_mask: bool = True) -> None:
+        super().__init__()
+        self.checks_mask = checks_mask
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        """The encoder's result, with zeros or without.
+
+        Args:
+            x: (batch, time, features).
+            padding: (batch, time): what is not zero is padding.
+        """
+        if self.training or x.requires_grad or torch.is_autocast_enabled():
+            return x
+        hidden = padding.bool()
+        if self.checks_mask:
+            hidden = hidden & ~(hidden[:, :-1] & ~hidden[:, 1:]).any()
+        return x.masked_fill(hidden[..., None], 0)

@@ -1,0 +1,1 @@
+"""State of a model and its surroundings: read, kept and put back."""

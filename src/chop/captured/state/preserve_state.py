@@ -1,0 +1,93 @@
+"""Preserves state: a recording leaves patches, model state and random state as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from chop.captured.state.python_state import PythonState
+from chop.captured.state.tensor_state import TensorState
+
+
+@contextlib.contextmanager
+def patched_calls(
+    call_module: Callable[..., Any], call_autograd_function: Callable[..., Any]
+) -> Iterator[None]:
+    """Routes module calls and `autograd.Function.apply` to a recorder.
+
+    Each handler gets the original, the module or class, the arguments and the keyword arguments.
+    """
+    module_call = nn.Module.__call__
+    function_apply = torch.autograd.Function.__dict__["apply"]
+    from_numpy = torch.from_numpy
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call_module(module_call, module, args, kwargs)
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return call_autograd_function(function_apply.__func__, cls, args, kwargs)
+
+    def real_from_numpy(array: Any) -> torch.Tensor:
+        # torch's symbolic shapes cost a quarter of a second to import.
+        from chop.private.symbolic_shapes import outside_fake_mode
+
+        # The storage of a numpy array is real; a fake tensor on it would lose the values.
+        with outside_fake_mode():
+            return from_numpy(array)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    torch.from_numpy = real_from_numpy  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = module_call  # type: ignore[method-assign]
+        torch.autograd.Function.apply = function_apply  # type: ignore[method-assign]
+        torch.from_numpy = from_numpy
+
+
+@dataclass
+class Snapshot:
+    """What a model was before a block of `preserve_state`."""
+
+    attributes: PythonState
+    tensors: TensorState
+
+
+@contextlib.contextmanager
+def preserve_state(
+    model: nn.Module, thorough: bool = False, on_fakes: bool = False
+) -> Iterator[Snapshot]:
+    """Puts back what running a model may change: attributes, tensors, modes and random states.
+
+    Args:
+        model: the model.
+        thorough: also parameters, and what is inside the objects that modules hold. Observers and
+            the like are such objects, and are filled on purpose.
+        on_fakes: a recording, which calls `keep` of the tensors itself: to watch each operator
+            would cost a fifth of it.
+    Yields: what the model was.
+    """
+    attributes = PythonState(model, deep=thorough)
+    snapshot = Snapshot(attributes, TensorState(attributes.tensors.values()))
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    copies = (
+        snapshot.tensors.copy_on_write() if thorough and not on_fakes else contextlib.nullcontext()
+    )
+    with torch.random.fork_rng():
+        try:
+            with copies:
+                yield snapshot
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            attributes.restore()
+            snapshot.tensors.restore()

@@ -1,0 +1,152 @@
+"""Tensor state: values and gradient history of what a model holds, copied on write, restored."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from chop.private.torch_api import TorchDispatchMode, storage_id
+
+
+class TensorState:
+    """The values of tensors, and what autograd knows of them, to be put back.
+
+    Parameters may be most of the memory; they are copied when `copy_on_write` sees that an
+    operator is about to write into them.
+
+    Args:
+        tensors: what a model holds. Those without data, on the meta device or not yet
+            initialized, are left alone.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        usable = [x for x in tensors if not (x.is_meta or is_lazy(x) or x.is_inference())]
+        self._same_memory = [(x, x.detach()) for x in usable if x.layout is torch.strided]
+        parameters = [x for x in usable if isinstance(x, nn.Parameter)]
+        self._leaves = [(x, x.requires_grad) for x in usable if x.is_leaf]
+        self._grads = [(x, x.grad) for x, _ in self._leaves]
+        grads = [grad for _, grad in self._grads if grad is not None]
+        self._copies = _CopyOnWrite([*parameters, *grads])
+        self._versions = {id(x): x._version for x in usable}
+        self._values = [(x, x.detach().clone()) for x in usable if not isinstance(x, nn.Parameter)]
+
+    def copy_on_write(self) -> contextlib.AbstractContextManager[Any]:
+        """Copies parameters before an operator inside the block writes into them."""
+        return self._copies
+
+    def separate_views(self) -> None:
+        """Lets no view be written through to its base by autograd, which never forgets it.
+
+        A write with a gradient gives a view and its base a history, and only that of the base can
+        be taken away again. Memory and identity stay.
+        """
+        for tensor, _ in self._leaves:
+            if tensor._is_view() and not tensor.requires_grad:
+                # A view that someone else refers to stays one.
+                with contextlib.suppress(RuntimeError):
+                    torch.utils.swap_tensors(tensor, tensor.detach())
+
+    def copy_before_write(self, written: Any) -> None:
+        """Copies what shares memory with a tensor that is about to be written."""
+        self._copies.copy_before_write(written)
+
+    def changed(self) -> list[Tensor]:
+        """The tensors that were written into, or given other memory."""
+        moved = [tensor for tensor, memory in self._same_memory if _moved(tensor, memory)]
+        return [*moved, *(tensor for tensor, _ in self._written())]
+
+    def _written(self) -> list[tuple[Tensor, Tensor]]:
+        values = [(x, value) for x, value in self._values if self._is_written(x, value)]
+        return [*values, *self._copies.copies.values()]
+
+    def _is_written(self, tensor: Tensor, value: Tensor) -> bool:
+        # Kernels of batch norms write without counting, so the version alone does not tell; and
+        # sparse tensors cannot be compared.
+        if tensor.layout is not torch.strided or tensor.shape != value.shape:
+            return tensor._version != self._versions[id(tensor)]
+        return not torch.equal(tensor, value)
+
+    def restore(self) -> None:
+        """Puts values and histories back, without a trace in the version counters of autograd."""
+        for tensor, requires_grad in self._leaves:
+            _drop_history(tensor, requires_grad)
+        for tensor, memory in self._same_memory:
+            if _moved(tensor, memory):
+                tensor.data = memory
+        with torch.no_grad():
+            for tensor, value in self._written():
+                tensor.data.copy_(value)
+        for leaf, grad in self._grads:
+            if leaf.grad is not grad:
+                leaf.grad = grad
+
+
+def _drop_history(leaf: Tensor, requires_grad: bool) -> None:
+    """Makes a tensor the leaf again that it was, after what an operator has written into it."""
+    if not leaf.is_leaf:
+        if leaf._is_view():
+            with contextlib.suppress(RuntimeError):
+                torch.utils.swap_tensors(leaf, leaf.detach())
+        else:
+            leaf.detach_()
+    if leaf.is_leaf and leaf.requires_grad != requires_grad:
+        leaf.requires_grad_(requires_grad)
+
+
+def _moved(tensor: Tensor, memory: Tensor) -> bool:
+    # Not by address: a model that is recorded may have put a fake tensor there.
+    return storage_id(tensor) != storage_id(memory)
+
+
+class _CopyOnWrite(TorchDispatchMode):
+    """Copies tensors before an operator writes into their memory, through whichever view."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._owners: dict[int, list[Tensor]] = {}
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                memory = tensor.untyped_storage().data_ptr()
+                self._owners.setdefault(memory, []).append(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for index, name in _written_arguments(func):
+            written = args[index] if index < len(args) else kwargs.get(name)
+            for tensor in written if isinstance(written, list | tuple) else [written]:
+                self.copy_before_write(tensor)
+        return func(*args, **kwargs)
+
+    def copy_before_write(self, written: Any) -> None:
+        if type(written) not in (Tensor, nn.Parameter) or written.layout is not torch.strided:
+            return
+        for tensor in self._owners.get(written.untyped_storage().data_ptr(), ()):
+            if id(tensor) not in self.copies:
+                # torch's symbolic shapes cost a quarter of a second to import.
+                from chop.private.symbolic_shapes import outside_fake_mode
+
+                # Fake mode runs an operator for real when none of its inputs is fake.
+                with outside_fake_mode():
+                    self.copies[id(tensor)] = (tensor, tensor.detach().clone())
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that an operator writes into."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )

@@ -1,0 +1,89 @@
+"""Which memory the nodes of a graph write into; imports no tracing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from torch import fx
+
+from chop.captured.targets import mutates_input
+
+_VIEWS = frozenset(
+    {
+        *("detach", "view", "view_as", "reshape", "flatten", "t", "transpose", "permute"),
+        *("squeeze", "unsqueeze", "narrow", "select", "diagonal", "expand", "unbind"),
+    }
+)
+
+
+def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
+    """The parameters and buffers that nodes of a graph write into."""
+    for graph in graphs:
+        for node in graph.nodes:
+            for written in written_by(node):
+                source = _source(written)
+                if source.op == "get_attr":
+                    yield str(source.target)
+
+
+def shared_writes(node: fx.Node) -> dict[fx.Node, fx.Node]:
+    """The inputs that a node writes into, each with the node whose memory it is a view of.
+
+    Left out are those that nobody reads afterwards but by the node's own result.
+    """
+    found = {written: _source(written) for written in written_by(node)}
+    return {x: source for x, source in found.items() if _is_read_later(node, source)}
+
+
+def _is_read_later(node: fx.Node, source: fx.Node) -> bool:
+    """Whether what a node writes into some memory is read there, and not from its result."""
+    if source.op in ("placeholder", "get_attr"):
+        return True
+    later = node.next
+    while later.op != "root":
+        if any(node not in (chain := _views(x)) and source in chain for x in later.all_input_nodes):
+            return True
+        later = later.next
+    return False
+
+
+def _views(node: fx.Node) -> list[fx.Node]:
+    """A node, the node whose memory it is a view of, and the views in between."""
+    chain = [node]
+    while node.args and isinstance(node.args[0], fx.Node) and _is_view(node):
+        node = node.args[0]
+        chain.append(node)
+    return chain
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The inputs that a node writes into, as those of `add_` or of `out=`."""
+    found = node.kwargs.get("out")
+    if found is None and _is_in_place(node):
+        found = node.args[0] if node.args else node.kwargs.get("input")
+    targets = found if isinstance(found, tuple | list) else [found]
+    return [target for target in targets if isinstance(target, fx.Node)]
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    function = cast(Callable[..., Any], node.target)
+    root = node.graph.owning_module
+    if node.op == "call_module" and root is not None:
+        return getattr(root.get_submodule(str(node.target)), "inplace", False) is True
+    by_flag = node.kwargs.get("inplace") is True
+    return node.op == "call_function" and (by_flag or mutates_input(function))
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The node whose memory a node's result is a view of."""
+    return _views(node)[-1]
+
+
+def _is_view(node: fx.Node) -> bool:
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    attribute = node.target is getattr and node.args[1] in ("data", "mT", "T", "real")
+    return attribute or name in _VIEWS or node.target is operator.getitem or _is_in_place(node)

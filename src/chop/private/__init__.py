@@ -1,0 +1,1 @@
+"""Fences round other libraries' private API, one file for each library."""

@@ -1,0 +1,203 @@
+"""Values that a model's code reads outside of its tensors, changed after the capture."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import types
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from chop import MaseGraph, passes
+from chop.captured.state.outer_values import OuterValueWarning
+from chop.captured.state.preserve_state import preserve_state
+
+SCALE = 2.0
+TABLE = {"scale": 2.0}
+MODE = "double"
+ROW = torch.ones(4)
+MISSING_KEYS: defaultdict[str, float] = defaultdict(lambda: 2.0)
+
+
+@dataclass
+class Settings:
+    scale: float = 2.0
+
+
+SETTINGS = Settings()
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * SCALE
+
+
+def closures() -> tuple[Callable[[Any, Tensor], Tensor], Callable[[float], None]]:
+    scale = 2.0
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x * scale
+
+    def change(value: float) -> None:
+        nonlocal scale
+        scale = value
+
+    return forward, change
+
+
+FROM_CLOSURE, CHANGE_CLOSURE = closures()
+
+
+class Base(nn.Module):
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.own = 2.0
+        self.rows = [2.0]
+        self.settings = types.SimpleNamespace(scale=2.0)
+        self.calls = 0
+
+
+def set_global(name: str, value: Any) -> Callable[[nn.Module], None]:
+    return lambda model: globals().__setitem__(name, value)
+
+
+CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], Any], str]] = {
+    "a global": (lambda self, x: x * SCALE, set_global("SCALE", 5.0), "SCALE"),
+    "through a function": (lambda self, x: scaled(x), set_global("SCALE", 5.0), "SCALE"),
+    "a branch": (
+        lambda self, x: x * 2 if MODE == "double" else x,
+        set_global("MODE", "single"),
+        "MODE",
+    ),
+    "a mapping": (lambda self, x: x * TABLE["scale"], lambda m: TABLE.update(scale=5.0), "TABLE"),
+    "a default": (
+        lambda self, x: x * MISSING_KEYS["x"],
+        lambda m: MISSING_KEYS.update(x=5.0),
+        "MISSING_KEYS",
+    ),
+    "an object": (
+        lambda self, x: x * SETTINGS.scale,
+        lambda m: setattr(SETTINGS, "scale", 5.0),
+        "SETTINGS.scale",
+    ),
+    "another tensor": (lambda self, x: x * ROW, set_global("ROW", torch.zeros(4)), "ROW"),
+    "a function": (lambda self, x: scaled(x), set_global("scaled", torch.relu), "scaled"),
+    "a closure": (FROM_CLOSURE, lambda m: CHANGE_CLOSURE(5.0), "scale"),
+    "the environment": (
+        lambda self, x: x * float(os.environ.get("CHOP_TEST_SCALE", "2")),
+        lambda m: os.environ.update(CHOP_TEST_SCALE="5"),
+        "CHOP_TEST_SCALE",
+    ),
+    "a class": (
+        lambda self, x: x * self.factor,
+        lambda m: setattr(type(m), "factor", 5.0),
+        "Model.factor",
+    ),
+    "an attribute": (lambda self, x: x * self.own, lambda m: setattr(m, "own", 5.0), "Model.own"),
+    "a list": (lambda self, x: x * self.rows[0], lambda m: m.rows.append(1.0), "Model.rows"),
+    "a namespace": (
+        lambda self, x: x * self.settings.scale,
+        lambda m: setattr(m.settings, "scale", 5.0),
+        "Model.settings.scale",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts back what a test changes."""
+    for name in ("SCALE", "MODE", "ROW", "scaled"):
+        monkeypatch.setitem(globals(), name, globals()[name])
+    for values in (TABLE, MISSING_KEYS):
+        monkeypatch.setitem(values, "unused", 0.0)
+        monkeypatch.setitem(values, "scale", 2.0)
+        monkeypatch.setitem(values, "x", 2.0)
+    monkeypatch.setattr(SETTINGS, "scale", 2.0)
+    monkeypatch.setenv("CHOP_TEST_SCALE", "2")
+    CHANGE_CLOSURE(2.0)
+
+
+def captured(forward: Callable[[Any, Tensor], Tensor]) -> tuple[nn.Module, MaseGraph, Tensor]:
+    cls = type("Model", (Base,), {"forward": lambda self, x: forward(self, self.linear(x))})
+    torch.manual_seed(0)
+    model, x = cls().eval(), torch.randn(3, 4)
+    return model, MaseGraph(model, dummy_in={"x": x}), x
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
+def test_a_value_that_changes_after_the_capture_is_said(name: str) -> None:
+    forward, change, label = CASES[name]
+    model, mg, x = captured(forward)
+    rules = {"by": "type", "linear": {"config": {"name": "integer", "width": 8, "frac_width": 4}}}
+    quantized, _ = passes.quantize_transform_pass(mg, rules)
+    graphs = (mg.model, quantized.model, copy.deepcopy(mg.model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OuterValueWarning)
+        before = [graph(x) for graph in graphs]
+    change(model)
+    for graph, old in zip(graphs, before, strict=True):
+        with pytest.warns(OuterValueWarning, match=f"{label}.* capture the model again"):
+            assert torch.equal(graph(x), old)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OuterValueWarning)
+        assert torch.equal(pickle.loads(pickle.dumps(mg.model))(x), before[0])
+        assert torch.equal(MaseGraph(model, dummy_in={"x": x}).model(x), model(x))
+
+
+def test_an_attribute_that_is_set_on_the_graph_is_said() -> None:
+    _, mg, x = captured(lambda self, x: x * self.own * self.factor)
+    for name in ("own", "factor"):
+        setattr(mg.model, name, 5.0)
+        with pytest.warns(OuterValueWarning, match=f"{name} was set on the graph"):
+            mg.model(x)
+        delattr(mg.model, name)
+
+
+@pytest.mark.parametrize("change", ["other names", "equal values", "its own state", "tensors"])
+def test_other_changes_are_not_said(change: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x * SCALE * TABLE["scale"] * self.own
+
+    model, mg, x = captured(forward)
+    if change == "other names":
+        set_global("MODE", "single")(model)
+        model.rows.append(1.0)  # type: ignore[union-attr, operator]
+    elif change == "equal values":
+        set_global("SCALE", float("2"))(model)
+        TABLE["scale"] = float("2")
+    elif change == "its own state":
+        model(x)
+        model.train().eval()
+    else:
+        with torch.no_grad():
+            model.linear.weight.zero_()  # type: ignore[union-attr, operator]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OuterValueWarning)
+        torch.testing.assert_close(mg.model(x), model(x))
+
+
+def test_running_a_graph_leaves_what_its_model_reads() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * TABLE["scale"] * SETTINGS.scale
+
+    captured = MaseGraph(Reads(), dummy_in={"x": torch.ones(2)}).model
+    with preserve_state(captured, thorough=True):
+        TABLE["noted"] = 1.0
+        SETTINGS.scale = 3.0
+    try:
+        assert TABLE["noted"] == 1.0 and SETTINGS.scale == 3.0
+    finally:
+        del TABLE["noted"]
+        SETTINGS.scale = 2.0
