@@ -1,8 +1,8 @@
-"""The README's command lines run as they stand there, section by section."""
+"""The command lines of README and docs run as they stand there, section by section."""
 
 import re
+import runpy
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,30 +11,52 @@ from chop.data import load_dataset
 from chop.data.tokenizer import get_tokenizer
 from chop.train import load_trained
 from tests import programs
+from tests.pages import PAGES, ROOT, command_lines, name_of
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-IN_BLOCKS = r"^chop [^#\n]*"
-IN_SENTENCES = r"`(chop demo|chop(?: [a-z][\w-]*)*(?: (?:--|\S*/)[^`]*))`"
-NOT_RUN = {
-    "chop --install-completion": "changes the settings of the user's shell",
+ELSEWHERE = {
+    "prajjwal1/": "a model of the hub: needs a network",
+    "postgresql://": "needs a server of PostgreSQL",
+    "--device cuda": "needs a GPU",
 }
+"""Part of a command line that is not run here -> why."""
+
+SMALLER = {
+    "chop search precision --budget bits=4 --trials 100": "--trials 6",
+    "chop search nas --field num_hidden_layers=1,2,4 --field hidden_size=32,64 --trials 20": (
+        "--limit 200 --trials 2"
+    ),
+}
+"""Command line -> what is added to it, where it takes longer than ten minutes as it stands."""
+
+COURSE = runpy.run_path(str(ROOT / "docs/run_course.py"))["SMALL"]
+"""The same of the course's commands, with their folder `--out {out}`."""
+
 SECONDS = 3000
 
 
-def command_lines():
-    """Title of a section -> its command lines, in their order."""
-    found = {}
-    for section in re.split(r"^#{2,3} ", README.read_text(), flags=re.M):
-        title, text = section.partition("\n")[::2]
-        lines = re.finditer(f"{IN_BLOCKS}|{IN_SENTENCES}", text, re.M)
-        commands = [" ".join((line[1] or line[0]).split()) for line in lines]
-        commands = [line for line in commands if line not in NOT_RUN]
-        if commands:
-            found[title] = commands
-    return found
+def lines_to_run():
+    """Page and title of a section -> its command lines."""
+    for page in PAGES:
+        for title, lines in command_lines(page).items():
+            here = [line for line in lines if not any(part in line for part in ELSEWHERE)]
+            if here:
+                yield f"{name_of(page)}: {title}", here
 
 
-COMMANDS = command_lines()
+def words_of(line):
+    """Of a search that takes hours, in a small setting."""
+    small = COURSE.get(line, "") if "search" in line and len(line.split()) > 5 else ""
+    added = SMALLER.get(line, small.replace("--out {out}", ""))
+    return shlex.split(f"{line} {added}")[1:]
+
+
+COMMANDS = dict(lines_to_run())
+
+
+def chop(*words):
+    done = programs.run(programs.COMMAND, *words, timeout=SECONDS)
+    said = f"chop {shlex.join(words)}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0 and "Traceback" not in done.stderr, said
 
 
 def my_bert():
@@ -49,23 +71,29 @@ def my_data():
 
 
 def my_llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
-    LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes, **heads)).save_pretrained("my-llama")
+    load_trained("gpt-tiny").save_pretrained("my-llama")
+    get_tokenizer("gpt-tiny").save_pretrained("my-llama")
 
 
-def two_searches():
-    for name in ("a", "b"):
-        shutil.copytree("runs/search/precision", f"runs/{name}")
+def texts():
+    Path("texts.txt").write_text("\n".join(load_dataset("stories")["train"]["text"][:400]))
+
+
+def small_search(*names):
+    for name in names:
+        small = ("--model", "mlp", "--limit", "120", "--trials", "2")
+        chop("search", "precision", *small, "--out", f"runs/{name}")
 
 
 NEEDED = {
     "./my-bert": my_bert,
     "./my-data": my_data,
     "./my-llama": my_llama,
-    "runs/a": two_searches,
+    "./texts.txt": texts,
+    "runs/tpe": lambda: small_search("tpe", "random"),
+    "runs/none": lambda: small_search("none", "compress", "compress-train"),
+    "runs/compress": lambda: chop("compress", "--model", "mlp", "--bench-seconds", "0"),
+    "runs/demo/model": lambda: chop("demo", "--bench-seconds", "0"),
 }
 """What the reader is to have -> what makes it."""
 
@@ -77,26 +105,26 @@ def test_all_command_lines_are_found():
         "sweep prune",
         "shard --memory 190kB --run",
         "emit --check-only",
+        "demo",
     ):
         assert any(line.startswith(f"chop {part}") for line in lines)
-    assert "chop search resume runs/search/precision" in lines and len(lines) > 25
+    assert "chop search resume runs/search/precision" in lines and len(lines) > 40
     assert set(NEEDED) <= {word for line in lines for word in line.split()}
+    assert SMALLER.keys() <= set(lines)
     assert not [line for line in lines if re.search(r"\b[A-Z]{3,}\b", line)]  # names to fill in
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.tools("verilator", "iverilog", "c++")
-@pytest.mark.parametrize("title", COMMANDS)
-def test_command_lines_run_as_they_stand(title, tmp_path, monkeypatch):
+@pytest.mark.parametrize("section", COMMANDS)
+def test_command_lines_run_as_they_stand(section, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for line in COMMANDS[title]:
+    for line in COMMANDS[section]:
         if "--clean" in line:
             monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
-        words = shlex.split(line)
+        words = words_of(line)
         for word in words:
             if word in NEEDED and not Path(word).exists():
                 NEEDED[word]()
-        done = programs.run(programs.COMMAND, *words[1:], timeout=SECONDS)
-        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
-        assert "Traceback" not in done.stderr
+        chop(*words)
