@@ -91,8 +91,8 @@ def _keep_what_is_left() -> Iterator[None]:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _fixed_seeds() -> None:
+def fix_seeds() -> None:
+    """Seeds every generator of random numbers that tests use."""
     random.seed(0)
     np.random.seed(0)
     # `torch.manual_seed` formats the stack for every device that is absent.
@@ -102,6 +102,11 @@ def _fixed_seeds() -> None:
         else torch.default_generator.manual_seed
     )
     seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    fix_seeds()
 
 
 @pytest.fixture(scope="session")

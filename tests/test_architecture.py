@@ -5,7 +5,7 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
+from tests.subcases import subcases
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/chop"
@@ -23,7 +23,7 @@ def names(body, prefix=""):
             yield from names(node.body, f"{prefix}{node.name}.")
 
 
-@pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
+@subcases("path, name", NAMED, ids=str)
 def test_what_the_page_names_exists(path, name):
     known = set(names(ast.parse((SOURCE / path).read_text()).body))
     assert not name or name in known

@@ -10,6 +10,7 @@ from chop.actions.sweep.grid import parse_range
 from chop.config import load_toml, parse
 from chop.errors import ConfigError
 from chop.formats import Integer
+from tests.subcases import subcases
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def test_numbers_of_numpy_become_plain_ones():
             parse(Settings, {"width": value})
 
 
-@pytest.mark.parametrize(
+@subcases(
     "given, message",
     [
         ({}, "missing key 'width'"),

@@ -12,6 +12,7 @@ import pytest
 from chop.cli import execute as execution
 from chop.cli.app import app
 from tests import programs
+from tests.subcases import subcases
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/course.md"
@@ -61,7 +62,7 @@ def test_every_lab_and_tutorial_is_on_the_page():
     assert RUNNER.SMALL.keys() == {*COMMANDS}
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("chop ")])
+@subcases("command", [c for c in COMMANDS if c.startswith("chop ")])
 def test_commands_parse_as_they_stand_and_as_they_are_run_here(command, parsed, tmp_path):
     item = next(item for item in ITEMS if item.command == command)
     for words in (shlex.split(command), item.small(tmp_path)):
@@ -72,7 +73,7 @@ def test_commands_parse_as_they_stand_and_as_they_are_run_here(command, parsed, 
     assert type(usual) is type(small) and small.out == tmp_path != usual.out
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python ")])
+@subcases("command", [c for c in COMMANDS if c.startswith("python ")])
 def test_scripts_have_the_options_that_they_are_run_with(command, tmp_path):
     item = next(item for item in ITEMS if item.command == command)
     text = (ROOT / command.split()[1]).read_text()

@@ -15,6 +15,7 @@ from chop.formats import MXInt, QuantSpec, ScaleInteger
 from tests.formats.examples import EXAMPLES as FORMATS
 from tests.nn.test_quantized import EXAMPLES as OPERATORS
 from tests.nn.test_quantized import example
+from tests.subcases import subcases
 
 BY_NUMBERS = (".item() cannot be called on meta", "register_meta function for torch.nonzero")
 FIRST = [examples[0] for examples in FORMATS.values()]
@@ -47,7 +48,7 @@ def unless_of_numbers(device):
             raise
 
 
-@pytest.mark.parametrize("number_format", FIRST, ids=lambda x: x.label)
+@subcases("number_format", FIRST, ids=lambda x: x.label)
 def test_formats_round_and_pass_gradients(device, number_format):
     x = torch.randn(6, 40, requires_grad=True)
     moved = x.detach().to(device).requires_grad_()
@@ -60,7 +61,7 @@ def test_formats_round_and_pass_gradients(device, number_format):
         agrees(moved.grad, x.grad, 1e-6)
 
 
-@pytest.mark.parametrize("number_format", FIRST, ids=lambda x: x.label)
+@subcases("number_format", FIRST, ids=lambda x: x.label)
 def test_codes_are_decoded_where_they_are(device, number_format):
     if number_format.is_identity:
         pytest.skip("floats have no codes")
@@ -72,7 +73,7 @@ def test_codes_are_decoded_where_they_are(device, number_format):
         agrees(number_format.decode(replace(encoded, **moved)), number_format.decode(encoded))
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@subcases("name", OPERATORS)
 def test_quantized_modules_compute_there(device, name):
     module, x, twin = example(name)
     quantized = twin.from_float(module, QuantSpec.uniform(MXInt(8, block_size=4))).eval()

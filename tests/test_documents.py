@@ -23,6 +23,7 @@ from chop.lora.peft_format import _read_config as read_adapter
 from chop.models.load import read_config
 from chop.runs.journal import Journal
 from chop.search.ledger import Row
+from tests.subcases import subcases
 
 BROKEN = {
     "deep": b"[" * 10**5,
@@ -62,8 +63,8 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-@pytest.mark.parametrize(("name", "read"), READERS.values(), ids=READERS)
+@subcases("content", BROKEN.values(), ids=BROKEN)
+@subcases("name, read", READERS.values(), ids=READERS)
 def test_a_broken_document_is_one_sentence(name, read, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ChopError) as caught:
@@ -72,7 +73,7 @@ def test_a_broken_document_is_one_sentence(name, read, content, tmp_path):
     assert name in str(caught.value) or name == "document"
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@subcases("content", BROKEN.values(), ids=BROKEN)
 def test_what_is_kept_to_save_time_is_made_again(content, tmp_path):
     path = tmp_path / "cached.json"
     path.write_bytes(content)

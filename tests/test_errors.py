@@ -7,6 +7,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import MOST_CHARACTERS, ChopError, ConfigError, bounded
 from chop.notices import forget_notices, warn_once
+from tests.subcases import subcases
 
 
 def test_the_middle_of_a_long_message_is_left_out():
@@ -17,7 +18,7 @@ def test_the_middle_of_a_long_message_is_left_out():
     assert "left out" in found and bounded(found) == found
 
 
-@pytest.mark.parametrize("error", [ChopError, *ChopError.__subclasses__()])
+@subcases("error", [ChopError, *ChopError.__subclasses__()])
 def test_every_error_is_bounded(error):
     assert len(str(error("y" * 10_000))) <= MOST_CHARACTERS
     assert str(error("short")) == "short"

@@ -10,6 +10,7 @@ from chop.formats import Integer
 from chop.moved import MODULES, NAMES
 from chop.nn.quantized.running import RunningMaximum
 from tests.fresh import printed_by
+from tests.subcases import subcases
 
 
 def first_definition(module):
@@ -17,7 +18,7 @@ def first_definition(module):
     return next(n for n, x in public.items() if getattr(x, "__module__", "") == module.__name__)
 
 
-@pytest.mark.parametrize("old", MODULES)
+@subcases("old", MODULES)
 def test_an_old_module_has_the_names_of_the_new_one(old):
     new = importlib.import_module(MODULES[old])
     public = new.__all__[0] if hasattr(new, "__all__") else first_definition(new)
@@ -26,7 +27,7 @@ def test_an_old_module_has_the_names_of_the_new_one(old):
     assert found is getattr(new, public)
 
 
-@pytest.mark.parametrize("old", NAMES)
+@subcases("old", NAMES)
 def test_an_old_name_is_the_new_one(old):
     home, own = NAMES[old].rsplit(".", 1)
     with pytest.warns(DeprecationWarning, match=f"'{old}' has moved: import {own} from {home}"):
@@ -60,7 +61,7 @@ SHOWN = [
 
 
 @pytest.mark.filterwarnings("ignore:.* has moved:DeprecationWarning")
-@pytest.mark.parametrize("path", SHOWN)
+@subcases("path", SHOWN)
 def test_what_pages_of_version_0_1_showed_is_still_there(path):
     assert resolve_name(path) is not None
 

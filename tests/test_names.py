@@ -14,6 +14,7 @@ from chop import MaseGraph, passes
 from chop.aliases import HOMES, MODULES
 from chop.not_built import NOT_BUILT
 from tests.fresh import printed_by
+from tests.subcases import subcases
 
 PASSES = """
     init_metadata_analysis_pass add_common_metadata_analysis_pass
@@ -202,7 +203,7 @@ TABLES = (*NAMES.items(), *DEEP.items())
 PAIRS = [(home, name) for home, names in TABLES for name in names.split()]
 
 
-@pytest.mark.parametrize(("home", "name"), PAIRS, ids=lambda text: text)
+@subcases("home, name", PAIRS, ids=lambda text: text)
 def test_the_name_is_there(home, name):
     scope = {}
     exec(f"from {home} import {name}", scope)  # as users write it
@@ -272,7 +273,7 @@ SIGNATURES = {
 } | {f"chop.passes.{name}": "mg pass_args" for name in passes.PASSES}
 
 
-@pytest.mark.parametrize(("path", "expected"), SIGNATURES.items(), ids=lambda text: text)
+@subcases("path, expected", SIGNATURES.items(), ids=lambda text: text)
 def test_the_parameters_have_their_names_and_order(path, expected):
     first, *rest = path.split(".")
     found = importlib.import_module(first)
@@ -316,7 +317,7 @@ def test_model_and_graph_can_be_assigned(mg):
     assert len(mg.nodes) == 5 and "0" in mg.modules
 
 
-@pytest.mark.parametrize("name", NOT_BUILT)
+@subcases("name", NOT_BUILT)
 def test_what_is_missing_says_so_in_one_sentence(name):
     home = next(home for home, known in PAIRS if known == name)
     found = getattr(importlib.import_module(home), name)
@@ -372,7 +373,7 @@ def test_what_has_a_file_is_a_stub(file):
     assert lines <= 5 and all(isinstance(node, ast.ImportFrom | ast.Assign) for node in statements)
 
 
-@pytest.mark.parametrize("path", HOMES)
+@subcases("path", HOMES)
 def test_every_name_of_the_table_is_defined(path):
     module = importlib.import_module(path)
     names = module.__all__

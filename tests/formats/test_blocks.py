@@ -20,6 +20,7 @@ from chop.formats import (
     ScaleInteger,
 )
 from chop.formats.groups import Blocks, Whole
+from tests.subcases import subcases
 
 NAN, INF = float("nan"), float("inf")
 
@@ -357,8 +358,8 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("groups", LAYOUTS)
-@pytest.mark.parametrize("shape", [(), (5,), (3, 5), (2, 3, 5), (2, 3, 4, 5), (2, 0), (0,)])
+@subcases("groups", LAYOUTS)
+@subcases("shape", [(), (5,), (3, 5), (2, 3, 5), (2, 3, 4, 5), (2, 0), (0,)])
 def test_join_inverts_split(groups, shape):
     x = torch.arange(1, math.prod(shape) + 1).view(shape)
     split = groups.split(x)

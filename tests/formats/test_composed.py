@@ -39,10 +39,13 @@ from tests.formats.composed import (
 from tests.formats.examples import ALL
 from tests.kernels.examples import DTYPES, inputs, same
 from tests.passes.conftest import with_metadata
+from tests.subcases import subcases
 
 OUTPUTS, COLUMNS = 256, 320
 
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+def every_kind(kept=None):
+    return subcases("kind", KINDS, ids=lambda kind: kind.name, kept=kept)
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +74,8 @@ def test_no_registered_format_is_composed_alike():
     assert not [kind.name for kind in KINDS if parts(kind().layout()) in known]
 
 
-@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
-@every_kind
-@pytest.mark.sampled(60)
+@subcases("check", checks.CHECKS, ids=lambda check: check.name, kept=60)
+@every_kind()
 def test_conformance(check, kind):
     if check.applies(kind()):
         check.run(kind())
@@ -84,8 +86,8 @@ def test_most_checks_are_asked_of_most():
     assert min(asked.values()) >= 13
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_kind()
+@subcases("dtype", DTYPES, ids=str)
 def test_the_loops_give_the_bits_of_the_reference(kind, dtype):
     fmt, run = kind(), KERNELS["cpu"].run
     for x in inputs(dtype):
@@ -97,7 +99,7 @@ def test_the_loops_give_the_bits_of_the_reference(kind, dtype):
         assert run(x, fmt, x) and same(x, expected), "in place"
 
 
-@every_kind
+@every_kind()
 def test_neither_order_in_memory_nor_threads_matter(kind):
     fmt, x = kind(), torch.randn(4, 6, 5, 64)
     expected = fmt.round(x)
@@ -114,7 +116,7 @@ def test_neither_order_in_memory_nor_threads_matter(kind):
     assert same(several, fmt.round(rows)) and same(fake_quantize(rows, fmt), several)
 
 
-@every_kind
+@every_kind()
 def test_pytorch_alone_gives_the_bits_of_the_reference_or_declines(kind):
     fmt = kind()
     for dtype in DTYPES:
@@ -124,8 +126,7 @@ def test_pytorch_alone_gives_the_bits_of_the_reference_or_declines(kind):
             assert same(out, expected), (dtype, x.shape)
 
 
-@every_kind
-@pytest.mark.sampled(3)
+@every_kind(kept=3)
 def test_the_loops_are_many_times_as_fast_as_the_reference(kind):
     """In turns, in one process; groups that do not lie in one piece are moved there and back.
 
@@ -142,7 +143,7 @@ def test_the_loops_are_many_times_as_fast_as_the_reference(kind):
     assert min(times[1]) > least * min(times[0])
 
 
-@every_kind
+@every_kind()
 def test_a_packed_layer_multiplies_by_its_codes(kind, monkeypatch):
     fmt = kind()
     layer, twin = packed_layer(fmt)
@@ -168,7 +169,7 @@ def test_a_packed_layer_multiplies_by_its_codes(kind, monkeypatch):
         assert same(in_full(x), F.linear(x, weight, layer.bias)) and same(in_full(x), layer(x))
 
 
-@every_kind
+@every_kind()
 def test_rows_that_are_kept_apart_are_decoded_by_themselves(kind):
     fmt, x, index = kind(), torch.randn(12, COLUMNS), torch.tensor([3, 0, 7])
     is_apart = fmt.is_row_separable(x.shape)
@@ -177,8 +178,7 @@ def test_rows_that_are_kept_apart_are_decoded_by_themselves(kind):
         assert same(fmt.decode(fmt.encode(x).take_rows(index)), fmt.round(x)[index])
 
 
-@every_kind
-@pytest.mark.sampled(3)
+@every_kind(kept=3)
 def test_a_graph_by_name_packed_and_saved(kind, tmp_path):
     model = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 5)).eval()
     mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(3, 32)}))
@@ -193,7 +193,7 @@ def test_a_graph_by_name_packed_and_saved(kind, tmp_path):
     assert torch.equal(again.model(x), quantized.model(x))
 
 
-@every_kind
+@every_kind()
 def test_its_name_makes_formats_and_operators(kind):
     assert get_format(kind.name) is kind and parse_format({"name": kind.name}) == kind()
     assert parse_format_string(kind.name) == kind() == from_key(kind().key)

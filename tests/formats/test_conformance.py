@@ -6,6 +6,7 @@ from chop.errors import ConfigError
 from chop.formats import BlockFP, MXInt, formats
 from tests.formats import checks
 from tests.formats.examples import ALL, EXAMPLES, examples_of
+from tests.subcases import subcases
 
 
 def cases():
@@ -16,8 +17,7 @@ def cases():
             yield pytest.param(check, fmt, id=f"{check.name}-{fmt.label.replace(' ', '-')}")
 
 
-@pytest.mark.parametrize("check, fmt", list(cases()))
-@pytest.mark.sampled(300)
+@subcases("check, fmt", list(cases()), kept=300)
 def test_format(check, fmt):
     check.run(fmt)
 
@@ -39,7 +39,7 @@ def test_every_check_is_asked_of_most_formats():
         assert any(checks.rounds_to_nearest(fmt) for fmt in small if fmt.name == name)
 
 
-@pytest.mark.parametrize("kind", formats(), ids=lambda kind: kind.name)
+@subcases("kind", formats(), ids=lambda kind: kind.name)
 def test_the_search_space_holds_valid_settings(kind):
     checks.search_space_holds_valid_settings(kind, examples_of(kind)[0])
 

@@ -5,9 +5,10 @@ import pytest
 from chop.errors import ConfigError
 from chop.formats import Integer, MXInt, format_string, parse_format_string
 from tests.formats.examples import ALL
+from tests.subcases import subcases
 
 
-@pytest.mark.parametrize("number_format", ALL, ids=lambda fmt: fmt.label)
+@subcases("number_format", ALL, ids=lambda fmt: fmt.label)
 def test_every_format_is_read_back(number_format):
     assert parse_format_string(format_string(number_format)) == number_format
 

@@ -23,6 +23,7 @@ from chop.formats import (
     Ternary,
 )
 from chop.nn import quantizers as q
+from tests.subcases import subcases
 
 CALLS = {
     "integer_quantizer": ({"width": 8, "frac_width": 4}, Integer(8, 4)),
@@ -72,8 +73,8 @@ scale_exp_bits=8, quantile_search=False)
 """
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 3, 4, 5)])
+@subcases("name", CALLS)
+@subcases("shape", [(40,), (3, 40), (2, 3, 4, 5)])
 def test_each_is_its_format_with_a_gradient_of_one(name, shape):
     arguments, fmt = CALLS[name]
     x = torch.randn(shape, requires_grad=True)

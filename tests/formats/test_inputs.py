@@ -10,6 +10,7 @@ from chop.errors import ConfigError
 from chop.formats import MXFP, formats
 from chop.formats.format_strings import format_string, parse_format_string
 from tests.formats.examples import EXAMPLES
+from tests.subcases import subcases
 
 ODD = {
     "a tensor of torch.complex64": lambda: torch.randn(4, dtype=torch.complex64),
@@ -23,8 +24,8 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("kind", formats(), ids=lambda kind: kind.name)
-@pytest.mark.parametrize("found", ODD)
+@subcases("kind", formats(), ids=lambda kind: kind.name)
+@subcases("found", ODD)
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta)")
 def test_each_way_in_names_what_came(kind, found):
     fmt, x = EXAMPLES[kind.name][0], ODD[found]()

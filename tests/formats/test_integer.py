@@ -5,12 +5,13 @@ from hypothesis import strategies as st
 
 from chop.errors import ConfigError
 from chop.formats import Integer
+from tests.subcases import subcases
 
 ALL_BFLOAT16 = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 8, 12, 16])
-@pytest.mark.parametrize("frac_width", [-4, 0, 1, 4, 7, 11])
+@subcases("width", [2, 3, 4, 8, 12, 16])
+@subcases("frac_width", [-4, 0, 1, 4, 7, 11])
 def test_equals_torch_fake_quantize(width, frac_width):
     fmt = Integer(width, frac_width)
     normal = torch.randn(100_000, generator=torch.Generator().manual_seed(width))
@@ -22,8 +23,8 @@ def test_equals_torch_fake_quantize(width, frac_width):
         assert int((fmt.round(x) != oracle).sum()) == 0
 
 
-@pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("width, frac_width", [(2, 0), (4, 2), (6, 6), (8, 4)])
+@subcases("signed", [True, False])
+@subcases("width, frac_width", [(2, 0), (4, 2), (6, 6), (8, 4)])
 def test_is_the_nearest_code_with_ties_to_even(width, frac_width, signed):
     fmt = Integer(width, frac_width, is_signed=signed)
     low, high = fmt.code_range
@@ -69,9 +70,9 @@ def test_minmax_is_the_finest_grid_that_saturates_nothing(numbers, width):
         assert finer.saturates(x).any()
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 6, 8])
-@pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
-@pytest.mark.parametrize("scale", [0.05, 1.0, 37.0])
+@subcases("width", [2, 3, 4, 6, 8])
+@subcases("options", [{}, {"floor": True}, {"is_signed": False}])
+@subcases("scale", [0.05, 1.0, 37.0])
 def test_mse_is_the_best_of_all_fractions(width, options, scale):
     x = torch.randn(5000, generator=torch.Generator().manual_seed(width)) * scale
     fitted = Integer(width, "auto", **options).fitted(x)
@@ -83,8 +84,8 @@ def test_mse_is_the_best_of_all_fractions(width, options, scale):
     assert Integer(width, "mse", **options).fitted(x) == fitted
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 8])
-@pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
+@subcases("width", [2, 3, 4, 8])
+@subcases("options", [{}, {"floor": True}, {"is_signed": False}])
 def test_minmax_is_exact_at_the_ends(width, options):
     for seed in range(20):
         x = torch.randn(100, generator=torch.Generator().manual_seed(seed)) * 3
@@ -131,9 +132,9 @@ def test_percentile_ignores_zeros_and_outliers():
     assert Integer(8, "percentile", percentile=100).fitted(x).frac_width == -3
 
 
-@pytest.mark.parametrize("frac_width", [-3, 0, 4, 9])
-@pytest.mark.parametrize("options", [{}, {"floor": True}, {"is_signed": False}])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 300.0])
+@subcases("frac_width", [-3, 0, 4, 9])
+@subcases("options", [{}, {"floor": True}, {"is_signed": False}])
+@subcases("scale", [0.01, 1.0, 300.0])
 def test_auto_width_is_the_smallest_that_saturates_nothing(frac_width, options, scale):
     x = torch.randn(1000, generator=torch.Generator().manual_seed(1)) * scale
     x = x.abs() if "is_signed" in options else x
@@ -161,8 +162,8 @@ def test_labels_say_what_is_derived():
     assert Integer(6, "percentile", False, percentile=99).label == "uinteger 6.p99"
 
 
-@pytest.mark.parametrize("samples", [[], [0.0], [float("nan")], [float("inf")]])
-@pytest.mark.parametrize("rule", ["minmax", "mse", "percentile"])
+@subcases("samples", [[], [0.0], [float("nan")], [float("inf")]])
+@subcases("rule", ["minmax", "mse", "percentile"])
 def test_fitting_to_nothing_useful_gives_a_valid_format(samples, rule):
     fitted = Integer(8, rule).fitted(torch.tensor(samples))
     assert fitted.is_fitted
@@ -178,7 +179,7 @@ def test_an_unfitted_format_follows_each_tensor_and_cannot_be_stored():
         fmt.encode(x)
 
 
-@pytest.mark.parametrize(
+@subcases(
     "arguments, message",
     [
         ({"width": -3, "frac_width": 1}, "got -3, expected 1 to 32 bits"),

@@ -20,6 +20,7 @@ from chop.formats import (
     Ternary,
 )
 from chop.notices import AdjustedWarning, forget_notices
+from tests.subcases import subcases
 
 OPERANDS = ("data_in", "weight", "bias")
 
@@ -59,7 +60,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "expected"), EXACT, ids=lambda value: str(value)[:40])
+@subcases("settings, expected", EXACT, ids=lambda value: str(value)[:40])
 def test_what_is_the_same_number_is_taken_silently(settings, expected):
     before = dict(settings)
     spec, messages = told(lambda: QuantSpec.parse(settings))
@@ -113,7 +114,7 @@ NEAREST = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "expected", "message"), NEAREST)
+@subcases("settings, expected, message", NEAREST)
 def test_the_nearest_is_taken_and_told_once(settings, expected, message):
     parse = lambda: QuantSpec.parse(settings)  # noqa: E731
     spec, messages = told(parse)

@@ -9,6 +9,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.formats import Log, MinifloatDenorm, MinifloatIEEE
+from tests.subcases import subcases
 
 ALL_BFLOAT16 = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16).float()
 NAN, INF = float("nan"), float("inf")
@@ -37,8 +38,8 @@ def differences(ours, theirs):
     return int((~(equal | (np.isnan(ours) & np.isnan(theirs)))).sum())
 
 
-@pytest.mark.parametrize("name", PEERS)
-@pytest.mark.parametrize("x", [ALL_BFLOAT16, random_floats()], ids=["bfloat16", "random"])
+@subcases("name", PEERS)
+@subcases("x", [ALL_BFLOAT16, random_floats()], ids=["bfloat16", "random"])
 def test_equals_ml_dtypes_on_clipped_input(name, x):
     fmt, dtype = PEERS[name], np.dtype(getattr(ml_dtypes, name))
     largest = float(ml_dtypes.finfo(dtype).max)
@@ -58,8 +59,8 @@ GFLOATS = {
 }
 
 
-@pytest.mark.parametrize("name", GFLOATS)
-@pytest.mark.parametrize("x", [ALL_BFLOAT16, random_floats()], ids=["bfloat16", "random"])
+@subcases("name", GFLOATS)
+@subcases("x", [ALL_BFLOAT16, random_floats()], ids=["bfloat16", "random"])
 def test_equals_gfloat_with_saturation(name, x):
     info, fmt = GFLOATS[name]
     x = x[~x.isnan()]
@@ -146,7 +147,7 @@ def test_logarithms_round_in_the_domain_that_is_asked_for():
     assert Log(8) == Log(8, None) and Log(8).element.bias == 63
 
 
-@pytest.mark.parametrize(
+@subcases(
     "make, message",
     [
         (lambda: MinifloatIEEE(8, 7), "exponent_width: got 7, expected 1 to 6 bits"),

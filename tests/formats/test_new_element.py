@@ -32,6 +32,7 @@ from chop.report.format_page import PAGE, pages
 from tests.formats import checks
 from tests.kernels.examples import DTYPES, inputs, same
 from tests.passes.conftest import with_metadata
+from tests.subcases import subcases
 
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -115,7 +116,10 @@ KINDS = (BlockNF4, RowPercent)
 for _kind in KINDS:
     del REGISTRY[_kind.name]
 CACHES = (plan.layout_of, plan.plan_of, fixed_tables, _whole_line, rules.element_rule)
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def every_kind(kept=None):
+    return subcases("kind", KINDS, ids=lambda kind: kind.name, kept=kept)
 
 
 @pytest.fixture(autouse=True)
@@ -161,15 +165,15 @@ def packed_layer(fmt, data_in=None):
     return layer, pack(layer).eval()
 
 
-@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
-@every_kind
+@subcases("check", checks.CHECKS, ids=lambda check: check.name)
+@every_kind()
 def test_conformance(check, kind):
     is_lopsided = kind is BlockNF4  # eight numbers above zero, seven below
     if check.applies(kind()) and not (is_lopsided and check.run is checks.rounding_mirrors_signs):
         check.run(kind())
 
 
-@every_kind
+@every_kind()
 def test_without_a_row_the_reference_rounds_it(kind):
     fmt = kind()
     for dtype in DTYPES:
@@ -182,7 +186,7 @@ def test_without_a_row_the_reference_rounds_it(kind):
     assert int8.whole_rule(fmt) is None and grid_of(fmt, torch.ones(3, 4)) is None
 
 
-@every_kind
+@every_kind()
 def test_without_a_row_packed_weights_are_read_through_a_table(kind, monkeypatch):
     fmt = kind()
     layer, twin = packed_layer(fmt)
@@ -197,8 +201,7 @@ def test_without_a_row_packed_weights_are_read_through_a_table(kind, monkeypatch
             assert (twin(x) - expected).norm() < 10 ** (-50 / 20) * expected.norm()
 
 
-@every_kind
-@pytest.mark.sampled(1)
+@every_kind(kept=1)
 def test_without_a_row_it_is_saved_exported_and_documented(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     from tests.onnx_runs import run

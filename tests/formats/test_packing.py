@@ -7,6 +7,7 @@ import torch
 
 from chop.formats import parse_format
 from chop.formats.packing import _pack, _unpack, pack_bits, packed_bytes, unpack_bits
+from tests.subcases import subcases
 
 ROWS_APART = [
     {"name": "integer", "width": 8, "frac_width": 6},
@@ -28,8 +29,8 @@ ROWS_MIXED = [
 ]
 
 
-@pytest.mark.parametrize("width", range(1, 33))
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 65_537])
+@subcases("width", range(1, 33))
+@subcases("count", [0, 1, 7, 8, 9, 65_537])
 def test_packing_equals_the_bit_by_bit_reference(width, count):
     codes = torch.randint(2**width, (count,), dtype=torch.int64)
     packed = pack_bits(codes, width)
@@ -45,8 +46,8 @@ def test_only_the_low_bits_of_negative_codes_are_packed():
     assert torch.equal(pack_bits(codes, 3), _pack(codes, 3))
 
 
-@pytest.mark.parametrize("settings", ROWS_APART, ids=str)
-@pytest.mark.parametrize("shape", [(7, 64), (5, 3, 32)])
+@subcases("settings", ROWS_APART, ids=str)
+@subcases("shape", [(7, 64), (5, 3, 32)])
 def test_rows_are_decoded_alone(settings, shape):
     number_format = parse_format(settings)
     x = torch.randn(shape) * torch.logspace(-3, 3, shape[0]).view(-1, *[1] * (len(shape) - 1))

@@ -20,9 +20,10 @@ from chop.formats import (
     parse_format,
 )
 from tests.stand_ins import Affine, Watch
+from tests.subcases import subcases
 
 STAND_INS = [Watch(), Affine()]
-BY_CLASS = pytest.mark.parametrize("stand_in", STAND_INS, ids=lambda x: type(x).__name__)
+BY_CLASS = subcases("stand_in", STAND_INS, ids=lambda x: type(x).__name__)
 
 
 def test_every_format_is_a_quantizer_and_no_stand_in():
@@ -60,7 +61,7 @@ def test_results_of_formats_are_kept_unless_they_are_drawn():
 
 
 @BY_CLASS
-@pytest.mark.parametrize("operand", OPERANDS)
+@subcases("operand", OPERANDS)
 def test_a_stand_in_stands_in_every_slot(stand_in, operand):
     others = [name for name in OPERANDS if name != operand]
     grid = Integer(8, 4)

@@ -20,6 +20,7 @@ from chop.formats import (
     get_format,
     parse_format,
 )
+from tests.subcases import subcases
 
 FLAT = {
     "name": "integer",
@@ -70,7 +71,7 @@ def test_bypass_none_and_fallback():
     assert spec.weight == Integer(8, 4)
 
 
-@pytest.mark.parametrize(
+@subcases(
     "change, message",
     [
         ({"data_in_widht": 8}, "unknown key 'data_in_widht': did you mean 'data_in_width'"),
@@ -134,7 +135,7 @@ MASE_KEYS = {
 }
 
 
-@pytest.mark.parametrize("name", MASE_KEYS)
+@subcases("name", MASE_KEYS)
 def test_the_flat_keys_of_every_format(name):
     keys, expected = MASE_KEYS[name]
     flat = {f"{operand}_{key}": keys[key] for operand in ("data_in", "weight") for key in keys}

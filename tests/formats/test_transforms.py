@@ -12,6 +12,7 @@ from chop.nn.fused.linear_activation import LinearActivation
 from chop.nn.packed.operators import PackedLinear
 from chop.nn.quantized import QuantLinear
 from tests.formats.examples import examples_of
+from tests.subcases import subcases
 
 EXAMPLES = [fmt for kind in formats() for fmt in examples_of(kind)[:3] if fmt.is_deterministic]
 
@@ -21,7 +22,7 @@ def gradient(request):
     return request.param
 
 
-@pytest.mark.parametrize("fmt", EXAMPLES, ids=lambda fmt: fmt.label)
+@subcases("fmt", EXAMPLES, ids=lambda fmt: fmt.label)
 def test_both_modes_give_the_same_derivative(fmt, gradient):
     x, tangent = 3 * torch.randn(4, 32), torch.randn(4, 32)
     leaf = x.clone().requires_grad_()
@@ -34,8 +35,8 @@ def test_both_modes_give_the_same_derivative(fmt, gradient):
     assert torch.equal(y, fmt(x, gradient)) and torch.equal(found, leaf.grad)
 
 
-@pytest.mark.parametrize("fmt", EXAMPLES, ids=lambda fmt: fmt.label)
-@pytest.mark.parametrize("axis", [0, 2])
+@subcases("fmt", EXAMPLES, ids=lambda fmt: fmt.label)
+@subcases("axis", [0, 2])
 def test_vmap_rounds_each_sample_by_itself(fmt, axis):
     x = torch.randn(4, 6, 5)
     expected = torch.stack([fmt(sample) for sample in x.unbind(axis)])
@@ -51,7 +52,7 @@ def test_jacobians_and_second_derivatives(gradient):
     assert torch.equal(second, torch.diag(2 * kept))
 
 
-@pytest.mark.parametrize("fmt", [Integer(8, 4), MXInt(), ScaleInteger(8), Ternary()], ids=str)
+@subcases("fmt", [Integer(8, 4), MXInt(), ScaleInteger(8), Ternary()], ids=str)
 def test_gradients_of_each_sample_are_those_of_a_loop(fmt, gradient):
     layer = QuantLinear.from_float(nn.Linear(32, 3), QuantSpec(fmt, fmt, gradient=gradient))
     parameters, x = dict(layer.named_parameters()), torch.randn(5, 32)

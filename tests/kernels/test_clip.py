@@ -17,6 +17,7 @@ from tests.kernels.examples import (
     params,
     same,
 )
+from tests.subcases import subcases
 
 pytestmark = pytest.mark.usefixtures("loops")
 
@@ -26,8 +27,7 @@ def marks(fmt, x, run):
     return run(x, fmt, out, mask), out, mask
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN))
-@pytest.mark.sampled(24)
+@subcases("fmt", params(TAKEN), kept=24)
 def test_the_mask_is_what_saturates(fmt):
     for dtype in DTYPES:
         for x in inputs(dtype):
@@ -37,7 +37,7 @@ def test_the_mask_is_what_saturates(fmt):
             assert torch.equal(mask, fmt.saturates(x)), (dtype, x.shape)
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[:40:3] + TAKEN[40:]))
+@subcases("fmt", params(TAKEN[:40:3] + TAKEN[40:]))
 def test_the_edge_of_the_range_is_found(fmt):
     top = fmt.round(torch.tensor([[1e38, 1.0], [3.0, 0.5]])).abs().amax()
     for edge in (top, fmt.round(torch.full((8,), 1e38)).amax(), torch.tensor(1.0)):

@@ -22,6 +22,7 @@ from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
 from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE
 from tests.fresh import printed_by
 from tests.kernels.examples import BINARY, DTYPES, INF, NAN, NOT_TAKEN, TAKEN, inputs, params, same
+from tests.subcases import subcases
 
 pytestmark = pytest.mark.usefixtures("loops")
 
@@ -32,7 +33,7 @@ BY_DEVICE = [
 
 
 @pytest.mark.parametrize("kernel", BY_DEVICE, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("fmt", params(TAKEN))
+@subcases("fmt", params(TAKEN))
 def test_equals_the_reference(kernel, fmt):
     if kernel.device != "cpu" and not torch.get_device_module(kernel.device).is_available():
         pytest.skip(f"{kernel.name}: this machine has no {kernel.device} device")
@@ -48,7 +49,7 @@ def test_equals_the_reference(kernel, fmt):
                 assert (out == 77).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::4] + TAKEN[-26:]))
+@subcases("fmt", params(TAKEN[::4] + TAKEN[-26:]))
 def test_layout_and_overwriting_do_not_matter(fmt):
     x = torch.randn(4, 6, 5, 32)
     expected = fmt.round(x)
@@ -68,9 +69,8 @@ def test_layout_and_overwriting_do_not_matter(fmt):
     assert (gap[..., 1::2] == 0).all()
 
 
-@pytest.mark.parametrize("fmt", params(TAKEN[::5] + TAKEN[-26:]))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.sampled(30)
+@subcases("fmt", params(TAKEN[::5] + TAKEN[-26:]), kept=30)
+@subcases("dtype", DTYPES)
 def test_threads_change_nothing(fmt, dtype):
     rows, line = torch.randn(1200, 257, dtype=dtype), torch.randn(300_003, dtype=dtype)
     rows[700, 3], line[5] = NAN, INF
@@ -102,8 +102,8 @@ MEASURING_MEANS = [
 ]
 
 
-@pytest.mark.parametrize("fmt", params([*MEASURING_MEANS, BinaryResidual(levels=3)]))
-@pytest.mark.parametrize("roundoff", [1e-9, 0.01])
+@subcases("fmt", params([*MEASURING_MEANS, BinaryResidual(levels=3)]))
+@subcases("roundoff", [1e-9, 0.01])
 def test_means_that_are_not_certain_are_left_to_the_reference(fmt, roundoff, monkeypatch):
     for module in (measure, rounding):
         monkeypatch.setattr(module, "UNIT_ROUNDOFF", roundoff)
@@ -134,8 +134,8 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
-@pytest.mark.parametrize("threads", [1, 3])
+@subcases("lines", LINES.values(), ids=LINES)
+@subcases("threads", [1, 3])
 def test_order_statistics_are_those_of_sorting(lines, threads, loops):
     lines, statistics = lines.clone(), measure.NativeStatistics(loops)
     lines[:, :3] = torch.tensor([NAN, INF, -INF])

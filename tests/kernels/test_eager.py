@@ -31,6 +31,7 @@ from chop.kernels.eager import levels, measure, round_eagerly
 from chop.kernels.eager.chunked import CHUNK, FLOAT32, FLOAT64
 from chop.kernels.eager.measure import EagerStatistics
 from tests.kernels.examples import DTYPES, INF, NAN, NOT_TAKEN, TAKEN, inputs, params, same
+from tests.subcases import subcases
 
 LEFT_ALONE = [
     *NOT_TAKEN,
@@ -79,16 +80,14 @@ def check(fmt, x):
     assert same(y, expected), (fmt.label, x.dtype, x.shape)
 
 
-@pytest.mark.parametrize("fmt", params(SERVED))
-@pytest.mark.sampled(24)
+@subcases("fmt", params(SERVED), kept=24)
 def test_equals_the_reference(fmt):
     for dtype in DTYPES:
         for x in inputs(dtype):
             check(fmt, x)
 
 
-@pytest.mark.parametrize("fmt", params(SERVED))
-@pytest.mark.sampled(24)
+@subcases("fmt", params(SERVED), kept=24)
 def test_equals_the_reference_for_every_magnitude(fmt):
     for exponent in range(-150, 126, 25):
         check(fmt, torch.randn(24, 40) * 2.0**exponent)
@@ -106,7 +105,7 @@ def test_chunks_do_not_show(fmt):
         check(fmt, x)
 
 
-@pytest.mark.parametrize("fmt", params(SERVED[::4] + SERVED[-34:]))
+@subcases("fmt", params(SERVED[::4] + SERVED[-34:]))
 def test_layout_does_not_matter(fmt, no_kernels):
     x = torch.randn(4, 6, 5, 32)
     expected = fmt.round(x)
@@ -200,7 +199,7 @@ class LargestOperands(TorchDispatchMode):
 MANY_SCALES = [fmt for fmt in SERVED if fmt.name == "nvfp4" or getattr(fmt, "block_size", 0) == 1]
 
 
-@pytest.mark.parametrize("fmt", params(fmt for fmt in SERVED if fmt not in MANY_SCALES))
+@subcases("fmt", params(fmt for fmt in SERVED if fmt not in MANY_SCALES))
 def test_nothing_waits_for_other_threads(fmt):
     x = torch.randn(2 * CHUNK)
     with LargestOperands() as seen:

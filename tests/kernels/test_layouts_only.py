@@ -10,6 +10,7 @@ import chop
 from chop.formats import REGISTRY, LearnableFormat, NumberFormat, formats
 from chop.formats.float_format import FloatFormat
 from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
+from tests.subcases import subcases
 
 HOME = Path(chop.__file__).parent
 BACKENDS = [HOME / name for name in ("kernels", "onnx", "hardware", "distributed")]
@@ -89,7 +90,7 @@ def test_every_subclass_is_looked_for():
     assert {cls.__name__ for cls in shipped} == CLASSES | {"Float", "NumberFormat"}
 
 
-@pytest.mark.parametrize(
+@subcases(
     "source",
     [
         "from chop.formats import MXInt",

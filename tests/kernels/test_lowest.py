@@ -8,6 +8,7 @@ import torch
 from chop.kernels import drop_lowest, lowest_magnitudes
 from chop.kernels.cpu import build
 from chop.kernels.lowest import _by_selection
+from tests.subcases import subcases
 
 INPUTS = {
     "normal": lambda: torch.randn(2001),
@@ -34,7 +35,7 @@ def compiled():
     return build.library().library
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@subcases("name", INPUTS)
 def test_selection_equals_sorting(name, compiled):
     x = INPUTS[name]()
     before, n = x.clone(), x.numel()

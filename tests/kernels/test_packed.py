@@ -35,6 +35,7 @@ from chop.kernels.cpu.measure import pointer
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import quantized as q
 from chop.nn.packed import pack
+from tests.subcases import subcases
 
 FORMATS = [
     Integer(8, 6),
@@ -156,8 +157,8 @@ def test_every_byte_decodes_to_what_the_reference_says(fmt):
     assert torch.equal(found.isfinite(), expected.isfinite())
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
-@pytest.mark.parametrize("rows", [1, 3, 4, 8])
+@subcases("fmt", FORMATS, ids=lambda fmt: fmt.label)
+@subcases("rows", [1, 3, 4, 8])
 def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
     for outputs, columns in [(64, 96), (7, 34), (33, 768), (9, 50)]:
         weight, x = torch.randn(outputs, columns) * 0.05, torch.randn(rows, columns)
@@ -175,8 +176,8 @@ GROUPED = [parse_format_string(f"group_{kind}:width=8") for kind in ("integer", 
 BOUND_COLUMNS = 320
 
 
-@pytest.mark.parametrize("fmt", [*FORMATS, *GROUPED], ids=lambda fmt: fmt.label)
-@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+@subcases("fmt", [*FORMATS, *GROUPED], ids=lambda fmt: fmt.label)
+@subcases("setting", ["highest", "high", "medium"])
 def test_many_rows_differ_by_what_the_setting_of_torch_allows(fmt, setting, monkeypatch):
     """As on a CPU that multiplies bfloat16, whichever this one is."""
     monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: True)
@@ -260,8 +261,8 @@ WHOLE_INPUTS = [
 ]
 
 
-@pytest.mark.parametrize("x_format", WHOLE_INPUTS, ids=lambda fmt: fmt.label)
-@pytest.mark.parametrize(
+@subcases("x_format", WHOLE_INPUTS, ids=lambda fmt: fmt.label)
+@subcases(
     "fmt",
     [ScaleInteger(8), ScaleInteger(8, granularity="channel"), Integer(8, 8)],
     ids=lambda fmt: fmt.label,

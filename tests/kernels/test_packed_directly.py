@@ -1,11 +1,11 @@
 """Products past the dispatcher are the operator's, and are left to it where somebody looks."""
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.formats import Float, parse_format_string
 from chop.kernels import packed_linear_directly
+from tests.subcases import subcases
 
 
 class Seen(TorchDispatchMode):
@@ -25,8 +25,8 @@ def arguments(name, shape=(320, 224)):
     return Float().key, *parts, list(shape), stored_in.key
 
 
-@pytest.mark.parametrize("name", ["mxint:width=8", "mxint:width=4", "8.auto"])
-@pytest.mark.parametrize("lead", [(1, 1), (3,), (2, 5), (40,)])
+@subcases("name", ["mxint:width=8", "mxint:width=4", "8.auto"])
+@subcases("lead", [(1, 1), (3,), (2, 5), (40,)])
 def test_the_same_bits_as_the_operator(name, lead):
     x, bias = torch.randn(*lead, 224), torch.randn(320)
     name = "8.6" if name == "8.auto" else name

@@ -18,6 +18,7 @@ from chop.nn.quantized.bound import MODULES, UNREAD, VARIANTS
 from chop.nn.quantized.modules import conv2d, linear, pool2d, relu
 from tests.fresh import printed_by
 from tests.passes.conftest import with_metadata
+from tests.subcases import subcases
 
 WIDTHS = {"width": 8, "frac_width": 5}
 FLOATS = {"width": 8, "exponent_width": 4, "exponent_bias": 7}
@@ -41,7 +42,7 @@ def config(suffix, *operands):
     return {f"{operand}_{key}": settings[key] for operand in operands for key in settings}
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@subcases("suffix", SUFFIXES)
 def test_constructed_the_way_users_do(suffix):
     cls = getattr(linear, f"Linear{suffix}")
     old = nn.Linear(32, 8)

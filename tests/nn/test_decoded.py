@@ -14,6 +14,7 @@ from chop.errors import ConfigError
 from chop.nn import quantized as q
 from chop.nn.packed import DecodedTensor, pack
 from chop.notices import AdjustedWarning, forget_notices
+from tests.subcases import subcases
 
 FORMATS = ["mxint", "group_integer", "nvfp4", "ternary"]
 # Small parameters are decoded once and kept, others each time.
@@ -65,8 +66,8 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", WRITES)
+@subcases("shape", SHAPES)
+@subcases("name", WRITES)
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
 def test_writes_go_to_the_codes(name, shape):
     packed = layer(shape=SHAPES[shape])
@@ -97,8 +98,8 @@ ASSIGNED = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("how", ASSIGNED)
+@subcases("name", FORMATS)
+@subcases("how", ASSIGNED)
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
 def test_assignments_go_to_the_codes(name, how):
     packed, value = layer(name), torch.randn(8, 64)
@@ -121,8 +122,8 @@ TIES = {
 }
 
 
-@pytest.mark.parametrize("how", TIES)
-@pytest.mark.parametrize("name", FORMATS)
+@subcases("how", TIES)
+@subcases("name", FORMATS)
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
 def test_the_parameter_of_another_layer_is_shared(name, how):
     table, head = layer(name, (64, 8), q.QuantEmbedding), layer(name)
@@ -229,7 +230,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@subcases("case", BAD)
 def test_what_codes_cannot_be_is_refused(case):
     packed, (write, message) = layer(), BAD[case]
     before = packed.weight_codes.clone()

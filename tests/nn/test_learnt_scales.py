@@ -25,6 +25,7 @@ from chop.nn.lora import LoraLinear
 from chop.nn.quantized.modules.linear import LinearBinaryResidualSign, LinearScaleInteger
 from chop.nn.sparsity.mask import attach_mask
 from tests.nn.test_quantized import EXAMPLES, example
+from tests.subcases import subcases
 
 CHANNEL = ScaleInteger(4, granularity="channel")
 SPEC = QuantSpec(ScaleInteger(4), CHANNEL, MXInt(), gradient="lsq")
@@ -206,7 +207,7 @@ def test_compiles_as_a_whole_once_it_has_started():
         torch.testing.assert_close(parameter.grad, expected[name])
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@subcases("name", EXAMPLES)
 def test_every_operator_learns_the_scales_of_what_it_quantizes(name):
     module, x, twin = example(name)
     present = twin.present_operands(module)

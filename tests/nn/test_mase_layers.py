@@ -12,6 +12,7 @@ from chop.formats import Binary, BinaryResidual, Integer, Log, QuantSpec, Ternar
 from chop.nn.quantized.modules import conv2d, linear
 from chop.nn.quantized.modules.relu import ReLUBinary
 from chop.notices import AdjustedWarning, forget_notices
+from tests.subcases import subcases
 
 OPERANDS = ("data_in", "weight", "bias")
 FORMATS = """
@@ -82,7 +83,7 @@ def test_every_class_takes_every_point_of_the_grid(suffix):
     assert (len(results) > 1) == follows_width
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@subcases("suffix", SUFFIXES)
 def test_what_is_passed_over_is_told_once_and_not_by_layer(suffix):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -126,7 +127,7 @@ def test_none_is_written_na():
 
 
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@subcases("suffix", SUFFIXES)
 def test_a_key_of_no_format_is_an_error(suffix):
     with pytest.raises(ConfigError, match=f"Linear{suffix}: unknown key 'weigth_width'"):
         built(suffix, everything() | {"weigth_width": 8})

@@ -21,6 +21,7 @@ from chop.nn.quantized.modules.linear import LinearMXInt
 from chop.notices import forget_notices
 from tests import programs
 from tests.stand_ins import Affine, Watch
+from tests.subcases import subcases
 
 FORMATS = [
     {"name": "integer", "width": 8, "frac_width": 6},
@@ -76,7 +77,7 @@ def test_every_operator_with_parameters_has_a_packed_class():
     assert all(of_module(cls).quantized is cls.operator for cls in PACKED.values())
 
 
-@pytest.mark.parametrize("settings", FORMATS, ids=str)
+@subcases("settings", FORMATS, ids=str)
 def test_every_format_gives_the_same_bits(settings):
     layer, x = quantized("linear", settings, data_in=parse_format({"name": "mxint"}))
     packed = pack(layer, exact=True).eval()
@@ -89,8 +90,8 @@ def test_every_format_gives_the_same_bits(settings):
     assert packed.packed_bits("weight") == 8 * stored / layer.weight.numel()
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("settings", [FORMATS[1], FORMATS[13], FORMATS[15]], ids=str)
+@subcases("name", LAYERS)
+@subcases("settings", [FORMATS[1], FORMATS[13], FORMATS[15]], ids=str)
 def test_every_operator_gives_the_same_bits(name, settings):
     layer, x = quantized(name, settings, data_out=parse_format(FORMATS[0]))
     packed = pack(layer, exact=True).eval()
@@ -103,8 +104,8 @@ def test_every_operator_gives_the_same_bits(name, settings):
     assert all(parameter.requires_grad for parameter in again.parameters())
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("name", [*LAYERS, "large"])
+@subcases("exact", [True, False])
+@subcases("name", [*LAYERS, "large"])
 def test_inputs_and_results_may_have_stand_ins(name, exact):
     layer, x = quantized("linear" if name == "large" else name, FORMATS[1])
     if name == "large":  # multiplied from codes

@@ -13,6 +13,7 @@ from chop.ir.ops import OPS
 from chop.nn import quantized as q
 from chop.nn.weight_cache import cached_weights
 from tests.stand_ins import Affine, Watch
+from tests.subcases import subcases
 
 WIDE = QuantSpec.uniform(Integer(24, 16))
 CLOSE = 27 * 2 * 2.0**-17 + 2.0**-16
@@ -75,8 +76,8 @@ def test_every_quantized_module_has_an_example():
     assert quantized == {name.split("-")[0] for name in EXAMPLES}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("training", [True, False])
+@subcases("name", EXAMPLES)
+@subcases("training", [True, False])
 def test_a_wide_format_changes_nothing(name, training):
     module, x, kind = example(name)
     module.train(training)
@@ -89,7 +90,7 @@ def test_a_wide_format_changes_nothing(name, training):
     assert isinstance(twin, type(module))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@subcases("name", EXAMPLES)
 def test_a_narrow_format_changes_the_output_and_trains(name):
     module, x, kind = example(name)
     twin = kind.from_float(copy.deepcopy(module), NARROW)
@@ -114,7 +115,7 @@ def test_pickle_copy_and_compile(name):
     assert torch.equal(compiled(x), expected)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@subcases("name", EXAMPLES)
 def test_operands_are_quantized_one_by_one(name):
     module, x, kind = example(name)
     grid = Integer(4, 1)
@@ -127,8 +128,8 @@ def slots(kind, module):
     return [*kind.present_operands(module), "data_out"]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("training", [True, False])
+@subcases("name", EXAMPLES)
+@subcases("training", [True, False])
 def test_an_observer_sees_every_operand_and_changes_nothing(name, training):
     module, x, kind = example(name)
     plain = kind.from_float(copy.deepcopy(module), QuantSpec()).train(training)
@@ -147,7 +148,7 @@ def test_an_observer_sees_every_operand_and_changes_nothing(name, training):
     assert len(again.spec.data_out.seen) == len(watches["data_out"].seen) == 2
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@subcases("name", EXAMPLES)
 def test_a_stand_in_computes_what_it_says(name):
     module, x, kind = example(name)
     stand_in = Affine()

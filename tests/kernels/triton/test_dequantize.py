@@ -11,6 +11,7 @@ from chop.kernels.codes import Packed
 from chop.kernels.triton import register
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
+from tests.subcases import subcases
 
 FORMATS = [
     MXInt(),
@@ -38,8 +39,8 @@ def decoded(device):
     return run
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
+@subcases("dtype", [torch.float32, torch.bfloat16], ids=str)
+@subcases("fmt", FORMATS, ids=lambda fmt: fmt.label)
 def test_every_bit_is_the_reference_s(decoded, floats, same_bits, fmt, dtype):
     for shape in [(13, 96), (5, 33), (3, 4, 50), (31,), (40, 1), (), (0, 3)]:
         x = floats(*shape, any_bits=False).to(dtype)
@@ -47,7 +48,7 @@ def test_every_bit_is_the_reference_s(decoded, floats, same_bits, fmt, dtype):
         same_bits(decoded(encoded, fmt), fmt.round(x))
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
+@subcases("fmt", FORMATS, ids=lambda fmt: fmt.label)
 def test_every_code_and_scale(decoded, same_bits, fmt):
     encoded = fmt.encode(torch.zeros(80, 129))
     codes, scales = (torch.randint(0, 256, t.shape).byte() for t in (encoded.codes, encoded.scales))

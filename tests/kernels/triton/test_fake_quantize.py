@@ -20,6 +20,7 @@ from chop.formats import (
 from chop.kernels.triton import register
 from chop.kernels.triton.rules import takes
 from tests.formats.composed import OpenE5M2, TileLog
+from tests.subcases import subcases
 
 ELEMENTS = [
     Integer(8, 4),
@@ -95,8 +96,8 @@ def rounded(device, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", [*ELEMENTS, *BLOCKS], ids=label)
+@subcases("dtype", DTYPES, ids=str)
+@subcases("fmt", [*ELEMENTS, *BLOCKS], ids=label)
 def test_every_bit_is_the_reference_s(rounded, floats, same_bits, fmt, dtype):
     x = floats(33, 131).to(dtype)
     same_bits(rounded(x, fmt), fmt.round(x))
@@ -135,7 +136,7 @@ def test_several_programs(device, floats, same_bits):
         same_bits(y, fmt.round(x))
 
 
-@pytest.mark.parametrize("fmt", REFUSED, ids=label)
+@subcases("fmt", REFUSED, ids=label)
 def test_formats_without_exact_constants_are_left_to_the_reference(fmt):
     assert not takes(fmt, torch.float32)
     out = torch.full((3,), 7.0)

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("fake_quantize", 20),
+        ("fake_quantize", 8),
         ("linear", 12),
         pytest.param("dequantize", 30, marks=pytest.mark.long),
         pytest.param("softmax", 16, marks=pytest.mark.long),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from chop.formats import Binary, Float, Integer, MXInt, ScaleInteger, Ternary
 from chop.nn.integer import Decode, Edge, Encode, Grid
 from chop.nn.integer.edge import bits_of, shift_between
+from tests.subcases import subcases
 
 GRIDS = {
     "signed": Integer(8, 4),
@@ -47,7 +48,7 @@ def test_the_shift_between_two_steps(step, shift):
     assert shift_between(step, step * 1.25) is None
 
 
-@pytest.mark.parametrize("number_format", GRIDS.values(), ids=GRIDS)
+@subcases("number_format", GRIDS.values(), ids=GRIDS)
 def test_codes_on_a_grid_are_what_the_format_rounds_to(number_format):
     generator = torch.Generator().manual_seed(0)
     x = torch.cat([torch.randn(2000, generator=generator) * 9, torch.linspace(-4, 4, 1025)])

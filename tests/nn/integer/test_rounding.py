@@ -3,12 +3,12 @@
 from fractions import Fraction
 from math import floor
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chop.nn.integer import round_shift, saturate, shift_and_saturate
+from tests.subcases import subcases
 
 ROUND = {"nearest_even": round, "floor": floor}  # Python rounds half to even
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -18,8 +18,8 @@ def exact(v, shift, rounding):
     return ROUND[rounding](Fraction(v) / Fraction(2) ** shift)
 
 
-@pytest.mark.parametrize("rounding", ROUND)
-@pytest.mark.parametrize("shift", range(-3, 13))
+@subcases("rounding", ROUND)
+@subcases("shift", range(-3, 13))
 def test_every_small_integer_is_rounded_as_a_fraction(shift, rounding):
     values = range(-(2**10), 2**10 + 1)
     found = round_shift(torch.tensor(values), shift, rounding)

@@ -10,6 +10,7 @@ from chop.ir.ops import OPS
 from chop.nn.integer import Call, IntegerOperator, Table
 from chop.nn.quantized import QuantCall
 from tests.nn.integer import oracles as o
+from tests.subcases import subcases
 
 EIGHT = Integer(8, 5)
 ROWS = [row for row in OPS.values() if row.integer is not None]
@@ -30,14 +31,14 @@ QUANTIZED = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@subcases("row", ROWS, ids=lambda row: row.name)
 def test_an_integer_form_states_its_width(row):
     assert issubclass(row.integer, IntegerOperator)
     docs = [cls.__doc__ or "" for cls in row.integer.__mro__ if issubclass(cls, IntegerOperator)]
     assert any("\n    Width: " in doc for doc in docs[:-1])
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@subcases("name", QUANTIZED)
 def test_the_integer_form_of_a_row_computes_its_quantized_module(name):
     module, shape = QUANTIZED[name]
     row = OPS[name]

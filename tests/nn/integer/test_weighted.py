@@ -13,6 +13,7 @@ from chop.formats import Binary, Float, Integer, MXInt, QuantSpec, ScaleInteger,
 from chop.nn.integer import Grid, IntegerConv1d, IntegerConv2d, IntegerLinear, Requantize
 from chop.nn.quantized import QuantConv1d, QuantConv2d, QuantLinear
 from tests.nn.integer import oracles as o
+from tests.subcases import subcases
 
 EIGHT = Integer(8, 5)
 WEIGHTS = {
@@ -76,7 +77,7 @@ def test_bounds_of_sums_are_reached_and_never_exceeded(spec, seed):
     assert integer(corners).min() == integer.out.low
 
 
-@pytest.mark.parametrize(
+@subcases(
     "arguments",
     [
         {},
@@ -86,8 +87,8 @@ def test_bounds_of_sums_are_reached_and_never_exceeded(spec, seed):
     ],
     ids=["plain", "strided", "same", "grouped"],
 )
-@pytest.mark.parametrize("dimensions", [1, 2])
-@pytest.mark.parametrize("width", [2, 8, 16])
+@subcases("dimensions", [1, 2])
+@subcases("width", [2, 8, 16])
 def test_convolutions_are_exact(arguments, dimensions, width):
     spec = QuantSpec(Integer(width, width - 3), Integer(width, width), Integer(width, width + 1))
     kinds = {1: (QuantConv1d, IntegerConv1d), 2: (QuantConv2d, IntegerConv2d)}
@@ -142,8 +143,8 @@ def test_bounds_of_a_convolution_are_reached():
     assert integer(least.view(6, 4, 3, 3)).min() == integer.out.low
 
 
-@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
-@pytest.mark.parametrize("data", [EIGHT, ScaleInteger(8, scales=(0.031,)), Binary()], ids=str)
+@subcases("weight", WEIGHTS.values(), ids=WEIGHTS)
+@subcases("data", [EIGHT, ScaleInteger(8, scales=(0.031,)), Binary()], ids=str)
 def test_weights_with_scales_have_exact_products(weight, data):
     spec = QuantSpec(data, weight, Integer(8, 7))
     module = linear(spec, inputs=12)

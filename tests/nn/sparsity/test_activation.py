@@ -7,13 +7,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.errors import ConfigError
 from chop.nn.sparsity import PruneActivation
+from tests.subcases import subcases
 
 METHODS = ["l1-norm", "random"]
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.99])
-@pytest.mark.parametrize("shape", [(12, 7), (2, 3, 4, 5), (31,), (1, 1), (0, 3), ()])
-@pytest.mark.parametrize("method", METHODS)
+@subcases("sparsity", [0.0, 0.1, 0.5, 0.99])
+@subcases("shape", [(12, 7), (2, 3, 4, 5), (31,), (1, 1), (0, 3), ()])
+@subcases("method", METHODS)
 def test_the_share_is_exact_and_the_rest_unchanged(method, shape, sparsity):
     x = torch.randn(shape) + 3
     y = PruneActivation(sparsity, method)(x)

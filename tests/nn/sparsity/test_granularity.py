@@ -23,6 +23,7 @@ from chop.nn.sparsity import (
     note_of,
     sparsity_of,
 )
+from tests.subcases import subcases
 
 LAYERS = {
     "linear": lambda: nn.Linear(8, 5),
@@ -40,8 +41,8 @@ def hide(layers, granularity, sparsity, score="l1-norm", scope="local"):
     return lowest_weights(scored, SCORES[score], Granularity.parse(granularity), scope)
 
 
-@pytest.mark.parametrize(("kept", "group"), [(2, 4), (1, 4), (1, 2), (4, 8), (7, 8)])
-@pytest.mark.parametrize("name", LAYERS)
+@subcases("kept, group", [(2, 4), (1, 4), (1, 2), (4, 8), (7, 8)])
+@subcases("name", LAYERS)
 def test_n_of_m_neighbors_along_the_input_stay(name, kept, group):
     layer = LAYERS[name]()
     (hidden,) = hide([layer], f"{kept}:{group}", 1 - kept / group)
