@@ -1,1 +1,3 @@
 """Symbolic sizes: symbols, their conditions, and sizes that depend on data."""
+
+__all__: list[str] = []
