@@ -62,7 +62,7 @@ def test_every_lab_and_tutorial_is_on_the_page():
     assert RUNNER.SMALL.keys() == {*COMMANDS}
 
 
-@subcases("command", [c for c in COMMANDS if c.startswith("chop ")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("chop ")])
 def test_commands_parse_as_they_stand_and_as_they_are_run_here(command, parsed, tmp_path):
     item = next(item for item in ITEMS if item.command == command)
     for words in (shlex.split(command), item.small(tmp_path)):
