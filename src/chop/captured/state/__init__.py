@@ -1,1 +1,3 @@
 """State of a model and its surroundings: read, kept and put back."""
+
+__all__: list[str] = []
