@@ -114,7 +114,7 @@ def test_sentences_are_short(page):
 
 
 def test_the_page_on_trust_has_the_bounds_of_the_readers():
-    from chop import documents
+    from chop.files import documents
     from chop.hardware.testbench import SLOWEST
     from chop.ir.storage import graph_codec, module_codec, tensor_store
     from chop.models.config_file import COUNTS

@@ -8,25 +8,19 @@ from tests.fresh import printed_by
 
 ENGINES = ("captured", "search", "bench", "native")
 BELOW = {
-    "aliases",
     "children",
     "config",
-    "documents",
     "errors",
     "files",
     "hub",
     "installed",
-    "locks",
-    "moved",
     "native",
     "nested",
     "notices",
-    "on_import",
+    "paths",
     "private",
     "runs",
     "tables",
-    "temporary",
-    "virtual",
 }
 """Rooms that every engine may import."""
 

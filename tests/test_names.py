@@ -11,8 +11,8 @@ from torch import nn
 
 import chop
 from chop import MaseGraph, passes
-from chop.aliases import HOMES, MODULES
-from chop.not_built import NOT_BUILT
+from chop.paths.aliases import HOMES, MODULES
+from chop.paths.not_built import NOT_BUILT
 from tests.fresh import printed_by
 from tests.subcases import subcases
 

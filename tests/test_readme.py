@@ -1,17 +1,10 @@
-"""What changelog and MASE's page say of names: which have moved, which are not built."""
+"""What MASE's page says of names that are not built."""
 
 import re
 
 from chop import passes
-from chop.moved import MODULES, NAMES
-from chop.not_built import NOT_BUILT
+from chop.paths.not_built import NOT_BUILT
 from tests.pages import ROOT
-
-
-def test_the_changelog_lists_every_name_that_moved():
-    text = (ROOT / "CHANGELOG.md").read_text()
-    listed = re.findall(r"^\| `(chop\..*?)` \| `(chop\..*?)` \|", text, re.M)
-    assert dict(listed) == {**MODULES, **NAMES}
 
 
 def test_what_is_called_not_built_is_not_and_the_rest_is():

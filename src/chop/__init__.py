@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-from chop.on_import import REGISTERS, register_imported
-from chop.on_import import find_spec as register_when_imported
+from chop.paths.on_import import REGISTERS, register_imported
+from chop.paths.on_import import find_spec as register_when_imported
 
 TYPE_CHECKING = False  # not that of `typing`, whose import would double the cost of this one
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ __all__ = ["ChopConfig", "MaseGraph", "formats", "passes", "tools"]
 
 def _find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
     """Meta path finder of modules without a file, whose tables are read at the first use."""
-    tables = {"chop.virtual", "chop.aliases", "chop.moved"}
+    tables = {"chop.paths", "chop.paths.virtual", "chop.paths.aliases"}
     if fullname in REGISTERS:
         return register_when_imported(fullname)
     if not fullname.startswith("chop.") or fullname in tables:
         return None
-    from chop.virtual import find_spec
+    from chop.paths.virtual import find_spec
 
     return find_spec(fullname)
 
@@ -50,7 +50,7 @@ register_imported()
 
 def __getattr__(name: str) -> Any:
     """Imports subpackages when they are first used, so that `import chop` stays cheap."""
-    from chop.virtual import import_subpackage
+    from chop.paths.virtual import import_subpackage
 
     if name == "MaseGraph":
         return import_subpackage("chop.ir.graph").MaseGraph

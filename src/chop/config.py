@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from chop.documents import read_toml
 from chop.errors import ConfigError, did_you_mean
+from chop.files.documents import read_toml
 
 T = TypeVar("T")
 LARGEST = 2**1023

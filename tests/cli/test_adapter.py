@@ -18,7 +18,7 @@ from chop.actions.settings.workload import WorkloadConfig
 from chop.cli.adapter import Command, CommandGroup, build_command, load
 from chop.cli.app import app
 from chop.cli.values import read_value
-from chop.docstrings import entries
+from chop.passes.docstrings import entries
 from chop.runs import as_json
 from chop.studies.settings import (
     BenchAttentionConfig,

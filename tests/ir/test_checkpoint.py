@@ -381,33 +381,6 @@ def quantized_bits() -> MaseGraph:
     return passes.add_common_metadata_analysis_pass(mg)[0]
 
 
-def _as_version_1(document: dict[str, Any], spec: QuantSpec) -> None:
-    unfold_metadata(document)
-    document.pop("metadata")
-    document["version"] = 1
-    written = next(m for m in document["modules"] if m["path"] == "0")["attributes"]["spec"][
-        "$spec"
-    ]
-    assert written["weight"] == {"name": "mxint", "block_size": 8, "width": 4}
-    assert "bias" not in written
-    written.update({operand: number_format.key for operand, number_format in spec.items()})
-
-
-def test_checkpoints_of_version_1_are_read(tmp_path: Path) -> None:
-    mg = quantized_bits()
-    spec = mg.modules["0"].spec
-    mg.export(tmp_path / "graph")
-    size = (tmp_path / "graph.mz").stat().st_size
-    edit(tmp_path, lambda document: _as_version_1(document, spec))
-    assert (tmp_path / "graph.mz").stat().st_size > 1.3 * size
-    again = MaseGraph.from_checkpoint(tmp_path / "graph")
-    assert again.modules["0"].spec == spec
-    assert again.diff(mg) == []
-    for old, new in zip(mg.nodes, again.nodes, strict=True):
-        read = new.meta["mase"].common
-        assert repr(read) == repr(old.meta["mase"].common)
-
-
 def test_the_graph_file_is_readable(tmp_path: Path) -> None:
     net().export(tmp_path / "graph")
     lines = (tmp_path / "graph.mz").read_text().splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -108,25 +107,3 @@ def test_a_class_that_is_not_there_is_replaced_and_said(tmp_path: Path) -> None:
     edit(tmp_path, lambda document: document["configs"][0].update({"class": "os:system"}))
     with pytest.warns(UserWarning, match="'os:system' is not there"):
         assert MaseGraph.from_checkpoint(tmp_path / "graph").model.config.hidden_size == 24
-
-
-def test_configurations_of_version_2_are_read(tmp_path: Path) -> None:
-    config = SmolVLMConfig(id2label={0: "bad", 1: "good"})
-    stored(config).export(tmp_path / "graph")
-
-    def as_version_2(document: Any) -> None:
-        document["version"] = 2
-        values = config.to_dict()
-        entry = {"class": "x:y", "model_type": config.model_type, "attention": "sdpa"}
-        document["configs"] = [{**entry, "values": values}]
-
-    edit(tmp_path, as_version_2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again = MaseGraph.from_checkpoint(tmp_path / "graph").model.config
-    assert again.to_dict() == config.to_dict()
-    assert again.id2label == {0: "bad", 1: "good"}
-    assert type(again.text_config) is type(config.text_config)
-    assert again._attn_implementation == "sdpa"
-    edit(tmp_path, lambda document: document["configs"][0]["values"].update(dtype="load"))
-    assert MaseGraph.from_checkpoint(tmp_path / "graph").model.config.dtype is None

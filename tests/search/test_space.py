@@ -158,22 +158,9 @@ def test_goals_know_their_side():
     assert goals_to_json(goals) == stored and goals_from_json(stored) == goals
 
 
-def test_a_goal_with_a_budget_is_a_constraint():
-    with pytest.warns(DeprecationWarning, match=r"use Constraint\(name, bound, direction\)"):
-        assert Goal("bits", "minimize", budget=4) == Constraint("bits", 4)
-    with pytest.warns(DeprecationWarning, match="deprecated"):
-        assert Goal("accuracy", budget=0.9) == Constraint("accuracy", 0.9, "maximize")
-    goal = Goal("accuracy", "maximize", None)
+def test_a_goal_survives_pickling_and_replacing():
+    goal = Goal("accuracy", "maximize")
     assert goal == pickle.loads(pickle.dumps(goal)) == dataclasses.replace(goal, name="accuracy")
-
-
-def test_a_space_takes_its_rule_by_the_former_name(space):
-    with pytest.warns(DeprecationWarning, match="use infeasible"):
-        former = SearchSpace((HEADS, SIZE), impossible=uneven)
-    feasible = [space.is_feasible(config) for config in space.grid()]
-    assert [former.is_feasible(config) for config in former.grid()] == feasible
-    assert feasible.count(False) == 1
-    assert dataclasses.replace(former, choices=(HEADS, SIZE)).infeasible is uneven
 
 
 def test_a_budget_is_met_up_to_rounding():

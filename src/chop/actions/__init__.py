@@ -1,7 +1,7 @@
 """What the commands do: whole jobs made of the subpackages below."""
 
 from chop.actions.simulate import simulate
-from chop.not_built import test, train, transform
+from chop.paths.not_built import test, train, transform
 
 __all__ = [
     "simulate",

@@ -18,9 +18,9 @@ from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.settings.workload import WorkloadConfig
 from chop.actions.workload import load_workload, raise_to_graph
-from chop.documents import read_json
 from chop.errors import CheckpointError
 from chop.files import latest, shared_lock
+from chop.files.documents import read_json
 from chop.ir.graph import MaseGraph
 from chop.kernels.matmul_precision import matmul_precision
 from chop.report.bench_plots import plot_ratios

@@ -14,6 +14,7 @@ from rich import get_console
 from chop import __version__, runs
 from chop.errors import CheckpointError, ChopError, VerificationError
 from chop.files import make_folder, write_text
+from chop.files.temporary import owner_mark, remove_orphans
 from chop.hardware.design import Design
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.harness import verilate
@@ -24,7 +25,6 @@ from chop.hardware.verify import Check, Codes, Verification, check_sources, chec
 from chop.integer.golden import Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.native import cores
-from chop.temporary import owner_mark, remove_orphans
 
 KIND = "emit"
 """Of the manifest."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from chop.data import DATASETS, DatasetInfo
-from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError
+from chop.files.documents import read_json
 
 if TYPE_CHECKING:
     from chop.actions.settings.workload import WorkloadConfig

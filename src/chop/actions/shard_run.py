@@ -27,9 +27,9 @@ from chop.distributed.planning.autosharding import NAME as AUTO
 from chop.distributed.process import guarded, launch, start
 from chop.errors import ChopError, DistributedError
 from chop.files import write_json
+from chop.files.temporary import owner_mark, remove_orphans
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nested import tree_map
-from chop.temporary import owner_mark, remove_orphans
 
 PROCESSES = 2
 """Where neither the settings nor torchrun say how many."""

@@ -12,10 +12,8 @@ from chop.bench.clock import CLOCKS, Reading
 from chop.bench.statistics import Interval
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_json
-from chop.moved import moved_names
 from chop.tables import print_table
 
-__getattr__ = moved_names(__name__)
 NO_DIFFERENCE = "no difference shown"
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

@@ -38,9 +38,7 @@ class Scope(nn.Module):
         )
 
     def _get_name(self) -> str:
-        # Checkpoints of earlier versions say `class_name`, which a submodule may be called too.
-        own = vars(self)
-        return str(own["_scoped_class"] if "_scoped_class" in own else own["class_name"])
+        return str(vars(self)["_scoped_class"])
 
 
 STANDS_FOR = "_stands_for"

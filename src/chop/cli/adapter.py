@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from chop.cli.values import is_list, is_mapping, members
-from chop.docstrings import entries, split_section
+from chop.passes.docstrings import entries, split_section
 
 ALIASES = {
     "batch_sizes": "batch",

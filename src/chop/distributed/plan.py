@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 from chop.distributed.placements import REPLICATED, normalized, shard_dim
-from chop.documents import read_json
 from chop.errors import ConfigError, PlanError
 from chop.files import atomic_file
+from chop.files.documents import read_json
 from chop.ir.graph import MaseGraph
 
 FORMAT = "chop sharding plan"

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError
+from chop.files.documents import read_json
 from chop.ir.storage.tensor_store import open_file
 
 Slices = tuple[slice, ...]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from chop.config import check_fields, parse
-from chop.documents import parse_json
 from chop.errors import ConfigError, did_you_mean
+from chop.files.documents import parse_json
 from chop.formats import reference, transforms
 from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking

@@ -6,8 +6,8 @@ import dataclasses
 import json
 from typing import Any
 
-from chop.documents import parse_json
 from chop.errors import ConfigError
+from chop.files.documents import parse_json
 from chop.formats.base import NumberFormat, parse_format
 from chop.formats.integer import Integer
 

@@ -14,7 +14,6 @@ from chop.formats.elements import Element
 from chop.formats.exponents import BIAS, MANTISSA_BITS, exp2
 from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.statistic import LARGEST, Statistic
-from chop.moved import moved_names
 
 FRACTION_BITS = 23
 """Of a float32."""
@@ -334,6 +333,3 @@ class ScaledFloatScale(Scaling):
         codes = unpack_bits(packed, self.width, count).long()
         small = self.element.values(codes.view(-1, 1))
         return small * of_tensor.double()
-
-
-__getattr__ = moved_names(__name__)

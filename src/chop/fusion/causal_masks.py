@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from chop.dotted import deepgetattr
 from chop.fusion.matching import SURE_TO_HIDE, argument, is_number, operation, result_of
+from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 
 Triangle = Literal["lower", "upper"]

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chop.config import parse
-from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError
 from chop.files import make_folder, write_json, write_text, writing
+from chop.files.documents import read_json
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary
 from chop.hardware.port import Port

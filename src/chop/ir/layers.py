@@ -9,8 +9,8 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
-from chop.dotted import deepgetattr
 from chop.errors import ConfigError, did_you_mean
+from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Operator, Weight
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from chop.dotted import deepgetattr
 from chop.errors import GraphError, did_you_mean
+from chop.ir.dotted import deepgetattr
 from chop.ir.metadata import metadata_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from chop.dotted import deepgetattr
 from chop.formats import Encoded, Float, NumberFormat
+from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator

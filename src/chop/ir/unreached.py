@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from chop.captured.module import CapturedModule
 from chop.captured.original import sources_of
 from chop.captured.specs import TensorSpec
-from chop.dotted import deepgetattr
+from chop.ir.dotted import deepgetattr
 from chop.ir.ops import Kind, of_module, stand_in_for
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.notices import warn_once, warn_once_of

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from chop.documents import read_json
 from chop.errors import CheckpointError
 from chop.files import atomic_file, write_text
+from chop.files.documents import read_json
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"

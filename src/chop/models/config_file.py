@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chop.documents import read_json
 from chop.errors import ConfigError
+from chop.files.documents import read_json
 
 CONFIG = "config.json"
 SIZES = re.compile(

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from chop.dotted import deepsetattr
 from chop.errors import ConfigError, check_known, first_line
+from chop.ir.dotted import deepsetattr
 from chop.nn.identity import Identity
 from chop.search.space import Choice, Config, Rule, SearchSpace
 

@@ -2,7 +2,6 @@
 
 import importlib
 
-from chop.not_built import missing_passes
 from chop.passes import module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
@@ -59,6 +58,7 @@ from chop.passes.transforms.quantize import quantize_transform_pass
 from chop.passes.transforms.raise_granularity import raise_granularity_transform_pass
 from chop.passes.transforms.resharding import resharding_transform_pass
 from chop.passes.transforms.smoothquant import smoothquant_transform_pass
+from chop.paths.not_built import missing_passes
 
 graph = importlib.import_module("chop.passes.graph")
 """MASE's longer path of the passes, an alias."""

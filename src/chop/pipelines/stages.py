@@ -1,8 +1,7 @@
 """What a pipeline writes after each stage, and how another run finds its place again.
 
 A stage leaves `01_name.pt` and `01_name.mz`, its graph, and last a line of `stages.jsonl`, which
-vouches for them with a key: the digest of the first graph and of all stages up to this one. Earlier
-versions kept that line in a file of its own, `01_name.json`.
+vouches for them with a key: the digest of the first graph and of all stages up to this one.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from chop import runs
-from chop.documents import read_json
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
 
 if TYPE_CHECKING:
@@ -69,29 +67,16 @@ class StageJournal:
         """Writes down a stage that is done; what was known of later ones is void."""
         for path in self.paths[index:]:
             self.journal.remove({"stage": path.name})
-            _old_note(path).unlink(missing_ok=True)
         mg.export(self.paths[index])
         entry = {"key": self.keys[index], "info": findings_as_json(info)}
         self.journal.add({"stage": self.paths[index].name}, entry)
 
     def _finished(self) -> Iterator[Any]:
         for path, key in zip(self.paths, self.keys, strict=True):
-            entry = self.journal.find({"stage": path.name}) or _read_old_note(path)
-            if entry.get("key") != key:
+            entry = self.journal.find({"stage": path.name})
+            if entry is None or entry.get("key") != key:
                 return
             yield entry["info"]
-
-
-def _old_note(path: Path) -> Path:
-    return path.with_name(path.name + ".json")
-
-
-def _read_old_note(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = read_json(_old_note(path))
-    except (OSError, ConfigError):
-        return {}
-    return found
 
 
 def stages_as_json(stages: Sequence[Stage]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chop.documents import parse_json
 from chop.files import append_line
+from chop.files.documents import parse_json
 
 
 class Journal:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from chop import __version__
 from chop.config import parse
-from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.files import (
     latest,
@@ -26,11 +25,12 @@ from chop.files import (
     staged_files,
     write_json,
 )
+from chop.files.documents import read_json
+from chop.files.temporary import remove_orphans
 from chop.notices import warn_each_time
 from chop.runs.environment import now, read_environment
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
-from chop.temporary import remove_orphans
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -7,7 +7,7 @@ import re
 from typing import Literal
 
 from chop.errors import ConfigError
-from chop.temporary import started, system_id
+from chop.files.temporary import started, system_id
 
 Status = Literal["running", "stopped", "ended", "elsewhere"]
 

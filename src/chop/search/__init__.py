@@ -1,6 +1,5 @@
 """Search engine: spaces, objectives, samplers and studies whose trials survive their process."""
 
-from chop.moved import moved_names
 from chop.search.objective import Constraint, Goal, Measure, Pruned, Report
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Choice, Config, SearchSpace
@@ -19,4 +18,3 @@ __all__ = [
     "SearchSpace",
     "TrialRecord",
 ]
-__getattr__ = moved_names(__name__)

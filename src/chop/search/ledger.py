@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chop.documents import parse_json
 from chop.errors import CheckpointError, ConfigError
+from chop.files.documents import parse_json
 from chop.search.result import OUTCOMES, TrialRecord
 from chop.search.space import Config
 
@@ -39,8 +39,6 @@ TABLES = (
     "worker VARCHAR(255) NOT NULL, beat INTEGER NOT NULL, PRIMARY KEY (study, worker))",
 )
 WAITING, RUNNING = "waiting", "running"
-FORMER_OUTCOMES = {"impossible": "infeasible"}
-"""Outcomes as version 0.1 stored them."""
 NO_WORKER = ""
 """In the place of a worker: one that met an error has left the trial to the next."""
 RECONNECT_SECONDS = 60.0
@@ -120,7 +118,7 @@ class Row:
 
 def _row(number: int, key: str | None, outcome: str, *others: Any) -> Row:
     """A stored row, its outcome by the name of now."""
-    return Row(number, key, FORMER_OUTCOMES.get(outcome, outcome), *others)
+    return Row(number, key, outcome, *others)
 
 
 COLUMNS = "number, config, outcome, worker, begun, errors, document"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from chop.errors import ChopError, ConfigError, did_you_mean
@@ -39,24 +38,12 @@ class Goal:
     Attributes:
         name: key of the number in what a measure returns.
         direction: "maximize" (default) or "minimize".
-        budget: deprecated; `Goal(name, direction, budget)` makes a `Constraint`.
     """
 
     name: str
     direction: Direction = "maximize"
-    budget: InitVar[float | None] = None
 
-    def __new__(
-        cls, name: str = "", direction: Direction = "maximize", budget: float | None = None
-    ) -> Any:
-        """A goal, or the constraint that a goal with a budget is."""
-        if budget is None:
-            return super().__new__(cls)
-        message = "Goal(..., budget=...) is deprecated: use Constraint(name, bound, direction)."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return Constraint(name, budget, direction)
-
-    def __post_init__(self, budget: float | None) -> None:
+    def __post_init__(self) -> None:
         _check_direction("goal", self.name, self.direction)
 
     def loss(self, value: float) -> float:

@@ -6,9 +6,8 @@ import hashlib
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,7 +110,6 @@ class SearchSpace:
         active: values by choice -> names of the active choices (conditional space). Inactive ones,
             such as layers beyond a chosen depth, take their first option (`folded`), and samplers
             do not vary them. Default: all are active.
-        impossible: deprecated name of `infeasible`.
 
     Example:
         >>> space = SearchSpace((Choice("heads", {"2": 2, "3": 3}), Choice("size", {"64": 64})),
@@ -126,13 +124,8 @@ class SearchSpace:
     infeasible: Rule = field(default=always_feasible)
     canonical: Callable[[Config], Config] = field(default=as_it_is)
     active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
-    impossible: InitVar[Rule | None] = None
 
-    def __post_init__(self, impossible: Rule | None) -> None:
-        if impossible is not None:
-            message = "SearchSpace(impossible=...) is deprecated: use infeasible=..."
-            warnings.warn(message, DeprecationWarning, stacklevel=3)
-            object.__setattr__(self, "infeasible", impossible)
+    def __post_init__(self) -> None:
         if isinstance(self.choices, Choice):
             raise ConfigError("choices: expected a tuple of choices, got one choice.")
         object.__setattr__(self, "choices", tuple(self.choices))

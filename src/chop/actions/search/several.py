@@ -17,8 +17,8 @@ from chop.actions.search.compare import compare_searches
 from chop.actions.search.job import Job, finished_trials, run_job, settings_of
 from chop.actions.search.manage import load_search
 from chop.actions.settings.search import SearchConfig
-from chop.documents import read_json
 from chop.errors import CheckpointError, ConfigError
+from chop.files.documents import read_json
 from chop.search.location import MEMORY, storage_url
 from chop.search.objective import objectives_of
 

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from chop.captured.guards.shape_guards import compile_guard
 from chop.captured.module import CapturedModule
 from chop.captured.record import CaptureRecord
-from chop.documents import parse_json
 from chop.errors import CheckpointError, ConfigError, did_you_mean
 from chop.files import atomic_files, is_readable_file, latest, shared_lock
+from chop.files.documents import parse_json
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
@@ -344,10 +344,10 @@ def _parse(path: Path) -> dict[str, Json]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"'{path}' is no chop checkpoint: it does not say '{FORMAT}'.")
     version = document.get("version")
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
+    if version != VERSION:
         raise CheckpointError(
-            f"'{path}' has version {version!r}; this chop reads versions 1 to {VERSION}. "
-            "Upgrade mase-chop."
+            f"'{path}' has version {version!r}; this chop reads version {VERSION}. Export the "
+            "model again with it."
         )
     return document
 

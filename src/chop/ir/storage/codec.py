@@ -22,7 +22,7 @@ from chop.captured.node_list import NodeRef
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.captured.targets import function_reference
 from chop.errors import CheckpointError
-from chop.formats import OPERANDS, NumberFormat, QuantSpec, from_key, parse_format
+from chop.formats import OPERANDS, NumberFormat, QuantSpec, parse_format
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
 from chop.nn.quantized.running import RunningMaximum
@@ -259,8 +259,7 @@ def _namespace(items: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def _format(content: Json) -> NumberFormat:
-    """The inverse; checkpoints of version 1 have the key."""
-    return from_key(content) if isinstance(content, str) else parse_format(content)
+    return parse_format(content)
 
 
 def _spec(content: Mapping[str, Any]) -> QuantSpec:

@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from chop.errors import CheckpointError
 from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Encoder, Json, NotPlainError
@@ -90,10 +88,7 @@ class ConfigReader:
         decode = Decoder(allowed, self.rules)
         for config, entry in zip(configs, plain, strict=True):
             given = {key: entry.get(key) for key in IMPLEMENTATIONS}
-            if "attributes" in entry:
-                _fill(config, {n: decode(x) for n, x in entry["attributes"].items()}, given)
-            else:
-                _fill_from_dict(config, decode(entry["values"]), given)
+            _fill(config, {n: decode(x) for n, x in entry["attributes"].items()}, given)
 
 
 def _bare(entry: Json, allowed: AllowList) -> Any:
@@ -142,37 +137,3 @@ def _fill(config: Any, attributes: Mapping[str, Any], implementations: Mapping[s
     ):
         chosen = implementations.get(key)
         held[f"{name}_internal"] = chosen if chosen in known else None
-
-
-# --- versions 1 and 2, which have what `to_dict` says ---------------------------------------------
-
-
-def _fill_from_dict(
-    config: Any, values: Mapping[str, Any], implementations: Mapping[str, Any]
-) -> None:
-    from transformers import CONFIG_MAPPING
-
-    attributes: dict[str, Any] = {
-        "transformers_version": None,
-        "_name_or_path": "",
-        "_post_init_done": True,
-    }
-    subclasses = type(config).sub_configs
-    for name, value in values.items():
-        if name == "output_attentions":
-            attributes["_output_attentions"] = value
-        elif name in subclasses and isinstance(value, dict):
-            kind = str(value.get("model_type"))
-            cls = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else subclasses[name]
-            attributes[name] = cls.__new__(cls)
-            _fill_from_dict(attributes[name], value, implementations)
-        elif name == "dtype" and isinstance(value, str):
-            dtype = getattr(torch, value, None)
-            attributes[name] = dtype if isinstance(dtype, torch.dtype) else None
-        elif name == "id2label" and isinstance(value, dict):
-            attributes[name] = {int(key): label for key, label in value.items()}
-        elif isinstance(getattr(type(config), name, None), property):
-            attributes[f"_{name}"] = value
-        elif name not in ("model_type", "transformers_version"):
-            attributes[name] = value
-    _fill(config, attributes, implementations)

@@ -17,8 +17,8 @@ from typing import Any
 from torch import fx
 
 from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
-from chop.documents import parse_json
 from chop.errors import CheckpointError, ConfigError
+from chop.files.documents import parse_json
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
@@ -102,7 +102,7 @@ def _room(packed: bytes) -> int:
 
 
 def unfold_metadata(document: dict[str, Json]) -> None:
-    """Puts the metadata back to the nodes; checkpoints of version 1 have it there.
+    """Puts the metadata back to the nodes.
 
     Raises:
         CheckpointError: it cannot be unpacked.

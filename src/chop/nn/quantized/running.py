@@ -12,10 +12,7 @@ from torch import Tensor
 
 from chop.formats import Quantizer
 from chop.formats.transforms import is_transformed
-from chop.moved import moved_names
 from chop.private.torch_api import detect_fake_mode
-
-__getattr__ = moved_names(__name__)
 
 
 @dataclass(frozen=True)

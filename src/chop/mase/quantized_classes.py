@@ -32,7 +32,7 @@ from chop.formats.mase_config import own_keys
 from chop.nn.quantized import ops
 from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.bases import BASES
-from chop.virtual import add_modules
+from chop.paths.virtual import add_modules
 
 # What MASE calls otherwise than by the name of a format, and what is preset.
 VARIANTS: dict[str, tuple[type[NumberFormat], dict[str, Any]]] = {
@@ -228,4 +228,11 @@ def _with_config(operator: type[QuantizedOperator]) -> inspect.Signature:
     return signature.replace(parameters=sorted(parameters, key=lambda p: p.kind))
 
 
+def _fill_package(module: ModuleType) -> None:
+    """Gives the package its names; the module that defines a class is imported with it."""
+    module.__doc__ = "Operators bound to formats, one module for each operator."
+    vars(module).update(__all__=list(MODULES), __getattr__=find_class)
+
+
+add_modules([PACKAGE], _fill_package)
 add_modules({f"{PACKAGE}.{name}" for name in MODULES}, _bind)

@@ -12,8 +12,8 @@ from chop.actions.search.warm_start import cached
 from chop.config import load_toml
 from chop.distributed.plan import Plan
 from chop.distributed.weight_files import INDEX, stored_tensors
-from chop.documents import DEEPEST, parse_json, read_json
 from chop.errors import ChopError, ConfigError
+from chop.files.documents import DEEPEST, parse_json, read_json
 from chop.formats.format_strings import parse_format_string
 from chop.hardware.project import DESIGN, read_project
 from chop.ir.storage.checkpoint import _parse as read_checkpoint

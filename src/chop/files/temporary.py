@@ -19,6 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 
 OWNER = re.compile(r"([0-9a-f]{8})-(\d{1,9})-(\d+)-[0-9a-f]{8}")
+TEMPORARY = r"\..*\.part"
+"""Names of folders whose files are not in their places yet."""
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name beside `path` that no other writer has; `TEMPORARY` matches it."""
+    return path.with_name(f".{path.name}.{owner_mark()}.part")
 
 
 def owner_mark() -> str:

@@ -1,4 +1,4 @@
-"""Modules without a file: MASE's paths, paths that have moved, and modules made from a table.
+"""Modules without a file: MASE's paths, and modules made from a table.
 
 `chop` finds them by `find_spec`, and reads this file at the first import below it.
 """
@@ -9,8 +9,7 @@ import gc
 import importlib
 from importlib.machinery import ModuleSpec
 
-import chop.aliases
-import chop.moved
+import chop.paths.aliases
 
 TYPE_CHECKING = False  # `typing` is not imported with `chop`
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ class _Loader:
         """Leaves the making of a module to Python."""
 
 
+PROVIDERS = {"chop.nn.quantized.modules": "chop.mase.quantized_classes"}
+"""Path -> the module that adds the modules at it and below when it is imported."""
 _FILLS: dict[str, Fill] = {}
 
 
@@ -48,6 +49,9 @@ def add_modules(paths: Iterable[str], fill: Fill) -> None:
 
 def find_spec(fullname: str) -> ModuleSpec | None:
     """The spec of a module without a file, which other modules can be below; else None."""
+    for path, provider in PROVIDERS.items():
+        if fullname == path or fullname.startswith(f"{path}."):
+            importlib.import_module(provider)
     if fullname not in _FILLS:
         return None
     return ModuleSpec(fullname, _Loader(_FILLS[fullname]), is_package=True)  # type: ignore[arg-type]
@@ -68,5 +72,4 @@ def import_subpackage(path: str) -> ModuleType:
             gc.enable()
 
 
-add_modules(chop.aliases.MODULES, chop.aliases.fill)
-add_modules(chop.moved.MODULES, chop.moved.fill)
+add_modules(chop.paths.aliases.MODULES, chop.paths.aliases.fill)

@@ -12,9 +12,9 @@ from chop import MaseGraph
 from chop.errors import ConfigError
 from chop.formats import Binary, BinaryResidual, Integer, MXInt, QuantSpec, formats
 from chop.ir.ops import OPS
+from chop.mase.quantized_classes import MODULES, UNREAD, VARIANTS
 from chop.nn import quantized
 from chop.nn.quantized import modules
-from chop.nn.quantized.bound import MODULES, UNREAD, VARIANTS
 from chop.nn.quantized.modules import conv2d, linear, pool2d, relu
 from tests.fresh import printed_by
 from tests.passes.conftest import with_metadata

@@ -1,7 +1,7 @@
 """MASE's import paths and names: where each is defined here.
 
-None of these modules has a file (see `chop.virtual`). A name is looked up in its home when it is
-asked for, so that a path which nobody uses costs nothing.
+None of these modules has a file (see `chop.paths.virtual`). A name is looked up in its home when it
+is asked for, so that a path which nobody uses costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INPUTS = "InputGenerator get_cf_args get_dummy_input"
 HOMES: dict[str, dict[str, str]] = {
     "chop.dataset": {
         "chop.data": "DatasetInfo get_dataset_info",
-        "chop.train.data_module": "MaseDataModule",
+        "chop.mase.data_module": "MaseDataModule",
     },
     "chop.ir.graph.mase_metadata": {"chop.ir.metadata": "*"},
     "chop.models.toy": {"chop.models.plain": "*"},
@@ -32,8 +32,8 @@ HOMES: dict[str, dict[str, str]] = {
         "chop.models.registry": "ModelFactory register_mase_checkpoint register_mase_model",
     },
     "chop.models.vgg_cifar": {"chop.models.plain": "VGG7"},
-    "chop.nn.quantizers": {"chop.formats.functional": "*"},
-    "chop.nn.quantizers.utils": {"chop.formats.straight_through": "*"},
+    "chop.nn.quantizers": {"chop.mase.quantizers": "*"},
+    "chop.nn.quantizers.utils": {"chop.mase.straight_through": "*"},
     "chop.passes.graph": {
         "chop.passes": "*",
         "chop.ir.ops": "QUANTIZEABLE_OP=quantizable_operators()",
@@ -41,24 +41,24 @@ HOMES: dict[str, dict[str, str]] = {
     "chop.passes.graph.utils": {
         "chop.ir.nodes": "* fetch_attr=get_module_by_target",
         "chop.ir.graph": "deepcopy_mase_graph=MaseGraph.copy",
-        "chop.dotted": _DOTTED,
+        "chop.ir.dotted": _DOTTED,
     },
     "chop.tools": {
-        "chop.arrays": _ARRAYS,
-        "chop.capture.inputs": "get_hf_dummy_in=dummy_inputs",
+        "chop.mase.arrays": _ARRAYS,
+        "chop.ir.graph": "get_hf_dummy_in=dummy_inputs",
         "chop.config": "load_config",
         "chop.data": "get_tokenized_dataset",
-        "chop.dotted": _DOTTED,
+        "chop.ir.dotted": _DOTTED,
         "chop.logs": _LOGS,
         "chop.models.weights": "load_model=load_checkpoint",
         "chop.train": "get_trainer",
-        "chop.train.input_generator": _INPUTS,
+        "chop.mase.input_generator": _INPUTS,
     },
     "chop.tools.checkpoint_load": {"chop.models.weights": "load_model=load_checkpoint"},
     "chop.tools.config_load": {"chop.config": "load_config"},
-    "chop.tools.get_input": {"chop.train.input_generator": _INPUTS},
+    "chop.tools.get_input": {"chop.mase.input_generator": _INPUTS},
     "chop.tools.logger": {"chop.logs": _LOGS},
-    "chop.tools.utils": {"chop.arrays": _ARRAYS, "chop.dotted": _DOTTED},
+    "chop.tools.utils": {"chop.mase.arrays": _ARRAYS, "chop.ir.dotted": _DOTTED},
 }
 """Module of MASE's -> the modules that define its names -> these names.
 

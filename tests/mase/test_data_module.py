@@ -5,7 +5,7 @@ from datasets import Dataset, DatasetDict
 from chop.data import get_tokenizer
 from chop.dataset import MaseDataModule, get_dataset_info
 from chop.errors import ConfigError, UnavailableError
-from chop.train.data_module import _padded
+from chop.mase.data_module import _padded
 
 
 def loaders(module):

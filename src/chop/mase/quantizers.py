@@ -28,7 +28,7 @@ from chop.formats import (
     ScaleInteger,
     Ternary,
 )
-from chop.not_built import mxint_hardware
+from chop.paths.not_built import mxint_hardware
 
 __all__ = [
     "binary_quantizer",

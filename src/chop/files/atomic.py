@@ -1,64 +1,28 @@
-"""Atomic writes of files and folders; what the disk refuses is one sentence."""
+"""Atomic writes of files, of folders, and of sets of files: all or none."""
 
 from __future__ import annotations
 
-import csv
 import errno
 import glob
-import io
-import json
-import math
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from chop.errors import CheckpointError, ChopError, WriteError
-from chop.locks import folder_lock, lock, unlock
-from chop.temporary import owner_mark, remove_orphans
+from chop.errors import CheckpointError
+from chop.files.locks import folder_lock, lock, unlock
+from chop.files.refusals import make_folders, writing
+from chop.files.temporary import TEMPORARY, remove_orphans, temporary_beside
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-ADVICE = {
-    **dict.fromkeys(NO_SPACE, "free some space, or choose another folder"),
-    **dict.fromkeys((*NOT_ALLOWED, *NO_FOLDER, errno.EIO), "choose another folder"),
-}
-"""By the code of an operating system's error."""
-TEMPORARY = r"\..*\.part"
-"""Names of folders whose files are not in their places yet."""
 COMMITTED = ".*.new"
 """Names of folders of files that belong together, are all written, and are not all moved yet."""
-PROBE_BYTES = 4096
 _written: ContextVar[list[Path] | None] = ContextVar("written", default=None)
 _stage: ContextVar[tuple[Path, Path] | None] = ContextVar("stage", default=None)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Write errors: inside, what the disk refuses is a `WriteError` that names `path`.
-
-    Libraries that write in Rust raise errors of their own, with the code in the text alone.
-    """
-    try:
-        yield
-    except ChopError:
-        raise
-    except Exception as error:
-        match = re.search(r"\(os error (\d+)\)", str(error))
-        code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
-        if code == errno.ENOENT and not _takes_files(path if path.is_dir() else path.parent):
-            code = errno.EPERM
-        if code not in ADVICE:
-            raise
-        shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
-        reason = f"{os.strerror(code)}; {ADVICE[code]}."
-        raise WriteError(f"'{shown}' cannot be written: {reason}") from error
 
 
 @contextmanager
@@ -72,9 +36,9 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
     path = _staged(Path(path))
-    temporary = _temporary(path)
+    temporary = temporary_beside(path)
     with writing(path):
-        _make_folders(path.parent)
+        make_folders(path.parent)
         try:
             yield temporary
             if latest(path) != path:
@@ -82,7 +46,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
                     _move_into_place(*_committed(path.parent))
             _apply_umask(temporary)
             temporary.replace(path)
-            _record(path)
+            record_writes(path)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -95,9 +59,9 @@ def atomic_new_file(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
     path = Path(path)
-    temporary = _temporary(path)
+    temporary = temporary_beside(path)
     with writing(path):
-        _make_folders(path.parent)
+        make_folders(path.parent)
         try:
             yield temporary
             _apply_umask(temporary)
@@ -106,7 +70,7 @@ def atomic_new_file(path: str | Path) -> Iterator[Path]:
             except OSError:  # another writer was faster, or the file system has no hard links
                 if not os.path.lexists(path):
                     temporary.rename(path)
-            _record(path)
+            record_writes(path)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -121,16 +85,16 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only.
     """
     path = Path(path)
-    fresh = _temporary(_without_orphans(path))
+    fresh = temporary_beside(_without_orphans(path))
     with writing(path):
-        _make_folders(fresh)
+        make_folders(fresh)
         try:
             yield fresh
             os.utime(fresh)  # raises where it is gone
             _apply_umask(*fresh.rglob("*"))
             shutil.rmtree(path, ignore_errors=True)
             fresh.replace(path)
-            _record(*(file for file in path.rglob("*") if file.is_file()))
+            record_writes(*(file for file in path.rglob("*") if file.is_file()))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
@@ -151,11 +115,11 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or one of the files can be none.
     """
     folder = Path(folder)
-    fresh, decided = _temporary(_without_orphans(folder / name)), folder / f".{name}.new"
+    fresh, decided = temporary_beside(_without_orphans(folder / name)), folder / f".{name}.new"
     with writing(folder / name):
-        _make_folders(folder)
+        make_folders(folder)
         try:
-            _make_folders(fresh)
+            make_folders(fresh)
             yield fresh
             _apply_umask(*fresh.iterdir())
             with folder_lock(folder):
@@ -167,7 +131,7 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
                         raise IsADirectoryError(errno.EISDIR, "a folder is in the way", place.name)
                 fresh.rename(decided)
                 _move_into_place(decided)
-            _record(*places)
+            record_writes(*places)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
@@ -210,7 +174,7 @@ def build_lock(path: str | Path) -> Iterator[None]:
     """Exclusive lock on the making of one file: inside, no other process or thread makes `path`.
 
     Who had to wait finds the file. The lock is one on a file beside `path`, which is removed at
-    the end; see `chop.locks`. Nobody waits on file systems without locks.
+    the end; see `chop.files.locks`. Nobody waits on file systems without locks.
 
     Raises:
         WriteError: the folder is read-only, or its disk is full.
@@ -219,7 +183,7 @@ def build_lock(path: str | Path) -> Iterator[None]:
     beside = path.with_name(f".{path.name}.lock")
     while True:
         with writing(path):
-            _make_folders(path.parent)
+            make_folders(path.parent)
             file = beside.open("ab")
         with file:
             with suppress(OSError):  # file systems without locks
@@ -261,32 +225,6 @@ def is_readable_file(path: Path) -> bool:
         return False
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from error
-
-
-def _make_folders(path: Path) -> None:
-    """Makes a folder and its parents; file systems that take none, as /proc, refuse by ENOENT."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path)) from error
-
-
-def _takes_files(folder: Path) -> bool:
-    """False of /proc, where a new file is one that does not exist."""
-    probe = _temporary(folder / "probe")
-    try:
-        probe.touch(exist_ok=False)
-    except FileNotFoundError:
-        return not folder.is_dir()
-    except OSError:
-        return True
-    probe.unlink()
-    return True
-
-
-def _temporary(path: Path) -> Path:
-    """A name beside `path` that no other writer has; `TEMPORARY` matches it."""
-    return path.with_name(f".{path.name}.{owner_mark()}.part")
 
 
 def _without_orphans(path: Path) -> Path:
@@ -346,92 +284,11 @@ def recording_writes() -> Iterator[list[Path]]:
             outer += paths
 
 
-def _record(*paths: Path) -> None:
+def record_writes(*paths: Path) -> None:
+    """Adds finished files to the list of `recording_writes`, where this thread is inside one."""
     found = _written.get()
     if found is None:
         return
     for path in paths:
         if not any(re.fullmatch(TEMPORARY, part) for part in path.parts) and path not in found:
             found.append(path)
-
-
-def make_folder(path: str | Path) -> Path:
-    """Makes a folder, and its parents, and makes sure that files can be written to it.
-
-    Raises:
-        WriteError: it cannot be made, is read-only, or its disk is full.
-    """
-    path = Path(path)
-    probe = path / f".{os.getpid()}.probe"
-    with writing(path):
-        _make_folders(path)
-        try:
-            probe.write_bytes(bytes(PROBE_BYTES))
-        finally:
-            probe.unlink(missing_ok=True)
-    return path
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Atomic write of a UTF-8 text file.
-
-    Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
-    """
-    with atomic_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def write_json(path: str | Path, document: Any) -> None:
-    """Atomic write of a JSON file, indented; numbers that are not finite become null.
-
-    Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
-    """
-    write_text(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file with a header in one step; numbers have full precision.
-
-    Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
-
-
-def append_line(path: str | Path, line: str) -> None:
-    """Appends a line to a UTF-8 text file; it is on the disk when this returns.
-
-    Writers in other processes wait. Where a kill has cut the last line short, the new one begins
-    after it.
-
-    Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
-    """
-    path = Path(path)
-    with writing(path):
-        _make_folders(path.parent)
-        with path.open("a+b") as file:
-            with suppress(OSError):  # file systems without locks
-                lock(file)
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(size - 1)
-            torn = bool(size) and file.read(1) != b"\n"
-            file.write(b"\n" * torn + line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        _record(path)

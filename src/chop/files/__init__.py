@@ -1,0 +1,35 @@
+"""Files: atomic writes, locks, temporary names, and documents of others within bounds."""
+
+from chop.files.atomic import (
+    atomic_file,
+    atomic_files,
+    atomic_folder,
+    atomic_new_file,
+    build_lock,
+    is_readable_file,
+    latest,
+    recording_writes,
+    shared_lock,
+    staged_files,
+)
+from chop.files.refusals import make_folder, writing
+from chop.files.writers import append_line, write_csv, write_json, write_text
+
+__all__ = [
+    "append_line",
+    "atomic_file",
+    "atomic_files",
+    "atomic_folder",
+    "atomic_new_file",
+    "build_lock",
+    "is_readable_file",
+    "latest",
+    "make_folder",
+    "recording_writes",
+    "shared_lock",
+    "staged_files",
+    "write_csv",
+    "write_json",
+    "write_text",
+    "writing",
+]

@@ -1,0 +1,83 @@
+"""Write errors: what the disk refuses is a `WriteError`, one sentence with a way out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chop.errors import ChopError, WriteError
+from chop.files.temporary import TEMPORARY, temporary_beside
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+ADVICE = {
+    **dict.fromkeys(NO_SPACE, "free some space, or choose another folder"),
+    **dict.fromkeys((*NOT_ALLOWED, *NO_FOLDER, errno.EIO), "choose another folder"),
+}
+"""By the code of an operating system's error."""
+PROBE_BYTES = 4096
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Write errors: inside, what the disk refuses is a `WriteError` that names `path`.
+
+    Libraries that write in Rust raise errors of their own, with the code in the text alone.
+    """
+    try:
+        yield
+    except ChopError:
+        raise
+    except Exception as error:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+        if code == errno.ENOENT and not _takes_files(path if path.is_dir() else path.parent):
+            code = errno.EPERM
+        if code not in ADVICE:
+            raise
+        shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
+        reason = f"{os.strerror(code)}; {ADVICE[code]}."
+        raise WriteError(f"'{shown}' cannot be written: {reason}") from error
+
+
+def make_folder(path: str | Path) -> Path:
+    """Makes a folder, and its parents, and makes sure that files can be written to it.
+
+    Raises:
+        WriteError: it cannot be made, is read-only, or its disk is full.
+    """
+    path = Path(path)
+    probe = path / f".{os.getpid()}.probe"
+    with writing(path):
+        make_folders(path)
+        try:
+            probe.write_bytes(bytes(PROBE_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
+    return path
+
+
+def make_folders(path: Path) -> None:
+    """Makes a folder and its parents; file systems that take none, as /proc, refuse by ENOENT."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path)) from error
+
+
+def _takes_files(folder: Path) -> bool:
+    """False of /proc, where a new file is one that does not exist."""
+    probe = temporary_beside(folder / "probe")
+    try:
+        probe.touch(exist_ok=False)
+    except FileNotFoundError:
+        return not folder.is_dir()
+    except OSError:
+        return True
+    probe.unlink()
+    return True

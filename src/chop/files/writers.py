@@ -1,0 +1,82 @@
+"""Text, JSON and CSV files, written in one step; logs, a line at a time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chop.files.atomic import atomic_file, record_writes
+from chop.files.locks import lock
+from chop.files.refusals import make_folders, writing
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Atomic write of a UTF-8 text file.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, document: Any) -> None:
+    """Atomic write of a JSON file, indented; numbers that are not finite become null.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    write_text(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file with a header in one step; numbers have full precision.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """Appends a line to a UTF-8 text file; it is on the disk when this returns.
+
+    Writers in other processes wait. Where a kill has cut the last line short, the new one begins
+    after it.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    path = Path(path)
+    with writing(path):
+        make_folders(path.parent)
+        with path.open("a+b") as file:
+            with suppress(OSError):  # file systems without locks
+                lock(file)
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+            torn = bool(size) and file.read(1) != b"\n"
+            file.write(b"\n" * torn + line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        record_writes(path)

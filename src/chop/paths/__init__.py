@@ -1,0 +1,3 @@
+"""MASE's import paths: tables of modules without a file, and their finder."""
+
+__all__: list[str] = []
