@@ -50,3 +50,8 @@ def test_every_room_has_a_layer():
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
     layers = drawing["contracts"]()["chop"]
     assert found - {"__init__", "__pycache__", "py"} == {room for layer in layers for room in layer}
+
+
+def test_module_docstrings_open_with_the_fields_keyword():
+    opens = re.compile(r'"""(What|How|Where|Which)\b', re.I)
+    assert [str(path) for path in SOURCE.rglob("*.py") if opens.match(path.read_text())] == []

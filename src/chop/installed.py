@@ -1,4 +1,4 @@
-"""What is installed beside `chop`, whether it fits, and how to get what does."""
+"""Installed packages beside `chop`: whether their versions fit, and how to get others."""
 
 from __future__ import annotations
 

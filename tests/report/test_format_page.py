@@ -20,7 +20,7 @@ from chop.formats.mxint import MXInt
 from chop.formats.scaled import ElementFormat
 from chop.report.format_page import PAGE, PICTURES, examples_of, measure, pages, write
 from chop.report.grid_picture import LINE_HEIGHT, grid_picture
-from chop.report.layout_text import made_of
+from chop.report.layout_text import describe_layout
 from tests.formats.composed import PowerOfFour
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -89,7 +89,7 @@ class Thirds(Groups):
     ],
 )
 def test_what_a_layout_is_made_of(layout, text):
-    assert text in made_of(layout)
+    assert text in describe_layout(layout)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the commands do: whole jobs made of the subpackages below."""
+"""Jobs of the commands: each composes subpackages below."""
 
 from chop.actions.simulate import simulate
 from chop.paths.not_built import test, train, transform

@@ -1,4 +1,4 @@
-"""What a `chop bench` command leaves: tables on the screen, and files."""
+"""Results of a `chop bench` command: tables on the screen, and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the main job leaves behind: the table, the pictures, and the model in files."""
+"""Compression results: the table, the figures, and the saved model's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `chop` needs, what of it is there, and how to get the rest."""
+"""Requirements of `chop`: which are installed, and how to get the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job that is stopped by hand says: what is kept, and how to go on."""
+"""Interruption of a job by hand: says what is kept, and how to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast and how large a compressed model is beside the float model that it was."""
+"""Latency and size of a compressed model beside its float model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a job will still take, from what its measurements have taken so far."""
+"""Time left of a job, estimated from the measurements so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job works on: a trained model and the rows to train, calibrate and test it with."""
+"""Workload: a trained model and its rows for training, calibration and test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long some calls take: by the wall, by the processor and by the device."""
+"""Timing of calls: wall clock, processor time and device time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a call takes while it runs."""
+"""Peak memory of a call."""
 
 from __future__ import annotations
 

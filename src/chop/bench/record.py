@@ -1,4 +1,4 @@
-"""What was measured: as rows, as a table and as a file."""
+"""Measurements: as rows, as a table and as a file."""
 
 from __future__ import annotations
 

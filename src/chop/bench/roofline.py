@@ -1,4 +1,4 @@
-"""What a device can do at most, as measured: bytes copied and operations of a matrix product."""
+"""Roofline of a device, as measured: bytes copied, and operations of a matrix product."""
 
 from __future__ import annotations
 

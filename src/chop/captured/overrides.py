@@ -1,4 +1,4 @@
-"""What a module does besides what its class says: hooks, and methods replaced on the instance."""
+"""Overrides on modules: hooks, and methods replaced on the instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which memory the nodes of a graph write into; imports no tracing."""
+"""Memory writes of graph nodes: inputs that a node mutates, and views of them."""
 
 from __future__ import annotations
 

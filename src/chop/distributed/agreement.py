@@ -1,4 +1,4 @@
-"""What the processes of a run agree on: inputs, a reference, and the worst difference."""
+"""Agreement between processes: inputs, a reference, and the worst difference."""
 
 from __future__ import annotations
 

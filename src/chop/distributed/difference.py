@@ -1,4 +1,4 @@
-"""How far a value of a sharded model is from one process's, and how far it may be."""
+"""Difference of a sharded model's values from one process's, and its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a value lies on this process, against the whole value: a DTensor, or a plain local tensor."""
+"""Local layout of a value: a DTensor, or a plain local tensor."""
 
 from __future__ import annotations
 

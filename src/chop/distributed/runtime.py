@@ -1,4 +1,4 @@
-"""What nodes of a sharded graph call: plain tensors to DTensors and back, and other layouts.
+"""Runtime functions of sharded graphs: from plain tensors to DTensors, back, and resharding.
 
 Arguments that say where are plain, so that sharded graphs are copied as others.
 """

@@ -1,4 +1,4 @@
-"""Where the tensors of a sharded model are read from."""
+"""Tensor sources: files that the parameters of a sharded model are read from."""
 
 from __future__ import annotations
 

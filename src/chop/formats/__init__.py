@@ -1,4 +1,4 @@
-"""WHAT A NUMBER IS: one file per number format; everything else is derived from it."""
+"""Number formats: one file per format; everything else is derived from it."""
 
 from chop.formats.base import (
     OPERANDS,

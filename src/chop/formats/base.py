@@ -1,4 +1,4 @@
-"""What a number format is, and everything that is derived from one.
+"""Number format: the base class, and what it derives from a format's fields and layout.
 
 A format is a frozen dataclass in a file of its own. Its fields are the config keys, its `layout`
 says what it is made of. Rounding, encoding, registration, config parsing, the fake-quantizer with

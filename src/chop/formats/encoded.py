@@ -1,4 +1,4 @@
-"""What a format stores of a tensor."""
+"""Encoded tensor: codes and scales that a format stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What number formats with an exponent and a mantissa of their own share."""
+"""Floating-point formats: base of those with an exponent and a mantissa of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which elements of a tensor share a scale: blocks along axes, or whole rows, channels, tensors."""
+"""Groups: elements that share a scale, as blocks along axes, rows, channels or whole tensors."""
 
 from __future__ import annotations
 

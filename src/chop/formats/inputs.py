@@ -1,4 +1,4 @@
-"""What formats take: dense floating tensors, and one error for everything else."""
+"""Inputs of formats: dense floating tensors, and one error for everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a number format is made of, as data: the one description that every backend reads."""
+"""Layout: the composition of a number format, as data that every backend reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in a slot of a `QuantSpec`: a number format, or what takes its place for a while."""
+"""Quantizer: the content of a slot of `QuantSpec`, a number format or its temporary stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a group's scale follows its values, and is stored: as a power of two, or as a float."""
+"""Scaling: a group's scale from its values, stored as a power of two or as a float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operand of an operator is stored in which format."""
+"""QuantSpec: the number format of each operand of an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scales and thresholds follow: a statistic of the finite values of a group or a tensor."""
+"""Statistics for scales and thresholds: of the finite values of a group or a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation takes and what comes of it, the same for both simulators."""
+"""Simulation inputs and results, the same for both simulators."""
 
 from __future__ import annotations
 

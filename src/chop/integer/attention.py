@@ -15,10 +15,12 @@ from chop.nn.integer import BlockGrid, IntegerMatmul, IntegerScale, IntegerSoftm
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 if TYPE_CHECKING:
-    from chop.integer.walk import Walk
+    from chop.integer.lowering import GraphLowering
 
 
-def lower_attention(walk: Walk, node: fx.Node, module: QuantScaledDotProductAttention) -> Codes:
+def lower_attention(
+    lowering: GraphLowering, node: fx.Node, module: QuantScaledDotProductAttention
+) -> Codes:
     """Lowers an attention; each step has formats of its own.
 
     The scale is a float32 constant: its significand multiplies the products, its exponent is part
@@ -33,39 +35,43 @@ def lower_attention(walk: Walk, node: fx.Node, module: QuantScaledDotProductAtte
     if given["dropout_p"]:
         raise ConfigError(f"expected dropout_p=0, got {given['dropout_p']}")
     query, key, value = given["query"], given["key"], given["value"]
-    groups = walk.folded.shape(query)[-3] // walk.folded.shape(key)[-3]
+    groups = lowering.folded.shape(query)[-3] // lowering.folded.shape(key)[-3]
     groups = groups if given["enable_gqa"] else 1
-    scores = _scores(walk, node, module, query, key, groups, given["scale"])
-    sizes = walk.folded.shape(query)[-2], walk.folded.shape(key)[-2]
-    kept = walk.kept_keys(node, given["attn_mask"], given["is_causal"], sizes)
-    weights = _weights(walk, node, module, scores, kept, sizes[1])
-    return _context(walk, node, module, weights, value, groups)
+    scores = _scores(lowering, node, module, query, key, groups, given["scale"])
+    sizes = lowering.folded.shape(query)[-2], lowering.folded.shape(key)[-2]
+    kept = lowering.kept_keys(node, given["attn_mask"], given["is_causal"], sizes)
+    weights = _weights(lowering, node, module, scores, kept, sizes[1])
+    return _context(lowering, node, module, weights, value, groups)
 
 
-def _required(walk: Walk, operator: QuantizedOperator, operand: str) -> AnyGrid:
-    grid = walk.grids.of(operator, operand)
+def _required(lowering: GraphLowering, operator: QuantizedOperator, operand: str) -> AnyGrid:
+    grid = lowering.grids.of(operator, operand)
     assert grid is not None
     return grid
 
 
-def _repeated(walk: Walk, node: fx.Node, codes: Codes, groups: int) -> fx.Node:
+def _repeated(lowering: GraphLowering, node: fx.Node, codes: Codes, groups: int) -> fx.Node:
     if groups == 1:
         return codes.node
-    return walk.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
+    return lowering.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
 
 
-def _transposed(walk: Walk, node: fx.Node, key: fx.Node, grid: AnyGrid, groups: int) -> Codes:
+def _transposed(
+    lowering: GraphLowering, node: fx.Node, key: fx.Node, grid: AnyGrid, groups: int
+) -> Codes:
     """Keys as the second factor of the product; blocks run along what is an axis of them then."""
-    keys = walk.exact(key) if isinstance(grid, BlockGrid) else walk.coded(key, grid)
-    repeated = _repeated(walk, node, keys, groups)
-    moved = Codes(walk.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
+    keys = lowering.exact(key) if isinstance(grid, BlockGrid) else lowering.coded(key, grid)
+    repeated = _repeated(lowering, node, keys, groups)
+    moved = Codes(lowering.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
     if not isinstance(grid, BlockGrid):
         return moved
-    return walk.call(node, requantizer(keys.proven, grid), (moved,), f"_key_to_{grid_text(grid)}")
+    return lowering.call(
+        node, requantizer(keys.proven, grid), (moved,), f"_key_to_{grid_text(grid)}"
+    )
 
 
 def _scores(
-    walk: Walk,
+    lowering: GraphLowering,
     node: fx.Node,
     module: QuantScaledDotProductAttention,
     query: fx.Node,
@@ -74,28 +80,28 @@ def _scores(
     scale: float | None,
 ) -> Codes:
     """Scores in the codes of the softmax."""
-    grid, size = _required(walk, module.product, "data_in"), walk.folded.shape(query)[-1]
+    grid, size = _required(lowering, module.product, "data_in"), lowering.folded.shape(query)[-1]
     factor = 1 / math.sqrt(size) if scale is None else scale
-    q = walk.coded(query, grid)
-    k = _transposed(walk, node, key, grid, groups)
+    q = lowering.coded(query, grid)
+    k = _transposed(lowering, node, key, grid, groups)
     product = IntegerMatmul(q.proven, k.proven, size)
-    codes = walk.call(node, product, (q, k), "_product")
+    codes = lowering.call(node, product, (q, k), "_product")
     scaled = IntegerScale(codes.proven, factor)
     if scaled.factor == 1:
         codes = Codes(codes.node, scaled.out)
     else:
-        codes = walk.call(node, scaled, (codes,), "_scaled")
+        codes = lowering.call(node, scaled, (codes,), "_scaled")
 
     def reference(queries: Tensor, keys: Tensor) -> Tensor:
         products: Tensor = module.product(queries, keys)
         return products * factor
 
-    step = Step(f"{node.name}.product", "matmul", (q, k), codes, reference, walk.dtype(node))
-    return _rounded(walk, node, step, _required(walk, module.softmax, "data_in"))
+    step = Step(f"{node.name}.product", "matmul", (q, k), codes, reference, lowering.dtype(node))
+    return _rounded(lowering, node, step, _required(lowering, module.softmax, "data_in"))
 
 
 def _weights(
-    walk: Walk,
+    lowering: GraphLowering,
     node: fx.Node,
     module: QuantScaledDotProductAttention,
     scores: Codes,
@@ -103,47 +109,49 @@ def _weights(
     keys: int,
 ) -> Codes:
     """Attention weights in the codes of the products with values."""
-    softmax = IntegerSoftmax(scores.proven, keys, -1, walk.options)
+    softmax = IntegerSoftmax(scores.proven, keys, -1, lowering.options)
     inputs = (scores,) if kept is None else (scores, Codes(kept, None))
-    codes = walk.call(node, softmax, inputs, "_softmax")
+    codes = lowering.call(node, softmax, inputs, "_softmax")
 
     def reference(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         added = None if mask is None else scores.new_zeros(()).masked_fill(~mask, -math.inf)
         result: Tensor = module.softmax(scores, added)
         return result
 
-    step = Step(f"{node.name}.softmax", "softmax", inputs, codes, reference, walk.dtype(node))
-    return _rounded(walk, node, step, _required(walk, module.context, "weight"))
+    step = Step(f"{node.name}.softmax", "softmax", inputs, codes, reference, lowering.dtype(node))
+    return _rounded(lowering, node, step, _required(lowering, module.context, "weight"))
 
 
 def _context(
-    walk: Walk,
+    lowering: GraphLowering,
     node: fx.Node,
     module: QuantScaledDotProductAttention,
     weights: Codes,
     value: fx.Node,
     groups: int,
 ) -> Codes:
-    v = walk.coded(value, _required(walk, module.context, "data_in"))
-    keys = walk.folded.shape(value)[-2]
+    v = lowering.coded(value, _required(lowering, module.context, "data_in"))
+    keys = lowering.folded.shape(value)[-2]
     operator = IntegerMatmul(weights.proven, v.proven, keys)
-    repeated = Codes(_repeated(walk, node, v, groups), None)
-    codes = walk.call(node, operator, (weights, repeated), "_context")
+    repeated = Codes(_repeated(lowering, node, v, groups), None)
+    codes = lowering.call(node, operator, (weights, repeated), "_context")
 
     def reference(weights: Tensor, values: Tensor) -> Any:
         return module.context(weights, values.repeat_interleave(groups, -3))
 
-    return walk.note(
+    return lowering.note(
         node,
-        Step(f"{node.name}.context", "matmul", (weights, v), codes, reference, walk.dtype(node)),
+        Step(
+            f"{node.name}.context", "matmul", (weights, v), codes, reference, lowering.dtype(node)
+        ),
     )
 
 
-def _rounded(walk: Walk, node: fx.Node, step: Step, grid: AnyGrid) -> Codes:
+def _rounded(lowering: GraphLowering, node: fx.Node, step: Step, grid: AnyGrid) -> Codes:
     """The result of a step in the codes of the next one."""
     suffix = f"{step.result.node.name.removeprefix(node.name)}_to_{grid_text(grid)}"
     requantize = requantizer(step.result.proven, grid)
-    rounded = walk.call(node, requantize, (step.result,), suffix)
+    rounded = lowering.call(node, requantize, (step.result,), suffix)
     step.readers.append((rounded.node, grid))
-    walk.steps.append(step)
+    lowering.steps.append(step)
     return rounded

@@ -11,9 +11,9 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.integer.folding import Folded, drop_empty_fills, fold
 from chop.integer.grids import Grids
+from chop.integer.lowering import GraphLowering
 from chop.integer.refusals import refusals, ways_out
 from chop.integer.steps import Step
-from chop.integer.walk import Walk
 from chop.integer.writes import thread_writes
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
@@ -71,17 +71,17 @@ def lower(
     if missing:
         way_out = "; ".join([*ways_out(mg), WAY_OUT])
         raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, way_out))
-    walk = Walk(mg, folded, grids, options)
+    lowering = GraphLowering(mg, folded, grids, options)
     try:
-        walk.run()
+        lowering.run()
     except ConfigError as error:
         raise ConfigError(f"{WHERE}: {error}") from error
-    walk.builder.note_examples(example)
-    walk.builder.install(_fixed_sizes(example, folded), WHERE)
+    lowering.builder.note_examples(example)
+    lowering.builder.install(_fixed_sizes(example, folded), WHERE)
     for node in mg.nodes:
         node.meta["mase"] = MaseMetadata(node)
     annotate(mg, example)
-    return Lowered(mg, walk.steps)
+    return Lowered(mg, lowering.steps)
 
 
 def _fixed_sizes(example: Mapping[str, Any], folded: Folded) -> dict[str, tuple[int | None, ...]]:

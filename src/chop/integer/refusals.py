@@ -1,4 +1,4 @@
-"""What of a quantized graph has no integer form: all of it at once, by name."""
+"""Refusals of lowering: every node of a graph without an integer form, by name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from chop.errors import ConfigError
 from chop.integer.calls import bind
 from chop.integer.folding import Folded
 from chop.integer.grids import Grids
+from chop.integer.lowering import is_moved
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
-from chop.integer.walk import is_moved
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.settled import operand_text

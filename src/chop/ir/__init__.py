@@ -1,4 +1,4 @@
-"""WHAT A MODEL IS: the graph IR, its capture, its metadata, its files and its picture."""
+"""Graph IR: the graph, its operator table, metadata, storage and drawing."""
 
 from chop.ir.graph import MaseGraph
 

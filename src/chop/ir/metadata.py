@@ -1,4 +1,4 @@
-"""What passes know about a node: typed attributes that can also be read as MASE's nested dicts.
+"""Node metadata: typed attributes that can also be read as MASE's nested dicts.
 
 `node.meta["mase"].common.args["data_in_0"].shape` and
 `node.meta["mase"]["common"]["args"]["data_in_0"]["shape"]` are the same thing.

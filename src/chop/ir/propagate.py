@@ -1,4 +1,4 @@
-"""What flows along the edges: fake tensors for shapes and dtypes, real ones for values."""
+"""Propagation along edges: fake tensors for shapes and dtypes, real ones for values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HOW IT IS FAST: kernels, each with the readable reference that it equals.
+"""Kernels: fast implementations, each with the readable reference that it equals.
 
 Importing this package makes them the implementations of chop's operators.
 """

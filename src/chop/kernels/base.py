@@ -1,4 +1,4 @@
-"""What a kernel is: a fast way to compute what a readable reference says."""
+"""Kernel: a fast implementation of a readable reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which elements of a tensor have the lowest magnitudes: what activation pruning drops."""
+"""Lowest magnitudes of a tensor: the elements that activation pruning drops."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How precisely matrices of float32 are multiplied: torch's own switch, and how to set it for a
-while.
+"""Matmul precision of float32 products: torch's own switch, set for a while.
 
 `torch.set_float32_matmul_precision("medium")` allows products in bfloat16, and so does
 `torch.backends.mkldnn.matmul.fp32_precision = "bf16"` for CPUs alone. The other settings do not:

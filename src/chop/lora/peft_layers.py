@@ -1,4 +1,4 @@
-"""What peft makes out of layers, where they are packed.
+"""PEFT layers on packed layers.
 
 Fence around two classes of peft. `ModulesToSaveWrapper` copies a layer and trains the copy's
 parameters; codes are none, so what it trains is unpacked, and what leaves it is packed. Adapters of

@@ -1,4 +1,4 @@
-"""WHAT A LAYER IS once it is quantized; every class is generic over the number format."""
+"""Neural network layers, quantized, packed or pruned; generic over the number format."""
 
 import chop.kernels
 from chop.nn.weight_cache import cached_weights

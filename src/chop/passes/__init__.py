@@ -1,4 +1,4 @@
-"""WHAT CAN BE DONE TO A MODEL: one pass per file; `PASSES` has those that take settings."""
+"""Passes: one per file; `PASSES` has those that take settings."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""What a pass is: a plain function in its own file under `@graph_pass`."""
+"""Pass: a plain function in its own file under `@graph_pass`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline writes after each stage, and how another run finds its place again.
+"""Stage files of a pipeline, and how another run resumes from them.
 
 A stage leaves `01_name.pt` and `01_name.mz`, its graph, and last a line of `stages.jsonl`, which
 vouches for them with a key: the digest of the first graph and of all stages up to this one.

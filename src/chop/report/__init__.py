@@ -1,3 +1,3 @@
-"""WHAT A PERSON LOOKS AT: tables and plots of measured rows."""
+"""Reports: tables and plots of measured rows."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What all figures share: colors, a title and a legend that are never cut, and how they are saved.
+"""Figure style: colors, a title and a legend that are never cut, and saving.
 
 Colors: Okabe and Ito, Color Universal Design, 2008: distinct with any color vision.
 Yellow, which is faint on white, is left out; black is for baselines and budgets.

@@ -24,7 +24,7 @@ from chop.formats import NumberFormat, formats
 from chop.kernels.cpu.packed import bfloat16_roundings
 from chop.passes.docstrings import entries
 from chop.report.grid_picture import grid_picture
-from chop.report.layout_text import made_of
+from chop.report.layout_text import describe_layout
 from chop.tables import markdown_table
 
 PAGE = "formats.md"
@@ -72,7 +72,7 @@ class Example:
         smallest_step: between two neighbors of `grid`; NaN if there is one value only.
         sqnr_db: signal to quantization noise on standard normal data, in dB.
         grid: its values from 0 to 1, ascending; where scales follow the data, 1 is the largest.
-        made_of: the parts of its layout.
+        layout_text: the parts of its layout.
         roundings: of products in bfloat16 by a packed weight, see `bfloat16_roundings`.
     """
 
@@ -82,7 +82,7 @@ class Example:
     smallest_step: float
     sqnr_db: float
     grid: tuple[float, ...]
-    made_of: str
+    layout_text: str
     roundings: int
 
 
@@ -101,7 +101,7 @@ def measure(number_format: NumberFormat) -> Example:
         steps.min().item() if steps.numel() else math.nan,
         10 * math.log10(signal / noise),
         tuple(values.tolist()),
-        made_of(fitted.layout()),
+        describe_layout(fitted.layout()),
         bfloat16_roundings(fitted, NORMAL_SHAPE),
     )
 
@@ -201,7 +201,7 @@ def _section(kind: type[NumberFormat], examples: Sequence[Example]) -> str:
     parts.append("\n".join(_settings(kind)))
     parts += [text for text in paragraphs if text.startswith("Source")]
     parts.append(
-        markdown_table([_line(example) | {"made of": example.made_of} for example in examples])
+        markdown_table([_line(example) | {"made of": example.layout_text} for example in examples])
     )
     parts.append(f"![values of {kind.name} between 0 and 1]({PICTURES}/{kind.name}.svg)")
     return "\n\n".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""What a layout says, in a line of text: element x scale per group, rounding, levels."""
+"""Layout in a line of text: element x scale per group, rounding, levels."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ E8M0 = (-127, 8, True)
 """Lowest exponent, bits, and whether there is a NaN."""
 
 
-def made_of(layout: Layout | None) -> str:
+def describe_layout(layout: Layout | None) -> str:
     """The parts of a format in the field's words; those that are not known by their fields.
 
     >>> from chop.formats import MXInt
-    >>> made_of(MXInt(4).layout())
+    >>> describe_layout(MXInt(4).layout())
     'Fixed(width 4, frac_width 2, twos complement) x 2^E (E8M0) per block of 32; nearest even'
     """
     if layout is None:

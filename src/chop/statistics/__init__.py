@@ -1,4 +1,4 @@
-"""What can be measured of a stream of tensors: one small class per statistic."""
+"""Statistics of streams of tensors: one small class for each."""
 
 from chop.statistics.base import STATISTICS, Reduction, Statistic, make_statistic
 from chop.statistics.moments import AbsoluteMean, NSigmaRange, Variance

@@ -1,4 +1,4 @@
-"""Where the numbers lie: extremes, quantiles and histograms."""
+"""Ranges of numbers: extremes, quantiles and histograms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else compresses a decoder for a CPU: other dtypes, torch's quantization, and torchao."""
+"""Peers of decoder compression on CPUs: other dtypes, torch's quantization, and torchao."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where torch.compile leaves a model's Python for, and when it has to compile again."""
+"""Graph breaks and recompilations of torch.compile in a model."""
 
 from __future__ import annotations
 

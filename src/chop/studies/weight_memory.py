@@ -1,4 +1,4 @@
-"""What a model with packed weights takes: in theory, by its layers, and as measured."""
+"""Weight memory of a packed model: in theory, by its layers, and as measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where to run."""
+"""Device selection: a CUDA GPU where there is one, or the CPU."""
 
 from __future__ import annotations
 

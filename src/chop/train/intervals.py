@@ -1,4 +1,4 @@
-"""How sure a metric is: 95 % intervals, and the score of a constant answer.
+"""Confidence of a metric: 95 % intervals, and the score of a constant answer.
 
 Shapes: K answers that are compared.
 """

@@ -1,4 +1,4 @@
-"""How a model is called and read, whatever wrote it: Hugging Face, plain or captured.
+"""Model inputs and outputs of any origin: Hugging Face, plain or captured.
 
 Shapes: B rows, C classes.
 """

@@ -1,4 +1,4 @@
-"""What people hold labeled rows in, read once into columns.
+"""Input adapters: (X, y), DataLoaders and data sets as labeled columns.
 
 Shapes: N rows.
 """

@@ -1,4 +1,4 @@
-"""What a model is asked to do: how answers meet labels, what is trained, and what is measured.
+"""Tasks: how outputs meet labels, the training loss, and the metric.
 
 Shapes: B rows, T tokens, C classes, K answers that are compared.
 """

@@ -16,11 +16,11 @@ from chop.nn.sparsity import (
     Granularity,
     Scored,
     attach_mask,
+    describe_pruning,
     detach_mask,
     lowest_weights,
     make_permanent,
     masked_of,
-    note_of,
     sparsity_of,
 )
 from tests.subcases import subcases
@@ -100,9 +100,11 @@ def test_masks_are_put_on_counted_and_taken_off():
     buffer = layer.weight_mask
     attach_mask(layer, ~torch.eye(4).bool(), {"method": "by hand"})
     assert layer.weight_mask is buffer and sparsity_of(layer) == 0.75
-    assert note_of(layer) == {"method": "by hand"}
+    assert describe_pruning(layer) == {"method": "by hand"}
     detach_mask(layer)
-    assert not layer.is_pruned and note_of(layer) == {} and torch.equal(layer.weight, weight)
+    assert (
+        not layer.is_pruned and describe_pruning(layer) == {} and torch.equal(layer.weight, weight)
+    )
     attach_mask(layer, torch.eye(4).bool(), {})
     with torch.no_grad():
         layer.weight[0, 0] = math.nan

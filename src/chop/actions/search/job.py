@@ -1,4 +1,4 @@
-"""What the search jobs share: their settings, and how one is begun, joined and gone on with.
+"""Search jobs: common settings, start, workers and resumption.
 
 A job is one module with a `JOB`. Its settings are kept in the study, so that any process that
 reaches the storage can rebuild the same search: a worker on another machine, or a resume.

@@ -1,4 +1,4 @@
-"""What can be done with searches that were begun: look, go on, join, and take the best away."""
+"""Management of existing searches: list, resume, join, and export of the best model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search over formats leaves: figures, and tables that say how sure a number is.
+"""Report of a precision search: figures, and tables with intervals.
 
 Test numbers are given for float, of one option everywhere, of what needs no search, and of the best
 alone. The rest of a Pareto front has numbers of the search only: a reader who chose among it by

@@ -1,4 +1,4 @@
-"""Which layers mind which formats, as a job that needs no search."""
+"""Sensitivity job: the loss of each layer in each format, without a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sweeps do: change a trained model, measure it, train it further, measure it again."""
+"""Sweep experiments: change a trained model, evaluate it, fine-tune it, evaluate it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: tables and figures, each written in one step."""
+"""Sweep results: tables and figures, each written in one step."""
 
 from __future__ import annotations
 

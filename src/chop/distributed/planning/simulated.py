@@ -1,4 +1,4 @@
-"""What stands for other processes and for numbers: a pretended mesh, and tensors without data."""
+"""Simulated mesh and tensors: stand for other processes and for data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an element is."""
+"""Element: the base class of a format's element types."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""HOW A GRAPH LOOKS: boxes and lines as an SVG file."""
+"""Drawing of graphs: boxes and lines as an SVG file."""
 
 __all__: list[str] = []

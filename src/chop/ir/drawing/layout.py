@@ -1,4 +1,4 @@
-"""Where the boxes, frames and lines of a picture go: layers from top to bottom, nested frames.
+"""Layout of a drawing: layers from top to bottom, nested frames, routed lines.
 
 Each frame is laid out on its own and is then one box for the frame around it. Lines cross the
 border of a frame at ports, so that no line runs through a box that it does not belong to.

@@ -1,4 +1,4 @@
-"""What a picture of a graph says: which nodes get a box, in which frame, with which words."""
+"""View model of a drawing: the boxes, frames and texts of a graph's nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of the operator table says of one operator."""
+"""Row of the operator table: the traits of one operator."""
 
 from __future__ import annotations
 

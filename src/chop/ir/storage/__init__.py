@@ -1,3 +1,3 @@
-"""HOW A GRAPH IS KEPT: files that are read without running code."""
+"""Storage of graphs: files that are read without running code."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a checkpoint file may name: a closed list of functions, methods and classes.
+"""Allowlist of checkpoints: the functions, methods and classes that a file may name.
 
 A file says `"torch:add"`; only what is listed here is looked up, so a file that somebody tampered
 with cannot reach `torch.load`, `os.system` or a module that runs code when it is imported.

@@ -1,4 +1,4 @@
-"""How the C++ loops read a packed tensor."""
+"""Readers of packed tensors for the C++ loops."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""HOW IT IS FAST on a GPU: Triton kernels. Triton is imported when the first of them runs."""
+"""Triton kernels for GPUs. Triton is imported when the first of them runs."""
 
 __all__: list[str] = []

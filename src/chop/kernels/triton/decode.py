@@ -1,4 +1,4 @@
-"""What the kernels on packed weights share: codes of blocks, and what they mean."""
+"""Decoding in Triton: codes of blocks to values, for the kernels on packed weights."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the kernels share: storage of floats, and the rounding to each set of elements.
+"""Elements in Triton: storage of floats, and the rounding to each set of elements.
 
 bfloat16 tensors come as the int16 that they are stored in, and are converted by their bits:
 Triton's interpreter does not round as the hardware does.

@@ -1,4 +1,4 @@
-"""What every operator that is stored as codes shares."""
+"""Packed operators: base of those that store codes."""
 
 from __future__ import annotations
 

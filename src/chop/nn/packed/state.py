@@ -1,4 +1,4 @@
-"""What state dicts say of the codes of packed layers, and what may be read as codes."""
+"""State dicts of packed layers: entries for codes, and checks before they are read."""
 
 from __future__ import annotations
 

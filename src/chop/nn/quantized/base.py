@@ -1,4 +1,4 @@
-"""What every quantized operator shares: its spec, and how it takes over a float module."""
+"""Quantized operators: base with the spec, and adoption of a float module."""
 
 from __future__ import annotations
 

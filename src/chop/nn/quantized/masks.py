@@ -1,4 +1,4 @@
-"""What a pruned operator stores: a weight with zeros, its mask, and the full weight.
+"""Masks of pruned operators: a weight with zeros, its mask, and the full weight.
 
 `weight` is zero wherever the buffer `weight_mask` hides it, so that what is counted, saved and
 copied is what is computed. The buffer `weight_orig` has the weights that were masked, as they were

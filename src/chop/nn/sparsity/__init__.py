@@ -1,4 +1,4 @@
-"""What is left out of a model: scores, granularities, masks and activation pruners."""
+"""Sparsity: scores, granularities, masks and activation pruners."""
 
 from chop.nn.sparsity.activation import PruneActivation
 from chop.nn.sparsity.granularity import (
@@ -9,10 +9,10 @@ from chop.nn.sparsity.granularity import (
 )
 from chop.nn.sparsity.mask import (
     attach_mask,
+    describe_pruning,
     detach_mask,
     make_permanent,
     masked_of,
-    note_of,
     sparsity_of,
 )
 from chop.nn.sparsity.scores import SCORES, Score, ScoreInputs
@@ -26,13 +26,13 @@ __all__ = [
     "ScoreInputs",
     "Scored",
     "attach_mask",
+    "describe_pruning",
     "detach_mask",
     "kth_smallest",
     "lowest",
     "lowest_weights",
     "make_permanent",
     "masked_of",
-    "note_of",
     "sparsity_of",
     "unit_scores",
 ]

@@ -67,6 +67,6 @@ def sparsity_of(module: object) -> float | None:
     return None if masked is None else int(masked.sum()) / max(masked.numel(), 1)
 
 
-def note_of(module: object) -> dict[str, str]:
+def describe_pruning(module: object) -> dict[str, str]:
     """How the mask was chosen; empty where nobody noted it."""
     return dict(getattr(module, NOTE, {}))

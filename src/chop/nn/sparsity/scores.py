@@ -1,4 +1,4 @@
-"""How much a weight matters: one small function per score; the lowest are pruned."""
+"""Saliency scores of weights: one small function per score; the lowest are pruned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which are the `count` smallest of many numbers, exactly, whatever the ties."""
+"""Selection of the `count` smallest of many numbers, exactly, whatever the ties."""
 
 from __future__ import annotations
 

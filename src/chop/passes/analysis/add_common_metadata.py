@@ -48,14 +48,14 @@ def add_common_metadata_analysis_pass(
             for node in mg.nodes:
                 node.meta["mase"] = MaseMetadata(node)
     elif mg.model.record.guessed:
-        _say_guessed(repr({n: s.shape for n, s in mg.model.record.example_inputs.items()}))
+        _warn_guessed(repr({n: s.shape for n, s in mg.model.record.example_inputs.items()}))
     inputs = example_inputs(mg.model) if config.dummy_in is None else config.dummy_in
     annotate(mg, inputs, config.add_value)
     return {}
 
 
 @functools.cache
-def _say_guessed(shapes: str) -> None:
+def _warn_guessed(shapes: str) -> None:
     log.warning(
         "the inputs of the graph were guessed: %s; for others pass dummy_in={...} to MaseGraph or "
         "to add_common_metadata_analysis_pass",

@@ -8,7 +8,7 @@ from torch import fx
 
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.layers import Layer
-from chop.nn.sparsity import PruneActivation, masked_of, note_of
+from chop.nn.sparsity import PruneActivation, describe_pruning, masked_of
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 from chop.pruning.layers import prunable_layers
 
@@ -45,7 +45,7 @@ def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[
 def _weight(layer: Layer) -> dict[str, Any]:
     mask, numel = masked_of(layer.module), layer.weight.numel()
     masked = 0 if mask is None else int(mask.sum())
-    note = UNPRUNED | note_of(layer.module)
+    note = UNPRUNED | describe_pruning(layer.module)
     return {"sparsity": masked / max(numel, 1), **note, "hidden": masked, "numel": numel}
 
 

@@ -1,4 +1,4 @@
-"""How many bits a number of the model takes on average."""
+"""Average bits per number of a graph, as an analysis pass."""
 
 from __future__ import annotations
 

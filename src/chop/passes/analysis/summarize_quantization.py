@@ -1,4 +1,4 @@
-"""What quantization did: per operator, and per layer how well the weights fit their grid."""
+"""Quantization summary: operators, and the fit of each layer's weights to their grid."""
 
 from __future__ import annotations
 

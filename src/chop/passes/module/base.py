@@ -1,4 +1,4 @@
-"""What the passes on plain modules take."""
+"""Module passes: arguments of passes on plain modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bits a parameter takes on average, of a model that is not a graph."""
+"""Average bits per parameter of a model that is not a graph."""
 
 from __future__ import annotations
 

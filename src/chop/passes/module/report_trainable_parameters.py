@@ -1,4 +1,4 @@
-"""How many parameters of a model train, module by module."""
+"""Trainable parameters of a model, module by module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walk from the outputs of a quantized graph to its inputs: each value in the codes of its readers.
+"""Lowering of a quantized graph, from outputs to inputs: each value in the codes of its readers.
 
 An operator's result is exact: whole numbers of a step. What reads it in a format has it rounded
 once, right after the operator; layouts in between move codes. Nothing is made that nobody reads.
@@ -51,7 +51,7 @@ def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
     return row.only_moves or row.layout in ("copied", "read") or row.kind is Kind.DROPOUT
 
 
-class Walk:
+class GraphLowering:
     """A new graph of integers, made on demand.
 
     Args:
