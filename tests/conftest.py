@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import random
 import shutil
@@ -27,6 +28,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# pytest listens to loggers that do not propagate, and torch writes its trace where one listens:
+# a stack and a document for each size of each capture.
+logging.getLogger("torch.__trace").propagate = True
 # Collections of the garbage of so many imports and graphs took a tenth of the suite's time.
 gc.set_threshold(20_000, 20, 10)
 

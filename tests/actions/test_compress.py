@@ -33,6 +33,7 @@ from chop.train import (
 )
 from chop.train.intervals import wilson
 from tests import programs
+from tests.subcases import subcases
 
 
 @pytest.fixture
@@ -374,7 +375,7 @@ def test_a_killed_run_leaves_no_result(tmp_path):
     assert read_manifest(out).state == "interrupted"
 
 
-@pytest.mark.parametrize(
+@subcases(
     "settings, message",
     [
         ({"formats": ("8.4", "4,2")}, "format '4,2': expected width.fraction"),

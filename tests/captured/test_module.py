@@ -25,6 +25,7 @@ from chop.captured.runtime import AutogradCall, ByMode
 from chop.captured.specs import TensorSpec
 from chop.captured.targets import function_reference, resolve_reference
 from chop.errors import CaptureError, GraphError, GuardError
+from tests.subcases import subcases
 
 
 class Classifier(nn.Module):
@@ -161,7 +162,7 @@ def test_guards_are_arithmetic_on_shapes_and_nothing_else() -> None:
             compile_guard(ShapeGuard(expression, ""))
 
 
-@pytest.mark.parametrize(
+@subcases(
     "expression",
     [
         *("x.shape * 9999999999 == 1", "'a' * 9999999999 == 'a'", "1 << 2 == 4"),

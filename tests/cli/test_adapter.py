@@ -27,6 +27,7 @@ from chop.studies.settings import (
     StudyConfig,
 )
 from tests import programs
+from tests.subcases import subcases
 
 ROOT = typer.main.get_command(app)
 CONTEXT = ROOT.make_context("chop", ["doctor"], resilient_parsing=True)
@@ -61,7 +62,7 @@ def test_all_commands_are_found():
     assert set(table()) == set(LEAVES)
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@subcases("name", LEAVES)
 def test_every_option_shows_its_default_and_has_a_help(name):
     for parameter in COMMANDS[name].params:
         assert parameter.help and parameter.help[0] == parameter.help[0].upper()
@@ -72,7 +73,7 @@ def test_every_option_shows_its_default_and_has_a_help(name):
         assert "default: ]" not in record and "None" not in record, parameter.name
 
 
-@pytest.mark.parametrize("name", [name for name, command in table().items() if command.settings])
+@subcases("name", [name for name, command in table().items() if command.settings])
 def test_options_are_the_fields_with_their_defaults_and_entries(name):
     command = table()[name]
     cls, texts = load(command.settings), entries(load(command.settings))
@@ -208,7 +209,7 @@ def test_values_of_mappings_are_json_or_text():
     assert nested == {"fc": {"weight": "4.auto"}}
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@subcases("name", LEAVES)
 def test_mappings_show_an_example_that_can_be_read(name):
     for option in COMMANDS[name].params:
         if not (option.metavar or "").startswith("<name="):

@@ -25,6 +25,7 @@ from chop.formats import (
 )
 from tests.distributed import cluster
 from tests.formats.examples import ALL
+from tests.subcases import subcases
 
 SHAPES = [(8, 4, 64), (6, 96), (40,)]
 EVERY = {0: 1, 1: 1}
@@ -95,8 +96,8 @@ def test_chunks_round_as_the_whole_bit_for_bit(number_format: NumberFormat, proc
             assert layouts == ({f"S({dim})"} if fits else {"R"}), (shape, dim)
 
 
-@pytest.mark.parametrize(
-    ("number_format", "expected"),
+@subcases(
+    "number_format, expected",
     [
         (Integer(8, 4), EVERY),
         (Integer(8, "auto"), {}),

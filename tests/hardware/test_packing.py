@@ -7,6 +7,7 @@ from chop.errors import ConfigError
 from chop.hardware import packing
 from chop.hardware.packing import beat_bytes, pack, unpack
 from chop.hardware.port import Port
+from tests.subcases import subcases
 
 SHAPES = [(1, 1), (7, 1), (1, 8), (3, 3), (13, 5), (5, 60), (8, 4), (16, 3), (9, 57), (63, 1)]
 SHAPES += [(32, 2), (64, 8), (33, 33), (24, 1)]
@@ -16,8 +17,8 @@ def port(width, lanes):
     return Port("a", lanes, width, 1, True)
 
 
-@pytest.mark.parametrize(("width", "lanes"), SHAPES)
-@pytest.mark.parametrize("chunk", [packing.CHUNK_BITS, 1])
+@subcases("width, lanes", SHAPES)
+@subcases("chunk", [packing.CHUNK_BITS, 1])
 def test_a_beat_is_its_codes_side_by_side(width, lanes, chunk, monkeypatch):
     monkeypatch.setattr(packing, "CHUNK_BITS", chunk)
     half = 1 << width - 1

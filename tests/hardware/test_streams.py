@@ -9,6 +9,7 @@ from chop.hardware.plan import Memory
 from chop.hardware.stream import Stream
 from chop.hardware.values import Fixed, joined, moved, part
 from chop.nn.integer import Edge
+from tests.subcases import subcases
 
 EDGE = Edge.of(0.5, -8, 7)
 CODES = torch.arange(2 * 3 * 4).view(2, 3, 4)
@@ -124,8 +125,8 @@ def test_words_of_memories_have_lane_0_in_the_lowest_bits():
     assert Memory.of([[1, 0, 1]], 1).hex() == "5\n"
 
 
-@pytest.mark.parametrize("rows, k, m", [(1, 64, 32), (17, 48, 192), (17, 48, 48), (16, 4, 10)])
-@pytest.mark.parametrize("fold", [1, 100, 5000, 10**9])
+@subcases("rows, k, m", [(1, 64, 32), (17, 48, 192), (17, 48, 48), (16, 4, 10)])
+@subcases("fold", [1, 100, 5000, 10**9])
 def test_lanes_divide_and_are_the_fewest_that_reach_the_fold(rows, k, m, fold):
     lanes = matrix_lanes(rows, k, m, fold, sent=4)
     assert k % lanes.inputs == 0 and m % lanes.outputs == 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
 from tests.ir.checkpoint_cases import X, assert_same, edit, net, reload
+from tests.subcases import subcases
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reference", FUNCTIONS)
+@subcases("reference", FUNCTIONS)
 def test_functions_off_the_list_are_refused_by_name(written: Path, reference: str) -> None:
     def change(document: Any) -> None:
         node = next(node for node in document["nodes"] if node["op"] == "call_function")

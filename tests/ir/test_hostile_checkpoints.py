@@ -19,6 +19,7 @@ from chop import MaseGraph, passes
 from chop.ir.storage.graph_codec import unfold_metadata
 from tests import programs
 from tests.ir.checkpoint_cases import edit
+from tests.subcases import subcases
 
 BIG = 2_000_000_000
 Document = dict[str, Any]
@@ -375,7 +376,7 @@ def _headers_names() -> set[str]:
     return {f"header-{name}" for name in ("of-huge-tensor", "of-huge-size", "of-lists", "alone")}
 
 
-@pytest.mark.parametrize("name", [*LOADED, "good"])
+@subcases("name", [*LOADED, "good"])
 def test_what_a_file_asks_for_is_not_run(reports: dict[str, dict[str, Any]], name: str) -> None:
     assert reports[name]["outcome"].endswith(" nodes"), reports[name]["outcome"]
     if name == "factorial":
@@ -385,7 +386,7 @@ def test_what_a_file_asks_for_is_not_run(reports: dict[str, dict[str, Any]], nam
         assert reports[name]["warned"] == []
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *TEXTS, *sorted(_headers_names())])
+@subcases("name", [*REFUSED, *TEXTS, *sorted(_headers_names())])
 def test_files_are_refused_in_a_sentence(reports: dict[str, dict[str, Any]], name: str) -> None:
     outcome = reports[name]["outcome"]
     assert outcome.startswith("refused: "), outcome

@@ -17,9 +17,10 @@ from chop.formats import (
     parse_format_string,
 )
 from chop.mixed_precision.candidates import DERIVED_FIELDS, fitted, format_candidates
+from tests.subcases import subcases
 
 
-@pytest.mark.parametrize("kind", formats(), ids=lambda kind: kind.name)
+@subcases("kind", formats(), ids=lambda kind: kind.name)
 def test_every_format_can_be_searched_by_its_name(kind):
     options = format_candidates([kind.name])
     assert options and all(type(fmt) is kind for fmt in options.values())

@@ -10,6 +10,7 @@ from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError, GuardError
 from chop.ir.batches import observe_nodes, run_layerwise, select_inputs
 from chop.ir.propagate import bind_inputs
+from tests.subcases import subcases
 
 from .conftest import with_metadata
 
@@ -111,8 +112,8 @@ def test_batches_may_be_tensors_and_tuples(graph, quantized, name):
         PASSES[name](graph, quantized, [(given, torch.zeros(2))])
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", PASSES)
+@subcases("value", [float("nan"), float("inf")])
+@subcases("name", PASSES)
 def test_a_row_that_is_not_finite_is_named(graph, quantized, name, value):
     wrong = batch(seed=1)
     wrong["x"][1, 2, 0] = value

@@ -21,6 +21,7 @@ from chop.passes import module as module_passes
 from chop.passes.base import PASSES, NoConfig, graph_pass
 from chop.passes.docstrings import entries, split_section
 from chop.passes.documentation import pass_docstring, settings_lines, type_text
+from tests.subcases import subcases
 
 OURS = {name: run for name, run in PASSES.items() if run.__module__.startswith("chop.")}
 ON_MODULES = {
@@ -180,7 +181,7 @@ def test_info_has_the_keys_that_the_help_lists(name, tmp_path, monkeypatch, recw
     assert ("    the graph and `info`: nothing." in PASSES[name].__doc__) == (not patterns)
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@subcases("name", sorted(OURS))
 def test_signature_and_types_are_those_of_the_call(name):
     run = OURS[name]
     signature = inspect.signature(run)
@@ -196,7 +197,7 @@ def test_signature_and_types_are_those_of_the_call(name):
     assert f"def {name}(" in inspect.getsource(inspect.unwrap(run))
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@subcases("name", sorted(OURS))
 def test_the_help_has_every_setting_with_type_and_default(name):
     run = OURS[name]
     config = config_of(run)

@@ -14,6 +14,7 @@ from chop.models import get_model
 from chop.notices import forget_notices
 from chop.passes.module import quantize_module_transform_pass
 from tests.passes.conftest import with_metadata
+from tests.subcases import subcases
 
 HEAD = 'model = "toy"\ndataset = "digits"\n\n[passes.quantize]\nby = "{by}"\nreport = true\n\n'
 OPERANDS = ("data_in", "weight", "bias")
@@ -117,7 +118,7 @@ def toy():
 
 
 @pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
-@pytest.mark.parametrize("name", FILES)
+@subcases("name", FILES)
 def test_every_file_quantizes_the_model(toy, tmp_path, name):
     (tmp_path / "file.toml").write_text(FILES[name])
     config = load_toml(tmp_path / "file.toml")["passes"]["quantize"]

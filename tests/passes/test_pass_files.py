@@ -3,9 +3,8 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 from chop import passes
+from tests.subcases import subcases
 
 HOME = Path(passes.__file__).parent
 FILES = [
@@ -26,7 +25,7 @@ def imports(path: Path) -> set[str]:
     return {name for name in found if f"{name}.".startswith("chop.passes.")}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@subcases("path", FILES, ids=lambda path: path.stem)
 def test_no_pass_imports_another(path):
     helpers = {name for name in imports(path) if name.rpartition(".")[0].endswith(".base")}
     assert imports(path) == helpers

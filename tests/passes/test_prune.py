@@ -9,6 +9,7 @@ from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantLinear
 from chop.nn.sparsity import PruneActivation, masked_of, sparsity_of
+from tests.subcases import subcases
 
 
 def prune(mg, batches=None, activation=None, include=None, exclude=(), **weight):
@@ -201,8 +202,8 @@ def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
     }
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@subcases(
+    "settings, message",
     [
         ({}, "expected 'weight', 'activation' or both"),
         ({"weight": {}}, "missing key 'sparsity'"),

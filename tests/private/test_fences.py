@@ -15,6 +15,7 @@ from torch import nn
 
 import chop.capture
 from chop.private import symbolic_shapes, torch_api
+from tests.subcases import subcases
 
 NAMES = {
     "ShapeEnv": (
@@ -75,7 +76,7 @@ def test_transformers_has_the_names_that_are_patched(home):
     assert [name for name in TRANSFORMERS[home] if not hasattr(module, name)] == []
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+@subcases("source", SOURCES, ids=lambda path: path.name)
 def test_private_names_are_used_by_the_fences_alone(source):
     nodes = list(ast.walk(ast.parse(source.read_text())))
     imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

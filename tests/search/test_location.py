@@ -15,6 +15,7 @@ from chop.search.location import (
     storage_url,
     without_password,
 )
+from tests.subcases import subcases
 
 SECRET = "s3cr3t"
 
@@ -53,7 +54,7 @@ def test_folders_may_be_called_anything(name, tmp_path):
         assert storage_file(url) == tmp_path / name / "search.db"
 
 
-@pytest.mark.parametrize(
+@subcases(
     "name, message",
     [
         ("redis://x", "kind 'redis'"),
@@ -121,7 +122,7 @@ NO_NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NO_NAMES)
+@subcases("name", NO_NAMES)
 def test_what_is_no_name_of_a_study(name):
     with pytest.raises(ConfigError, match="expected letters, digits") as error:
         check_study_name(name)

@@ -18,6 +18,7 @@ from chop.runs import Journal, read_manifest
 from chop.train import Rows
 from tests import programs
 from tests.programs import COMMAND
+from tests.subcases import subcases
 from tests.workloads import own_text_model
 
 CHANCE = 0.3
@@ -57,7 +58,7 @@ def test_misspelt_ranges_are_refused(text):
         parse_range(text, "widths")
 
 
-@pytest.mark.parametrize(
+@subcases(
     "cls, settings, message",
     [
         (QuantizeSweepConfig, {"widths": "4.5"}, "expected whole numbers, got 4.5"),
