@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich import get_console
-from rich.console import Console
 
-from chop import passes, runs
+from chop import passes
 from chop.actions.chance import check_scores
 from chop.actions.compress_results import (
     MODEL_FILES,
@@ -16,25 +16,21 @@ from chop.actions.compress_results import (
     Row,
     about_rows,
     footnotes,
-    packing_of,
-    sizes_of,
+    outcome_of,
+    report_of,
     table_of,
-    write_results,
 )
-from chop.actions.hf_folder import FOLDER
-from chop.actions.interrupt import with_interruption_note
-from chop.actions.latency import describe_speed
+from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.actions.progress import Stages
 from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
-from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
+from chop.actions.workload import Workload, raise_to_graph
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
-from chop.kernels.matmul_precision import matmul_precision
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.quantization.unreached import describe_unreached
-from chop.tables import print_table
+from chop.report.report import Note, Report, Table, show
 from chop.train import Metric
 
 FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
@@ -64,20 +60,45 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
         ConfigError: settings that do not fit together.
         UnavailableError: the model, the data set or a library is not there.
     """
-    kept = (
+    return run_job(COMPRESS, config, workload)
+
+
+def _compress(config: CompressConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
+    title, metric = workload.title, workload.task.metric
+    get_console().print(f"[bold]{title}[/]: raising the model to a graph")
+    baseline, rounded, trained = _measure_all(config, workload)
+    candidates = [baseline, *rounded, *trained]
+    measured = show(
+        Table(f"{title}: {metric.title}", table_of(candidates, metric)),
+        *map(Note, footnotes(candidates)),
+        Note(about_rows(workload)),
+        Note(_about_training(rounded, trained, config), is_written=False),
+        Note(_about(workload), is_written=False),
+    )
+    chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
+    nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
+    saved = chosen or (nearest if config.keep_best else None)
+    report = report_of(candidates, saved, measured, workload, config, output)
+    closing = [] if chosen else [_nothing_within(nearest, baseline, config, metric)]
+    if saved is not None:
+        closing += [_saved(saved, baseline, config, metric), *outcome_of(report.result, config)]
+    return replace(report, closing=closing)
+
+
+def _kept(config: CompressConfig) -> str:
+    return (
         f"no results were written to {config.out}/, those of an earlier run are as they were; the "
         "same command starts again."
     )
-    with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
-        workload = workload_for(config, workload).with_validation()
-        with runs.start("compress", settings_with(config, workload), config.out) as run:
-            return _compress(config, workload, run)
 
 
-def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
-    console = Console()
-    title, metric = workload.title, workload.task.metric
-    get_console().print(f"[bold]{title}[/]: raising the model to a graph")
+COMPRESS = Job("compress", _compress, load_with_validation, _kept)
+
+
+def _measure_all(
+    config: CompressConfig, workload: Workload
+) -> tuple[Candidate, list[Candidate], list[Candidate]]:
+    """The float graph, the rounded ones, and those that were trained back."""
     mg = raise_to_graph(workload)
     # A wrong name of a layer is found before anything is evaluated.
     mixed = (
@@ -92,30 +113,7 @@ def _compress(config: CompressConfig, workload: Workload, run: runs.Run) -> dict
         if mixed is not None:
             rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
         trained = list(_train_back(baseline, rounded, workload, config, stages))
-    candidates = [baseline, *rounded, *trained]
-    print_table(f"{title}: {metric.title}", table_of(candidates, metric))
-    notes = [
-        *footnotes(candidates),
-        about_rows(workload),
-        _about_training(rounded, trained, config),
-        _about(workload),
-    ]
-    console.print("\n".join(filter(None, notes)), highlight=False)
-    chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
-    nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
-    saved = chosen or (nearest if config.keep_best else None)
-    result = dict(write_results(candidates, saved, workload, config, run))
-    if chosen is None:
-        console.print(_nothing_within(nearest, baseline, config, metric), highlight=False)
-    if saved is not None:
-        console.print(_saved(saved, baseline, config, metric), highlight=False)
-        console.print(sizes_of(result))
-        console.print(packing_of(result), highlight=False)
-        reason = result["why_no_folder"]
-        where = f"{config.out}/{FOLDER}/ is for transformers' from_pretrained, after import chop."
-        console.print(f"No folder for transformers: {reason}" if reason else where, highlight=False)
-        console.print(describe_speed(result["speed"]), highlight=False)
-    return result
+    return baseline, rounded, trained
 
 
 def _saved(saved: Candidate, exact: Candidate, config: CompressConfig, metric: Metric) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from chop import passes, runs
-from chop.actions.hf_folder import hugging_face_folder
+from chop import passes
+from chop.actions.hf_folder import FOLDER, hugging_face_folder
+from chop.actions.job import Output
 from chop.actions.latency import compare_with_float, describe_speed
 from chop.actions.workload import Workload
-from chop.files import write_json
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
+from chop.report.report import Block, Note, Report, Table, figure
 from chop.studies.model import BATCH_SIZES, ModelComparison
-from chop.tables import write_markdown
 from chop.train import Metric
 from chop.train.intervals import Interval, Score
 
@@ -127,78 +128,63 @@ def footnotes(candidates: Sequence[Candidate]) -> list[str]:
     return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached]
 
 
-def write_results(
+def report_of(
     candidates: Sequence[Candidate],
     chosen: Candidate | None,
+    measured: Sequence[Block],
     workload: Workload,
     config: CompressConfig,
-    run: runs.Run,
-) -> Mapping[str, Any]:
-    """Writes the files of a run, all or none: those of an earlier run stay until then.
+    output: Output,
+) -> Report[dict[str, Any]]:
+    """Writes the chosen model beside the results of the run, and reports on it.
 
     Args:
         candidates: what was measured, float first.
         chosen: is saved; None saves no model.
+        measured: the table of the candidates and what stands below it.
         workload: the model and its rows.
-        config: the settings, whose `out` is written to.
-        run: is finished with the files.
-    Returns: what is in `result.json`.
+        config: the settings.
+        output: the model is written to its results.
     Raises:
         WriteError: the disk is full or read-only.
     """
-    saved = _packed(chosen) if chosen else None
-    written = hugging_face_folder(saved.packed if saved else None, config)
-    with written as why_no_folder, run.results() as folder:
-        result = _write(folder, candidates, saved, workload, config)
-        if saved is not None:
-            result["why_no_folder"] = why_no_folder
-            write_json(folder / "result.json", result)
-        run.rows = result["rows"]
-    if chosen and not config.onnx:
-        (config.out / ONNX_FILE).unlink(missing_ok=True)  # of an earlier run
-    return result
-
-
-def _write(
-    folder: Path,
-    candidates: Sequence[Candidate],
-    saved: Saved | None,
-    workload: Workload,
-    config: CompressConfig,
-) -> dict[str, Any]:
     rows, metric = [candidate.row for candidate in candidates], workload.task.metric
-    plot_accuracy(
-        folder / f"{metric.name}.svg",
-        _curves(rows),
-        {"float": rows[0].test, **workload.baselines},
-        xlabel="average bits per parameter",
-        title=workload.title,
-        metric=metric,
-    )
-    settings = {**dataclasses.asdict(config), "out": str(config.out), "model": workload.name}
+    saved = _packed(chosen) if chosen else None
     result = {
-        "config": settings,
+        "config": {
+            **dataclasses.asdict(config),
+            "out": str(config.out),
+            "model": workload.name,
+        },
         "dataset": workload.dataset,
         "task": workload.task.name,
         "metric": {"name": metric.name, "higher_is_better": metric.higher_is_better},
         "row_counts": _row_counts(workload),
         "rows": [printed_row(row, metric) for row in rows],
         "saved": None,
-        **(_save(folder, candidates[0], saved, workload, config) if saved else {}),
-        "versions": {"torch": torch.__version__},
     }
-    speed = _speed(candidates[0], saved, result, workload, config) if saved else None
-    if saved:
-        result["speed"] = [] if speed is None else speed.numbers()
-    about = None if metric.name == "accuracy" else f"{metric.title}:"
-    ending: tuple[Any, ...] = (sizes_of(result), packing_of(result)) if saved else ()
-    if saved:
-        ending += (speed.formatted() if speed else [], describe_speed(result["speed"]))
-    rows_as_text = table_of(candidates, metric)
-    notes = (*footnotes(candidates), about_rows(workload))
-    write_markdown(folder / "table.md", about, rows_as_text, *notes, *ending)
-    write_json(folder / "result.json", result)
-    return result
+    blocks = [Note(None if metric.name == "accuracy" else f"{metric.title}:", is_printed=False)]
+    blocks += measured
+    if saved is None:
+        result["versions"] = {"torch": torch.__version__}
+    else:
+        blocks += _save(candidates[0], saved, result, workload, config, output)
+    floats = {"float": rows[0].test, **workload.baselines}
+    draw = figure(
+        plot_accuracy,
+        _curves(rows),
+        floats,
+        xlabel="average bits per parameter",
+        title=workload.title,
+        metric=metric,
+    )
+    return Report(
+        workload.title,
+        {"table.md": blocks},
+        result,
+        result["rows"],
+        figures={f"{metric.name}.svg": draw},
+    )
 
 
 def _row_counts(workload: Workload) -> dict[str, int]:
@@ -213,25 +199,63 @@ def about_rows(workload: Workload) -> str:
 
 
 def _save(
-    folder: Path, exact: Candidate, saved: Saved, workload: Workload, config: CompressConfig
-) -> dict[str, Any]:
-    """Writes the model and its picture; returns what `result.json` says of them."""
-    chosen, packed = saved.chosen, saved.packed
+    exact: Candidate,
+    saved: Saved,
+    result: dict[str, Any],
+    workload: Workload,
+    config: CompressConfig,
+    output: Output,
+) -> list[Block]:
+    """Writes the model and its picture; adds to the result what is known of them.
+
+    Returns: what `table.md` says of them.
+    """
+    output.enter(_without_onnx_of_earlier_run(config))
+    why_no_folder = output.enter(hugging_face_folder(saved.packed, config))
+    chosen, packed, folder = saved.chosen, saved.packed, output.results
     packed.export(folder / "model")
-    sizes = exported_bytes(exact.graph), _file_bytes(folder)
-    onnx = _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None
-    packed.draw(folder / "graph.svg")
-    return {
+    result |= {
         "saved": printed_row(chosen.row, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
         "formats": format_rows(chosen.graph),
-        "float_bytes": sizes[0],
-        "saved_bytes": sizes[1],
+        "float_bytes": exported_bytes(exact.graph),
+        "saved_bytes": _file_bytes(folder),
         "packed_share": saved.packed_share,
         "float_layers": saved.float_layers,
-        "onnx": onnx,
+        "onnx": _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None,
+        "versions": {"torch": torch.__version__},
     }
+    packed.draw(folder / "graph.svg")
+    speed = _speed(exact, saved, result, workload, config)
+    result["speed"] = [] if speed is None else speed.numbers()
+    result["why_no_folder"] = why_no_folder
+    return [
+        Note(sizes_of(result), is_printed=False),
+        Note(packing_of(result), is_printed=False),
+        Table("", speed.formatted() if speed else [], is_printed=False),
+        Note(describe_speed(result["speed"]), is_printed=False),
+    ]
+
+
+@contextmanager
+def _without_onnx_of_earlier_run(config: CompressConfig) -> Iterator[None]:
+    """Removes it where the block succeeds and writes none."""
+    yield
+    if not config.onnx:
+        (config.out / ONNX_FILE).unlink(missing_ok=True)
+
+
+def outcome_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
+    """What the terminal says of the saved model: sizes, packing, folder and speed."""
+    reason = result["why_no_folder"]
+    where = f"{config.out}/{FOLDER}/ is for transformers' from_pretrained, after import chop."
+    return [
+        sizes_of(result),
+        packing_of(result),
+        f"No folder for transformers: {reason}" if reason else where,
+        describe_speed(result["speed"]),
+    ]
 
 
 def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:

@@ -22,19 +22,16 @@ FOLDER = "model"
 
 
 @contextmanager
-def hugging_face_folder(mg: MaseGraph | None, config: WorkloadConfig) -> Iterator[str | None]:
+def hugging_face_folder(mg: MaseGraph, config: WorkloadConfig) -> Iterator[str | None]:
     """Writes a model of transformers to `config.out/model` when the block succeeds.
 
     Where the model cannot be written so, the folder of an earlier run's model goes.
 
     Args:
-        mg: the graph of the model that is saved; None: none is, and the folder stays.
+        mg: the graph of the model that is saved.
         config: whose `out` is written to; the tokenizer or processor of its model goes along.
     Yields: why no folder is written; None where one is.
     """
-    if mg is None:
-        yield "no model was saved"
-        return
     place = config.out / FOLDER
     with tempfile.TemporaryDirectory() as made:
         reason = _write(mg, config, Path(made))

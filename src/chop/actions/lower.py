@@ -10,22 +10,22 @@ from typing import Any
 from rich import get_console
 from torch import Tensor
 
-from chop import passes, runs
-from chop.actions.chance import check_float_model
-from chop.actions.interrupt import with_interruption_note
+from chop import passes
+from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.lower import LowerConfig, LoweringConfig
-from chop.actions.workload import Workload, raise_to_graph, settings_with, workload_for
-from chop.files import write_json, write_text
+from chop.actions.workload import Workload, raise_to_graph
 from chop.formats import NumberFormat, parse_format_string
-from chop.integer.golden import golden_values
+from chop.integer.golden import Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
-from chop.kernels.matmul_precision import matmul_precision
-from chop.tables import markdown_table, print_table
+from chop.report.report import Cell, Note, Report, Table
 from chop.train.calibration import calibration_batches
 from chop.train.intervals import Interval, format_interval, wilson_of_share
 from chop.train.tasks import CLASSIFICATION
+
+GOLDEN = "golden.safetensors"
+"""What the graph of integers computes, of `chop.integer.golden`."""
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -43,20 +43,13 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
         ConfigError: settings that do not fit together, or the model has no integer form.
         UnavailableError: the model, the data set or a library is not there.
     """
-    kept = f"no results were written to {config.out}/; the same command starts again."
-    with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
-        workload = workload_for(config, workload)
-        check_float_model(workload, config)
-        with runs.start("lower", settings_with(config, workload), config.out) as run:
-            return _lower(config, workload, run)
+    return run_job(LOWER, config, workload)
 
 
-def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, Any]:
+def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
     lowering = lower_workload(workload, config, config.rows)
-    info, label = lowering.info, lowering.number_format.label
-    table = [_printed(row) for row in info["operators"]]
-    print_table(f"{workload.title} in {label}", table)
-    rows = lowering.rows
+    info, label, rows = lowering.info, lowering.number_format.label, lowering.rows
+    title = f"{workload.title} in {label}"
     result = {
         "config": {**asdict(config), "out": str(config.out), "model": workload.name},
         "format": label,
@@ -66,11 +59,18 @@ def _lower(config: LowerConfig, workload: Workload, run: runs.Run) -> dict[str, 
     }
     accuracies = format_accuracies(result)
     about = f"accuracy on {rows} test rows: {accuracies}" if accuracies else f"{rows} test rows"
-    get_console().print(about, highlight=False)
-    with run.results() as folder:
-        _write(folder, lowering, result, f"{markdown_table(table)}\n\n{about}\n")
-        run.rows = info["operators"]
-    return result
+    table = Table(title, [_shown(row) for row in info["operators"]])
+    return Report(
+        title,
+        {"table.md": [table, Note(about)]},
+        result,
+        info["operators"],
+        figures={"graph.svg": lowering.integer.draw},
+        files={"model": lowering.integer.export, GOLDEN: lowering.write_golden},
+    )
+
+
+LOWER = Job("lower", _lower, load_checked)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,14 @@ class Lowering:
         """The 95 % interval of each graph's accuracy."""
         shares = self.info["accuracy"].items()
         return {name: wilson_of_share(share, self.rows) for name, share in shares}
+
+    def write_golden(self, path: Path) -> Golden:
+        """Writes inputs, outputs and the integers between them; returns them."""
+        from safetensors.torch import save_file
+
+        golden = golden_values(self.integer, self.batch)
+        save_file(golden, path)
+        return golden
 
 
 def format_accuracies(result: Mapping[str, Any]) -> str:
@@ -140,25 +148,14 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     return Lowering(number_format, quantized, integer, info, batch, rows)
 
 
-def _printed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "operator": row["name"],
         "kind": row["kind"],
-        "codes": f"{row['codes']:,}",
-        "different": f"{row['different']:,}",
-        "largest (steps)": f"{row['largest']:g}",
-        "saturated": f"{row['saturated']:,}",
-        "largest seen": f"{row['seen']:,}",
+        "codes": Cell.of(row["codes"], ","),
+        "different": Cell.of(row["different"], ","),
+        "largest (steps)": Cell.of(row["largest"], "g"),
+        "saturated": Cell.of(row["saturated"], ","),
+        "largest seen": Cell.of(row["seen"], ","),
         "bits": row["bits"],
     }
-
-
-def _write(folder: Path, lowering: Lowering, result: Mapping[str, Any], table: str) -> None:
-    from safetensors.torch import save_file
-
-    lowering.integer.export(folder / "model")
-    lowering.integer.draw(folder / "graph.svg")
-    golden = golden_values(lowering.integer, lowering.batch)
-    save_file(golden, folder / "golden.safetensors")
-    write_text(folder / "table.md", table)
-    write_json(folder / "result.json", result)

@@ -1,0 +1,152 @@
+"""Job: settings, and `run(config, workload, output) -> Report`; `run_job` does the rest.
+
+The rest is the same for all: precision of products, the sentence of an interruption, the workload,
+the manifest, and the report, which is printed and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from chop import runs
+from chop.actions.chance import check_float_model
+from chop.actions.interrupt import with_interruption_note
+from chop.actions.workload import Workload, settings_with, workload_for
+from chop.kernels.matmul_precision import matmul_precision
+from chop.report.report import Report, say, show, write_report
+
+C = TypeVar("C")
+W = TypeVar("W")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Output:
+    """Where a running job writes.
+
+    Args:
+        run: its manifest.
+        stack: ends when the report is written.
+    """
+
+    def __init__(self, run: runs.Run, stack: ExitStack) -> None:
+        self.run, self._stack = run, stack
+
+    @property
+    def folder(self) -> Path:
+        """The output folder, for what goes there at once: journals, circuits."""
+        return self.run.folder
+
+    @cached_property
+    def results(self) -> Path:
+        """Folder whose files are put in place with those of the report, all or none."""
+        return self._stack.enter_context(self.run.results())
+
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        """Enters a context that ends after the report is written."""
+        return self._stack.enter_context(context)
+
+
+def load_checked(config: Any, workload: Workload | None) -> Workload:
+    """The workload, whose float model is better than a constant answer.
+
+    Raises:
+        ConfigError: it is not, or settings, model and data set do not go together.
+        UnavailableError: model or data set are not there.
+    """
+    workload = workload_for(config, workload)
+    check_float_model(workload, config)
+    return workload
+
+
+def load_with_validation(config: Any, workload: Workload | None) -> Workload:
+    """The workload with rows to choose by; a job that measures the float model checks it itself.
+
+    Raises:
+        ConfigError: settings, model and data set do not go together.
+        UnavailableError: model or data set are not there.
+    """
+    return workload_for(config, workload).with_validation()
+
+
+def load_nothing(config: Any, workload: Workload | None) -> None:
+    """Of a job without a workload."""
+
+
+def nothing_is_kept(config: Any) -> str:
+    """Of a job that writes when it ends."""
+    return f"no results were written to {config.out}/; the same command starts again."
+
+
+def out_of(config: Any) -> Path:
+    """The output folder of most jobs."""
+    out: Path = config.out
+    return out
+
+
+def settings_of(config: Any, workload: Any) -> Any:
+    """Settings for the manifest; the model is the workload's, where there is one."""
+    return settings_with(config, workload) if isinstance(workload, Workload) else config
+
+
+@dataclass(frozen=True)
+class Job(Generic[C, W, R]):
+    """A job.
+
+    Attributes:
+        name: as on the command line; the manifest's kind.
+        run: settings, workload, output -> report.
+        load: settings, workload of the caller or None -> what the job works on.
+        kept: settings -> what an interrupted job says: what is kept, and how to go on.
+        settings: settings, workload -> those of the manifest.
+        folder: settings -> the output folder.
+    """
+
+    name: str
+    run: Callable[[C, W, Output], Report[R]]
+    load: Callable[[C, Workload | None], W]
+    kept: Callable[[C], str] = nothing_is_kept
+    settings: Callable[[C, W], Any] = settings_of
+    folder: Callable[[C], Path] = out_of
+
+
+def run_job(
+    job: Job[C, W, R], config: C, workload: Workload | None = None, folder: Path | None = None
+) -> R:
+    """Runs a job: loads its workload, prints and writes its report with a manifest.
+
+    Args:
+        job: what to run.
+        config: the settings.
+        workload: a trained model and rows of the caller; None loads what `config` names.
+        folder: in the place of the output folder, whose name it gets later.
+    Returns: the result of the report.
+    Raises:
+        ChopError: settings, model and data do not go together, or something is not there.
+        WriteError: the disk is full or read-only.
+    """
+    settings: Any = config
+    with (
+        matmul_precision(settings.matmul_precision),
+        with_interruption_note(lambda: job.kept(config)),
+    ):
+        placed = config if folder is None else replace(settings, out=folder)
+        loaded = job.load(placed, workload)
+        with (
+            runs.start(job.name, job.settings(config, loaded), folder or job.folder(config)) as run,
+            ExitStack() as stack,
+        ):
+            output = Output(run, stack)
+            report = job.run(config, loaded, output)
+            show(*report.blocks)
+            write_report(report, output.results)
+            run.rows = report.rows
+            run.written += report.written
+        for sentence in report.closing:
+            say(sentence)
+    return report.result

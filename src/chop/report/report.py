@@ -1,0 +1,200 @@
+"""Report of a job: tables, sentences, figures and files, printed and written by one function each.
+
+A report is data: the terminal (`show`), Markdown and JSON (`write_report`) render the same blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from chop.files import write_json
+from chop.tables import print_table, write_markdown
+
+Writer = Callable[[Path], object]
+"""Writes or draws a file at a path."""
+FIGURE_SUFFIXES = (".svg", ".png")
+"""Formats of a figure: for a page, and for everything else."""
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table with its display, formatted once.
+
+    Attributes:
+        value: the number.
+        text: its display, with unit or interval.
+
+    >>> str(Cell.of(12345, ","))
+    '12,345'
+    """
+
+    value: Any
+    text: str
+
+    @classmethod
+    def of(cls, value: Any, form: str = "") -> Cell:
+        """A number in a format specification of Python."""
+        return cls(value, format(value, form))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Block:
+    """Part of a report.
+
+    Attributes:
+        is_printed: shown in the terminal.
+        is_written: part of the document.
+    """
+
+    is_printed: bool = field(default=True, kw_only=True)
+    is_written: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    """Rows of equal columns.
+
+    Attributes:
+        title: above the table in the terminal.
+        rows: a mapping each: numbers as `Cell`, texts and plain values.
+        columns: those of the terminal, which is narrow; None takes all.
+    """
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Note(Block):
+    """A paragraph: sentences on the results. Empty ones are left out."""
+
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Heading(Block):
+    """A heading of the document, of level 1 or more; the terminal has none."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Report(Generic[R]):
+    """Results of a job, as they are printed and written.
+
+    Attributes:
+        title: of the whole, in words.
+        documents: Markdown file -> its blocks; the terminal shows them in the same order.
+        figures: file -> draws it.
+        files: file, or stem of several -> writes it.
+        result: what the job returns.
+        result_file: JSON file of `result`; "" writes none.
+        rows: the table of the manifest.
+        closing: sentences for the terminal alone, once everything is written.
+        written: files of the run that other processes or steps have written.
+    """
+
+    title: str
+    documents: Mapping[str, Sequence[Block]]
+    result: R
+    rows: Sequence[Mapping[str, Any]]
+    figures: Mapping[str, Writer] = field(default_factory=dict)
+    files: Mapping[str, Writer] = field(default_factory=dict)
+    result_file: str = "result.json"
+    closing: Sequence[str] = ()
+    written: Sequence[Path] = ()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all documents."""
+        return [block for blocks in self.documents.values() for block in blocks]
+
+
+def show(*blocks: Block) -> list[Block]:
+    """Prints blocks, in order.
+
+    Returns: the same blocks, marked as printed: a report that has them writes them alone.
+    """
+    for block in blocks:
+        if block.is_printed and isinstance(block, Table):
+            print_table(block.title, block.rows, block.columns)
+        elif block.is_printed and isinstance(block, Note) and block.text:
+            say(block.text)
+    return [dataclasses.replace(block, is_printed=False) for block in blocks]
+
+
+def say(text: str) -> None:
+    """Prints a sentence of the results, which `--quiet` leaves."""
+    from rich.console import Console
+
+    Console().print(text, highlight=False)
+
+
+def write_report(report: Report[Any], folder: Path) -> None:
+    """Writes files, figures, Markdown documents and the JSON of a report.
+
+    Args:
+        report: the report.
+        folder: where to.
+    Raises:
+        WriteError: the disk is full or read-only.
+    """
+    for name, write in {**report.files, **report.figures}.items():
+        write(folder / name)
+    for name, blocks in report.documents.items():
+        write_document(folder / name, blocks)
+    if report.result_file:
+        write_json(folder / report.result_file, report.result)
+
+
+def write_document(path: Path, blocks: Sequence[Block]) -> None:
+    """Writes blocks as one Markdown file.
+
+    Raises:
+        WriteError: the disk is full or read-only, or `path` can be no file.
+    """
+    write_markdown(path, *(_markdown(block) for block in blocks if block.is_written))
+
+
+def _markdown(block: Block) -> str | Sequence[Mapping[str, Any]] | None:
+    if isinstance(block, Heading):
+        return f"{'#' * block.level} {block.text}"
+    if isinstance(block, Table):
+        return block.rows
+    assert isinstance(block, Note)
+    return block.text
+
+
+def figure(plot: Callable[..., Path], *args: Any, **kwargs: Any) -> Writer:
+    """A figure of `Report.figures`.
+
+    Args:
+        plot: draws into its first argument.
+        args: the others.
+        kwargs: by name.
+    """
+    return lambda path: plot(path, *args, **kwargs)
+
+
+def figure_files(
+    name: str, plot: Callable[..., Path], *args: Any, **kwargs: Any
+) -> dict[str, Writer]:
+    """The same figure in every format of `FIGURE_SUFFIXES`, for `Report.figures`.
+
+    Args:
+        name: of the files, without a suffix.
+        plot: see `figure`.
+        args: the same.
+        kwargs: the same.
+    """
+    return {name + suffix: figure(plot, *args, **kwargs) for suffix in FIGURE_SUFFIXES}
