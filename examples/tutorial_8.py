@@ -18,10 +18,10 @@ from pathlib import Path
 
 from chop import MaseGraph, passes
 from chop.actions import simulate
-from chop.actions.check_emitted import check_emitted
 from chop.actions.emit import emit
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import VerificationError
+from chop.hardware.emitted import check_emitted
 from chop.tables import print_table
 from chop.train import calibration_batches, default_dataset, evaluate, load_trained
 

@@ -170,7 +170,7 @@ def test_nothing_is_run_of_a_folder_that_is_not_what_its_model_emits(
     def runs_it(*args):
         raise AssertionError("it was run")
 
-    monkeypatch.setattr("chop.actions.check_emitted.verify", runs_it)
+    monkeypatch.setattr("chop.hardware.emitted.verify", runs_it)
     text = (copied / name).read_text() if (copied / name).exists() else ""
     (copied / name).write_text(change(text))
     assert (copied / name).read_text() != text
@@ -187,7 +187,7 @@ def test_what_is_run_is_emitted_again_and_not_read_from_the_folder(copied, monke
         ran.append(folder)
         raise VerificationError("planted")
 
-    monkeypatch.setattr("chop.actions.check_emitted.verify", planted)
+    monkeypatch.setattr("chop.hardware.emitted.verify", planted)
     with pytest.raises(VerificationError, match="planted"):
         emit(EmitConfig(out=copied, check_only=True))
     assert len(ran) == 1 and not ran[0].is_relative_to(copied) and not ran[0].exists()
@@ -249,7 +249,7 @@ def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkey
     def fails(*args):
         raise error
 
-    monkeypatch.setattr("chop.actions.check_emitted.run_check", fails)
+    monkeypatch.setattr("chop.hardware.emitted.run_check", fails)
     with pytest.raises(type(error)):
         emit(EmitConfig(out=tmp_path / "new", **SETTINGS), workload())
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from chop.actions.bench_results import numeric_rows
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
@@ -16,6 +15,7 @@ from chop.studies.generate import (
     prefill_call,
 )
 from chop.studies.generation_peers import peers_of, saved_bytes
+from chop.studies.results import numeric_rows
 from chop.studies.settings import BenchGenerateConfig
 
 IDS = torch.randint(300, (2, 9), generator=torch.Generator().manual_seed(0))

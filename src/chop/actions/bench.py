@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
-from chop.actions.bench_results import flat_row
 from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
-from chop.actions.latency import compare_with_float
+from chop.actions.job import Job, Output, load_nothing, run_job
+from chop.actions.latency import compare_with_float, speed_tables
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
 from chop.actions.settings.workload import WorkloadConfig
@@ -22,10 +22,10 @@ from chop.errors import CheckpointError
 from chop.files import latest, shared_lock
 from chop.files.documents import read_json
 from chop.ir.graph import MaseGraph
-from chop.kernels.matmul_precision import matmul_precision
 from chop.report.bench_plots import plot_ratios
+from chop.report.report import Report, figure
 from chop.studies.model import ModelComparison
-from chop.tables import write_markdown
+from chop.studies.results import flat_row
 
 WEIGHTS = "model.pt"
 
@@ -37,22 +37,16 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
         ConfigError: settings that do not fit together.
         CheckpointError: the folder holds no compressed model.
     """
-    with (
-        matmul_precision(config.matmul_precision),
-        runs.start("bench model", config, config.out) as run,
-    ):
-        found = _measure(config)
-        run.rows = [flat_row(row) for row in found.rows]
-    return found
+    return run_job(BENCH, config)
 
 
-def _measure(config: BenchModelConfig) -> ModelComparison:
+def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[ModelComparison]:
     with tempfile.TemporaryDirectory() as name:
         folder = config.compressed or _compressed(config, Path(name))
-        workload = load_workload(_workload_config(config, folder))
-        exact, packed = raise_to_graph(workload), MaseGraph.from_checkpoint(folder / "model")
+        loaded = load_workload(_workload_config(config, folder))
+        exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
         found = compare_with_float(
-            workload,
+            loaded,
             exact,
             packed,
             file_bytes=(exported_bytes(exact)[WEIGHTS], latest(folder / WEIGHTS).stat().st_size),
@@ -60,13 +54,22 @@ def _measure(config: BenchModelConfig) -> ModelComparison:
             seconds=config.seconds,
             threads=config.threads,
         )
-    title = workload.title
-    found.table(title)
-    found.save(config.out)
-    write_markdown(config.out / "table.md", found.formatted())
-    for batch, measured in found.by_batch.items():
-        plot_ratios(config.out / f"times-batch-{batch}.svg", measured, f"{title}, batch {batch}")
-    return found
+    title, times = loaded.title, found.by_batch.items()
+    return Report(
+        title,
+        {"table.md": speed_tables(title, found)},
+        found,
+        [flat_row(row) for row in found.rows],
+        figures={
+            f"times-batch-{batch}.svg": figure(plot_ratios, measured, f"{title}, batch {batch}")
+            for batch, measured in times
+        },
+        files={f"times-batch-{batch}.json": measured.save for batch, measured in times},
+        result_file="",
+    )
+
+
+BENCH = Job("bench model", _bench, load_nothing)
 
 
 def _compressed(config: BenchModelConfig, folder: Path) -> Path:

@@ -17,14 +17,14 @@ from rich.console import Console
 from chop import passes
 from chop.actions.hf_folder import FOLDER, hugging_face_folder
 from chop.actions.job import Output
-from chop.actions.latency import compare_with_float, describe_speed
+from chop.actions.latency import compare_with_float, describe_speed, speed_tables
 from chop.actions.workload import Workload
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
-from chop.report.report import Block, Note, Report, Table, figure
+from chop.report.report import Block, Note, Report, figure
 from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.train import Metric
 from chop.train.intervals import Interval, Score
@@ -150,7 +150,7 @@ def report_of(
     """
     rows, metric = [candidate.row for candidate in candidates], workload.task.metric
     saved = _packed(chosen) if chosen else None
-    result = {
+    result: dict[str, Any] = {
         "config": {
             **dataclasses.asdict(config),
             "out": str(config.out),
@@ -163,7 +163,9 @@ def report_of(
         "rows": [printed_row(row, metric) for row in rows],
         "saved": None,
     }
-    blocks = [Note(None if metric.name == "accuracy" else f"{metric.title}:", is_printed=False)]
+    blocks: list[Block] = [
+        Note(None if metric.name == "accuracy" else f"{metric.title}:", is_printed=False)
+    ]
     blocks += measured
     if saved is None:
         result["versions"] = {"torch": torch.__version__}
@@ -233,7 +235,7 @@ def _save(
     return [
         Note(sizes_of(result), is_printed=False),
         Note(packing_of(result), is_printed=False),
-        Table("", speed.formatted() if speed else [], is_printed=False),
+        *(speed_tables("The saved model beside float", speed) if speed else ()),
         Note(describe_speed(result["speed"]), is_printed=False),
     ]
 
@@ -282,7 +284,7 @@ def _speed(
     batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(workload.test)]
     if not config.bench_seconds or not batch_sizes:
         return None
-    found = compare_with_float(
+    return compare_with_float(
         workload,
         exact.graph,
         saved.packed,
@@ -290,8 +292,6 @@ def _speed(
         batch_sizes=batch_sizes,
         seconds=config.bench_seconds,
     )
-    found.table("The saved model beside float")
-    return found
 
 
 def _packed(chosen: Candidate) -> Saved:

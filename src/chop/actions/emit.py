@@ -7,40 +7,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich import get_console
-from torch import Tensor
-
 from chop import runs
-from chop.actions.chance import check_float_model
-from chop.actions.check_emitted import (
-    GOLDEN,
-    KIND,
-    check_emitted,
-    shown_step,
-    verify,
-    write_circuit,
-)
-from chop.actions.interrupt import with_interruption_note
+from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
-from chop.actions.workload import Workload, settings_with, workload_for
+from chop.actions.workload import Workload
 from chop.errors import CheckpointError, ConfigError
-from chop.files import atomic_folder, write_json, write_text
+from chop.files import atomic_folder, write_text
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
 from chop.hardware.emit import emit as emit_design
-from chop.hardware.netlist import Instance
+from chop.hardware.emitted import KIND, check_emitted, shown_step, verify, write_circuit
 from chop.hardware.project import project_of
 from chop.hardware.synth import RESOURCES, synthesize
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.hardware.vectors import codes_of
 from chop.hardware.verify import Codes, checks, trace
-from chop.integer.golden import golden_values
-from chop.ir.annotate import tensors_in
-from chop.ir.graph import MaseGraph
-from chop.kernels.matmul_precision import matmul_precision
-from chop.tables import markdown_table, print_table
+from chop.integer.compare import compare_outputs
+from chop.integer.golden import GOLDEN
+from chop.report.report import Block, Cell, Heading, Note, Report, Table
 
 ALL_ROWS = 10**9
 TOLERANCE = 0.03
@@ -73,16 +58,8 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
     # A link would be replaced by the folder.
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
-    kept = f"nothing was written to {config.out}/; the same command starts again."
-    with (
-        matmul_precision(config.matmul_precision),
-        with_interruption_note(lambda: kept),
-        atomic_folder(config.out) as folder,
-    ):
-        workload = workload_for(replace(config, out=folder), workload)
-        check_float_model(workload, config)
-        with runs.start(KIND, settings_with(config, workload), folder) as run:
-            return _emit(config, workload, folder, run)
+    with atomic_folder(config.out) as folder:
+        return run_job(EMIT, config, workload, folder)
 
 
 def _check_folder(out: Path) -> None:
@@ -103,14 +80,14 @@ def _check_folder(out: Path) -> None:
         )
 
 
-def _emit(config: EmitConfig, workload: Workload, folder: Path, run: runs.Run) -> dict[str, Any]:
-    lowering = lower_workload(workload, config, config.samples or ALL_ROWS)
+def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
+    folder, lowering = output.folder, lower_workload(workload, config, config.samples or ALL_ROWS)
     with shown_step("emitting SystemVerilog"):
         design = emit_design(lowering.integer, config.fold)
-        codes = _write(design, lowering, folder)
-    samples, project = lowering.rows, project_of(design)
-    planned = checks(samples, config.icarus_samples, config.seed)
-    found = verify(folder, project, codes, planned)
+        project, codes = project_of(design), _write(design, lowering, folder)
+    found = verify(
+        folder, project, codes, checks(lowering.rows, config.icarus_samples, config.seed)
+    )
     resources: list[dict[str, Any]] = []
     if config.synthesis:
         with shown_step("synthesizing with Yosys"):
@@ -118,103 +95,72 @@ def _emit(config: EmitConfig, workload: Workload, folder: Path, run: runs.Run) -
     if config.wave:
         with shown_step("tracing the first sample"):
             trace(folder, project, codes)
-    run.rows = [asdict(row) for row in found]
-    result = {
+    result: dict[str, Any] = {
         "config": {**asdict(config), "out": str(config.out), "model": workload.name},
         "format": lowering.number_format.label,
         "interval": design.interval,
-        "samples": samples,
+        "samples": lowering.rows,
         "accuracy": dict(lowering.info["accuracy"]),
         "accuracy_interval_95": lowering.accuracy_intervals,
-        "pytorch": _beside_pytorch(lowering),
-        "verification": run.rows,
-        "components": [_component_row(part) for part in design.netlist.instances],
+        "pytorch": compare_outputs(lowering.integer, lowering.quantized, lowering.batch),
+        "verification": [asdict(row) for row in found],
+        "components": [part.row for part in design.netlist.instances],
         "resources": resources,
     }
-    _report(config, workload, result, folder)
-    run.written += [path for path in folder.rglob("*") if path.is_file()]
-    return result
+    title = f"{workload.title} in {result['format']}"
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    return Report(
+        title,
+        {"report.md": _blocks(title, result)},
+        result,
+        result["verification"],
+        written=written,
+    )
+
+
+EMIT = Job(
+    KIND,
+    _emit,
+    load_checked,
+    lambda config: f"nothing was written to {config.out}/; the same command starts again.",
+)
 
 
 def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     """Writes a design with its vectors and testbench; returns the codes of its ports."""
-    from safetensors.torch import save_file
-
-    golden = golden_values(lowering.integer, lowering.batch)
-    save_file(golden, folder / GOLDEN)
-    codes = codes_of(project_of(design), golden)
+    codes = codes_of(project_of(design), lowering.write_golden(folder / GOLDEN))
     write_circuit(design, codes, folder)
     write_text(folder / "dataflow.svg", dataflow_svg(design))
     lowering.integer.export(folder / "model")
     return codes
 
 
-def _beside_pytorch(lowering: Lowering) -> dict[str, Any]:
-    """Outputs of the integer graph, which the circuit has, beside those of the quantized model."""
-    compared = different = 0
-    largest = 0.0
-    found = zip(
-        _outputs(lowering.integer, lowering.batch),
-        _outputs(lowering.quantized, lowering.batch),
-        strict=True,
-    )
-    for integer, quantized in found:
-        distance = (integer - quantized).abs()
-        compared += distance.numel()
-        different += int((distance != 0).sum())
-        largest = max(largest, float(distance.max()))
-    return {"outputs": compared, "different": different, "largest": largest}
-
-
-def _outputs(mg: MaseGraph, batch: Mapping[str, Tensor]) -> list[Tensor]:
-    """Real numbers that a graph returns."""
-    names = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
-    given = {name: x for name, x in batch.items() if name in names}
-    with torch.no_grad():
-        return [x for x in tensors_in(mg.model(**given)) if x.is_floating_point()]
-
-
-def _component_row(part: Instance) -> dict[str, Any]:
-    plan, memories = part.plan, part.plan.memories.values()
-    return {
-        "component": part.name,
-        "kind": part.kind,
-        "module": part.module,
-        "lanes": f"{', '.join(map(str, plan.lanes)) or '-'} to {plan.out.lanes}",
-        "bits": plan.out.width,
-        "cycles": plan.cycles,
-        "multipliers": sum(plan.resources.multipliers.values()),
-        "rom_bits": sum(memory.bits for memory in memories),
-    }
-
-
-def _report(
-    config: EmitConfig, workload: Workload, result: Mapping[str, Any], folder: Path
-) -> None:
-    """Prints what was found, and writes it."""
-    verified = [_printed(row) for row in result["verification"]]
-    print_table(f"{workload.title} in {result['format']}: RTL beside the integer graph", verified)
+def _blocks(title: str, result: Mapping[str, Any]) -> list[Block]:
     sentence = _sentence(result)
-    get_console().print(sentence, highlight=False)
-    text = [f"# {workload.title} in {result['format']}", sentence, "## Verification"]
-    text += [markdown_table(verified)]
+    verified = [_shown(row) for row in result["verification"]]
+    blocks = [
+        Heading(title, level=1),
+        Note(sentence, is_printed=False),
+        Heading("Verification"),
+        Table(f"{title}: RTL beside the integer graph", verified),
+        Note(sentence, is_written=False),
+    ]
     if result["resources"]:
-        text += ["## Resources", RESOURCES, markdown_table(result["resources"])]
-    text += ["## Components", markdown_table(result["components"])]
-    write_text(folder / "report.md", "\n\n".join(text) + "\n")
-    write_json(folder / "result.json", result)
+        blocks += [Heading("Resources"), Note(RESOURCES, is_printed=False)]
+        blocks += [Table("", result["resources"], is_printed=False)]
+    return [*blocks, Heading("Components"), Table("", result["components"], is_printed=False)]
 
 
-def _printed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     interval = row["interval"]
     return {
         "simulator": f"{row['simulator']} {row['version']}",
         "stalls": row["profile"].replace("_", " "),
         "samples": row["samples"],
-        "equal outputs": f"{row['equal']:,}",
-        "cycles": f"{row['cycles']:,}",
-        "interval": "-" if interval is None else f"{interval:,.1f}",
-        "planned": f"{row['planned']:,}" if row["profile"] == "none" else "-",
+        "equal outputs": Cell.of(row["equal"], ","),
+        "cycles": Cell.of(row["cycles"], ","),
+        "interval": None if interval is None else Cell.of(interval, ",.1f"),
+        "planned": Cell.of(row["planned"], ",") if row["profile"] == "none" else None,
     }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.report.report import Block, Table
 from chop.studies.model import Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
 
@@ -50,6 +51,12 @@ def compare_with_float(
     ]
     device = str(workload.device)
     return compare_models(contenders, _rows_of(workload), threads=threads, device=device, **how)
+
+
+def speed_tables(title: str, found: ModelComparison) -> list[Block]:
+    """Two tables for a terminal, and one for the document."""
+    printed = [Table(name, rows, is_written=False) for name, rows in found.tables(title).items()]
+    return [*printed, Table("", found.formatted(), is_printed=False)]
 
 
 def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:

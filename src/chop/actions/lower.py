@@ -16,16 +16,13 @@ from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.lower import LowerConfig, LoweringConfig
 from chop.actions.workload import Workload, raise_to_graph
 from chop.formats import NumberFormat, parse_format_string
-from chop.integer.golden import Golden, golden_values
+from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
 from chop.report.report import Cell, Note, Report, Table
 from chop.train.calibration import calibration_batches
 from chop.train.intervals import Interval, format_interval, wilson_of_share
 from chop.train.tasks import CLASSIFICATION
-
-GOLDEN = "golden.safetensors"
-"""What the graph of integers computes, of `chop.integer.golden`."""
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:

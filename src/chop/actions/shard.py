@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from rich import get_console
 
-from chop import runs
-from chop.actions.interrupt import with_interruption_note
+from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.shard_run import is_launched, mesh_shape, processes, run_here, run_on_processes
 from chop.actions.sharded_model import ShardedModel, whole_graph
@@ -24,11 +22,10 @@ from chop.distributed.planning.autosharding import NAME as AUTO
 from chop.distributed.planning.plan_report import layer_rows, plan_rows
 from chop.distributed.tp_plan import tp_plan
 from chop.errors import ConfigError, PlanError, enumerate_names
-from chop.files import write_json, write_text
-from chop.kernels.matmul_precision import matmul_precision
+from chop.files import write_json
 from chop.private.dtensor import operators_without_rule
 from chop.report.plan_plots import plot_plans
-from chop.tables import markdown_table, print_table
+from chop.report.report import Cell, Note, Report, Table, Writer, figure, show
 
 MEMORY_BANDWIDTH = 1.5e12
 """Bytes per second between a process and its memory, for predictions."""
@@ -64,34 +61,39 @@ def shard(config: ShardConfig) -> dict[str, Any]:
         get_console().quiet = True
         model = ShardedModel.of(config)
         return run_here(model, None if config.plan == AUTO else _given(model, config), config)
-    kept = f"no results were written to {config.out}/; the same command starts again."
-    with (
-        matmul_precision(config.matmul_precision),
-        with_interruption_note(lambda: kept),
-        runs.start("shard", config, config.out) as run,
-    ):
-        return _shard(config, run)
+    return run_job(SHARD, config)
 
 
-def _shard(config: ShardConfig, run: runs.Run) -> dict[str, Any]:
+def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[str, Any]]:
     model = ShardedModel.of(config)
     get_console().print(f"[bold]{config.model}[/]: planning", highlight=False)
     found = _planned(model, config)
     plan = found.plan
     result = _result(model, found, config)
-    print_table(_title(result), _printed_plans(result["plans"]))
-    print_table("", _printed(result["processes"]))
+    title = _title(result)
+    planned = show(
+        Table(title, [_shown_plan(row) for row in result["plans"]]),
+        Table("", [_shown_process(row) for row in result["processes"]]),
+    )
+    files: dict[str, Writer] = {"plan.json": plan.write}
     if config.export_tp_plan:
-        result["tp_plan"] = tp_plan(whole_graph(config), plan)
+        exported = result["tp_plan"] = tp_plan(whole_graph(config), plan)
+        files["tp_plan.json"] = lambda path: write_json(path, exported)
     if config.run:
         result["run"] = _run(model, plan, config)
         result["collectives"] = result["run"].pop("collectives")
-    about = "\n".join(_sentences(result))
-    get_console().print(about, highlight=False)
-    with run.results() as folder:
-        _write(folder, plan, result, about)
-        run.rows = result["processes"]
-    return result
+    layers = Table("", [_shown_layer(row) for row in result["layers"]], is_printed=False)
+    return Report(
+        title,
+        {"table.md": [*planned, Note("\n".join(_sentences(result))), layers]},
+        result,
+        result["processes"],
+        figures={"plans.png": figure(plot_plans, result["plans"], title, result["memory_bytes"])},
+        files=files,
+    )
+
+
+SHARD = Job("shard", _shard, load_nothing)
 
 
 def _planned(model: ShardedModel, config: ShardConfig) -> Sharding:
@@ -173,46 +175,41 @@ def _title(result: Mapping[str, Any]) -> str:
     return f"{result['config']['model']} on a mesh of {result['mesh']}{name}"
 
 
-def _printed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "process": row["process"],
-            "weights (kB)": f"{row['size_bytes'] / 1000:,.1f}",
-            "share of the model": f"{row['share']:.1%}",
-        }
-        for row in rows
-    ]
+def _shown_process(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "process": row["process"],
+        "weights (kB)": _kilobytes(row["size_bytes"]),
+        "share of the model": Cell.of(row["share"], ".1%"),
+    }
 
 
-def _printed_plans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "plan": row["plan"],
-            "weights (kB)": f"{row['kept_bytes'] / 1000:,.1f}",
-            "peak memory (kB)": f"{row['peak_bytes'] / 1000:,.1f}",
-            **_predicted(row),
-        }
-        for row in rows
-    ]
+def _shown_plan(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "plan": row["plan"],
+        "weights (kB)": _kilobytes(row["kept_bytes"]),
+        "peak memory (kB)": _kilobytes(row["peak_bytes"]),
+        **_predicted(row),
+    }
 
 
-def _printed_layers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "layer": row["layer"],
-            "activations (kB)": f"{row['activation_bytes'] / 1000:,.1f}",
-            **_predicted(row),
-        }
-        for row in rows
-    ]
+def _shown_layer(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "layer": row["layer"],
+        "activations (kB)": _kilobytes(row["activation_bytes"]),
+        **_predicted(row),
+    }
 
 
 def _predicted(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "predicted (ms)": f"{row['seconds'] * 1e3:,.3f}",
+        "predicted (ms)": Cell.of(row["seconds"] * 1e3, ",.3f"),
         "collectives": row["calls"],
-        "sent (kB)": f"{row['sent_bytes'] / 1000:,.1f}",
+        "sent (kB)": _kilobytes(row["sent_bytes"]),
     }
+
+
+def _kilobytes(size: float) -> Cell:
+    return Cell.of(size / 1000, ",.1f")
 
 
 def _sentences(result: Mapping[str, Any]) -> list[str]:
@@ -254,18 +251,3 @@ def _outcome(run: Mapping[str, Any]) -> str:
         f"difference is {check['max_difference']:.1e} of a node's values, "
         f"{check['final_difference']:.1e} of the output's"
     )
-
-
-def _write(folder: Path, plan: Plan, result: Mapping[str, Any], about: str) -> None:
-    plan.write(folder / "plan.json")
-    if result["tp_plan"] is not None:
-        write_json(folder / "tp_plan.json", result["tp_plan"])
-    tables = [
-        markdown_table(_printed_plans(result["plans"])),
-        markdown_table(_printed(result["processes"])),
-        about,
-        markdown_table(_printed_layers(result["layers"])),
-    ]
-    write_text(folder / "table.md", "\n\n".join(tables) + "\n")
-    plot_plans(folder / "plans.png", result["plans"], _title(result), result["memory_bytes"])
-    write_json(folder / "result.json", result)

@@ -57,6 +57,21 @@ class Instance:
     node: str = ""
 
     @property
+    def row(self) -> dict[str, Any]:
+        """The component for a table of the circuit."""
+        plan = self.plan
+        return {
+            "component": self.name,
+            "kind": self.kind,
+            "module": self.module,
+            "lanes": f"{', '.join(map(str, plan.lanes)) or '-'} to {plan.out.lanes}",
+            "bits": plan.out.width,
+            "cycles": plan.cycles,
+            "multipliers": sum(plan.resources.multipliers.values()),
+            "rom_bits": sum(memory.bits for memory in plan.memories.values()),
+        }
+
+    @property
     def output(self) -> Wire:
         """Its result."""
         return Wire(self.name, self.plan.out)

@@ -156,3 +156,32 @@ def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | Non
         right += int((logits.argmax(-1) == labels).sum())
         rows += len(labels)
     return right / rows if rows else None
+
+
+def compare_outputs(
+    integer: MaseGraph, quantized: MaseGraph, batch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Real outputs of an integer graph beside those of the quantized one.
+
+    Args:
+        integer: the graph of integers.
+        quantized: what it was lowered from.
+        batch: inputs by name; others are ignored.
+    Returns: how many `outputs` were compared, how many are `different`, and the `largest`
+        difference.
+    """
+    compared = different = 0
+    largest = 0.0
+    for mine, other in zip(_outputs(integer, batch), _outputs(quantized, batch), strict=True):
+        distance = (mine - other).abs()
+        compared += distance.numel()
+        different += int((distance != 0).sum())
+        largest = max(largest, float(distance.max()))
+    return {"outputs": compared, "different": different, "largest": largest}
+
+
+def _outputs(mg: MaseGraph, batch: Mapping[str, Any]) -> list[Tensor]:
+    names = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
+    given = {name: x for name, x in batch.items() if name in names}
+    with torch.no_grad():
+        return [x for x in tensors_in(mg.model(**given)) if x.is_floating_point()]

@@ -13,6 +13,8 @@ from chop.ir.graph import MaseGraph
 from chop.nn.integer import Decode, Encode, EncodeBlocks
 
 Golden = dict[str, Tensor]
+GOLDEN = "golden.safetensors"
+"""File of golden values."""
 
 
 def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:

@@ -95,11 +95,11 @@ class Report(Generic[R]):
     Attributes:
         title: of the whole, in words.
         documents: Markdown file -> its blocks; the terminal shows them in the same order.
+        result: what the job returns.
+        rows: the table of the manifest.
         figures: file -> draws it.
         files: file, or stem of several -> writes it.
-        result: what the job returns.
         result_file: JSON file of `result`; "" writes none.
-        rows: the table of the manifest.
         closing: sentences for the terminal alone, once everything is written.
         written: files of the run that other processes or steps have written.
     """

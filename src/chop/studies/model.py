@@ -121,11 +121,17 @@ class ModelComparison:
         first = self.rows[0].model
         return [row.numbers(row.model == first) for row in self.rows]
 
-    def table(self, title: str) -> None:
-        """Prints the rows as two tables, which fit a terminal; the title says how they came."""
+    def tables(self, title: str) -> dict[str, list[dict[str, Any]]]:
+        """The rows as two tables by title, which fit a terminal; one says how times came."""
         how, rows = next(iter(self.by_batch.values())).how, self.formatted()
-        print_table(f"{title} ({how})", rows, [name for name in rows[0] if name not in SIZES])
-        print_table("Memory", rows, ("model", "batch", *SIZES))
+        times = [{k: v for k, v in row.items() if k not in SIZES} for row in rows]
+        memory = [{name: row[name] for name in ("model", "batch", *SIZES)} for row in rows]
+        return {f"{title} ({how})": times, "Memory": memory}
+
+    def table(self, title: str) -> None:
+        """Prints the rows."""
+        for name, rows in self.tables(title).items():
+            print_table(name, rows)
 
     def save(self, folder: str | Path) -> None:
         """Writes `times-batch-N.json` for every batch size N."""

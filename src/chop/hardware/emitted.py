@@ -1,4 +1,4 @@
-"""Checks of an emitted circuit, repeated from its manifest."""
+"""Emitted circuit in its folder: writing, verification, and the same checks repeated."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from chop.hardware.project import DESIGN, Project, project_of, write_design
 from chop.hardware.testbench import VECTORS, testbench_files
 from chop.hardware.vectors import codes_of, write_vectors
 from chop.hardware.verify import Check, Codes, Verification, check_sources, checks, run_check
-from chop.integer.golden import Golden, golden_values
+from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.native import cores
 
 KIND = "emit"
 """Of the manifest."""
-GOLDEN = "golden.safetensors"
-"""What the graph of integers computes, of `chop.integer.golden`."""
 INPUTS = "inputs."
 MEASURED = ("equal", "cycles", "interval", "planned")
 """What a simulation finds again, whatever the version of the simulator."""
