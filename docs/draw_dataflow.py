@@ -1,4 +1,4 @@
-"""Draws the dataflow of the circuit that the README shows: an attention of the built-in ViT."""
+"""Draws the dataflow of the circuit that the guide shows: an attention of the built-in ViT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a design, and the one that the README shows."""
+"""The picture of a design, and the one that the guide shows."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ def labels(svg):
     return [re.sub(r"\d+", "N", text) for text in texts]
 
 
-def test_the_picture_of_the_readme_is_that_of_an_attention():
+def test_the_picture_of_the_guide_is_that_of_an_attention():
     drawn = labels(drawing["picture"]())
     assert drawn == labels(drawing["PICTURE"].read_text()), "run python docs/draw_dataflow.py"
     modules = [text for text in drawn if text.startswith("chop_")]
