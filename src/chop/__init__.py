@@ -1,11 +1,8 @@
 """Makes a PyTorch or Hugging Face model small, fast and deployable.
 
-from chop import MaseGraph, passes
-
-mg = MaseGraph(model)
-mg, _ = passes.init_metadata_analysis_pass(mg)
-mg, _ = passes.add_common_metadata_analysis_pass(mg)
-mg, _ = passes.quantize_transform_pass(mg, {...})
+small = chop.quantize(model, "8.auto", data=(X, y))
+found = chop.compress(model, data=(X, y), max_drop=0.01)
+mg = chop.MaseGraph(model)
 """
 
 from __future__ import annotations
@@ -22,13 +19,21 @@ if TYPE_CHECKING:
     from typing import Any
 
     from chop import formats, passes
+    from chop.actions.api import compress, quantize
     from chop.ir.graph import MaseGraph
     from chop.ir.huggingface.quantizer import ChopConfig
 
     tools: Any
 
 __version__ = "0.1.0"
-__all__ = ["ChopConfig", "MaseGraph", "formats", "passes", "tools"]
+__all__ = ["ChopConfig", "MaseGraph", "compress", "formats", "passes", "quantize", "tools"]
+HOMES = {
+    "ChopConfig": "chop.ir.huggingface.quantizer",
+    "MaseGraph": "chop.ir.graph",
+    "compress": "chop.actions.api",
+    "quantize": "chop.actions.api",
+}
+"""Name of the package -> the module that defines it, imported when the name is first used."""
 
 
 def _find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -52,10 +57,8 @@ def __getattr__(name: str) -> Any:
     """Imports subpackages when they are first used, so that `import chop` stays cheap."""
     from chop.paths.virtual import import_subpackage
 
-    if name == "MaseGraph":
-        return import_subpackage("chop.ir.graph").MaseGraph
-    if name == "ChopConfig":
-        return import_subpackage("chop.ir.huggingface.quantizer").ChopConfig
+    if name in HOMES:
+        return getattr(import_subpackage(HOMES[name]), name)
     if not name.startswith("_"):
         try:
             return import_subpackage(f"chop.{name}")

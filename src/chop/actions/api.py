@@ -1,0 +1,156 @@
+"""Python entry points `chop.quantize` and `chop.compress`, on passes and the compression job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chop import passes
+from chop.actions.compress import compress as run_compression
+from chop.actions.compress_results import MODEL_FILES
+from chop.actions.ptq import check_operators, present_operators, weighted_operators
+from chop.actions.settings.compress import CompressConfig
+from chop.actions.workload import Workload
+from chop.config import parse
+from chop.data import label_column
+from chop.errors import ConfigError
+from chop.formats import NumberFormat, QuantSpec, parse_format_string
+from chop.ir.graph import MaseGraph
+from chop.train import Metric, Rows, Task, read_rows, split_rows
+from chop.train.calibration import calibrated, example_inputs
+from chop.train.model_io import LABELS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TEST_SHARE = 0.2
+"""Of rows that come without test rows, drawn by a fixed seed."""
+
+
+def quantize(
+    model: nn.Module,
+    format: str | NumberFormat = "8.auto",
+    data: Any = None,
+    *,
+    operators: Sequence[str] | None = None,
+    weights_only: bool = False,
+    calibration_rows: int = 256,
+) -> nn.Module:
+    """A quantized model of the same class; it computes in float on rounded values, and trains.
+
+    Args:
+        model: stays as it is; parameters are copied.
+        format: as `chop.formats.parse_format_string` reads it, "8.auto" or "mxint:width=4".
+        data: rows that show the model's inputs and calibrate scales: `(X, y)`, X alone, a mapping
+            of columns, a DataLoader or a data set. None: inputs are guessed from the model, and
+            scales that wait for data follow each batch.
+        operators: to quantize, by name: linear, conv2d ... Default: all with a weight.
+        weights_only: leaves inputs and biases in float.
+        calibration_rows: rows of `data` that calibrate.
+    Returns: the model in its mode. `chop.MaseGraph` gives the graph, with packing and export.
+    Raises:
+        ConfigError: unknown format or operator, or rows that the model cannot be fed.
+        CaptureError: the model cannot be captured.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> type(quantize(net, "mxint:width=4", torch.randn(64, 4))[0]).__name__
+        'QuantLinear'
+    """
+    number_format = parse_format_string(format) if isinstance(format, str) else format
+    names = weighted_operators() if operators is None else tuple(operators)
+    check_operators(names)
+    rows = None if data is None else _unlabeled_rows(data)
+    dummy_in = None if rows is None else example_inputs(model, rows)
+    mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=dummy_in))
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
+    rules = {name: {"config": spec} for name in present_operators(mg, names)}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
+    return (mg if rows is None else calibrated(mg, rows, calibration_rows)).to_module()
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The outcome of `compress`.
+
+    Attributes:
+        model: of the original class, its weights packed; None where no format was good enough.
+        folder: with the model's files, the table and the figures.
+        result: what is in `result.json`.
+    """
+
+    model: nn.Module | None
+    folder: Path
+    result: Mapping[str, Any]
+
+
+def compress(
+    model: nn.Module,
+    data: Any,
+    test: Any = None,
+    *,
+    max_drop: float = 0.01,
+    out: str | Path = "runs/compress",
+    task: str | Task | None = None,
+    metric: str | Metric | Callable[..., float] | None = None,
+    **settings: Any,
+) -> Compressed:
+    """The smallest quantized model within `max_drop` of float: the job of `chop compress`.
+
+    Args:
+        model: trained; it stays as it is.
+        data: labeled rows as `chop.train.read_rows` takes them, `(X, y)` for example, to calibrate,
+            choose and train on; or splits by name, "train", "test" and "validation".
+        test: labeled rows to report on. Default: a fifth of `data`.
+        max_drop: largest loss of the metric against float on validation rows.
+        out: folder of the results.
+        task: default, what the labels are.
+        metric: default, the task's own.
+        settings: of `chop.actions.settings.compress.CompressConfig`, `formats=("8.auto",)`.
+    Raises:
+        ConfigError: rows or settings that cannot be used.
+        CaptureError: the model cannot be captured.
+    """
+    named = {"max_drop": max_drop, "out": Path(out)}
+    config = parse(CompressConfig, {**settings, **named}, "chop.compress")
+    splits = _splits(data, test)
+    workload = Workload.of(model, **splits, task=task, metric=metric)
+    result = run_compression(config, workload)
+    if result["saved"] is None:
+        return Compressed(None, config.out, result)
+    graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem)
+    return Compressed(graph.to_module(like=model), config.out, result)
+
+
+def _splits(data: Any, test: Any) -> dict[str, Any]:
+    """Rows by split; test rows are drawn where there are none."""
+    if isinstance(data, Mapping) and "train" in data:
+        unknown = sorted(data.keys() - {"train", "test", "validation"})
+        if unknown:
+            raise ConfigError(
+                f"data: expected the splits train, test and validation, got '{unknown[0]}'."
+            )
+        splits = dict(data)
+    else:
+        splits = {"train": data}
+    if test is not None:
+        splits["test"] = test
+    if "test" not in splits:
+        splits["train"], splits["test"] = split_rows(read_rows(splits["train"]), TEST_SHARE)
+    return splits
+
+
+def _unlabeled_rows(data: Any) -> Rows:
+    """Rows whose labels, which calibration does not read, may be missing."""
+    if isinstance(data, Tensor | np.ndarray):
+        data = (data, torch.zeros(len(data)))
+    elif isinstance(data, Mapping) and "train" not in data and label_column(list(data)) is None:
+        data = {**data, LABELS: torch.zeros(len(next(iter(data.values()))))}
+    return read_rows(data["train"] if isinstance(data, Mapping) and "train" in data else data)
