@@ -23,6 +23,7 @@ CALLS = {
 EXEMPT = {
     "ir/ops/": "the operator table",
     "cli/bench.py": "names of studies, of which two are operators too",
+    "captured/": "what a graph holds of every function and method of Python and torch",
     "capture/": "runs before there is a graph, on every function and method of Python and torch",
     "ir/huggingface/attention.py": "what transformers' attention calls",
     "ir/storage/allowed.py": "what a file may name, operator or not: a list that no row may widen",
@@ -87,9 +88,18 @@ def called(tree: ast.AST, names_of: Callable[[], dict]) -> Iterator[tuple[int, s
             yield line, {row for x in names if (row := operator_of(x, names_of()))}
 
 
+def value_of(item: ast.expr, namespace: dict) -> object:
+    """What an expression is where the file's globals are `namespace`; names without `eval`."""
+    if isinstance(item, ast.Attribute):
+        return getattr(value_of(item.value, namespace), item.attr)
+    if isinstance(item, ast.Name) and item.id in namespace:
+        return namespace[item.id]
+    return eval(ast.unparse(item), dict(namespace))
+
+
 def operator_of(item: ast.expr, namespace: dict) -> str | None:
     try:
-        return CALLS.get(eval(ast.unparse(item), dict(namespace)))
+        return CALLS.get(value_of(item, namespace))
     except (AttributeError, NameError):  # of a function's own variables
         return None
     except TypeError:  # a list or a dict is no operator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import pickle
 from pathlib import Path
@@ -88,6 +89,13 @@ def decoder(name: str) -> Any:
     return getattr(transformers, f"{name}{head}")(config).eval()
 
 
+@functools.cache
+def captured(name: str) -> tuple[Any, MaseGraph]:
+    """A decoder and its graph, for tests that change neither."""
+    model = decoder(name)
+    return model, MaseGraph(model)
+
+
 def prompts() -> dict[str, Tensor]:
     """Three texts of different lengths, padded on the left."""
     ids = torch.randint(3, 100, (3, 9), generator=torch.Generator().manual_seed(1))
@@ -114,8 +122,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.sampled(1)
 def test_generate_gives_the_tokens_of_the_model(name: str) -> None:
-    model = decoder(name)
-    graph = MaseGraph(model)
+    model, graph = captured(name)
     expected = tokens(model)
     assert tokens(graph.model) == expected
     assert tokens(graph.to_module()) == expected
@@ -127,24 +134,22 @@ def test_generate_gives_the_tokens_of_the_model(name: str) -> None:
 )
 @pytest.mark.long
 def test_every_strategy_gives_the_tokens_of_the_model(name: str) -> None:
-    model = decoder(name)
-    graph = MaseGraph(model).model
+    model, graph = captured(name)
     for strategy, settings in STRATEGIES.items():
-        assert tokens(graph, **settings) == tokens(model, **settings), strategy
+        assert tokens(graph.model, **settings) == tokens(model, **settings), strategy
 
 
 @pytest.mark.parametrize("mask", [{}, {"attention_mask": torch.ones(2, 4, dtype=torch.long)}])
 @pytest.mark.sampled(1)
 def test_a_text_without_padding_needs_no_mask(mask: dict[str, Tensor]) -> None:
-    model, ids = decoder("Llama"), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    (model, graph), ids = captured("Llama"), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
     settings: Any = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **mask}
-    found = MaseGraph(model).model.generate(ids, **settings)
+    found = graph.model.generate(ids, **settings)
     assert found.tolist() == model.generate(ids, **settings).tolist()
 
 
 def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:
-    model = decoder("Llama")
-    graph = MaseGraph(model).model
+    model, graph = captured("Llama")
     config, text = model.config, prompts()
     caches = [
         transformers.DynamicCache,
@@ -157,7 +162,7 @@ def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:
             for step in (text["input_ids"], torch.tensor([[5]] * 3), torch.tensor([[6, 7]] * 3)):
                 seen = ours.get_seq_length() + step.shape[1]
                 mask = torch.nn.functional.pad(text["attention_mask"], (0, int(seen) - 9), value=1)
-                found = graph(step, mask, **{name: ours})
+                found = graph.model(step, mask, **{name: ours})
                 expected = model(step, mask, **{CACHE: theirs})
                 torch.testing.assert_close(found.logits, expected.logits)
                 assert found[CACHE] is ours
@@ -184,11 +189,10 @@ def test_the_cache_of_another_model_forgets_as_it_does_with_the_model(name: str)
 
 
 def test_a_call_makes_a_cache_where_it_is_asked_to() -> None:
-    model = decoder("GPT2")
-    graph, text = MaseGraph(model).model, prompts()
-    assert graph(**text).get(CACHE) is None
-    assert graph(**text, use_cache=False).get(CACHE) is None
-    made = graph(**text, use_cache=True)[CACHE]
+    (model, graph), text = captured("GPT2"), prompts()
+    assert graph.model(**text).get(CACHE) is None
+    assert graph.model(**text, use_cache=False).get(CACHE) is None
+    made = graph.model(**text, use_cache=True)[CACHE]
     assert made.get_seq_length() == 9
     expected = model(**text, use_cache=True)[CACHE]
     torch.testing.assert_close(made.layers[0].values, expected.layers[0].values)
@@ -203,7 +207,7 @@ def test_eager_attention_generates_too() -> None:
 
 @pytest.mark.long
 def test_a_picture_has_the_cache_and_not_its_sizes() -> None:
-    text = to_svg(MaseGraph(decoder("GPT2")).model)
+    text = to_svg(captured("GPT2")[1].model)
     assert "update_cache" in text and CACHE in text
     assert "cached_length" not in text and "key_sizes" not in text
 
@@ -219,7 +223,7 @@ def test_positions_are_those_given() -> None:
 
 
 def test_quantized_and_packed_graphs_give_the_tokens_of_their_modules(tmp_path: Path) -> None:
-    graph = MaseGraph(decoder("Llama"))
+    _, graph = captured("Llama")
     rule = {"linear": {"config": {"name": "mxint", "weight_width": 8}}}
     quantized, _ = quantize_transform_pass(graph, {"by": "type", **rule})
     packed, _ = pack_transform_pass(quantized)
@@ -267,7 +271,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_a_forged_record_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    MaseGraph(decoder("GPT2")).export(tmp_path / "bad")
+    captured("GPT2")[1].export(tmp_path / "bad")
     written = json.loads((tmp_path / "bad.mz").read_text())
     for name, (change, message) in FORGED.items():
         forged = {**written, "attributes": {**written["attributes"], **change}}
