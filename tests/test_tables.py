@@ -3,7 +3,14 @@ import re
 
 import pytest
 
-from chop.actions.compress_results import Candidate, Row, table_of
+from chop.actions.compress_results import (
+    Candidate,
+    Row,
+    about_operators,
+    table_of,
+    terminal_table,
+)
+from chop.report.report import show
 from chop.tables import print_table
 from chop.train.intervals import Score, wilson_of_share
 from chop.train.tasks import CLASSIFICATION
@@ -59,6 +66,24 @@ def test_no_number_is_broken_over_two_lines(rows, width, monkeypatch, capsys):
     told = printed(rows, width, monkeypatch, capsys)
     assert numbers(rows) <= set(told.split())
     assert max(map(len, told.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("rows", [COMPRESSED, SPEED], ids=["main", "speed"])
+def test_an_interval_is_on_one_line(rows, width, monkeypatch, capsys):
+    told = printed(rows, width, monkeypatch, capsys)
+    for cell in (str(cell) for row in rows for cell in row.values()):
+        assert cell.partition("(")[2] in told
+
+
+def test_the_main_table_is_one_of_80_columns_and_two_lines_a_row(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    integers = [c for c in CANDIDATES if not c.row.format.startswith("mxfp")]
+    show(terminal_table("vit on digits: accuracy", integers, CLASSIFICATION.metric))
+    told = capsys.readouterr().out.splitlines()
+    assert sum("┏" in line for line in told) == 1 and max(map(len, told)) <= 80
+    assert sum("│" in line for line in told) == 2 * len(integers)
+    assert about_operators(integers) == "Quantized operators: 14."
 
 
 def test_a_table_that_fits_is_one_and_its_cells_take_one_line(monkeypatch, capsys):

@@ -22,6 +22,8 @@ MOST_KEYS = 2
 FRAME = 3
 """Characters that each column adds to its text; the table adds one more."""
 NUMBER = re.compile(r"[-+~<>±(\[]*\d")
+INTERVAL = re.compile(r" (?=\([-+\d.,e]+ to [-+\d.,e]+\)$)")
+"""The space between a number and its interval, where a cell may be broken, and nowhere else."""
 ONLY_NUMBER = re.compile(r"-|[-+~<>±]*[\d.,]+(e[-+]?\d+)?( ?[%a-zA-Zµ/]+)?")
 
 
@@ -72,10 +74,19 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """Characters of the longest word that stays whole; a number stays with its unit."""
-        whole = (cell for cell in self.cells if ONLY_NUMBER.fullmatch(cell))
+        """Characters of the longest word that stays whole, as a number with its unit does."""
         words = (word for text in (self.name, *self.cells) for word in text.split())
-        return max([1, *map(len, whole), *map(_least, words)])
+        return max([1, *map(len, self._whole()), *map(_least, words)])
+
+    def _whole(self) -> Iterator[str]:
+        for cell in self.cells:
+            number, *interval = INTERVAL.split(cell)
+            if interval or ONLY_NUMBER.fullmatch(number):
+                yield from (number, *interval)
+
+    def broken(self, width: int) -> Iterator[str]:
+        """The cells for a column of so many characters: an interval is whole, on its own line."""
+        return (c if len(c) <= width else INTERVAL.sub("\n", c) for c in self.cells)
 
     @property
     def is_numeric(self) -> bool:
@@ -107,12 +118,14 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
     parts = _parts(columns, width - 1)
     for number, part in enumerate(parts, 1):
         table = Table(title=title if len(parts) == 1 else f"{title} ({number} of {len(parts)})")
-        for column, characters in zip(part, _widths(part, width - 1), strict=True):
+        widths = _widths(part, width - 1)
+        for column, characters in zip(part, widths, strict=True):
             justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
             table.add_column(
                 escape(column.name), justify=justify, overflow="fold", width=characters
             )
-        for row in zip(*(column.cells for column in part), strict=True):
+        cells = (column.broken(width) for column, width in zip(part, widths, strict=True))
+        for row in zip(*cells, strict=True):
             table.add_row(*map(Text, row))
         yield table
 

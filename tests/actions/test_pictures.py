@@ -26,6 +26,27 @@ class Net(nn.Module):
 
 class Told(Net):
     default_cfg = {"input_size": (3, 4, 4), "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.25, 1.0)}
+
+class Number(Net):
+    default_cfg = {"mean": 0.25, "std": 0.5}
+
+class Mean(Net):
+    default_cfg = {"mean": (0.25,)}
+
+class Deviation(Net):
+    default_cfg = {"std": 0.5}
+
+class Pairs(Net):
+    default_cfg = [("mean", 0.5)]
+
+class Text(Net):
+    default_cfg = {"mean": "0.5", "std": "0.5"}
+
+class Zero(Net):
+    default_cfg = {"mean": (0.5,), "std": (0.0,)}
+
+class Side(Net):
+    default_cfg = {"input_size": 4}
 """
 
 
@@ -61,6 +82,14 @@ def pixels(workload):
 SCALES = {
     "assumed": ("Net", {}, (0.5,), (0.5,), "an assumption"),
     "of the class": ("Told", {}, (0.1, 0.2, 0.3), (0.5, 0.25, 1.0), "default_cfg of Told"),
+    "one number of the class": ("Number", {}, (0.25,), (0.5,), "default_cfg of Number"),
+    "mean of the class": (
+        "Mean",
+        {"pixel_std": (0.5,)},
+        (0.25,),
+        (0.5,),
+        "as asked by --pixel-std; the other is as default_cfg",
+    ),
     "one number": (
         "Net",
         {"pixel_mean": (0.1307,), "pixel_std": (0.3081,)},
@@ -132,6 +161,12 @@ def test_a_processor_s_configuration_tells(tmp_path, config):
         ({"pixel_mean": (0.1, 0.2)}, "pixel_mean: expected one number, or one for each of 3"),
         ({"pixel_std": (1.0,) * 4}, "pixel_std: expected one number, or one for each of 3"),
         ({"net": "Told", "channels": 1}, "pixel_mean: expected one number, or one for each of 1"),
+        ({"net": "Mean"}, "default_cfg of Mean has the mean of pixels but no std"),
+        ({"net": "Deviation"}, "has the std of pixels but no mean: .* pass --pixel-mean"),
+        ({"net": "Pairs"}, "default_cfg of Pairs: expected dict, got .*list"),
+        ({"net": "Text"}, "default_cfg of Text: mean: expected"),
+        ({"net": "Zero"}, "default_cfg of Zero: std: got .* expected more than 0"),
+        ({"net": "Side"}, "default_cfg of Side: input_size: expected"),
         ({"image_size": (2, 3, 4)}, "image_size: got .* the height and the width"),
         ({"image_size": (0,)}, "image_size"),
         ({"channels": 2}, "channels: got 2, expected 1"),

@@ -88,7 +88,10 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(tmp_path):
     mine.touch()
     elsewhere.touch()
     job(tmp_path, 16)
-    assert {*tmp_path.rglob(".*.part")} == {mine, elsewhere}
+    assert {*tmp_path.glob(".*.part")} == {mine, elsewhere}
+    assert list((tmp_path / "deep").glob(".*.part"))  # of no job of this folder
+    write_text(tmp_path / "deep" / "file", "whole")
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file"]
     assert json.loads((tmp_path / "best.json").read_text()) == {"value": 16}
 
 

@@ -14,11 +14,12 @@ from chop.actions.compress_results import (
     MODEL_FILES,
     Candidate,
     Row,
+    about_operators,
     about_rows,
     footnotes,
     outcome_of,
     report_of,
-    table_of,
+    terminal_table,
 )
 from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.actions.progress import Stages
@@ -30,7 +31,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.quantization.unreached import describe_unreached
-from chop.report.report import Note, Report, Table, show
+from chop.report.report import Note, Report, show
 from chop.train import Metric
 
 FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
@@ -69,8 +70,9 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     baseline, rounded, trained = _measure_all(config, workload)
     candidates = [baseline, *rounded, *trained]
     measured = show(
-        Table(f"{title}: {metric.title}", table_of(candidates, metric)),
+        terminal_table(f"{title}: {metric.title}", candidates, metric),
         *map(Note, footnotes(candidates)),
+        Note(about_operators(candidates), is_written=False),
         Note(about_rows(workload)),
         Note(_about_training(rounded, trained, config), is_written=False),
         Note(_about(workload), is_written=False),

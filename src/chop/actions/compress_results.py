@@ -24,7 +24,7 @@ from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
-from chop.report.report import Block, Note, Report, figure
+from chop.report.report import Block, Note, Report, Table, figure
 from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.train import Metric
 from chop.train.intervals import Interval, Score
@@ -37,6 +37,7 @@ MODEL_FILES = ("model.pt", "model.mz")
 ONNX_FILE = "model.onnx"
 POOR_FIT = " *"
 """Behind a format that takes most of the weights of some layers."""
+OPERATORS = "quantized operators"
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,24 @@ def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, 
             "format": row.format + POOR_FIT * bool(row.poor_fit),
             **{f"{name} (95 % interval)": s.format_cell(metric) for name, s in scores.items()},
             "bits": f"{row.bits:.2f}",
-            "quantized operators": row.quantized,
+            OPERATORS: row.quantized,
             "weights (kB)": f"{row.size_kb:.1f}",
         }
         for row, scores in ((candidate.row, candidate.scores) for candidate in candidates)
     ]
+
+
+def terminal_table(title: str, candidates: Sequence[Candidate], metric: Metric) -> Table:
+    """The table for 80 columns: `about_operators` has the column that the document alone has."""
+    rows = table_of(candidates, metric)
+    return Table(title, rows, [name for name in rows[0] if name != OPERATORS])
+
+
+def about_operators(candidates: Sequence[Candidate]) -> str:
+    """How many operators are quantized, for a line below a table; `table.md` has it by format."""
+    counts = {c.row.quantized for c in candidates if c.row.method != "float"}
+    least, most = min(counts, default=0), max(counts, default=0)
+    return f"Quantized operators: {most if least == most else f'{least} to {most}, by format'}."
 
 
 def printed_row(row: Row, metric: Metric) -> dict[str, Any]:

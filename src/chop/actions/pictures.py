@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from chop.config import convert
 from chop.data import DATASETS, DatasetInfo
 from chop.errors import CheckpointError, ConfigError
 from chop.files.documents import read_json
@@ -52,9 +54,10 @@ def pictures_for(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) ->
     known; of others they are taken to be from -1 to 1, which is said.
 
     Raises:
-        ConfigError: settings that do not go together.
+        ConfigError: settings that do not go together, or the model has a mean without a deviation
+            or a deviation without a mean, and the settings do not have the other.
     """
-    found = _of_model(config.model, model, info)
+    found = _of_model(config, model, info)
     size = _asked_size(config, found.size or info.image_size)
     asked = {name: getattr(config, name) for name in ("pixel_mean", "pixel_std")}
     scale = {
@@ -96,20 +99,17 @@ def _asked_size(
     return config.channels or channels, height, width
 
 
-def _of_model(name: str, model: nn.Module, info: DatasetInfo) -> Pictures:
-    config = getattr(model, "config", None)
-    if config is None:
-        given: Mapping[str, Any] = getattr(model, "default_cfg", None) or {}
-        mean, std, size = given.get("mean"), given.get("std"), given.get("input_size")
-        source = f"as default_cfg of {type(model).__name__} says"
-    else:
-        given = _preprocessor(name)
-        mean, std = given.get("image_mean"), given.get("image_std")
-        if not given.get("do_normalize", True):
-            mean, std = (0.0,), (1.0,)
-        size, source = _size_of(config, given), f"as {_PREPROCESSOR} says"
+def _of_model(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pictures:
+    found, where, size = _own_scale(config.model, model)
+    asked = {name: getattr(config, f"pixel_{name}") for name in found}
+    if any(found.values()):
+        found = {name: found[name] or asked[name] for name in found}
+        if not any(asked.values()):
+            _check_whole(found, where)
+    mean, std = found["mean"], found["std"]
     if mean and std:
-        info = dataclasses.replace(info, pixel_mean=tuple(mean), pixel_std=tuple(std))
+        info = dataclasses.replace(info, pixel_mean=mean, pixel_std=std)
+        source = f"as {where} says"
     elif info.name in DATASETS:
         source = f"as is usual for {info.name}"
     else:
@@ -117,7 +117,52 @@ def _of_model(name: str, model: nn.Module, info: DatasetInfo) -> Pictures:
             "an assumption, since neither the model nor its files tell; --pixel-mean and "
             "--pixel-std do"
         )
-    return Pictures(info, None if size is None else tuple(size), source)
+    return Pictures(info, size, source)
+
+
+Scale = dict[str, tuple[float, ...] | None]
+"""`mean` and `std` by name."""
+
+
+def _own_scale(name: str, model: nn.Module) -> tuple[Scale, str, tuple[int, int, int] | None]:
+    """Mean and deviation of the pixels as a model has them, where it says so, and its (C, H, W).
+
+    Raises:
+        ConfigError: a value that is none.
+    """
+    config = getattr(model, "config", None)
+    if config is not None:
+        given = _preprocessor(name)
+        keys = {"mean": "image_mean", "std": "image_std"}
+        if not given.get("do_normalize", True):
+            given = {**given, "image_mean": 0.0, "image_std": 1.0}
+        where, size = _PREPROCESSOR, _size_of(config, given)
+    else:
+        where, keys = f"default_cfg of {type(model).__name__}", {"mean": "mean", "std": "std"}
+        given = convert(getattr(model, "default_cfg", None) or {}, dict[str, Any], where)
+        size = convert(given.get("input_size"), tuple[int, int, int] | None, f"{where}: input_size")
+    scale = {key: _numbers(given.get(own), f"{where}: {own}") for key, own in keys.items()}
+    if not all(value > 0 for value in scale["std"] or ()):
+        raise ConfigError(
+            f"{where}: {keys['std']}: got {given[keys['std']]}, expected more than 0."
+        )
+    return scale, where, size
+
+
+def _numbers(value: Any, where: str) -> tuple[float, ...] | None:
+    listed = value.tolist() if isinstance(value, torch.Tensor) else value
+    found = convert(listed, float | tuple[float, ...] | None, where)
+    return (found,) if isinstance(found, float) else found or None
+
+
+def _check_whole(found: Scale, where: str) -> None:
+    """Raises ConfigError where a model has a mean alone, or a deviation alone."""
+    has, lacks = sorted(found, key=lambda name: not found[name])
+    if found[has] and not found[lacks]:
+        raise ConfigError(
+            f"{where} has the {has} of pixels but no {lacks}: give it both, or pass "
+            f"--pixel-{lacks}."
+        )
 
 
 def _size_of(config: Any, given: Mapping[str, Any]) -> tuple[int, int, int] | None:

@@ -36,7 +36,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
     path = _staged(Path(path))
-    temporary = temporary_beside(path)
+    temporary = temporary_beside(_without_orphans(path))
     with writing(path):
         make_folders(path.parent)
         try:

@@ -204,7 +204,8 @@ class Run:
 def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
     """Run: writes the manifest of a job when the block begins, and again when it ends.
 
-    What killed runs have half written into the folder is removed.
+    What killed runs have half written into the folder is removed, but nothing below it: a file
+    half written there is removed by the next writer of that file.
 
     Args:
         kind: name of the job, as on the command line.
@@ -224,7 +225,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         ('finished', {'widths': [4, 8]}, ({'width': 4, 'accuracy': 0.5},))
     """
     folder = make_folder(folder)
-    remove_orphans(folder.rglob(".*.part"))
+    remove_orphans(folder.glob(".*.part"))
     _warn_of_a_running_one(folder)
     manifest = Manifest(
         kind=kind,
