@@ -24,6 +24,10 @@ class Net(nn.Module):
     def forward(self, pixel_values):
         return self.fc(pixel_values.flatten(1))
 
+class Any(Net):
+    def forward(self, pixel_values):
+        return self.fc(pixel_values.new_zeros(len(pixel_values), 48))
+
 class Told(Net):
     default_cfg = {"input_size": (3, 4, 4), "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.25, 1.0)}
 
@@ -137,7 +141,7 @@ def test_scale_of_pixels(config, capsys, case):
     ],
 )
 def test_size_of_pictures(config, settings, shape):
-    assert pixels(load_workload(config(**settings))).shape == shape
+    assert pixels(load_workload(config("Any", **settings))).shape == shape
 
 
 def test_a_processor_s_configuration_tells(tmp_path, config):

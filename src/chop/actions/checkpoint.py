@@ -10,6 +10,7 @@ from torch import nn
 
 from chop.actions.pictures import SETTINGS, pictures_for
 from chop.data import (
+    check_classes,
     check_vocabulary,
     class_names,
     describe_dataset,
@@ -51,6 +52,8 @@ def load_checkpoint(config: WorkloadConfig) -> tuple[nn.Module, DatasetDict, Tas
     make_folder(config.out)
     data = _load_data(config)
     task = _task_of(config, data)
+    if task.name == "classification":
+        check_classes(data, config.dataset)
     model = load_model(
         config.model,
         num_labels=_num_labels(config.model, data, task),

@@ -60,10 +60,7 @@ def pictures_for(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) ->
     found = _of_model(config, model, info)
     size = _asked_size(config, found.size or info.image_size)
     asked = {name: getattr(config, name) for name in ("pixel_mean", "pixel_std")}
-    scale = {
-        name: _per_channel(name, values or _gray(getattr(found.info, name)), size)
-        for name, values in asked.items()
-    }
+    scale = {name: _per_channel(name, values, found, size) for name, values in asked.items()}
     given = [f"--{name.replace('_', '-')}" for name, values in asked.items() if values is not None]
     rest = f"; the other is {found.source}" if len(given) == 1 else ""
     source = f"as asked by {' and '.join(given)}{rest}" if given else found.source
@@ -73,12 +70,19 @@ def pictures_for(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) ->
 
 
 def _per_channel(
-    name: str, values: tuple[float, ...], size: tuple[int, int, int] | None
+    name: str,
+    asked: tuple[float, ...] | None,
+    found: Pictures,
+    size: tuple[int, int, int] | None,
 ) -> tuple[float, ...]:
+    """What is asked for, or else found: one number, or one for each channel."""
+    values = asked or _gray(getattr(found.info, name))
     if size is None or len(values) in (1, size[0]):
         return values
+    source = "" if asked else f", {found.source}"
     raise ConfigError(
-        f"{name}: expected one number, or one for each of {size[0]} channels, got {len(values)}."
+        f"{name}: expected one number, or one for each of {size[0]} channels, got "
+        f"{len(values)}{source}; --channels changes the pictures."
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.checkpoint import load_checkpoint
 from chop.actions.pictures import SETTINGS
+from chop.actions.probe import check_forward
 from chop.actions.settings.workload import WorkloadConfig, short_name
 from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
@@ -297,6 +298,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
     else:
         model, data, task = load_checkpoint(config)
         rows = _rows_of(data, task)
+        check_forward(model.to(place), rows["train"], config)
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
         dataset, epochs, lr = str(config.dataset), CHECKPOINT_EPOCHS, CHECKPOINT_LR
@@ -383,12 +385,9 @@ def _fine_tune(
 ) -> None:
     from safetensors.torch import load_model, save_model
 
-    training: Training = {
-        "epochs": config.train_epochs,
-        "lr": CHECKPOINT_LR,
-        "batch_size": config.batch_size,
-        "seed": config.seed,
-    }
+    training = Training(
+        epochs=config.train_epochs, lr=CHECKPOINT_LR, batch_size=config.batch_size, seed=config.seed
+    )
     identity = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
     path = config.out / FINE_TUNED.format(digest)

@@ -11,7 +11,7 @@ from chop.data.catalogue import (
     describe_dataset,
     get_dataset_info,
 )
-from chop.data.labels import class_names, with_numbered_labels
+from chop.data.labels import check_classes, class_names, with_numbered_labels
 from chop.data.load import (
     BUILTIN_DATASETS,
     TEXT_DATASETS,
@@ -33,6 +33,7 @@ __all__ = [
     "DATASETS",
     "TEXT_DATASETS",
     "DatasetInfo",
+    "check_classes",
     "check_vocabulary",
     "class_names",
     "describe_dataset",

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from chop.data.load import label_column
+from chop.errors import ConfigError, enumerate_names
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
 log = logging.getLogger(__name__)
+SHOWN = 8
+"""Classes that a message names."""
+LEAST_SUSPICIOUS = 10
+"""With fewer classes, half as many as rows may be meant."""
 
 
 def class_names(splits: DatasetDict) -> list[str] | None:
@@ -27,6 +32,64 @@ def class_names(splits: DatasetDict) -> list[str] | None:
     if getattr(feature, "dtype", None) not in ("string", "large_string"):
         return None
     return sorted({text for split in splits.values() for text in split.unique(column)})
+
+
+def check_classes(splits: DatasetDict, name: str) -> None:
+    """Looks at the classes of a data set: warnings of the logger `chop.data` say what looks wrong.
+
+    These are classes that the training rows lack, names that differ in case or spaces alone,
+    numbers that do not begin at 0, and about as many classes as rows.
+
+    Args:
+        splits: rows with a class each; lists of classes, as tokens have them, are not looked at.
+        name: of the data set.
+    Raises:
+        ConfigError: no class of a split is one of the training rows.
+    """
+    column = label_column(splits["train"].column_names)
+    feature = splits["train"].features.get(column)
+    if not isinstance(getattr(feature, "dtype", None), str) or feature.dtype.startswith("list"):
+        return
+    names = getattr(feature, "names", None)
+    classes = {
+        key: [names[i] if names and i >= 0 else i for i in split.unique(column)]
+        for key, split in splits.items()
+    }
+    known, rows = set(classes["train"]), len(splits["train"])
+    if len(known) >= LEAST_SUSPICIOUS and 2 * len(known) > rows:
+        log.warning(
+            "%d classes in %d training rows: --label-column names another column, and "
+            "--task regression takes labels as numbers",
+            len(known),
+            rows,
+        )
+    for key, found in classes.items():
+        others = [str(value) for value in found if value not in known]
+        listed = enumerate_names(others, SHOWN)
+        if others and len(others) == len(found):
+            trained = enumerate_names(sorted(map(str, known)), SHOWN)
+            raise ConfigError(
+                f"data set '{name}': the classes of the split '{key}' ({listed}) are none of the "
+                f"training rows ({trained}); name classes alike in all splits, or give more rows."
+            )
+        if others:
+            log.warning("no training row has the class %s of the split '%s'", listed, key)
+    for alike in _alike([value for value in known if isinstance(value, str)]):
+        shown = " and ".join(map(repr, sorted(alike)))
+        log.warning("classes %s differ in case or spaces alone, and are several", shown)
+    numbers = [value for value in known if isinstance(value, int)]
+    if numbers and min(numbers) > 0:
+        log.warning(
+            "labels begin at %d: they are numbered from 0, and no row has class 0", min(numbers)
+        )
+
+
+def _alike(names: list[str]) -> list[list[str]]:
+    """Groups of several names that are one without case and outer spaces."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.strip().casefold(), []).append(name)
+    return [group for group in found.values() if len(group) > 1]
 
 
 def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -> DatasetDict:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.data.digits import digits
+from chop.data.files import read_file, read_folder
+from chop.data.pictures import picture_column
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
 from chop.data.stories import stories
-from chop.data.windows import TEXT_BUILDER, is_running_text
+from chop.data.windows import is_running_text
 from chop.errors import (
     MOST_NAMES,
     ConfigError,
@@ -18,9 +20,8 @@ from chop.errors import (
     check_known,
     did_you_mean,
     enumerate_names,
-    first_line,
 )
-from chop.hub import cache_folder, hub_is_reachable, offline_errors
+from chop.hub import hub_is_reachable, offline_errors
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -38,16 +39,6 @@ FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
 TEXT_DATASETS = frozenset({"reviews", "stories"})
 LABEL_ADVICE = "--label-column names the one with the labels, label= in Python"
 UNLABELED_DATASETS = frozenset({"stories"})
-
-
-FILE_KINDS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-    ".txt": TEXT_BUILDER,
-}
 
 
 def load_dataset(
@@ -87,9 +78,9 @@ def load_dataset(
     if name in known:
         splits = known[name]()
     elif Path(name).is_dir():
-        splits = _from_folder(Path(name))
+        splits = read_folder(Path(name))
     elif Path(name).is_file():
-        splits = _from_file(Path(name))
+        splits = read_file(Path(name))
     else:
         splits = _from_hub(name)
     return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
@@ -149,44 +140,6 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
     return DatasetDict(named)
 
 
-def _from_file(path: Path) -> DatasetDict:
-    import datasets
-
-    kind = FILE_KINDS.get(path.suffix.lower())
-    if kind is None:
-        raise ConfigError(
-            f"file '{path}': expected one of {', '.join(FILE_KINDS)}, or a folder of them."
-        )
-    settings = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
-    try:
-        return datasets.load_dataset(
-            kind,
-            data_files={"train": str(path.absolute())},
-            cache_dir=str(cache_folder() / "datasets"),
-            **settings,
-        )
-    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        reason = first_line(error.__cause__ or error)
-        raise ConfigError(f"file '{path}' cannot be read as {kind}: {reason}") from error
-
-
-def _from_folder(folder: Path) -> DatasetDict:
-    import datasets
-
-    if (folder / "dataset_dict.json").is_file():
-        return datasets.load_from_disk(folder)
-    if (folder / "state.json").is_file():
-        return datasets.DatasetDict(train=datasets.load_from_disk(folder))
-    try:
-        # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
-        return datasets.load_dataset(str(folder), cache_dir=str(cache_folder() / "datasets"))
-    except (FileNotFoundError, ValueError) as error:
-        raise ConfigError(
-            f"folder '{folder}' holds no data set: expected parquet, csv or json files, pictures "
-            f"in a folder for each class, or what save_to_disk writes ({first_line(error)})."
-        ) from error
-
-
 def _from_hub(name: str) -> DatasetDict:
     import datasets
 
@@ -235,6 +188,20 @@ def _check_labels(splits: DatasetDict, name: str) -> None:
             )
 
 
+def _without_label(splits: DatasetDict, name: str) -> str:
+    """The sentence on rows without a label column."""
+    if picture_column(splits) is not None and splits["train"].num_columns == 1:
+        return (
+            f"data set '{name}' has pictures of one class, or of none: expected a folder for each "
+            f"of at least two classes, as {name}/cat/1.png and {name}/dog/2.png."
+        )
+    columns = enumerate_names(list(map(repr, splits["train"].column_names)), MOST_NAMES)
+    return (
+        f"data set '{name}' has no column 'labels' or 'label': its columns are {columns}; "
+        f"{LABEL_ADVICE}."
+    )
+
+
 def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -> DatasetDict:
     from datasets import DatasetDict
 
@@ -242,10 +209,7 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
     if "train" not in labeled:
         columns = splits["train"].column_names if "train" in splits else []
         if "train" in splits and label_column(columns) is None:
-            raise ConfigError(
-                f"data set '{name}' has no column 'labels' or 'label': its columns are "
-                f"{enumerate_names(columns, MOST_NAMES)}; {LABEL_ADVICE}."
-            )
+            raise ConfigError(_without_label(splits, name))
         raise ConfigError(
             f"data set '{name}' has no labeled split 'train': found {sorted(splits)}, labels are "
             "expected from 0 upwards."

@@ -61,6 +61,7 @@ def get_tokenized_dataset(
     splits = load_dataset(dataset, limit=drawn, labeled=labeled)
     labeled = labeled and str(dataset) not in UNLABELED_DATASETS
     columns = _text_columns(splits["train"], text_column)
+    _check_texts(splits, columns)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length
     if length < 1:
         raise ConfigError(f"max_length: expected at least one token, got {length}.")
@@ -133,3 +134,22 @@ def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
         )
     second = SECOND_COLUMNS.get(first)
     return [first, second] if second is not None and second in names else [first]
+
+
+def _check_texts(splits: DatasetDict, columns: list[str]) -> None:
+    """Raises ConfigError where a column has no texts, or rows without one."""
+    for name in columns:
+        feature = splits["train"].features[name]
+        kind = getattr(getattr(feature, "feature", feature), "dtype", type(feature).__name__)
+        if kind not in ("string", "large_string"):
+            raise ConfigError(
+                f"column '{name}': expected texts, got {kind}; --text-column names the one with "
+                "the texts, text_column= in Python."
+            )
+        for key, split in splits.items():
+            blank = split.with_format("arrow")[name][:].null_count
+            if blank:
+                raise ConfigError(
+                    f"{blank} of {len(split)} rows of the split '{key}' have no text in the column "
+                    f"'{name}'; fill them in or leave these rows out."
+                )

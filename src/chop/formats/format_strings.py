@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 from chop.errors import ConfigError
 from chop.files.documents import parse_json
-from chop.formats.base import NumberFormat, parse_format
+from chop.formats.base import REGISTRY, NumberFormat, parse_format
 from chop.formats.integer import Integer
 
 RULES = ("auto", "minmax", "mse", "percentile")
 """How an integer's fraction may be derived."""
+WIDTH = re.compile(r"(?:u?int|fp|float|i|w|q)(\d+)\w*", re.IGNORECASE)
+"""What others call their formats by: int8, fp4, q4_0."""
 
 
 def parse_format_string(text: str) -> NumberFormat:
@@ -30,6 +33,14 @@ def parse_format_string(text: str) -> NumberFormat:
     if text[:1].isdigit():
         return _parse_integer(text)
     name, *fields = text.split(":")
+    if name not in REGISTRY and (width := WIDTH.fullmatch(name)):
+        kind = f"{width[1]}.auto" if not text.lower().startswith("f") else "mxfp or minifloat_ieee"
+        raise ConfigError(f"unknown number format '{name}': did you mean {kind}?")
+    if "=" in name:
+        raise ConfigError(
+            f"unknown number format '{name}': fields stand behind a format's name and ':', as "
+            "mxfp:width=4:exponent_width=2; commas are between formats."
+        )
     pairs = [field.partition("=") for field in fields]
     if not all(value for _, _, value in pairs):
         raise ConfigError(f"format '{text}': expected name:field=value, as mxint:width=4.")

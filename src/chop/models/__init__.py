@@ -10,7 +10,7 @@ from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe
 from chop.models.catalogue import MODELS, ModelInfo, find_model_info, get_model_info
 from chop.models.load import AUTO_CLASSES, load_model, read_config
 from chop.models.named import get_model, get_tokenizer
-from chop.models.own import is_own
+from chop.models.own import is_own, reason_of_user_code
 from chop.models.plain import VGG7, ToyConvNet, ToyCustomFnNet, ToyNet
 from chop.models.registry import ModelFactory, register_mase_checkpoint, register_mase_model
 
@@ -33,6 +33,7 @@ __all__ = [
     "is_own",
     "load_model",
     "read_config",
+    "reason_of_user_code",
     "register_mase_checkpoint",
     "register_mase_model",
 ]

@@ -147,12 +147,18 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """The configuration of a local folder or hub name.
 
     Raises:
-        ConfigError: the folder holds none, or an unknown one.
+        ConfigError: the folder holds none, or an unknown one; or it is a file.
         UnavailableError: a hub name that is neither in the local cache nor reachable.
     """
     from transformers import AutoConfig
 
     is_folder = Path(name).is_dir()
+    if Path(name).is_file():
+        as_own = f"{name}:Net" if name.endswith(".py") else f"file.py:Net --weights {name}"
+        raise ConfigError(
+            f"model '{name}' is a file: give its class too, as {as_own}, or the folder of a "
+            "Hugging Face model."
+        )
     if is_folder and not (Path(name) / "config.json").is_file():
         raise ConfigError(f"folder '{name}' holds no model: expected a config.json in it.")
     if is_folder:

@@ -85,7 +85,7 @@ def _run_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"'{path}' cannot be run: {_reason(error, path)}") from error
+        raise ConfigError(f"'{path}' cannot be run: {reason_of_user_code(error, path)}") from error
     finally:
         sys.path.pop(0)
     return module
@@ -95,10 +95,12 @@ def _call(build: Callable[..., Any], arguments: dict[str, int], name: str, path:
     try:
         return build(**arguments)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"'{name}' cannot be built: {_reason(error, path)}") from error
+        raise ConfigError(
+            f"'{name}' cannot be built: {reason_of_user_code(error, path)}"
+        ) from error
 
 
-def _reason(error: BaseException, path: Path) -> str:
+def reason_of_user_code(error: BaseException, path: Path) -> str:
     """What user code raised, and the last line of the user's files on the way there."""
     folder, place = path.parent.absolute(), ""
     for frame, line in traceback.walk_tb(error.__traceback__):

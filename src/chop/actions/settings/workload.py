@@ -25,6 +25,8 @@ def short_name(name: str) -> str:
 
 
 Ranges = Mapping[str, tuple[float, float]]
+IN_FILES = ("model", "dataset", "weights", "tokenizer")
+"""Settings that may be paths, where `~` is the home folder: shells replace unquoted ones only."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ class WorkloadConfig:
         for each in fields(self):
             check_text(getattr(self, each.name), each.name)
         object.__setattr__(self, "out", Path(self.out).expanduser())
+        for name in IN_FILES:
+            value = getattr(self, name)
+            if isinstance(value, str) and value.startswith("~"):
+                object.__setattr__(self, name, str(Path(value).expanduser()))
         for name, (least, most) in self._ranges().items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
@@ -116,6 +122,11 @@ class WorkloadConfig:
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
         self._check_pictures()
+        if self.text_column is not None and self.text_column == self.label_column:
+            raise ConfigError(
+                f"text_column: '{self.text_column}' is the label_column too; name one for texts "
+                "and one for labels."
+            )
         if self.task is not None:
             from chop.train import find_task
 

@@ -1,0 +1,120 @@
+"""Files and folders of tables or pictures, as data sets; what cannot be read is one sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chop.data.windows import TEXT_BUILDER
+from chop.errors import ConfigError, first_line
+from chop.hub import cache_folder
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+FILE_KINDS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".txt": TEXT_BUILDER,
+}
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+"""What columns of a table may be separated by, and its name."""
+WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+"""What pandas says of a line."""
+
+
+def read_file(path: Path) -> DatasetDict:
+    """The rows of one file as the split `train`.
+
+    Raises:
+        ConfigError: it is of no known kind, or cannot be read.
+    """
+    import datasets
+
+    kind = FILE_KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise ConfigError(
+            f"file '{path}': expected one of {', '.join(FILE_KINDS)}, or a folder of them."
+        )
+    settings = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
+    try:
+        found = datasets.load_dataset(
+            kind,
+            data_files={"train": str(path.absolute())},
+            cache_dir=str(cache_folder() / "datasets"),
+            **settings,
+        )
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        raise ConfigError(f"file '{path}' cannot be read as {kind}: {_reason(error)}") from error
+    return _checked(found, f"file '{path}'")
+
+
+def read_folder(folder: Path) -> DatasetDict:
+    """The splits of a folder: files, pictures in a folder for each class, or `save_to_disk`'s.
+
+    Raises:
+        ConfigError: there are none, or a file cannot be read.
+    """
+    import datasets
+
+    try:
+        if (folder / "dataset_dict.json").is_file():
+            return datasets.load_from_disk(folder)
+        if (folder / "state.json").is_file():
+            return datasets.DatasetDict(train=datasets.load_from_disk(folder))
+        # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
+        found = datasets.load_dataset(str(folder), cache_dir=str(cache_folder() / "datasets"))
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise ConfigError(f"folder '{folder}' cannot be read: {_reason(error)}") from error
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(
+            f"folder '{folder}' holds no data set: expected parquet, csv or json files, pictures "
+            f"in a folder for each class, or what save_to_disk writes ({first_line(error)})."
+        ) from error
+    return _checked(found, f"folder '{folder}'")
+
+
+def _checked(splits: DatasetDict, what: str) -> DatasetDict:
+    """Raises ConfigError where all columns of a table were read as one."""
+    for split in splits.values():
+        name = split.column_names[0] if len(split.column_names) == 1 else ""
+        found = next((mark for mark in SEPARATORS if mark in name), None)
+        if found is not None:
+            raise ConfigError(
+                f"{what}: its only column is {name!r}: the columns are separated by "
+                f"{SEPARATORS[found]}; save it as .csv with commas, or as .tsv with tabs."
+            )
+    return splits
+
+
+def _reason(error: BaseException) -> str:
+    """Why a file cannot be read, and what to do about it."""
+    causes = list(_chain(error))
+    text = " ".join(map(str, causes))
+    wrong = WRONG_COLUMNS.search(text)
+    if wrong is not None:
+        return (
+            f"line {wrong[2]} has {wrong[3]} columns where {wrong[1]} are expected; put texts that "
+            'have the separator in them into quotes ("...").'
+        )
+    if "codec can't decode" in text:
+        return "its bytes are not UTF-8; save it as UTF-8 (in a spreadsheet, 'CSV UTF-8')."
+    if "corresponds to no data" in text or "No columns to parse" in text:
+        return "it has no rows; expected a line of column names and a line for each row."
+    if "must have the same columns" in text:
+        differing = re.search(r"there are (.*\}\))", text)
+        file = re.search(r"generating data using\s+(\S.*?)(?:,|\n|$)", text)
+        where = f"'{Path(file[1]).name}'" if file else "one of them"
+        listed = differing[1] if differing else "other columns"
+        return f"its files have different columns: in {where} are {listed}; give all the same."
+    return first_line(error.__cause__ or error)
+
+
+def _chain(error: BaseException | None) -> Any:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

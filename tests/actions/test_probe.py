@@ -1,0 +1,95 @@
+"""A model that cannot take its rows is one sentence, before anything is trained or captured."""
+
+import pytest
+import torch
+
+from chop.actions.settings.workload import WorkloadConfig
+from chop.actions.workload import load_workload
+from chop.errors import ConfigError
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.fc(x + 0 * torch.rand(1))
+
+class Wide(Net):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+class Double(Net):
+    def __init__(self):
+        super().__init__()
+        self.double()
+
+class Two(Net):
+    def forward(self, x, y):
+        return self.fc(x) + y
+
+class Image(Net):
+    def forward(self, x):
+        batch, channels, height, width = x.shape
+        return self.fc(x)
+"""
+REFUSED = {
+    "Wide": r"line \d+, in Net.forward, raises RuntimeError: mat1 and mat2 shapes",
+    "Double": "raises RuntimeError: mat1 and mat2 must have the same dtype",
+    "Two": "missing 1 required positional argument: 'y'",
+    "Image": "in Image.forward, raises ValueError: not enough values to unpack",
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    lines = [f"{i % 7},{i % 5},{i % 3},{i % 2}" for i in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["p,q,r,label", *lines]))
+
+    def made(net, **settings):
+        settings = {"dataset": str(tmp_path / "a.csv"), "out": tmp_path / "out", **settings}
+        return WorkloadConfig(model=net, device="cpu", **settings)
+
+    return made
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize("net", REFUSED)
+def test_a_forward_that_does_not_fit_is_refused(net, epochs, config, tmp_path):
+    with pytest.raises(ConfigError, match=REFUSED[net]) as caught:
+        load_workload(config(f"{tmp_path}/net.py:{net}", train_epochs=epochs))
+    assert "x float32 (3, 3)" in str(caught.value)
+
+
+def test_the_call_leaves_no_trace(config, tmp_path):
+    state = torch.get_rng_state()
+    model = load_workload(config(f"{tmp_path}/net.py:Net")).model
+    assert model.calls == 0 and not model.training
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["net.py", "weights.safetensors", "model.pt"])
+def test_a_file_without_a_class_is_refused(name, config, tmp_path):
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"is a file: give its class too, as .*:Net"):
+        load_workload(config(f"{tmp_path}/{name}"))
+
+
+@pytest.mark.parametrize("name", ["model", "dataset", "weights", "tokenizer"])
+def test_the_home_folder_is_put_in_for_its_mark(name, config, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = config(**{"net": "~/net.py:Net"} if name == "model" else {"net": "a", name: "~/b"})
+    assert getattr(given, name).startswith(f"{tmp_path}/")
+
+
+def test_one_column_for_texts_and_labels_is_refused(config):
+    with pytest.raises(ConfigError, match="'a' is the label_column too"):
+        config("a", text_column="a", label_column="a")

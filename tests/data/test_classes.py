@@ -1,0 +1,66 @@
+"""Classes that look wrong are warned of; those of a split that no training row has are refused."""
+
+import logging
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from chop.data.labels import check_classes
+from chop.errors import ConfigError
+
+
+def rows(train, test, feature=None):
+    features = None if feature is None else Features({"label": feature})
+    splits = {"train": train, "test": test}
+    made = {k: Dataset.from_dict({"label": v}, features=features) for k, v in splits.items()}
+    return DatasetDict(made)
+
+
+WARNED = {
+    "case": (["pos", "Pos", "neg"] * 4, ["pos"], None, "'Pos' and 'pos' differ in case"),
+    "spaces": (["pos", "pos ", "neg"] * 4, ["pos"], None, "'pos' and 'pos ' differ in case"),
+    "from 1": ([1, 2] * 4, [1, 2], None, "labels begin at 1"),
+    "from 5": ([5, 7] * 4, [5], None, "labels begin at 5"),
+    "missing": (["a", "b"] * 4, ["a", "c"], None, "no training row has the class c of the split"),
+    "missing number": ([0, 1] * 4, [0, 2], None, "no training row has the class 2"),
+    "missing name": ([0, 0], [0, 1], ClassLabel(names=["cat", "dog"]), "has the class dog"),
+    "a class a row": (list(range(20)), [3], None, "20 classes in 20 training rows"),
+    "a text a row": ([f"t{i}" for i in range(20)], ["t1"], None, "20 classes in 20 training rows"),
+}
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_classes_that_look_wrong_are_warned_of(case, caplog):
+    train, test, feature, told = WARNED[case]
+    with caplog.at_level(logging.WARNING, "chop.data"):
+        check_classes(rows(train, test, feature), "mine")
+    assert told in caplog.text and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "feature"),
+    [
+        (["pos", "neg"] * 4, ["pos", "neg"], None),
+        ([0, 1, 2] * 4, [0], None),
+        ([False, True] * 4, [True], Value("bool")),
+        ([0.0, 1.0] * 4, [1.0], None),
+        ([0, 1], [1], ClassLabel(names=["cat", "dog"])),
+        ([[0, 1]] * 4, [[1]], None),
+    ],
+)
+def test_classes_that_are_right_are_not(train, test, feature, caplog):
+    check_classes(rows(train, test, feature), "mine")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (["pos", "neg"], ["positive", "negative"]),
+        ([0, 1], [2, 3]),
+        (["0", "1"], ["zero"]),
+    ],
+)
+def test_a_split_of_other_classes_is_refused(train, test):
+    with pytest.raises(ConfigError, match="classes of the split 'test' .* none of the training"):
+        check_classes(rows(train, test), "mine")

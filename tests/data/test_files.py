@@ -1,0 +1,80 @@
+"""Files and folders of one's own: what cannot be read is one sentence with a way out."""
+
+import gc
+
+import pytest
+
+from chop.data import get_tokenized_dataset, load_dataset
+from chop.errors import ConfigError
+
+HEADER, LINES = "text,label\n", "good film,1\nbad film,0\n" * 4
+FILES = {
+    "semicolons": ("a.csv", (HEADER + LINES).replace(",", ";"), "separated by semicolons; save"),
+    "bars": ("a.csv", (HEADER + LINES).replace(",", "|"), "separated by bars; save"),
+    "commas in a tsv": ("a.tsv", HEADER + LINES, "separated by commas; save"),
+    "latin": ("a.csv", (HEADER + "caf\xe9,1\n").encode("latin-1"), "save it as UTF-8"),
+    "utf-16": ("a.csv", (HEADER + LINES).encode("utf-16"), "save it as UTF-8"),
+    "no rows": ("a.csv", HEADER, "it has no rows"),
+    "empty": ("a.csv", "", "it has no rows"),
+    "commas in texts": ("a.csv", HEADER + LINES + "bad, very bad,0\n", "line 10 has 3 columns"),
+    "no label": ("a.csv", " text,Label\n" + LINES, "its columns are ' text', 'Label'"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_cannot_be_read_says_what_to_do(case, tmp_path):
+    name, content, told = FILES[case]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=told):
+        load_dataset(path)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_folder_of_files_with_different_columns_is_refused(tmp_path):
+    for number, header in enumerate(["text,target\n", "review,label\n", "a,b\n"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "train.csv").write_text(HEADER + LINES)
+        (folder / "test.csv").write_text(header + LINES)
+        with pytest.raises(ConfigError, match=r"different columns: in 'test.csv' are"):
+            load_dataset(folder)
+    gc.collect()  # `datasets` leaves the file open
+
+
+@pytest.mark.parametrize("start", ["\ufeff", ""])
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+def test_marks_and_line_ends_of_windows_are_read(start, end, tmp_path):
+    path = tmp_path / "\xe4 b.csv"
+    path.write_bytes((start + HEADER + LINES).replace("\n", end).encode())
+    found = load_dataset(path)
+    assert found["train"].column_names == ["text", "label"]
+    assert {*found["train"]["label"]} <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (range(8), "column 'text': expected texts, got int64"),
+        ([0.5] * 8, "column 'text': expected texts, got (float64|double)"),
+        (["good", ""] * 4, "rows of the split '(train|test)' have no text in the column 'text'"),
+    ],
+)
+def test_a_column_without_texts_is_refused(values, told, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(HEADER + "".join(f"{value},{i % 2}\n" for i, value in enumerate(values)))
+    with pytest.raises(ConfigError, match=told):
+        get_tokenized_dataset(path, "bert-tiny")
+
+
+@pytest.mark.parametrize("folders", [("",), ("a",), ("a", "b/.hidden")])
+def test_pictures_without_classes_are_refused(folders, tmp_path):
+    from PIL import Image
+
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for number in range(5):
+        Image.new("L", (4, 4)).save(tmp_path / folders[0] / f"{number}.png")
+    with pytest.raises(ConfigError, match="expected a folder for each of at least two classes"):
+        load_dataset(tmp_path)
