@@ -12,7 +12,7 @@ FILES = {
     "semicolons": ("a.csv", (HEADER + LINES).replace(",", ";"), "separated by semicolons; save"),
     "bars": ("a.csv", (HEADER + LINES).replace(",", "|"), "separated by bars; save"),
     "commas in a tsv": ("a.tsv", HEADER + LINES, "separated by commas; save"),
-    "latin": ("a.csv", (HEADER + "caf\xe9,1\n").encode("latin-1"), "save it as UTF-8"),
+    "latin": ("a.csv", (HEADER + "f\xfcr,1\n").encode("latin-1"), "save it as UTF-8"),
     "utf-16": ("a.csv", (HEADER + LINES).encode("utf-16"), "save it as UTF-8"),
     "no rows": ("a.csv", HEADER, "it has no rows"),
     "empty": ("a.csv", "", "it has no rows"),
