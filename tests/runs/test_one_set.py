@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from chop import runs, temporary
+from chop import runs
 from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import WriteError
-from chop.files import atomic_file, atomic_folder, staged_files, write_json, write_text
+from chop.files import (
+    atomic_file,
+    atomic_folder,
+    staged_files,
+    temporary,
+    write_json,
+    write_text,
+)
 from tests.unprivileged import NEEDS_ROOT, NOBODY
 
 
