@@ -1,4 +1,4 @@
-"""Rows as a table: for the terminal, for a text file, and as Markdown for a report."""
+"""Rows as a table: for the terminal, for a text file, as Markdown and as HTML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -110,11 +111,11 @@ def _least(word: str) -> int:
 
 def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Table]:
     """The columns as one table, or as several where they do not fit beside one another."""
-    from rich.markup import escape
+    from rich.markup import escape as escape_markup
     from rich.table import Table
     from rich.text import Text
 
-    title = escape(printable(title))
+    title = escape_markup(printable(title))
     parts = _parts(columns, width - 1)
     for number, part in enumerate(parts, 1):
         table = Table(title=title if len(parts) == 1 else f"{title} ({number} of {len(parts)})")
@@ -122,7 +123,7 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
         for column, characters in zip(part, widths, strict=True):
             justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
             table.add_column(
-                escape(column.name), justify=justify, overflow="fold", width=characters
+                escape_markup(column.name), justify=justify, overflow="fold", width=characters
             )
         cells = (column.broken(width) for column, width in zip(part, widths, strict=True))
         for row in zip(*cells, strict=True):
@@ -180,6 +181,20 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(_format, row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as an HTML table, one line.
+
+    >>> html_table([{"bits": 8}])
+    '<table><thead><tr><th>bits</th></tr></thead><tbody><tr><td>8</td></tr></tbody></table>'
+    """
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(printable(name))}</th>" for name in rows[0])
+    cells = ("".join(f"<td>{escape(_shown(value))}</td>" for value in row.values()) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def write_markdown(path: str | Path, *parts: str | Sequence[Mapping[str, Any]] | None) -> None:

@@ -12,10 +12,12 @@ from chop.files.atomic import (
     shared_lock,
     staged_files,
 )
+from chop.files.pictures import Picture
 from chop.files.refusals import make_folder, writing
 from chop.files.writers import append_line, write_csv, write_json, write_text
 
 __all__ = [
+    "Picture",
     "append_line",
     "atomic_file",
     "atomic_files",

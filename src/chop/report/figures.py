@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.files import atomic_file
+from chop.files import Picture, atomic_file
 from chop.tables import printable
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def plain(text: str) -> str:
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Writes a figure in one step; the suffix of the path picks the kind.
+def save_figure(figure: Figure, path: Path) -> Picture:
+    """Writes a figure in one step; the suffix of the path picks the kind. Notebooks show it.
 
     The same figure has the same bytes each time: identifiers follow from what is drawn, and no
     file says when it was written.
@@ -131,4 +131,4 @@ def save_figure(figure: Figure, path: Path) -> Path:
     kind = path.suffix.lstrip(".")
     with atomic_file(path) as temporary, rc_context({"svg.hashsalt": HASH_SALT}):
         figure.savefig(temporary, format=kind, dpi=DOTS_PER_INCH, metadata=UNDATED.get(kind))
-    return path
+    return Picture(path)

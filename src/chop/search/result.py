@@ -11,7 +11,10 @@ from operator import le
 
 from chop.search.objective import Constraint, Goal, constraints_of, objectives_of
 from chop.search.space import Config
+from chop.tables import html_table
 
+SHOWN = 10
+"""Trials that a notebook shows."""
 OUTCOMES = {
     "measured": "a configuration and its values",
     "pruned": "stopped by the pruner",
@@ -144,6 +147,20 @@ class Result:
     def ranked(self) -> list[TrialRecord]:
         """Every measured trial: by Pareto front, then the infeasible ones by excess."""
         return self.top(len(self.measured))
+
+    def _repr_html_(self) -> str:
+        """The best trials as a table, for notebooks."""
+        rows = [
+            {
+                "trial": trial.number,
+                **{name: trial.values[name] for name in dict.fromkeys(g.name for g in self.goals)},
+                "feasible": "yes" if self.excess(trial) == 0 else "no",
+                "configuration": ", ".join(f"{k}: {v}" for k, v in trial.config.items()),
+            }
+            for trial in self.top(SHOWN)
+        ]
+        ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+        return f"<p>{len(self.trials)} trials: {ends}</p>{html_table(rows)}"
 
     def top(self, count: int) -> list[TrialRecord]:
         """The first `count` of `ranked`, at less cost."""

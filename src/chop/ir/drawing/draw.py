@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
-from chop.files import write_text
+from chop.files import Picture, write_text
 from chop.ir.drawing.comparison import CHANGED, GONE, NEW, SAME
 from chop.ir.drawing.layout import Block, Line, Placed, lay_out
 from chop.ir.drawing.view_model import (
@@ -60,8 +60,8 @@ def draw(
     file: str | Path = "mase_graph.svg",
     depth: int | None = None,
     compare: CapturedModule | None = None,
-) -> Path:
-    """Writes the picture; missing folders are made.
+) -> Picture:
+    """Writes the picture, which a notebook shows; missing folders are made.
 
     Args:
         model: the captured model.
@@ -84,7 +84,7 @@ def draw(
         path = path.with_name(f"{path.name}.svg")
     text = to_svg(model, depth, compare)
     write_text(path, text)
-    return path
+    return Picture(path)
 
 
 def to_svg(

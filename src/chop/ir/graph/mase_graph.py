@@ -13,6 +13,7 @@ from chop.captured.module import CapturedModule
 from chop.captured.overrides import why_not_copyable
 from chop.captured.wrappers import check_has_python, is_exported, unwrapped
 from chop.errors import ConfigError, GraphError, did_you_mean
+from chop.files import Picture
 from chop.ir.difference import difference_lines
 from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import ProvisionalCapture, why_unfit
@@ -299,8 +300,8 @@ class MaseGraph:
         file: str | Path = "mase_graph.svg",
         depth: int | None = None,
         compare: MaseGraph | None = None,
-    ) -> Path:
-        """Draws the graph as an SVG file; see `chop.ir.drawing.draw`.
+    ) -> Picture:
+        """Draws the graph as an SVG file, which a notebook shows; see `chop.ir.drawing.draw`.
 
         Args:
             file: where to, with the suffix `.svg` or none; parent folders are made.
@@ -402,6 +403,12 @@ class MaseGraph:
         mg = cls(model)
         mg.provenance = provenance
         return mg
+
+    def _repr_svg_(self) -> str:
+        """The picture of the graph, for notebooks."""
+        from chop.ir.drawing.draw import to_svg
+
+        return to_svg(self.model)
 
     def __repr__(self) -> str:
         if self._captured is None and self._guess is not None:

@@ -1,0 +1,77 @@
+"""Notebooks: graphs, figures and search results have the representations that IPython shows."""
+
+import pickle
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.files import Picture
+from chop.report.plots import Curve, plot_accuracy
+from chop.search import Constraint, Goal, Result, TrialRecord
+from chop.tables import html_table
+
+SVG = "{http://www.w3.org/2000/svg}svg"
+
+
+@pytest.fixture
+def mg():
+    return MaseGraph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+
+
+def test_a_graph_and_its_drawing_are_pictures(mg, tmp_path):
+    small, _ = passes.quantize_transform_pass(
+        mg, {"by": "type", "linear": {"config": {"name": "mxint", "width": 4}}}
+    )
+    written = small.draw(tmp_path / "graph.svg")
+    assert written == tmp_path / "graph.svg" and isinstance(written, Path)
+    assert written._repr_svg_() == small._repr_svg_() == written.read_text()
+    assert ElementTree.fromstring(written._repr_svg_()).tag == SVG
+    assert "mxint" in small._repr_svg_() and "mxint" not in mg._repr_svg_()
+    assert ElementTree.fromstring(mg.draw(tmp_path / "both", compare=small)._repr_svg_()).tag == SVG
+
+
+@pytest.mark.parametrize(("suffix", "shown"), [("svg", "svg"), ("png", "png"), ("pdf", "neither")])
+def test_a_figure_is_shown_by_its_kind(tmp_path, suffix, shown):
+    curves = [Curve("PTQ", [(4, 0.8), (8, 0.9)])]
+    path = tmp_path / f"accuracy.{suffix}"
+    figure = plot_accuracy(path, curves, xlabel="bits", title="net on data")
+    assert figure == path and type(pickle.loads(pickle.dumps(figure))) is Picture
+    svg, png = figure._repr_svg_(), figure._repr_png_()
+    assert (svg is not None) == (shown == "svg") and (png is not None) == (shown == "png")
+    assert shown != "svg" or ElementTree.fromstring(svg).tag == SVG
+    assert shown != "png" or png.startswith(b"\x89PNG")
+
+
+def test_a_search_shows_its_best_trials():
+    values = ({"accuracy": 0.5, "bits": 3.0}, {"accuracy": 0.9, "bits": 8.0})
+    trials = [
+        TrialRecord(n, "measured", {"fc<1>": "4.auto"}, str(n), value)
+        for n, value in enumerate(values)
+    ]
+    result = Result((Goal("accuracy"), Constraint("bits", 4.0)), tuple(trials))
+    page = ElementTree.fromstring(f"<div>{result._repr_html_()}</div>")
+    cells = [cell.text for cell in page.iter("td")]
+    assert page.find("p").text == "2 trials: 2 measured"
+    assert cells == [
+        "0",
+        "0.5",
+        "3",
+        "yes",
+        "fc<1>: 4.auto",
+        "1",
+        "0.9",
+        "8",
+        "no",
+        "fc<1>: 4.auto",
+    ]
+    assert "<table>" not in Result((Goal("accuracy"),), ())._repr_html_()
+
+
+def test_a_table_escapes_what_others_wrote():
+    page = ElementTree.fromstring(html_table([{"<b>": "<script>&\x1b[2J", "x": None}]))
+    assert [cell.text for cell in page.iter("th")] == ["<b>", "x"]
+    assert [cell.text for cell in page.iter("td")] == ["<script>&\\x1b[2J", "-"]
+    assert html_table([]) == ""
