@@ -92,14 +92,14 @@ def test_every_case_has_its_three_rows(found):
 
 
 def test_tables_are_for_people(found):
-    (title, speeds), (course_title, course), (_, ceilings) = found.tables().items()
+    (title, speeds), (short_runs_title, course), (_, ceilings) = found.tables().items()
     assert "2x3x32x16" in title and "in turns" in title
     assert speeds[0]["times as fast"] == "1" and speeds[0]["dtype"] == "float32"
     assert speeds[2]["way"] == "fused (flash)" and speeds[2]["of ceiling"].endswith("compute")
     assert [row["dtype"] for row in ceilings] == ["float32", "bfloat16", "float16"]
     assert [row["iterations"] for row in course[::4]] == [5, 50, 200]
     assert {"naive", "fused", "times as fast", "run"} < course[0].keys()
-    assert "naive and fused, float32, mask none" in course_title
+    assert "naive and fused, float32, mask none" in short_runs_title
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from chop.bench.course_table import compile_seconds
 from chop.bench.record import Measured
 
 NEVER = "never"
@@ -29,6 +28,13 @@ class BreakEven:
         if math.isinf(self.calls):
             return NEVER
         return f"{self.calls:,.0f} ({self.low:,.0f} to {_count(self.high)})"
+
+
+def compile_seconds(measured: Measured) -> float:
+    """From `torch.compile` to the end of the first call; without a compiler, the first call."""
+    if measured.prepare_seconds is None:
+        return measured.first_call_seconds
+    return measured.prepare_seconds
 
 
 def break_even(eager: Measured, compiled: Measured) -> BreakEven:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from chop.bench.clock import block_seconds
-from chop.bench.course_table import CourseRow, course_rows, course_title
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.roofline import Roofline, measured_roofline
@@ -31,6 +30,7 @@ from chop.studies.attention_implementations import (
     random_inputs,
 )
 from chop.studies.settings import BenchAttentionConfig
+from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
 
 QUICK_SHAPES = ("2x3x32x16",)
 
@@ -89,7 +89,7 @@ class AttentionComparison:
     rows: tuple[AttentionRow, ...]
     comparisons: Mapping[str, Comparison]
     rooflines: Mapping[str, Roofline]
-    course: tuple[CourseRow, ...]
+    course: tuple[ShortRun, ...]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by title, as formatted text."""
@@ -108,16 +108,16 @@ class AttentionComparison:
             by_shape.setdefault(f"Attention {shape} ({how})", []).append(row.formatted())
         return {
             **by_shape,
-            self._course_title: [row.formatted("naive", "fused") for row in self.course],
+            self._short_runs_title: [row.formatted("naive", "fused") for row in self.course],
             "Ceilings of the device, measured": ceilings,
         }
 
     @property
-    def _course_title(self) -> str:
+    def _short_runs_title(self) -> str:
         found = next(iter(self.comparisons.values()))
         case = self.rows[0].case
         what = f"naive and fused, {case.dtype}, mask {case.mask}"
-        return course_title(found.environment["device"], what, self.course, found["fused"])
+        return short_runs_title(found.environment["device"], what, self.course, found["fused"])
 
 
 def _short(backend: str) -> str:
@@ -141,7 +141,7 @@ def bench_attention(config: BenchAttentionConfig) -> AttentionComparison:
         if (case.dtype, case.mask) == (config.dtypes[0], config.masks[0]):
             shape, block = "x".join(map(str, case.shape)), block_seconds(config.how["seconds"])
             pair = found["naive"], found["fused"]
-            course += course_rows(shape, *pair, config.iterations, block)
+            course += short_runs(shape, *pair, config.iterations, block)
     return AttentionComparison(tuple(rows), comparisons, rooflines, tuple(course))
 
 

@@ -12,20 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.bench.break_even import BreakEven, break_even
+from chop.bench.break_even import BreakEven, break_even, compile_seconds
 from chop.bench.clock import block_seconds
-from chop.bench.course_table import (
-    CourseRow,
-    compile_seconds,
-    course_rows,
-    course_title,
-)
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
 from chop.ir.graph import dummy_inputs
 from chop.models.named import get_model
 from chop.studies.graph_breaks import Compilations, compilations
 from chop.studies.settings import QUICK_SECONDS, BenchCompileConfig
+from chop.studies.short_runs import (
+    ShortRun,
+    short_runs,
+    short_runs_title,
+)
 
 EAGER = "eager"
 MODES: Mapping[str, dict[str, Any]] = {
@@ -66,7 +65,7 @@ class CompileRow:
     batch: int
     measured: Measured
     break_even: BreakEven | None
-    course: tuple[CourseRow, ...]
+    course: tuple[ShortRun, ...]
 
     def formatted(self) -> dict[str, Any]:
         """For a table."""
@@ -109,7 +108,7 @@ class CompileComparison:
             by_case.setdefault(title, []).append(row.formatted())
         return {
             **by_case,
-            self._course_title: [
+            self._short_runs_title: [
                 line.formatted(EAGER, "compiled") for row in self._course for line in row.course
             ],
             "Graphs, and where they end": [
@@ -129,11 +128,11 @@ class CompileComparison:
         return list(first.values())
 
     @property
-    def _course_title(self) -> str:
+    def _short_runs_title(self) -> str:
         row = self._course[0]
         device = next(iter(self.comparisons.values())).environment["device"]
         what = f"eager and mode {row.measured.name}"
-        return course_title(device, what, row.course, row.measured)
+        return short_runs_title(device, what, row.course, row.measured)
 
 
 def _format_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
@@ -248,9 +247,9 @@ def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Call
 def _rows(name: str, batch: int, found: Comparison, config: BenchCompileConfig) -> list[CompileRow]:
     eager, *compiled = found
 
-    def course(each: Measured) -> tuple[CourseRow, ...]:
+    def course(each: Measured) -> tuple[ShortRun, ...]:
         case, block = f"{name}, batch {batch}", block_seconds(config.seconds)
-        return tuple(course_rows(case, eager, each, config.iterations, block))
+        return tuple(short_runs(case, eager, each, config.iterations, block))
 
     return [
         CompileRow(name, batch, eager, None, ()),

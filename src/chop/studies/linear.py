@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from chop.bench.clock import block_seconds
-from chop.bench.course_table import CourseRow, course_rows, course_title
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
 from chop.nn.fused import LinearActivation
 from chop.studies.settings import BenchLinearConfig, parse_shape
+from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
 
 QUICK_SHAPES = ("32x64x128",)
 NAIVE, CALLS, FUSED = "naive", "linear, relu", "fused"
@@ -108,13 +108,13 @@ class LinearComparison:
 
     rows: tuple[LinearRow, ...]
     comparisons: Mapping[str, Comparison]
-    course: tuple[CourseRow, ...]
+    course: tuple[ShortRun, ...]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by title, as formatted text."""
         found = next(iter(self.comparisons.values()))
         device = found.environment["device"]
-        title = course_title(device, "naive and fused", self.course, found[FUSED])
+        title = short_runs_title(device, "naive and fused", self.course, found[FUSED])
         return {
             f"Linear and ReLU, written out and fused ({found.how})": [
                 row.formatted() for row in self.rows
@@ -133,7 +133,7 @@ def bench_linear(config: BenchLinearConfig) -> LinearComparison:
         comparisons[case.name] = found
         rows += own
         pair, block = (found[NAIVE], found[FUSED]), block_seconds(config.how["seconds"])
-        course += course_rows(case.name, *pair, config.iterations, block)
+        course += short_runs(case.name, *pair, config.iterations, block)
     return LinearComparison(tuple(rows), comparisons, tuple(course))
 
 

@@ -2,10 +2,11 @@ import pytest
 import torch
 from torch.utils.benchmark import Timer
 
+from chop.bench.break_even import compile_seconds
 from chop.bench.clock import Reading
-from chop.bench.course_table import compile_seconds, course_rows, course_title
 from chop.bench.record import Measured
 from chop.bench.statistics import Interval, paired_ratio
+from chop.studies.short_runs import short_runs, short_runs_title
 
 
 def measured(name, times, *, prepare=None, first=0.01):
@@ -21,7 +22,7 @@ EAGER = measured("eager", 0.010, first=0.010)
 
 def test_the_first_run_tells_the_compiler_and_later_ones_the_code():
     compiled = measured("c", 0.005, prepare=1.0)
-    rows = course_rows("a model", EAGER, compiled, (1, 5, 50, 200, 10**6))
+    rows = short_runs("a model", EAGER, compiled, (1, 5, 50, 200, 10**6))
     assert compile_seconds(compiled) == 1.0 and compile_seconds(EAGER) == 0.010
     assert [row.run for row in rows] == [1, 2, 3, 4] * 5
     cold = [row.ratio for row in rows if row.run == 1]
@@ -31,7 +32,7 @@ def test_the_first_run_tells_the_compiler_and_later_ones_the_code():
 
 
 def test_a_row_has_both_times_and_their_ratio():
-    rows = course_rows("bert", EAGER, measured("compiled", 0.005, prepare=1.0), (5,))
+    rows = short_runs("bert", EAGER, measured("compiled", 0.005, prepare=1.0), (5,))
     assert rows[0].formatted("eager", "compiled") == {
         "case": "bert",
         "iterations": 5,
@@ -43,7 +44,9 @@ def test_a_row_has_both_times_and_their_ratio():
     }
     later = rows[3].formatted("eager", "compiled")
     assert (later["run"], later["compiled"], later["times as fast"]) == ("4, warm", "5.00 ms", "2")
-    title = course_title("a CPU", "eager and mode default", rows, measured("d", 0.005, prepare=1.0))
+    title = short_runs_title(
+        "a CPU", "eager and mode default", rows, measured("d", 0.005, prepare=1.0)
+    )
     assert "a CPU" in title and "98.0% of a run of 5 calls of d without a warm-up" in title
 
 
@@ -51,7 +54,7 @@ def test_few_calls_stray_and_many_settle():
     before, after = [0.010, 0.030] * 20, [0.010, 0.028] * 20
     assert paired_ratio(before, after).median < 1.1
     compiled = measured("c", after, prepare=1.0)
-    rows = course_rows("", measured("eager", before), compiled, (1, 2000))
+    rows = short_runs("", measured("eager", before), compiled, (1, 2000))
     few, many = rows[1], rows[5]
     assert few.low < 0.5 and few.high > 2
     assert 0.95 < many.low < many.high < 1.2 and 0.9 < many.ratio < 1.3

@@ -1,4 +1,4 @@
-"""Short runs: what so many calls of one variant, and then of another, would have shown."""
+"""Short runs: the ratio that a few calls of one variant, and then of another, would have shown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.bench.break_even import compile_seconds
 from chop.bench.clock import BLOCK_SECONDS
 from chop.bench.record import Measured, format_seconds
 
@@ -27,7 +28,7 @@ TIMERS = (
 
 
 @dataclass(frozen=True)
-class CourseRow:
+class ShortRun:
     """What somebody finds who times some calls of one variant, and then as many of another.
 
     Attributes:
@@ -72,20 +73,13 @@ class CourseRow:
         }
 
 
-def compile_seconds(measured: Measured) -> float:
-    """From `torch.compile` to the end of the first call; without a compiler, the first call."""
-    if measured.prepare_seconds is None:
-        return measured.first_call_seconds
-    return measured.prepare_seconds
-
-
-def course_rows(
+def short_runs(
     case: str,
     baseline: Measured,
     other: Measured,
     iterations: Sequence[int] = ITERATIONS,
     block_seconds: float = BLOCK_SECONDS,
-) -> list[CourseRow]:
+) -> list[ShortRun]:
     """Four runs of each number of calls, all from one measurement.
 
     The first run takes (first call + (n - 1) s) / n for a call, in a steady state of s seconds. A
@@ -109,11 +103,11 @@ def course_rows(
         low, high = ratios.quantile(TAIL).item(), ratios.quantile(1 - TAIL).item()
         pairs = [(_cold(baseline, count), _cold(other, count))]
         pairs += zip(before[: RUNS - 1].tolist(), after[: RUNS - 1].tolist(), strict=True)
-        rows += [CourseRow(case, count, n, *pair, low, high) for n, pair in enumerate(pairs, 1)]
+        rows += [ShortRun(case, count, n, *pair, low, high) for n, pair in enumerate(pairs, 1)]
     return rows
 
 
-def course_title(device: str, what: str, rows: Sequence[CourseRow], other: Measured) -> str:
+def short_runs_title(device: str, what: str, rows: Sequence[ShortRun], other: Measured) -> str:
     """Says above the table what it is, and why it misleads.
 
     Args:
