@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -75,6 +76,28 @@ def test_numbers_of_numpy_become_plain_ones():
 def test_mistakes_are_named(given, message):
     with pytest.raises(ConfigError, match=message):
         parse(Settings, given)
+
+
+@dataclass(frozen=True)
+class Tables:
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    budgets: dict[str, float] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            {"layers": {"fc": "4.auto"}},
+            r"layers\.fc: expected a table of names and values, each str",
+        ),
+        ({"layers": 4}, "a table of names and values, each a table of names and values"),
+        ({"budgets": [1]}, "budgets: expected a table of names and values, each float"),
+    ],
+)
+def test_tables_are_expected_in_words(given, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(Tables, given)
 
 
 def test_toml_files(tmp_path):

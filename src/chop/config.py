@@ -286,4 +286,6 @@ def _format(hint: Any) -> str:
         return "None"
     if origin in (tuple, list):
         return f"a list of {_format(arguments[0])}"
+    if origin in (dict, Mapping):
+        return f"a table of names and values, each {_format(arguments[1])}"
     return getattr(hint, "__name__", str(hint))

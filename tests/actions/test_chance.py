@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from chop.actions.chance import check_float_model
+from chop.actions.chance import check_float_model, warn_of_large_drop
 from chop.actions.compress import compress
 from chop.actions.lower import lower
 from chop.actions.search.precision import prepare
@@ -117,6 +117,27 @@ def test_the_sentence_has_the_numbers():
     rows = (x, (torch.arange(120) % 4 == 0).long())
     with pytest.raises(ConfigError, match=told):
         check_float_model(Workload.of(model, rows, rows), LowerConfig())
+
+
+@pytest.mark.parametrize(
+    "kind, drop, warned",
+    [
+        ("classification", 1, "--max-drop 1 allows 100.00%: a constant answer"),
+        ("classification", 0.6, "--max-drop 0.6 allows 60.00%"),
+        ("regression", 1, "keeps within it of float's 0.9"),
+        ("causal-lm", 50, "--max-drop 0.01 allows 1.00%"),
+        ("classification", 0.1, ""),
+        ("regression", 0.5, ""),
+        ("causal-lm", 0.5, ""),
+    ],
+)
+def test_a_drop_that_a_constant_answer_keeps_is_warned_of(kind, drop, warned, capsys):
+    workload = workload_of(kind)
+    score = workload.score(workload.model, workload.test)
+    capsys.readouterr()
+    warn_of_large_drop(score, workload, drop)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert warned in printed and bool(printed) == bool(warned)
 
 
 def test_better_by_luck_is_not_better():

@@ -67,6 +67,25 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, force: bool) -
             Console().print(f"{reason} Going on, because of --force.", highlight=False)
 
 
+def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> None:
+    """Warns where a constant answer keeps within `max_drop` of the float model.
+
+    Args:
+        score: of the float model.
+        workload: has the metric.
+        max_drop: largest loss that is allowed.
+    """
+    metric, constant = workload.task.metric, score.constant
+    if constant is not None and metric.within(constant, score.value, max_drop):
+        Console().print(
+            f"--max-drop {max_drop:g} allows {metric.format_drop(max_drop)}: a constant answer, "
+            f"{metric.format_value(constant)}, keeps within it of float's "
+            f"{metric.format_value(score.value)}, and so does any format; --max-drop 0.01 allows "
+            f"{metric.format_drop(0.01)}.",
+            highlight=False,
+        )
+
+
 def _why_nothing_is_told(name: str, score: Score, workload: Workload) -> str | None:
     metric, rows = workload.task.metric, f"{score.rows} {name} rows"
     if score.has_one_class:

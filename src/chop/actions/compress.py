@@ -9,7 +9,7 @@ from typing import Any
 from rich import get_console
 
 from chop import passes
-from chop.actions.chance import check_scores
+from chop.actions.chance import check_scores, warn_of_large_drop
 from chop.actions.compress_results import (
     MODEL_FILES,
     Candidate,
@@ -111,6 +111,7 @@ def _measure_all(
     with Stages(_expected(config)) as stages:
         baseline = measure(mg, FLOAT, FLOAT, workload, stages)
         check_scores(baseline.scores, workload, config.force)
+        warn_of_large_drop(baseline.scores["validation"], workload, config.max_drop)
         rounded = [_round(mg, text, workload, config, stages) for text in config.formats]
         if mixed is not None:
             rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
