@@ -75,13 +75,13 @@ def fitting_packages() -> Iterator[None]:
     except ChopError:
         raise
     except Exception as error:
-        told = _told_misfit(error)
-        if told is None:
+        message = _misfit_message(error)
+        if message is None:
             raise
-        raise UnavailableError(told) from error
+        raise UnavailableError(message) from error
 
 
-def _told_misfit(error: BaseException | None) -> str | None:
+def _misfit_message(error: BaseException | None) -> str | None:
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             package = str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -39,7 +39,7 @@ def warn_once(
 def warn_once_of(
     subjects: Iterable[object], message: str, category: type[Warning], about: str
 ) -> None:
-    """Warns unless something about one of the subjects was said before; other models are told.
+    """Warns unless something about one of the subjects was said before; other models are warned.
 
     Args:
         subjects: a model and what stands for it, such as its capture, which copies share; hashed

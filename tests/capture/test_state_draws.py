@@ -100,6 +100,21 @@ def test_seeds_set_in_forward_make_their_module_a_leaf(kind: Forward, only_train
     assert torch.random.default_generator is torch.default_generator
 
 
+COMPILED = {
+    "cond": lambda self, x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,)),
+    "while": lambda self, x: torch.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,))[0],
+    "compile": lambda self, x: torch.compile(lambda x: x * 2, backend="eager")(x),
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_code_that_is_compiled_in_forward_is_named_and_no_seed_is_blamed(kind: str) -> None:
+    with pytest.raises(CaptureError, match=r"compiles code while it runs \(torch.cond") as caught:
+        capture(Made(COMPILED[kind]), {"x": torch.ones(3, 4)}, strict=True)
+    assert "generators" not in str(caught.value)
+    torch._dynamo.reset()
+
+
 def test_a_capture_does_not_move_the_generators_of_numpy_and_python() -> None:
     np.random.seed(3)
     random.seed(3)

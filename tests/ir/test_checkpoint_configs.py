@@ -89,7 +89,7 @@ def test_settings_build_nothing_and_choose_no_code(tmp_path: Path) -> None:
 def test_odd_settings_are_refused(tmp_path: Path, name: str) -> None:
     stored(BertConfig()).export(tmp_path / "graph")
     edit(tmp_path, lambda document: document["configs"][0]["attributes"].update({name: 1}))
-    with pytest.raises(CheckpointError, match="odd setting"):
+    with pytest.raises(CheckpointError, match="invalid setting"):
         MaseGraph.from_checkpoint(tmp_path / "graph")
 
 

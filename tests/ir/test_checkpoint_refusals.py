@@ -251,12 +251,12 @@ def test_conditions_are_arithmetic_and_nothing_else(
 @pytest.mark.parametrize("name", ["_forward_hooks", "__class__", "a b", "_modules"])
 def test_modules_cannot_be_given_bookkeeping(written: Path, name: str) -> None:
     edit(written, lambda document: document["modules"][1]["attributes"].update({name: []}))
-    refused(written, "odd attribute")
+    refused(written, "invalid attribute")
 
 
 def test_module_paths_that_could_become_code_are_refused(written: Path) -> None:
     edit(written, lambda document: document["modules"][1].update(path=INJECTION))
-    refused(written, "odd path|not there")
+    refused(written, "invalid path|not there")
 
 
 # --- code of the user's own ----------------------------------------------------------------------

@@ -396,6 +396,16 @@ def test_what_formats_cannot_tell_is_refused_by_name(made, tmp_path):
         ChopConfig()
     with pytest.raises(ConfigError, match="operators"):
         ChopConfig("mxint", operators=["linnear"])
+    for given in ("lm_head", ("lm_head",), {"lm_head"}):
+        assert ChopConfig("mxint8", skip=given, operators="linear").to_dict() == {
+            "quant_method": "chop",
+            "format": "mxint:width=8",
+            "operators": ["linear"],
+            "skip": ["lm_head"],
+        }
+    for given in (3, [1], {"lm_head": True}):
+        with pytest.raises(ConfigError, match=r"config\.skip: expected names, got"):
+            ChopConfig("mxint8", skip=given)
     with pytest.raises(ConfigError, match="format 'fp32' has no codes, because it changes nothing"):
         ChopConfig("fp32")
     assert not list(tmp_path.iterdir())

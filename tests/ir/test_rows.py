@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
+from chop.ir.metadata import MaseMetadata, TensorInfo
 from chop.ir.rows import counted_rows
 
 
@@ -63,3 +64,31 @@ def test_rows_that_count(case):
     else:
         kept = expected.T if shape == (3, 2) else expected
         assert torch.equal(found, kept.reshape(-1))
+
+
+SQUARE = torch.tensor([[False, True], [False, False]])
+
+
+def noted(node, *shape):
+    node.meta["mase"] = MaseMetadata(node)
+    node.meta["mase"].common.results["data_out_0"] = TensorInfo(shape=shape)
+
+
+@pytest.mark.parametrize("example", [(3, 5), (5, 3), None])
+@pytest.mark.parametrize("orders", [(True,), (False,), (True, False), ()])
+def test_a_square_mask_is_read_as_the_example_or_the_modules_say(example, orders):
+    layers = [nn.MultiheadAttention(2, 1, batch_first=order) for order in orders]
+    root, graph = nn.ModuleList(layers), fx.Graph()
+    x, mask = graph.placeholder("x"), graph.placeholder("key_padding_mask")
+    graph.output(x)
+    model = fx.GraphModule(root, graph)
+    for number, layer in enumerate(layers):
+        model.add_module(str(number), layer)
+    x, mask, _ = model.graph.nodes
+    if example is not None:
+        noted(x, *example, 4)
+        noted(mask, 3, 5)
+    found = counted_rows(x, torch.zeros(2, 2, 4), {"key_padding_mask": SQUARE})
+    is_tokens_first = orders == (False,) if example is None else example == (5, 3)
+    kept = ~SQUARE.T if is_tokens_first else ~SQUARE
+    assert torch.equal(found, kept.reshape(-1))

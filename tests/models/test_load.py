@@ -1,3 +1,4 @@
+import json
 import time
 
 import pytest
@@ -115,3 +116,45 @@ def test_the_real_checkpoint_of_the_course(data_folder):
         load_model(data_folder / "bert-tiny")
     fresh = load_model(data_folder / "bert-tiny", num_labels=2, pretrained=False)
     assert fresh(torch.tensor([[101, 102]])).logits.shape == (1, 2)
+
+
+EDITS = {
+    "another size": ({"hidden_size": 16}, CheckpointError, "do not fit its config.json: 'bert"),
+    "another vocabulary": ({"vocab_size": 50}, CheckpointError, r"\[40, 8\], expected \[50, 8\]"),
+    "a quantizer that is not there": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        ConfigError,
+        "transformers cannot build the model: ",
+    ),
+    "no classifier": (
+        {"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]},
+        ConfigError,
+        "transformers cannot build the model: Unrecognized configuration class",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_classifier_of_a_folder_that_has_none_is_one_sentence(masked_lm, edit):
+    (folder, _), (changes, kind, message) = masked_lm, EDITS[edit]
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    with pytest.raises(kind, match=message) as caught:
+        load_model(folder, num_labels=3)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("net.py", "'net.py' is a file: give its class too, as net.py:Net"),
+        ("net:Net", "did you mean 'net.py:Net'"),
+        ("trained.pt", "file.py:Net --weights trained.pt"),
+    ],
+)
+def test_files_that_are_no_models_say_how_they_are_used(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    for file in ("net.py", "trained.pt"):
+        (tmp_path / file).write_text("")
+    with pytest.raises((ConfigError, UnavailableError), match=message):
+        load_model(name)

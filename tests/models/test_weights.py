@@ -1,3 +1,7 @@
+import json
+import warnings
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -5,6 +9,7 @@ from safetensors.torch import save_file
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.models import get_model
+from chop.models.weights import load_weights
 from chop.tools.checkpoint_load import load_model
 
 X = torch.linspace(-1, 1, 32).view(2, 16)
@@ -70,3 +75,63 @@ def test_a_pickle_that_would_run_code_is_not_loaded(trained, tmp_path):
     torch.save(Evil(), tmp_path / "evil.pt")
     with pytest.raises(CheckpointError, match="holds no weights that can be read"):
         load_model(tmp_path / "evil.pt", "pt", trained)
+
+
+def in_shards(state, folder):
+    index = {}
+    for number, (name, tensor) in enumerate(state.items()):
+        index[name] = f"part-{number}.safetensors"
+        save_file({name: tensor}, folder / index[name])
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return path
+
+
+CONTAINERS = {
+    "a key of their own": lambda state: {"epoch": 3, "model_state_dict": state},
+    "beside the optimizer": lambda state: {"net": state, "optimizer": {"lr": 1, "state": {}}},
+    "data parallel": lambda state: {"state_dict": {f"module.{n}": x for n, x in state.items()}},
+    "compiled": lambda state: {f"_orig_mod.{n}": x for n, x in state.items()},
+    "lightning": lambda state: {"state_dict": {f"net.body.{n}": x for n, x in state.items()}},
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_weights_are_found_wherever_a_script_has_put_them(trained, tmp_path, kind):
+    torch.save(CONTAINERS[kind](trained.state_dict()), tmp_path / "a.pt")
+    assert same(load_weights(get_model("jsc-tiny"), tmp_path / "a.pt"), trained)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_shards_are_read_by_their_index_or_folder(trained, tmp_path, is_folder):
+    index = in_shards(trained.state_dict(), tmp_path)
+    fresh = get_model("jsc-tiny")
+    assert same(load_weights(fresh, tmp_path if is_folder else index), trained)
+    next(tmp_path.glob("part-*")).unlink()
+    with pytest.raises(CheckpointError, match="lacks 1 of the"):
+        load_weights(fresh, tmp_path if is_folder else index)
+
+
+@pytest.mark.parametrize("kind", ["module", "program", "arrays", "two models", "nothing"])
+def test_files_without_weights_of_one_model_say_what_they_have(trained, tmp_path, kind):
+    path, state = tmp_path / "a.pt", trained.state_dict()
+    expected = "expected tensors alone"
+    if kind == "module":
+        torch.save(trained, path)
+        expected += r".*; it names 'chop\.models\.plain\.\w+', which is code, as torch.save\(model"
+    elif kind == "program":
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+        expected += ".*; it is a TorchScript program"
+    elif kind == "arrays":
+        np.savez(tmp_path / "a.npz", weight=np.zeros(2))
+        (tmp_path / "a.npz").rename(path)
+    elif kind == "two models":
+        torch.save({"net": state, "average": state}, path)
+        expected = "holds weights under net, average: save those of one model"
+    else:
+        torch.save({"epoch": 3, "history": {"loss": 0.1}}, path)
+        expected = "does not fit the model"
+    with warnings.catch_warnings(), pytest.raises(CheckpointError, match=expected) as caught:
+        warnings.simplefilter("ignore")
+        load_weights(trained, path)
+    assert "weights_only" not in str(caught.value) and "\x1b" not in str(caught.value)

@@ -2,13 +2,14 @@
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from chop.errors import ConfigError
 from chop.nn import quantized as q
@@ -213,16 +214,19 @@ BAD = {
     "numpy's dlpack": (lambda packed: np.from_dlpack(packed.weight), "hand out a copy"),
     "pruned by torch": (
         lambda packed: prune.l1_unstructured(packed, "weight", 0.5),
-        r"PackedLinear: 'weight_orig' cannot be .* layer.unpack\(\), or prune before packing",
+        r"PackedLinear: 'weight_orig' cannot be .* layer.unpack\(\), or do it before packing",
     ),
     "rows pruned": (
         lambda packed: prune.random_structured(packed, "weight", 0.5, 0),
-        "prune before packing",
+        "before packing .*prune_transform_pass",
     ),
     "pruned by a mask": (
         lambda packed: prune.custom_from_mask(packed, "bias", torch.ones(8)),
         "'bias_orig' cannot be a parameter",
     ),
+    "normed by a hook": (weight_norm, r"PackedLinear: 'weight' cannot be a parameter"),
+    "spectral norm by a hook": (spectral_norm, r"'weight' cannot .* layer.unpack\(\)"),
+    "a normed bias": (lambda packed: weight_norm(packed, "bias"), "'bias' cannot be a parameter"),
     "no tensor": (
         lambda packed: setattr(packed, "weight", None),
         "expected a tensor, got a NoneType",
@@ -232,11 +236,13 @@ BAD = {
 
 @subcases("case", BAD)
 def test_what_codes_cannot_be_is_refused(case):
-    packed, (write, message) = layer(), BAD[case]
-    before = packed.weight_codes.clone()
-    with pytest.raises(ConfigError, match=message):
-        write(packed)
-    assert torch.equal(packed.weight_codes, before)
+    made, (write, message) = layer(), BAD[case]
+    for packed in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        before = packed.weight_codes.clone()
+        with warnings.catch_warnings(), pytest.raises(ConfigError, match=message):
+            warnings.simplefilter("ignore", FutureWarning)  # old hooks are deprecated
+            write(packed)
+        assert torch.equal(packed.weight_codes, before)
 
 
 def test_reads_are_plain():

@@ -14,7 +14,7 @@ from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 from chop.distributed.planning.own_process import in_own_process
 from chop.distributed.planning.simulated import simulated_mesh
 from chop.distributed.strategies import RULES, register_strategies
-from chop.private.dtensor import is_registered, told_apart
+from chop.private.dtensor import as_simulated, is_registered
 
 
 def test_the_names_and_arguments_are_there():
@@ -52,7 +52,7 @@ def test_a_simulated_mesh_equals_none_of_real_processes():
     with simulated_mesh((1, 2)) as simulated:
         real = init_device_mesh("cpu", (1, 2))
         assert real != simulated and hash(real) != hash(simulated)
-        twin = told_apart(init_device_mesh("cpu", (1, 2)))
+        twin = as_simulated(init_device_mesh("cpu", (1, 2)))
         assert twin == simulated and hash(twin) == hash(simulated)
 
 

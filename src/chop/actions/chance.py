@@ -37,10 +37,10 @@ def check_answers(
 
 
 def check_scores(scores: Mapping[str, Score], workload: Workload, force: bool) -> None:
-    """Says which numbers of the float model tell nothing, and stops at them.
+    """Says which numbers of the float model are uninformative, and stops at them.
 
     A model is better than a constant answer where its 95 % interval is: a format that breaks a
-    model which is not cannot be told from one that keeps it.
+    model which is not cannot be distinguished from one that keeps it.
 
     Args:
         scores: of the float model, by the name of the rows.
@@ -60,7 +60,7 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, force: bool) -
         text = f"Few rows: {' and '.join(few)}; at least {FEW_ROWS} tell formats apart that differ."
         Console().print(text, highlight=False)
     for name, score in scores.items():
-        reason = _why_nothing_is_told(name, score, workload)
+        reason = _why_uninformative(name, score, workload)
         if reason and not force:
             raise ConfigError(f"{reason} {_way_out(workload)}")
         if reason:
@@ -86,7 +86,7 @@ def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> Non
         )
 
 
-def _why_nothing_is_told(name: str, score: Score, workload: Workload) -> str | None:
+def _why_uninformative(name: str, score: Score, workload: Workload) -> str | None:
     metric, rows = workload.task.metric, f"{score.rows} {name} rows"
     if score.has_one_class:
         return f"all labels of the {rows} are one class: no {metric.name} on them tells anything."

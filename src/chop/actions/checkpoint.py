@@ -79,7 +79,14 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
         if label_column(data["train"].column_names) is None:
             return data
     labeled = asked is None or asked.labels_from is None
-    return load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
+    data = load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
+    names = data["train"].column_names
+    if names == [label_column(names)]:
+        raise ConfigError(
+            f"data set '{config.dataset}': no column is left for inputs beside the labels "
+            f"'{config.label_column or names[0]}'; --label-column names another."
+        )
+    return data
 
 
 def _architecture(name: str) -> str:

@@ -130,10 +130,10 @@ def _package(requirement: str) -> Finding:
 
 def _part(extra: str, requirements: list[str]) -> Finding:
     versions = {_name(text): _version(text) for text in requirements}
-    odd = {_name(text): wanted for text in requirements if (wanted := misfit(text)) is not None}
-    if odd:
-        told = ", ".join(f"{name} {versions[name]}, needed {odd[name]}" for name in odd)
-        return Finding(extra, WRONG, f"{told}: {how_to_get(extra)}")
+    misfits = {_name(text): wanted for text in requirements if (wanted := misfit(text)) is not None}
+    if misfits:
+        found = [f"{name} {versions[name]}, needed {misfits[name]}" for name in misfits]
+        return Finding(extra, WRONG, f"{', '.join(found)}: {how_to_get(extra)}")
     if versions and all(versions.values()):
         return Finding(extra, OK, ", ".join(f"{name} {found}" for name, found in versions.items()))
     return Finding(extra, OPTIONAL, f"for {EXTRAS[extra]}: {how_to_get(extra)}")

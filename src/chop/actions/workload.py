@@ -40,6 +40,7 @@ from chop.train import (
     usable_device,
 )
 from chop.train.calibration import example_inputs
+from chop.train.dtypes import in_dtype_of
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
 from chop.train.tasks import CLASSIFICATION
 from chop.train.train_loop import Progress
@@ -159,7 +160,8 @@ class Workload:
         """
         asked = None if task is None else find_task(task)
         given = {"train": train, "test": test, "validation": validation}
-        rows = {k: read_rows(split, asked) for k, split in given.items() if split is not None}
+        read = {k: read_rows(split, asked) for k, split in given.items() if split is not None}
+        rows = in_dtype_of(model, read)
         place = usable_device(device)
         return cls(
             copy.deepcopy(model).to(place).eval(),
@@ -297,7 +299,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
-        rows = _rows_of(data, task)
+        rows = in_dtype_of(model, _rows_of(data, task))
         check_forward(model.to(place), rows["train"], config)
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 NUMBERS = ("int", "uint", "float", "bool")
 SHOWN = 8
 """Columns that a message names."""
+log = logging.getLogger(__name__)
 
 
 def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDict:
@@ -40,6 +42,9 @@ def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDic
     taken = [name for name in features if name != label and name in parameters]
     if taken or len(numbers) < 2:
         return splits
+    others = [name for name in features if name != label and name not in numbers]
+    if others:
+        log.warning("no inputs, as they hold no numbers: columns %s", ", ".join(others))
     values = {key: _numbers(split, numbers) for key, split in splits.items()}
     _check_no_gaps(numbers, np.concatenate([*values.values()]))
     return DatasetDict({key: _vectors(split, values[key], label) for key, split in splits.items()})
@@ -56,12 +61,12 @@ def _check_no_gaps(names: Sequence[str], values: np.ndarray) -> None:
     if not gaps.any():
         return
     counts = dict(zip(names, gaps.sum(0).tolist(), strict=True))
-    told = [f"'{name}' ({count})" for name, count in counts.items() if count]
+    counted = [f"'{name}' ({count})" for name, count in counts.items() if count]
     rows = np.flatnonzero(gaps.any(1))
     first = [f"{name}={value:g}" for name, value in zip(names, values[rows[0]], strict=True)]
     raise ConfigError(
         f"data: {len(rows)} of {len(values)} rows have blank cells or NaN, in the columns "
-        f"{enumerate_names(told, SHOWN)}; one of them is {enumerate_names(first, SHOWN)}. Fill "
+        f"{enumerate_names(counted, SHOWN)}; one of them is {enumerate_names(first, SHOWN)}. Fill "
         "them or leave these rows out."
     )
 

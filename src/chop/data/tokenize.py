@@ -97,6 +97,14 @@ def _has_two_tokens(row: dict[str, Any]) -> bool:
 def _tokenize_texts(
     rows: Batch, tokenizer: PreTrainedTokenizerBase, columns: list[str], **settings: Any
 ) -> Batch:
+    for name in columns:
+        wrong = [text for text in rows[name] if not isinstance(text, str)]
+        if wrong:
+            kind = "blank cells" if None in wrong else f"a {type(wrong[0]).__name__}"
+            raise ConfigError(
+                f"column '{name}': expected texts, got {kind}: fill them, leave these rows out, or "
+                "name another column by text_column= (--text-column)."
+            )
     return dict(tokenizer(*(rows[name] for name in columns), **settings))
 
 
@@ -107,7 +115,17 @@ def _tokenize_words(
     label: str | None,
     **settings: Any,
 ) -> Batch:
-    """Words with a label each become tokens with a label each."""
+    """Words with a label each become tokens with a label each.
+
+    Raises:
+        ConfigError: a row has more labels than words, or fewer.
+    """
+    for words, labels in zip(rows[column], rows[label] if label else (), strict=False):
+        if len(words) != len(labels):
+            raise ConfigError(
+                f"column '{label}': expected a label for each word, got {len(labels)} for the "
+                f"{len(words)} words that start with '{' '.join(map(str, words[:3]))}'."
+            )
     found = tokenizer(rows[column], is_split_into_words=True, **settings)
     if label is None:
         return dict(found)

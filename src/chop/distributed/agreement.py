@@ -38,8 +38,8 @@ def agreed(own: Difference) -> Difference:
     worst = torch.tensor(numbers, dtype=torch.float64, device=this_device())
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     relative, flips, is_wrong = worst.tolist()
-    told = enumerate(_of_all(own.wrong) if is_wrong else [])
-    wrong = next((f"{text}, on process {rank}" for rank, text in told if text), "")
+    gathered = enumerate(_of_all(own.wrong) if is_wrong else [])
+    wrong = next((f"{text}, on process {rank}" for rank, text in gathered if text), "")
     return Difference(relative, int(flips), wrong)
 
 
@@ -49,10 +49,12 @@ def check_same_inputs(inputs: Mapping[str, Any]) -> None:
     Raises:
         DistributedError: a process has others; on all of them.
     """
-    told = _of_all({name: [*map(_digest, tensors_of(x))] for name, x in inputs.items()})
-    for rank, other in enumerate(told):
-        if other != told[0]:
-            name = next(name for name in told[0] | other if other.get(name) != told[0].get(name))
+    gathered = _of_all({name: [*map(_digest, tensors_of(x))] for name, x in inputs.items()})
+    for rank, other in enumerate(gathered):
+        if other != gathered[0]:
+            name = next(
+                name for name in gathered[0] | other if other.get(name) != gathered[0].get(name)
+            )
             raise DistributedError(
                 f"expected the same inputs on all processes, but '{name}' differs between "
                 f"processes 0 and {rank}: draw it by one seed."
@@ -74,14 +76,14 @@ def check_same_model(model: nn.Module, plan: Plan) -> None:
     given = dict(named_tensors(model)).items()
     tensors = {path: x for path, x in given if not (x.is_meta or isinstance(x, DTensor))}
     own = {path: (*_digest(_sample(x)), tuple(x.shape)) for path, x in tensors.items()}
-    told = _of_all((plan.to_json(), own))
-    for rank, (other, digests) in enumerate(told):
-        if other != told[0][0]:
+    gathered = _of_all((plan.to_json(), own))
+    for rank, (other, digests) in enumerate(gathered):
+        if other != gathered[0][0]:
             raise DistributedError(
                 f"expected the same plan on all processes, but those of 0 and {rank} differ."
             )
-        if digests != told[0][1]:
-            known = told[0][1]
+        if digests != gathered[0][1]:
+            known = gathered[0][1]
             name = next(x for x in known | digests if known.get(x) != digests.get(x))
             raise DistributedError(
                 f"expected the same model on all processes, but '{name}' differs between processes "
@@ -113,17 +115,17 @@ def found_by_first_process(find: Callable[[], T]) -> T:
     if dist.get_world_size() == 1:
         return find()
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
-    told: list[Any] = [None, None]
+    gathered: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            told[0] = find()
+            gathered[0] = find()
         except Exception as error:
-            told[1] = error
-    dist.broadcast_object_list(told, 0, group=group)
+            gathered[1] = error
+    dist.broadcast_object_list(gathered, 0, group=group)
     dist.destroy_process_group(group)
-    if told[1] is not None:
-        raise told[1]
-    return cast(T, told[0])
+    if gathered[1] is not None:
+        raise gathered[1]
+    return cast(T, gathered[0])
 
 
 def _digest(x: Tensor) -> tuple[tuple[int, ...], str, int]:
@@ -140,6 +142,6 @@ def _sample(x: Tensor) -> Tensor:
 def _of_all(value: Any) -> list[Any]:
     import torch.distributed as dist
 
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, value)
-    return told
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered

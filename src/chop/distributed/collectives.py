@@ -96,7 +96,7 @@ def counted_collectives(mesh: DeviceMesh | None = None) -> Iterator[list[Sent]]:
     """Yields a list that grows by what this process sends inside the block.
 
     Args:
-        mesh: whose axes are told apart; None: all is taken to go over all axes.
+        mesh: whose axes are distinguished; None: all is taken to go over all axes.
     """
     dims = range(mesh.ndim) if mesh is not None else ()
     axes = {str(mesh.get_group(d).group_name): d for d in dims} if mesh is not None else {}

@@ -115,7 +115,7 @@ def launch(command: Sequence[str], processes: int) -> int:
         command: a program and its arguments; each process runs it with torchrun's environment.
         processes: how many.
     Returns: 0, or the exit code of the first process that failed; 128 and the signal's number where
-        a signal ended it, or this process was told to end.
+        a signal ended it, or this process received one.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

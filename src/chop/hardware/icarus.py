@@ -48,7 +48,7 @@ def simulate_by_icarus(stimulus: Stimulus) -> Simulation:
             (work / VECTORS / f"{port.name}.hex").write_text(text)
         compile_testbench(work, _sources(work, stimulus), PROGRAM)
         run = run_testbench(work, PROGRAM, stimulus.profile.name, stimulus.seed)
-    return _told(stimulus, run)
+    return _parse_log(stimulus, run)
 
 
 def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
@@ -67,7 +67,7 @@ def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
     return list(found.values())
 
 
-def _told(stimulus: Stimulus, run: BenchRun) -> Simulation:
+def _parse_log(stimulus: Stimulus, run: BenchRun) -> Simulation:
     """What a testbench printed."""
     outputs = {port.name: port for port in stimulus.outputs}
     differences = [

@@ -1,4 +1,4 @@
-"""Attention masks: a proof by probes that a graph hides the keys it is told to, and no more."""
+"""Attention masks: a proof by probes that a graph hides the keys its input hides, and no more."""
 
 from __future__ import annotations
 

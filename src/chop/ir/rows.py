@@ -38,6 +38,8 @@ class Measured(NamedTuple):
 def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Boolean (rows,), False where a row of a value is padding; None where no mask tells.
 
+    Where a batch has as many rows as tokens, the shapes that were seen first say which is which.
+
     Args:
         node: what gives the value.
         x: the value, (..., channels); its rows are (batch, tokens), (tokens, batch) or both in one.
@@ -47,16 +49,37 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
     shape = x.shape[:-1]
     found: dict[str, Tensor] = {}
     for name, mask in masks.items():
-        if shape in (mask.shape, (mask.numel(),)):
-            found[name] = mask
-        elif shape == mask.T.shape:
+        if shape == mask.T.shape and (shape != mask.shape or _is_tokens_first(node, name)):
             found[name] = mask.T
+        elif shape in (mask.shape, (mask.numel(),)):
+            found[name] = mask
     if len(found) > 1:
         in_decoder = any(str(n.target).startswith(TARGET_SIDE) for n in _inputs_of(node))
         of_side = [name for name in found if name.startswith(TARGET_SIDE) == in_decoder]
         found = {name: found[name] for name in of_side or found}
     kept_rows = next(iter(found.values()), None)
     return None if kept_rows is None else kept_rows.reshape(-1).to(x.device)
+
+
+def _is_tokens_first(node: fx.Node, name: str) -> bool:
+    """Whether a value is (tokens, batch, ...) of a mask (batch, tokens).
+
+    The shapes of the example inputs tell it, and where they are square too, `batch_first` of the
+    modules that have it.
+    """
+    mask = next((x for x in node.graph.find_nodes(op="placeholder") if x.target == name), None)
+    shape, of_mask = _example_shape(node)[:2], () if mask is None else _example_shape(mask)
+    if len(shape) == len(of_mask) == 2 and shape != shape[::-1]:
+        return shape == of_mask[::-1]
+    model = node.graph.owning_module
+    orders = [getattr(m, "batch_first", None) for m in (model.modules() if model else ())]
+    return name.endswith(KEY_PADDING) and False in orders and True not in orders
+
+
+def _example_shape(node: fx.Node) -> tuple[int, ...]:
+    """The shape of a value for the example inputs; empty where it is not known."""
+    noted = node.meta["mase"].common.results.get("data_out_0") if "mase" in node.meta else None
+    return tuple(getattr(noted, "shape", None) or ())
 
 
 def _kept(name: str, mask: Any) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 
 from chop.errors import (
     CheckpointError,
+    ChopError,
     ConfigError,
     UnavailableError,
     did_you_mean,
@@ -120,6 +122,7 @@ def _read_weights(
     # One line below says what its table of the weights that were not read would say.
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model: nn.Module
+    hint = "expected model.safetensors (in Python, pretrained=False draws fresh ones)"
     try:
         model, report = model_class.from_pretrained(
             name,
@@ -129,17 +132,34 @@ def _read_weights(
             output_loading_info=True,
         )
     except OSError as error:
-        raise _not_found(name, "weights", hint="`pretrained=False` draws fresh ones") from error
+        raise _not_found(name, "weights", hint=hint) from error
     except (SafetensorError, RuntimeError) as error:
         message = f"'{name}': the weights cannot be read: {first_line(error)}"
         raise CheckpointError(message) from error
+    except ChopError:
+        raise
+    except (ImportError, ValueError) as error:
+        message = f"'{name}': transformers cannot build the model: {first_line(error)}"
+        raise ConfigError(message) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+    _check_body(name, model, report["mismatched_keys"])
     fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
     if fresh:
         names = enumerate_names(sorted(fresh), MOST_NAMES)
         log.warning("%s: drawn at random, not read: %s", name, names)
     return model
+
+
+def _check_body(name: str, model: nn.Module, mismatched: Iterable[tuple[Any, ...]]) -> None:
+    """Raises CheckpointError where weights other than a head's have another shape."""
+    body = f"{getattr(model, 'base_model_prefix', '')}."
+    for key, found, expected in sorted(mismatched):
+        if key.startswith(body):
+            raise CheckpointError(
+                f"'{name}': the weights do not fit its config.json: '{key}' has the shape "
+                f"{list(found)}, expected {list(expected)}."
+            )
 
 
 @fitting_packages()
@@ -180,6 +200,9 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
 def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:
     where = "there" if Path(name).is_dir() else "in a local folder, in the hub cache or on the hub"
     reach = "" if hub_is_reachable() or Path(name).is_dir() else " (the hub cannot be reached)"
+    file, _, named = name.rpartition(":")
+    if Path(f"{file}.py").is_file():
+        hint = f"did you mean '{file}.py:{named}'?"
     ways = hint or f"give a local folder, or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
     return UnavailableError(f"'{name}': {what} not found {where}{reach}; {ways}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -9,15 +10,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names, first_line
+from chop.distributed.weight_files import INDEX, Stored, read_slices, stored_tensors
+from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names
 from chop.files import is_readable_file
 from chop.ir.graph import MaseGraph
 
 LoadType = Literal["mz", "pt", "pl"]
 NESTED = ("state_dict", "model")
 """Where training scripts keep the tensors in a file that holds more."""
-PARALLEL = "module."
-"""What `DataParallel` puts before the names."""
+NO_CODE = "expected tensors alone, as torch.save(model.state_dict(), ...) or safetensors write them"
 MAX_NAMES = 5
 
 
@@ -51,16 +52,19 @@ def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Mod
 
     Args:
         model: gets the weights.
-        path: tensors by name, or a mapping whose `state_dict` or `model` they are.
-        prefix: what the names start with in the file, and not in the model.
+        path: a file with tensors by name, or a mapping whose `state_dict` or `model` they are, or
+            whose only mapping with tensors; or a folder of Hugging Face, or its index of shards.
+        prefix: what the names start with in the file, and not in the model; default, what all
+            names of the model have before them there (`module.` of `DataParallel`, `_orig_mod.` of
+            `torch.compile`, the name of the model in a module of Lightning).
 
     Raises:
         CheckpointError: the file is missing or broken, would run code, or does not fit the model.
     """
-    own, state = model.state_dict(), {}
-    for name, tensor in _read_state(Path(path)).items():
-        bare = name.removeprefix(prefix)
-        state[bare if bare in own else bare.removeprefix(PARALLEL)] = tensor
+    own = model.state_dict()
+    state = {name.removeprefix(prefix): x for name, x in _read_state(Path(path)).items()}
+    before = _prefix_of(own, state)
+    state = {name.removeprefix(before): x for name, x in state.items()}
     differences = _differences(own, state)
     if differences:
         raise CheckpointError(
@@ -68,6 +72,14 @@ def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Mod
         )
     model.load_state_dict(state)
     return model
+
+
+def _prefix_of(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """What is before every name of a model in a file; empty where some name has it not."""
+    first = next(iter(own), "")
+    ends = [name for name in state if name.endswith(f".{first}")] if first not in state else []
+    found = (name.removesuffix(first) for name in ends)
+    return next((start for start in found if all(start + name in state for name in own)), "")
 
 
 def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
@@ -93,17 +105,39 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     state = _read(path)
     if isinstance(state, Mapping):
         nested = (state[key] for key in NESTED if key in state)
-        state = next((inner for inner in nested if not isinstance(inner, Tensor)), state)
+        inner = next((inner for inner in nested if not isinstance(inner, Tensor)), None)
+        state = _only_nested(path, state) if inner is None else inner
     if not isinstance(state, Mapping):
         kind = type(state).__name__
         raise CheckpointError(f"'{path}' holds a {kind}, expected tensors by name.")
     return state
 
 
+def _only_nested(path: Path, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The only mapping with tensors in a mapping; itself where it has tensors, or no such one."""
+    if any(isinstance(x, Tensor) for x in state.values()):
+        return state
+    nested = {key: x for key, x in state.items() if isinstance(x, Mapping) and _has_tensors(x)}
+    if len(nested) > 1:
+        raise CheckpointError(
+            f"'{path}' holds weights under {enumerate_names([*map(str, nested)], MAX_NAMES)}: save "
+            "those of one model in a file of their own."
+        )
+    return next(iter(nested.values()), state)
+
+
+def _has_tensors(found: Mapping[Any, Any]) -> bool:
+    return any(isinstance(x, Tensor) for x in found.values())
+
+
 def _read(path: Path) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    is_folder = Path(path).is_dir()  # False, and no error, where it cannot be looked at
+    if is_folder or (path.name == INDEX and is_readable_file(path)):
+        tensors = stored_tensors(path if is_folder else path.parent)
+        return {name: read_slices(x.file, name, _whole(x)) for name, x in tensors}
     if not is_readable_file(path):
         raise CheckpointError(f"weights '{path}': there is no such file.")
     try:
@@ -114,6 +148,18 @@ def _read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises what its unpickler happens to meet
         raise CheckpointError(
-            f"'{path}' holds no weights that can be read: expected tensors alone, as "
-            f"torch.save(model.state_dict(), ...) or safetensors write them ({first_line(error)})"
+            f"'{path}' holds no weights that can be read: {NO_CODE}{_found_in_place(error)}."
         ) from error
+
+
+def _whole(stored: Stored) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in stored.shape)
+
+
+def _found_in_place(error: Exception) -> str:
+    """What a file has in the place of tensors; empty where torch does not know."""
+    text = str(error)
+    named = re.search(r"GLOBAL (\S+) was not an allowed", text)
+    if named is not None:
+        return f"; it names '{named[1]}', which is code, as torch.save(model, ...) writes it"
+    return "; it is a TorchScript program" if "TorchScript archive" in text else ""

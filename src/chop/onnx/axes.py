@@ -1,7 +1,7 @@
 """Axes of an ONNX file: which of them may vary, and which sizes the graph was captured for.
 
 A file cannot test a condition on sizes. An axis that the graph's conditions pin has a fixed size in
-the file, so that runtimes refuse others; what other conditions leave out is told to the user.
+the file, so that runtimes refuse others; what other conditions leave out is said to the user.
 """
 
 from __future__ import annotations

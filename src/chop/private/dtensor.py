@@ -209,7 +209,7 @@ def is_registered(operator: OpOverload) -> bool:
     return operator in propagator.op_strategy_funcs
 
 
-def told_apart(mesh: DeviceMesh) -> DeviceMesh:
+def as_simulated(mesh: DeviceMesh) -> DeviceMesh:
     """A simulated mesh that equals none of real processes: DTensor keeps decisions by mesh.
 
     A decision that was kept for another mesh of that shape names groups that are no more.

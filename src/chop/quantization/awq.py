@@ -89,18 +89,20 @@ def awq(
 
     if sites:
         run_layerwise(mg, rows, visit)
-    told_undone = {str(s.target): reason for s, reason in undone.items() if s in chosen}
-    warn_of_undone(WHERE, told_undone)
+    reasons = {str(s.target): reason for s, reason in undone.items() if s in chosen}
+    warn_of_undone(WHERE, reasons)
     found: ScaledReaders = {}
     for site in sites:
         if site.source in undone:
             skipped.update({reader.name: undone[site.source] for reader in site.readers})
             continue
         choice = chosen[site.source]
-        told = {name: getattr(choice, name) for name in ("exponent", "factor", "before", "after")}
+        settings = {
+            name: getattr(choice, name) for name in ("exponent", "factor", "before", "after")
+        }
         if (choice.exponent, choice.factor) != (0.0, 1.0):
             fold(mg, site, representable(mg, site, choice.scale, choice.largest))
-        found[str(site.source.target)] = {"readers": site.paths(), **told}
+        found[str(site.source.target)] = {"readers": site.paths(), **settings}
     return found, skipped
 
 

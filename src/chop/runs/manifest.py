@@ -118,7 +118,7 @@ class Run:
     def __init__(self, folder: Path, manifest: Manifest, written: list[Path]) -> None:
         self.folder, self.manifest, self.written = folder, manifest, written
         self.rows: Sequence[Mapping[str, Any]] = ()
-        self._has_told = False
+        self._has_warned = False
 
     @contextmanager
     def results(self) -> Iterator[Path]:
@@ -132,7 +132,7 @@ class Run:
         """
         with staged_files(self.folder, "results") as fresh:
             yield fresh
-            self._tell_of_another("These results replace its own, or it replaces these as it ends.")
+            self._warn_of_another("These results replace its own, or it replaces these as it ends.")
             own = [Artifact.of(path, fresh) for path in sorted(fresh.iterdir())]
             finished = self._finished([*own, *self._artifacts()])
             write_json(fresh / MANIFEST, as_json(finished))
@@ -144,7 +144,7 @@ class Run:
             return
         if not self._is_latest():
             if error is None:
-                self._tell_of_another("The manifest is that of the other.")
+                self._warn_of_another("The manifest is that of the other.")
             return
         if error is None:
             finished = self._finished(self._artifacts())
@@ -160,11 +160,11 @@ class Run:
         with suppress(WriteError):  # the run's own error matters more
             write_json(self.folder / MANIFEST, as_json(self.manifest))
 
-    def _tell_of_another(self, outcome: str) -> None:
+    def _warn_of_another(self, outcome: str) -> None:
         """Warns, once, where another run has begun in the folder since this one did."""
-        if self._has_told or self._is_latest():
+        if self._has_warned or self._is_latest():
             return
-        self._has_told = True
+        self._has_warned = True
         with suppress(CheckpointError):
             other = read_manifest(self.folder)
             warn_each_time(

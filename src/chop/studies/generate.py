@@ -131,15 +131,25 @@ def _task(name: str) -> str | None:
 
 def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:
     """Tokens drawn at random: times do not depend on them."""
-    if not getattr(model, "can_generate", bool)():
+    if not _generates_with_cache(model):
         raise ConfigError(
-            f"model '{config.model}': expected a decoder, which has generate(), such as gpt-tiny; "
-            f"got a {type(model).__name__}."
+            f"model '{config.model}': expected a decoder, which has generate() and a cache, such "
+            f"as gpt-tiny; got a {type(model).__name__}."
         )
     count = QUICK_TOKENS if config.quick else config.prompt
     vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
     drawn = torch.Generator().manual_seed(config.seed)
     return torch.randint(vocabulary, (config.batch, count), generator=drawn).to(config.device)
+
+
+def _generates_with_cache(model: nn.Module) -> bool:
+    """Whether a token after a prompt can be computed alone: an encoder has no cache for it."""
+    if not getattr(model, "can_generate", bool)():
+        return False
+    start = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
+    with torch.no_grad():
+        _, cache = find_cache(model(input_ids=start, use_cache=True))
+    return hasattr(cache, "crop")
 
 
 def packed_twin(model: nn.Module, name: str) -> nn.Module:

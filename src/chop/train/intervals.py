@@ -34,7 +34,7 @@ class Score:
 
     Attributes:
         value: the metric.
-        interval: at the level `LEVEL`; None where it cannot be told.
+        interval: at the level `LEVEL`; None where it is unknown.
         constant: the metric of the best answer that looks at no input, see `constant_score`; None
             where that is unknown.
         rows: how many there are; each may have several answers, as texts have.

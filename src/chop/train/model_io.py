@@ -124,7 +124,13 @@ def read_output(output: Any) -> tuple[Tensor | None, Tensor]:
     """
     loss, logits = _read(output)
     if logits is None:
-        raise ConfigError(f"expected an output with 'logits', got {type(output).__name__}.")
+        got = type(output).__name__
+        if isinstance(output, Mapping):
+            got += f" with {', '.join(map(repr, output))}"
+        raise ConfigError(
+            f"expected a model that returns logits, a tuple of loss and logits, or something with "
+            f"'logits', got a {got}: wrap the model in a class whose forward returns the logits."
+        )
     return loss, logits
 
 

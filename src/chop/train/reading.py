@@ -166,6 +166,6 @@ def _numbers(value: Any) -> Tensor:
     array = np.asarray(None if is_picture else value)
     if array.dtype.kind not in "biuf":
         what = "a picture: give tensors, as ToTensor() makes them" if is_picture else repr(value)
-        raise ConfigError(f"expected rows of numbers, got {what:.80}.")
+        raise ConfigError(f"expected rows of numbers, got {what:.80}; number texts and classes.")
     halve = array.dtype == np.float64 and torch.get_default_dtype() != torch.float64
     return torch.from_numpy(np.array(array, np.float32 if halve else array.dtype, order="C"))

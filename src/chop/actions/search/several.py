@@ -52,10 +52,10 @@ def searches_of(job: Job, config: Config) -> dict[str, list[Config]]:
     found: dict[str, list[Config]] = {}
     for part, settings in parts.items():
         for sampler in samplers:
-            told = [part] if part and len(samplers) == 1 else [part, sampler]
+            labels = [part] if part and len(samplers) == 1 else [part, sampler]
             own = {**settings, "sampler": sampler, "samplers": (), "seeds": 1}
             tags = [NOT_OF_STUDIES.sub("-", tag) for tag in (config.study, part, sampler) if tag]
-            found[", ".join(filter(None, told))] = [
+            found[", ".join(filter(None, labels))] = [
                 dataclasses.replace(
                     config, **own, seed=seed, name="-".join([*tags, f"seed-{seed}"])
                 )
@@ -79,8 +79,8 @@ def run_several(job: Job, config: SearchConfig) -> list[dict[str, Any]]:
     every = [each for group in curves.values() for each in group]
     for number, each in enumerate(every, 1):
         if not _is_written(job, each):
-            told = f"search {number} of {len(every)}: {each.study}"
-            get_console().print(told, highlight=False, markup=False)
+            title = f"search {number} of {len(every)}: {each.study}"
+            get_console().print(title, highlight=False, markup=False)
             run_job(job, each)
     goal = objectives_of(_noted(every[0])["goals"])[0].name
     return compare_searches(

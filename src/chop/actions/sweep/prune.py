@@ -102,8 +102,8 @@ def _bases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _unprinted(config: PruneSweepConfig) -> tuple[str, ...]:
     """Columns that the printed table leaves to its file: others, or its note, say the same."""
-    told = (*POINT, "method", "sparsity") if config.inputs_are_pruned else ()
-    return told if config.start_from is None else (*told, FLOAT, START)
+    unprinted = (*POINT, "method", "sparsity") if config.inputs_are_pruned else ()
+    return unprinted if config.start_from is None else (*unprinted, FLOAT, START)
 
 
 def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[PruneSetting]:

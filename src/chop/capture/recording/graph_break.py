@@ -13,6 +13,8 @@ _TORCH_ERRORS = {
     "DataDependentOutputException": "the model's Python needs a value that depends on data",
     "DynamicOutputShapeException": "an operator returns a size that depends on data",
     "UnsupportedOperatorException": "an operator has no rule for the shapes that it returns",
+    "InternalTorchDynamoError": "the model compiles code while it runs (torch.cond, "
+    "torch.while_loop, torch.compile)",
 }
 """What errors of torch's tracing mean, in the words of a user."""
 

@@ -1,7 +1,7 @@
-"""Packed rows: several texts in one row, told apart by positions that begin again.
+"""Packed rows: several texts in one row, separated by positions that begin again.
 
 transformers looks for them (`masking_utils.find_packed_sequence_indices`) where a model is given
-positions, no attention mask and no cache. Many models make a cache unless they are told not to,
+positions, no attention mask and no cache. Many models make a cache unless a setting forbids it,
 and then every text attends to those before it, in the graph as in the model.
 """
 

@@ -45,9 +45,9 @@ def in_own_process(function: Callable[[Report], T], report: Report = lambda text
         process.start()
     theirs.close()
     try:
-        while (told := ours.recv())[0] == "phase":
-            report(told[1])
-        kind, found = told
+        while (message := ours.recv())[0] == "phase":
+            report(message[1])
+        kind, found = message
         if kind == "error":
             raise found
         return cast(T, found)

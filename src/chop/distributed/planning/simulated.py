@@ -16,7 +16,7 @@ from chop.distributed.plan import format_mesh, named_tensors
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
 from chop.nested import tree_map
-from chop.private.dtensor import told_apart
+from chop.private.dtensor import as_simulated
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,7 +47,7 @@ def simulated_mesh(shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
     hook = sys.excepthook  # torch puts one in front of it, which names the rank, at every start
     dist.init_process_group("fake", rank=0, world_size=math.prod(shape))
     try:
-        yield told_apart(init_device_mesh("cpu", shape))
+        yield as_simulated(init_device_mesh("cpu", shape))
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook

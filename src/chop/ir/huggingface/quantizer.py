@@ -42,8 +42,9 @@ class ChopConfig(QuantizationConfigMixin):
         format: of weights, as `chop.formats.parse_format_string` reads it, "mxint:width=4"; a
             number behind the name is the width, "mxint4".
         data_in: the format of inputs; None leaves them float.
-        operators: which operators; default, all with a weight matrix or a table.
-        skip: modules to leave float with all in them: paths, or their ends ("lm_head").
+        operators: which operators, one or several; default, all with a weight matrix or a table.
+        skip: modules to leave float with all in them, one or several: paths, or their ends
+            ("lm_head").
         modules: of a folder, the formats of each module by path.
         quant_method: "chop".
 
@@ -60,8 +61,8 @@ class ChopConfig(QuantizationConfigMixin):
         format: str | None = None,
         *,
         data_in: str | None = None,
-        operators: Sequence[str] | None = None,
-        skip: Sequence[str] = (),
+        operators: str | Sequence[str] | None = None,
+        skip: str | Sequence[str] | None = None,
         modules: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
         **unknown: Any,
@@ -77,7 +78,7 @@ class ChopConfig(QuantizationConfigMixin):
         self.format = None if format is None else _with_width(format, of_weights=True)
         self.data_in = None if data_in is None else _with_width(data_in)
         self.operators = None if operators is None else _operators(operators)
-        self.skip = list(skip)
+        self.skip = _names("skip", skip)
         if (format is None) == (modules is None):
             raise ConfigError("quantization_config: expected a format, or the modules of a folder.")
         if modules is not None and not (modules and isinstance(modules, Mapping)):
@@ -116,14 +117,24 @@ def _with_width(text: str, of_weights: bool = False) -> str:
     return str(text)
 
 
-def _operators(names: Sequence[str]) -> list[str]:
+def _names(key: str, given: object) -> list[str]:
+    """The texts of a setting that takes one or several; None is none."""
+    found = [given] if isinstance(given, str) else given if given is not None else []
+    is_several = isinstance(found, Sequence | set | frozenset)
+    if not is_several or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"quantization_config.{key}: expected names, got {given!r}.")
+    return list(found)
+
+
+def _operators(given: str | Sequence[str]) -> list[str]:
     from chop.ir.ops import OPS
 
+    names = _names("operators", given)
     known = [row.name for row in OPS.values() if row.weight and row.quantized]
     for name in names:
         if name not in known:
             raise ConfigError(f"quantization_config.operators: {did_you_mean(name, known)}")
-    return list(names)
+    return names
 
 
 @register_quantizer(METHOD)

@@ -154,7 +154,7 @@ class AllowList:
         return found
 
     def function_value(self, reference: str) -> Callable[..., Any]:
-        """A function that is not called by a node but handed to a module or another function.
+        """A function that is not called by a node but passed to a module or another function.
 
         Python's own are refused: what a node may do with `getattr` is checked at the node.
 

@@ -254,7 +254,7 @@ def _range(start: int, stop: int, step: int) -> range:
 def _namespace(items: Mapping[str, Any]) -> SimpleNamespace:
     for name in items:
         if not name.isidentifier():
-            raise CheckpointError(f"the checkpoint has a setting of odd name {name!r}.")
+            raise CheckpointError(f"the checkpoint has a setting of the invalid name {name!r}.")
     return SimpleNamespace(**items)
 
 

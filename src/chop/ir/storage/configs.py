@@ -129,7 +129,7 @@ def _fill(config: Any, attributes: Mapping[str, Any], implementations: Mapping[s
     held = object.__getattribute__(config, "__dict__")
     for name, value in attributes.items():
         if not name.isidentifier() or name.startswith("__"):
-            raise CheckpointError(f"a configuration has the odd setting {name!r}.")
+            raise CheckpointError(f"a configuration has the invalid setting {name!r}.")
         if not _chooses_implementation(name):
             held[name] = value
     for key, (name, known) in (

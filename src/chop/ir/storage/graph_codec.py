@@ -169,7 +169,7 @@ def _check_argument(plain: Json) -> None:
     elif isinstance(plain, dict):
         tag = next(iter(plain), "")
         if len(plain) == 1 and tag.startswith("$") and tag not in ARGUMENTS:
-            raise CheckpointError(f"the checkpoint has an argument of the odd kind '{tag}'.")
+            raise CheckpointError(f"the checkpoint has an argument of the unknown kind '{tag}'.")
         for item in plain.values():
             _check_argument(item)
 
@@ -184,12 +184,14 @@ def _decode_node(entry: Json, decode: Decoder) -> NodeRecord:
 def _check_node(record: NodeRecord, paths: Mapping[str, set[str]], allowed: AllowList) -> None:
     for name in (record.name, *record.kwargs):
         if not _is_name(name):
-            raise CheckpointError(f"the checkpoint has a node or keyword of odd name {name!r}.")
+            raise CheckpointError(
+                f"the checkpoint has a node or keyword of the invalid name {name!r}."
+            )
     op, target = record.op, record.target
     if op == "placeholder":
         fits = INPUT.fullmatch(target)
         if not fits or not _is_name(fits["name"]):
-            raise CheckpointError(f"the checkpoint has an input of odd name {target!r}.")
+            raise CheckpointError(f"the checkpoint has an input of the invalid name {target!r}.")
     elif op == "call_method":
         allowed.method(target)
         if "key" in record.kwargs:

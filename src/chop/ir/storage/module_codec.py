@@ -156,7 +156,7 @@ def decode_tree(
             parent, _, name = path.rpartition(".")
             owner = made.get(parent)
             if owner is None or not is_path_step(name):
-                raise CheckpointError(f"the checkpoint has a module at the odd path {path!r}.")
+                raise CheckpointError(f"the checkpoint has a module at the invalid path {path!r}.")
             owner._modules[name] = made[path]
         module = made[path]
         if module is not None and "same_as" not in record:
@@ -212,9 +212,9 @@ def _decode_module(
         value = decode(plain)
         # A function in the place of a method would be called in its stead.
         is_method = callable(value) and callable(getattr(nn.Module, name, None))
-        odd = not name.isidentifier() or name in BOOKKEEPING or name.startswith("__")
-        if odd or is_method:
-            raise CheckpointError(f"module '{record['path']}' has the odd attribute {name!r}.")
+        is_invalid = not name.isidentifier() or name in BOOKKEEPING or name.startswith("__")
+        if is_invalid or is_method:
+            raise CheckpointError(f"module '{record['path']}' has the invalid attribute {name!r}.")
         module.__dict__[name] = value
     if stores_transposed(module):
         transpose_in_state_dicts(module)
@@ -230,7 +230,7 @@ def _check_joined(joined: Any, path: str) -> None:
         if not (
             isinstance(name, str) and isinstance(parts, tuple) and {*map(type, parts)} == {str}
         ):
-            raise CheckpointError(f"module '{path}' joins odd parameters: {joined!r}.")
+            raise CheckpointError(f"module '{path}' joins invalid parameters: {joined!r}.")
 
 
 def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor]) -> None:

@@ -277,7 +277,9 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
     shape = tuple(entry["shape"])
     are_sizes = all(type(size) is int and 0 <= size < 2**63 for size in shape)
     if not are_sizes or len(shape) > MAX_DIMENSIONS or math.prod(shape) >= 2**60:
-        raise CheckpointError(f"the checkpoint has a tensor of the odd shape {str(shape)[:200]}.")
+        raise CheckpointError(
+            f"the checkpoint has a tensor of the invalid shape {str(shape)[:200]}."
+        )
     return shape
 
 

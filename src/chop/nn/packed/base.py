@@ -16,7 +16,12 @@ from chop.nn.adoption import adopt
 from chop.nn.packed.decoded import DecodedTensor, decoded_tensor, plain, source_of
 from chop.nn.packed.encoding import encode_in_parts
 from chop.nn.packed.rewriting import assign
-from chop.nn.packed.state import state_formats, why_not_loadable
+from chop.nn.packed.state import (
+    Parameters,
+    not_a_parameter,
+    state_formats,
+    why_not_loadable,
+)
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
 from chop.nn.weight_cache import decoded_once
@@ -87,7 +92,7 @@ class PackedOperator(QuantizedOperator):
                 BUFFER_NAMES[name], (stored.codes, stored.scales, stored.tensor_scale), strict=True
             )
             buffers.update({buffer: x for buffer, x in parts if x is not None})
-        twin = adopt(cls, layer, _parameters=parameters, _buffers=buffers)
+        twin = adopt(cls, layer, _parameters=Parameters(parameters, cls.__name__), _buffers=buffers)
         twin.packed_shapes = {name: stored.shape for name, stored in packed.items()}
         assert isinstance(layer.weight, Tensor)
         twin.packed_dtype = layer.weight.dtype
@@ -128,11 +133,7 @@ class PackedOperator(QuantizedOperator):
             ConfigError: it is a packed one, as torch's pruning (`torch.nn.utils.prune`) gives it.
         """
         if isinstance(param, DecodedTensor) and not isinstance(param, nn.Parameter):
-            raise ConfigError(
-                f"{type(self).__name__}: '{name}' cannot be a parameter, as its values are stored "
-                "as codes. Unpack the layer, layer.unpack(), or prune before packing "
-                "(prune_transform_pass)."
-            )
+            raise ConfigError(not_a_parameter(type(self).__name__, name))
         super().register_parameter(name, param)
 
     def _writable(self, name: str) -> Tensor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from chop.errors import ConfigError
 from chop.formats.base import from_key
@@ -14,6 +17,40 @@ if TYPE_CHECKING:
 
 STATED = "packed"
 """The entry of a layer's metadata: by name of a parameter, the key of its format, its shape."""
+
+
+class Parameters(dict[str, nn.Parameter | None]):
+    """The parameters of a packed layer, from which nothing takes those that it has as codes.
+
+    `torch.nn.utils.weight_norm` and `spectral_norm` take out the parameter that they compute.
+
+    Args:
+        found: the parameters.
+        layer: the name of the layer's class, for the message.
+    Raises:
+        ConfigError: `weight` or `bias` is taken, and not there.
+    """
+
+    def __init__(self, found: Mapping[str, Any] = MappingProxyType({}), layer: str = "") -> None:
+        super().__init__(found)
+        self.layer = layer
+
+    def __missing__(self, name: str) -> nn.Parameter | None:
+        if name in ("weight", "bias"):
+            raise ConfigError(not_a_parameter(self.layer, name))
+        raise KeyError(name)
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        super().__delitem__(name)
+
+
+def not_a_parameter(layer: str, name: str) -> str:
+    """Why nothing computes, masks or replaces a parameter that a layer has as codes."""
+    return (
+        f"{layer}: '{name}' cannot be a parameter, as its values are stored as codes. Unpack the "
+        "layer, layer.unpack(), or do it before packing (for pruning, prune_transform_pass)."
+    )
 
 
 def state_formats(layer: PackedOperator, state: Any, prefix: str) -> None:

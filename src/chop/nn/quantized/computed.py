@@ -133,8 +133,8 @@ def warn_of_plain_weights(where: str, computed: Mapping[str, str | None]) -> Non
         where: the pass.
         computed: what computes the weight of each layer, from `why_computed`, by path.
     """
-    told = [f"'{path}' ({reason})" for path, reason in computed.items() if reason]
-    lost = [text for text in told if not text.endswith("utils.prune)")]
+    named = [f"'{path}' ({reason})" for path, reason in computed.items() if reason]
+    lost = [text for text in named if not text.endswith("utils.prune)")]
     if lost:
         warnings.warn(
             f"{where}: the weights of {', '.join(lost)} are computed; they became plain parameters "

@@ -19,7 +19,7 @@ def save_mase_graph_interface_pass(
     """Writes `graph_module.pt` and `graph_module.mz` into a folder, which is made if missing.
 
     Args:
-        graph: the graph; it is handed on as it is.
+        graph: the graph; it is returned as it is.
         pass_args: the folder, or `{"save_dir": folder}`.
     Returns: the graph, and `{"path": what MaseGraph.from_checkpoint takes}`.
 

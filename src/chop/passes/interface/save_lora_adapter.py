@@ -28,7 +28,7 @@ def save_lora_adapter_interface_pass(
     under PEFT's `bias`, other modules under its `modules_to_save`.
 
     Args:
-        mg: a graph with adapters; it is handed on as it is.
+        mg: a graph with adapters; it is returned as it is.
         pass_args: the folder, or `{"save_dir": folder}`.
     Returns: the graph, and `{"path": the folder, "layers": number of adapters}`.
 

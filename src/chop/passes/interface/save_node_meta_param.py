@@ -22,7 +22,7 @@ def save_node_meta_param_interface_pass(
     Values of tensors (`add_value`) are left out: they are large, and made again by a run.
 
     Args:
-        graph: the graph; it is handed on as it is.
+        graph: the graph; it is returned as it is.
         pass_args: the file, or `{"path": file}`.
     Returns: the graph, and `{"nodes": how many have metadata, "path": the file}`.
 

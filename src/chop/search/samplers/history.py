@@ -179,7 +179,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
 
 def _excess(trials: list[FrozenTrial]) -> Array:
     """(N, B); a constraint that a trial does not tell counts as met."""
-    told = [excess_of(trial) for trial in trials]
-    names = sorted({name for each in told for name in each})
-    excess = [[each.get(name, 0.0) for name in names] for each in told]
+    found = [excess_of(trial) for trial in trials]
+    names = sorted({name for each in found for name in each})
+    excess = [[each.get(name, 0.0) for name in names] for each in found]
     return np.array(excess, dtype=float).reshape(len(trials), len(names))

@@ -120,11 +120,13 @@ class _Proposal:
         acquisition = np.zeros(len(codes))
         if phase == 1:
             measured = self.history.measured
-            odd = measured[np.argsort(-posterior.interaction_residuals(), kind="stable")[:PARENTS]]
-            odd = odd[self.draw.integers(len(odd), size=len(codes))]
+            parents = measured[
+                np.argsort(-posterior.interaction_residuals(), kind="stable")[:PARENTS]
+            ]
+            parents = parents[self.draw.integers(len(parents), size=len(codes))]
             share = self.draw.uniform(LEAST_KEPT, 1.0, (len(codes), 1))
-            from_odd = self.draw.random(codes.shape) < share
-            codes = np.where(from_odd, odd, measured[posterior.order[0]])
+            from_surprising = self.draw.random(codes.shape) < share
+            codes = np.where(from_surprising, parents, measured[posterior.order[0]])
             acquisition = posterior.acquisition(codes)
         free = self._best_free(codes, acquisition, self.history.undecided + 1)
         return [tuple(codes[i].tolist()) for i in free]

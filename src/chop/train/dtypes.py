@@ -1,0 +1,47 @@
+"""Rows in the floating-point dtype of a model, which takes no other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from chop.train.reading import Column
+from chop.train.rows import Rows
+
+log = logging.getLogger(__name__)
+
+
+def in_dtype_of(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Rows with their floating-point inputs in the dtype of the model's parameters.
+
+    A model whose parameters are float32, or of several dtypes, gets the rows as they are.
+
+    Args:
+        model: its parameters are read.
+        splits: by name; labels stay as they are.
+    Warns: by the logger, where inputs are converted.
+    """
+    dtypes = {x.dtype for x in model.parameters() if x.is_floating_point()}
+    if len(dtypes) != 1 or dtypes == {torch.float32}:
+        return dict(splits)
+    (dtype,) = dtypes
+    found = {name: _converted(rows, dtype) for name, rows in splits.items()}
+    if any(rows is not splits[name] for name, rows in found.items()):
+        log.warning("inputs are converted to %s, the dtype of the model's parameters", dtype)
+    return found
+
+
+def _converted(rows: Rows, dtype: torch.dtype) -> Rows:
+    columns = {name: _in(column, dtype) for name, column in rows.columns.items()}
+    is_same = all(column is rows.columns[name] for name, column in columns.items())
+    return rows if is_same else Rows(columns, rows.labels)
+
+
+def _in(column: Column, dtype: torch.dtype) -> Column:
+    first = column if isinstance(column, Tensor) else column[0]
+    if not first.is_floating_point() or first.dtype == dtype:
+        return column
+    return column.to(dtype) if isinstance(column, Tensor) else [x.to(dtype) for x in column]
