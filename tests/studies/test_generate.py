@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 
 from chop.errors import ConfigError
 from chop.models import load_model
@@ -88,3 +89,11 @@ def test_the_command_measures_every_model(tmp_path):
 def test_what_cannot_generate(settings, message):
     with pytest.raises(ConfigError, match=message):
         bench_generate(BenchGenerateConfig(quick=True, **settings))
+
+
+def test_an_encoder_with_the_head_of_a_decoder_has_no_cache_to_measure(tmp_path):
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=40, hidden_size=16, **sizes)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="a cache, such as gpt-tiny; got a Bert"):
+        bench_generate(BenchGenerateConfig(model=str(tmp_path), quick=True))

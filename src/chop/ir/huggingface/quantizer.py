@@ -119,11 +119,11 @@ def _with_width(text: str, of_weights: bool = False) -> str:
 
 def _names(key: str, given: object) -> list[str]:
     """The texts of a setting that takes one or several; None is none."""
-    found = [given] if isinstance(given, str) else given if given is not None else []
-    is_several = isinstance(found, Sequence | set | frozenset)
-    if not is_several or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"quantization_config.{key}: expected names, got {given!r}.")
-    return list(found)
+    if given is None or isinstance(given, str):
+        return [] if given is None else [given]
+    if isinstance(given, Sequence | set | frozenset) and all(isinstance(x, str) for x in given):
+        return list(given)
+    raise ConfigError(f"quantization_config.{key}: expected names, got {given!r}.")
 
 
 def _operators(given: str | Sequence[str]) -> list[str]:
