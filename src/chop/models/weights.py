@@ -134,11 +134,11 @@ def _read(path: Path) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    is_folder = Path(path).is_dir()  # False, and no error, where it cannot be looked at
-    if is_folder or (path.name == INDEX and is_readable_file(path)):
-        tensors = stored_tensors(path if is_folder else path.parent)
+    is_file = is_readable_file(path)
+    if path.is_dir() or (path.name == INDEX and is_file):
+        tensors = stored_tensors(path.parent if is_file else path)
         return {name: read_slices(x.file, name, _whole(x)) for name, x in tensors}
-    if not is_readable_file(path):
+    if not is_file:
         raise CheckpointError(f"weights '{path}': there is no such file.")
     try:
         return load_file(path)
