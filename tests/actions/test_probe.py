@@ -26,10 +26,11 @@ class Wide(Net):
         super().__init__()
         self.fc = nn.Linear(4, 2)
 
-class Double(Net):
+class Mixed(Net):
     def __init__(self):
         super().__init__()
-        self.double()
+        self.fc.double()
+        self.scale = nn.Parameter(torch.ones(()))
 
 class Two(Net):
     def forward(self, x, y):
@@ -42,7 +43,7 @@ class Image(Net):
 """
 REFUSED = {
     "Wide": r"line \d+, in Net.forward, raises RuntimeError: mat1 and mat2 shapes",
-    "Double": "raises RuntimeError: mat1 and mat2 must have the same dtype",
+    "Mixed": "raises RuntimeError: mat1 and mat2 must have the same dtype",
     "Two": "missing 1 required positional argument: 'y'",
     "Image": "in Image.forward, raises ValueError: not enough values to unpack",
 }

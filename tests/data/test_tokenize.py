@@ -69,19 +69,18 @@ def test_bad_arguments_are_named():
 
 TEXTS = [["w"] * 3, ["w"] * 2]
 BAD_COLUMNS = {
-    "blank": ({"text": ["fine", None]}, "'text': expected texts, got blank cells: fill"),
-    "numbers": ({"text": [3, 4]}, "'text': expected texts, got a int"),
+    "no labels": ({"tokens": TEXTS, "labels": [[], [0, 1]]}, "got 0 for the 3 words"),
     "few labels": ({"tokens": TEXTS, "labels": [[0, 1, 0], [1]]}, "got 1 for the 2 words .* 'w w'"),
     "many labels": ({"tokens": TEXTS, "labels": [[0] * 4, [0] * 2]}, "each word, got 4 for the 3"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_COLUMNS)
-def test_cells_that_are_no_texts_or_lack_labels_are_refused(case):
+def test_words_without_a_label_each_are_refused(case):
     columns, message = BAD_COLUMNS[case]
     data = DatasetDict({"train": Dataset.from_dict(columns)})
     with pytest.raises(ConfigError, match=message):
-        get_tokenized_dataset(data, "bert-tiny", labeled="labels" in columns)
+        get_tokenized_dataset(data, "bert-tiny")
 
 
 @pytest.mark.parametrize("checkpoint", ["bert-tinny", "bert-base-uncased"])

@@ -97,14 +97,6 @@ def _has_two_tokens(row: dict[str, Any]) -> bool:
 def _tokenize_texts(
     rows: Batch, tokenizer: PreTrainedTokenizerBase, columns: list[str], **settings: Any
 ) -> Batch:
-    for name in columns:
-        wrong = [text for text in rows[name] if not isinstance(text, str)]
-        if wrong:
-            kind = "blank cells" if None in wrong else f"a {type(wrong[0]).__name__}"
-            raise ConfigError(
-                f"column '{name}': expected texts, got {kind}: fill them, leave these rows out, or "
-                "name another column by text_column= (--text-column)."
-            )
     return dict(tokenizer(*(rows[name] for name in columns), **settings))
 
 
