@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import fx, nn
 from chop.fusion.causal_masks import causal, causal_when_added
 from chop.fusion.matching import (
     SURE_TO_HIDE,
-    NotFusableError,
     argument,
     check_free,
     is_cast,
@@ -23,6 +21,7 @@ from chop.fusion.matching import (
     result_of,
 )
 from chop.ir.graph import MaseGraph
+from chop.ir.graph.rewrite import Match, NotRewritableError
 from chop.ir.ops import Kind
 from chop.ir.ops.flops import matmul
 
@@ -71,20 +70,16 @@ class Attention:
     replaced: list[fx.Node] = field(default_factory=list)
 
 
-def attentions(mg: MaseGraph) -> Iterator[tuple[fx.Node, Attention | str]]:
-    """Attention patterns: each softmax between two products, or why it cannot be fused.
+def match_attention(mg: MaseGraph, softmax: fx.Node) -> Match[Attention] | None:
+    """The attention around a softmax between two products; None for any other node.
 
-    In the order in which they run, each read when it is asked for: one may be rewritten before
-    the next is read, which may work on its result.
+    Raises:
+        NotRewritableError: it cannot be one call.
     """
-    for node in [node for node in mg.nodes if operation(mg, node) == "softmax"]:
-        try:
-            found = _read(mg, node)
-        except NotFusableError as reason:
-            yield node, str(reason)
-        else:
-            if found is not None:
-                yield node, found
+    if operation(mg, softmax) != "softmax":
+        return None
+    found = _read(mg, softmax)
+    return None if found is None else Match(softmax.name, found)
 
 
 def _read(mg: MaseGraph, softmax: fx.Node) -> Attention | None:
@@ -100,11 +95,11 @@ def _read(mg: MaseGraph, softmax: fx.Node) -> Attention | None:
     for node in replaced[1:]:
         if len(node.users) > 1:
             what = "its weights are" if node in (softmax, *after) else f"'{node.name}' is"
-            raise NotFusableError(f"{what} read elsewhere too")
+            raise NotRewritableError(f"{what} read elsewhere too")
     _check_softmax(mg, softmax)
     query, key, value = _operand(product, 0), _operand(product, 1), _operand(context, 1)
     if value in replaced:
-        raise NotFusableError("its values are its weights")
+        raise NotRewritableError("its values are its weights")
     found = Attention(softmax, context, query, key, value, scale, masks, False, dropout, replaced)
     _check_operands(found)
     _check_masks(mg, found, product)
@@ -127,9 +122,9 @@ def _to_the_value(
             return steps, None, dropout
         if operation(mg, follower) == "dropout":
             if dropout is not None:
-                raise NotFusableError("its weights are dropped twice")
+                raise NotRewritableError("its weights are dropped twice")
             if not _drops_single_weights(mg, follower):
-                raise NotFusableError("its weights are dropped by whole channels")
+                raise NotRewritableError("its weights are dropped by whole channels")
             dropout = follower
         steps.append(follower)
         node = follower
@@ -170,7 +165,7 @@ def _to_the_query(
             node, scale, scaled = factor[0], scale * factor[1], True
         elif mask is not None:
             if scaled:
-                raise NotFusableError("its scores are masked before they are scaled")
+                raise NotRewritableError("its scores are masked before they are scaled")
             node = mask[0]
             masks.append(mask[1])
         elif is_cast(mg, node):
@@ -216,9 +211,9 @@ def _mask(mg: MaseGraph, node: fx.Node) -> tuple[Any, Mask] | None:
 
 def _fill(value: Any) -> float:
     if not is_number(value):
-        raise NotFusableError("its scores are filled with a tensor")
+        raise NotRewritableError("its scores are filled with a tensor")
     if value > SURE_TO_HIDE:
-        raise NotFusableError(f"its scores are filled with {value}, which may not hide them")
+        raise NotRewritableError(f"its scores are filled with {value}, which may not hide them")
     return float(value)
 
 
@@ -239,26 +234,26 @@ def _check_softmax(mg: MaseGraph, node: fx.Node) -> None:
     rank = len(result_of(node).shape)
     dim = module.dim if isinstance(module, nn.Softmax) else argument(node, 1, "dim")
     if dim not in (-1, rank - 1):
-        raise NotFusableError("its softmax is not over the last axis")
+        raise NotRewritableError("its softmax is not over the last axis")
     if len(node.args) > 2 or node.kwargs.get("dtype") not in (None, torch.float32):
-        raise NotFusableError("its softmax is called with another dtype")
+        raise NotRewritableError("its softmax is called with another dtype")
 
 
 def _operand(product: fx.Node, position: int) -> fx.Node:
     found = argument(product, position, ("input", "other")[position], product.kwargs.get("mat2"))
     if not isinstance(found, fx.Node):
-        raise NotFusableError("a factor of its products is no node")
+        raise NotRewritableError("a factor of its products is no node")
     return found
 
 
 def _check_operands(found: Attention) -> None:
     query, key, value = (result_of(node) for node in (found.query, found.key, found.value))
     if len(query.shape) not in (3, 4):
-        raise NotFusableError(f"its queries have {len(query.shape)} axes, not 3 or 4")
+        raise NotRewritableError(f"its queries have {len(query.shape)} axes, not 3 or 4")
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-        raise NotFusableError("queries, keys and values have different batches or heads")
+        raise NotRewritableError("queries, keys and values have different batches or heads")
     if not query.torch_dtype == key.torch_dtype == value.torch_dtype:
-        raise NotFusableError("queries, keys and values have different dtypes")
+        raise NotRewritableError("queries, keys and values have different dtypes")
 
 
 def _check_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
@@ -266,9 +261,11 @@ def _check_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
     for mask in found.masks:
         info = result_of(mask.node)
         if not _broadcasts(info.shape, scores):
-            raise NotFusableError(f"mask '{mask.node.name}' does not have the shape of the scores")
+            raise NotRewritableError(
+                f"mask '{mask.node.name}' does not have the shape of the scores"
+            )
         if (mask.kind == "added") != info.is_floating:
-            raise NotFusableError(f"mask '{mask.node.name}' has dtype {info.torch_dtype}")
+            raise NotRewritableError(f"mask '{mask.node.name}' has dtype {info.torch_dtype}")
     if len(found.masks) == 1 and scores[-1] == scores[-2]:
         mask = found.masks[0]
         if result_of(mask.node).shape[-2:] == scores[-2:] and _is_causal(mg, mask):

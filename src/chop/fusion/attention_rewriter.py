@@ -12,10 +12,11 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 
 from chop.captured.runtime import ByMode
-from chop.fusion.attention import Attention, Mask, attentions
+from chop.fusion.attention import Attention, Mask, match_attention
 from chop.fusion.matching import argument, erase_calls, operation, result_of
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph
+from chop.ir.graph.rewrite import rewrite
 from chop.ir.metadata import MaseMetadata
 
 
@@ -24,15 +25,7 @@ def fuse_attentions(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
 
     Returns: the name of each softmax that was replaced, and by name the reason for each other.
     """
-    fused: list[str] = []
-    skipped: dict[str, str] = {}
-    for softmax, found in attentions(mg):
-        if isinstance(found, str):
-            skipped[softmax.name] = found
-        else:
-            fused.append(softmax.name)
-            _Rewriter(mg, found).rewrite()
-    return fused, skipped
+    return rewrite(mg, partial(match_attention, mg), lambda found: _Rewriter(mg, found).rewrite())
 
 
 class _Rewriter:

@@ -13,6 +13,7 @@ from chop.captured.overrides import has_hooks
 from chop.formats import Integer, Quantizer, QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
+from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.metadata import TensorInfo
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
@@ -30,16 +31,16 @@ def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], d
     Returns: the path of each norm that was folded, and by node the reason for each other.
     """
     owned = Ownership(mg)
-    fused: list[str] = []
-    skipped: dict[str, str] = {}
-    for node in [node for node in mg.nodes if mg.operator(node).is_affine]:
+
+    def match(node: fx.Node) -> Match[fx.Node] | None:
+        if not mg.operator(node).is_affine:
+            return None
         reason = _why_infeasible(mg, node, owned)
         if reason is not None:
-            skipped[node.name] = reason
-            continue
-        fused.append(str(node.target))
-        _fuse(mg, node, frac_width)
-    return fused, skipped
+            raise NotRewritableError(reason)
+        return Match(str(node.target), node)
+
+    return rewrite(mg, match, lambda node: _fuse(mg, node, frac_width))
 
 
 def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:

@@ -7,6 +7,7 @@ from torch import fx, nn
 from chop.captured.overrides import has_hooks
 from chop.fusion.matching import erase_calls, operation
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.ownership import Ownership
 from chop.nn.fused import ACTIVATIONS, LinearActivation
 from chop.nn.quantized import QuantizedOperator
@@ -18,20 +19,18 @@ def fuse_linear_activations(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
     Returns: the path of each layer that was fused, and by path the reason for each other.
     """
     owned = Ownership(mg)
-    fused: list[str] = []
-    skipped: dict[str, str] = {}
-    for node in mg.nodes:
+
+    def match(node: fx.Node) -> Match[tuple[fx.Node, fx.Node, str]] | None:
         activation = _activation(mg, node)
         linear = node.all_input_nodes[0] if activation else None
         if linear is None or mg.operator(linear).name != "linear" or linear.op != "call_module":
-            continue
-        reason = _why_infeasible(mg, linear, node, owned)
+            return None
+        name, reason = str(linear.target), _why_infeasible(mg, linear, node, owned)
         if reason is not None:
-            skipped[str(linear.target)] = reason
-            continue
-        fused.append(str(linear.target))
-        _fuse(mg, linear, node, activation)
-    return fused, skipped
+            raise NotRewritableError(reason, name)
+        return Match(name, (linear, node, activation))
+
+    return rewrite(mg, match, lambda found: _fuse(mg, *found))
 
 
 def _activation(mg: MaseGraph, node: fx.Node) -> str:

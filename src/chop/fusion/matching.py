@@ -9,15 +9,12 @@ from torch import fx
 
 from chop.captured.overrides import has_hooks
 from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph.rewrite import NotRewritableError
 from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator
 
 SURE_TO_HIDE = -1e9
 """From here on, to be added to a float32 score and to replace it come to the same."""
-
-
-class NotFusableError(Exception):
-    """Why a pattern that is otherwise there stays as it is."""
 
 
 def operation(mg: MaseGraph, node: Any) -> str:
@@ -47,12 +44,12 @@ def is_cast(mg: MaseGraph, node: Any) -> bool:
 
 
 def check_free(mg: MaseGraph, node: fx.Node) -> None:
-    """Raises NotFusableError where what a node calls has to stay as it is."""
+    """Raises NotRewritableError where what a node calls has to stay as it is."""
     module = mg.module_of(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
-        raise NotFusableError(f"'{node.name}' is quantized")
+        raise NotRewritableError(f"'{node.name}' is quantized")
     if module is not None and has_hooks(module):
-        raise NotFusableError(f"'{node.name}' has hooks")
+        raise NotRewritableError(f"'{node.name}' has hooks")
 
 
 def erase_calls(mg: MaseGraph, nodes: Iterable[fx.Node]) -> None:
