@@ -13,6 +13,7 @@ from chop.errors import ChopError
 from chop.hardware.plan import Memory
 from chop.hardware.port import Port
 from chop.hardware.profiles import PROFILES, Profile
+from chop.hardware.templates import render
 from chop.hardware.tools import run, tool_path
 from chop.hardware.verilog import instance, sources
 
@@ -27,52 +28,6 @@ SLOWEST = 32
 MOST_CYCLES = 2**31 - 1
 """That an `int` counts."""
 RUN_SECONDS = 1800
-
-_TEXT = """\
-// Self-checking testbench of {top}: sends {samples} samples of beats, and compares all that leave.
-// Profiles of stalls: {profiles}. In the folder of the project:
-//   iverilog -g2012 -s testbench -o testbench.vvp rtl/*.sv testbench/*.sv
-//   vvp testbench.vvp +profile=1 +seed=7
-module testbench;
-  logic clk = 1'b0;
-  logic rst_n = 1'b0;
-  int profile, seed, timeout, pause_every, pause_cycles;
-  int {shares};
-  int cycle = 0, idle = 0, rest = 0;
-  wire [{last}:0] done, failed;
-{signals}
-  wire moves = {moves};
-
-{instances}
-  initial begin
-    if (!$value$plusargs("profile=%d", profile)) profile = 0;
-    if (!$value$plusargs("seed=%d", seed)) seed = 1;
-    if (!$value$plusargs("timeout=%d", timeout)) timeout = {timeout};
-    case (profile)
-{cases}
-      default: $fatal(1, "+profile is 0 to {last_profile}");
-    endcase
-    repeat (8) #1 clk = ~clk;
-    rst_n = 1'b1;
-    forever #1 clk = ~clk;
-  end
-
-  // A beat too many shows in the cycles after the last one.
-  always @(posedge clk) begin
-    if (rst_n) cycle <= cycle + 1;
-    idle <= (rst_n && !moves) ? idle + 1 : 0;
-    rest <= (&done) ? rest + 1 : 0;
-    if ((|failed) || idle > timeout || cycle == {most}) begin
-      if (!(|failed)) $display("timeout in cycle %0d, %0d without a beat", cycle, idle);
-      $display("FAIL");
-      $fatal(1, "the design is not as expected");
-    end else if ((&done) && rest >= {drain}) begin
-      $display("PASS");
-      $finish;
-    end
-  end
-endmodule
-"""
 
 
 def testbench(
@@ -99,7 +54,8 @@ def testbench(
     is_endless = not any(port.is_input for port in ports)
     connections = {"clk_i": "clk", "rst_ni": "rst_n"}
     connections |= {signal: signal for port in ports for signal in port.signals}
-    return _TEXT.format(
+    return render(
+        "testbench.sv",
         top=top,
         samples=samples,
         profiles=", ".join(f"{number} {profile.name}" for number, profile in enumerate(PROFILES)),
@@ -112,7 +68,7 @@ def testbench(
         most=min(10 * timeout + SLOWEST * samples * interval, MOST_CYCLES),
         drain=DRAIN_CYCLES,
         last=len(ports) - 1,
-        signals="\n".join(map(_signals, ports)),
+        ports=ports,
         moves=" || ".join("({1} && {2})".format(*port.signals) for port in ports),
         instances="\n".join(
             [instance(top, "u_design", {}, connections)]
@@ -147,11 +103,6 @@ def _case(profile: Profile, ports: Sequence[Port], interval: int) -> str:
     }
     values |= {f"share_{k}": profile.share(port, interval) for k, port in enumerate(ports)}
     return "begin " + " ".join(f"{name} = {value};" for name, value in values.items()) + " end"
-
-
-def _signals(port: Port) -> str:
-    data, valid, ready = port.signals
-    return f"  logic [{port.bits - 1}:0] {data};\n  logic {valid}, {ready};"
 
 
 def _source(port: Port, number: int, samples: int) -> str:

@@ -6,26 +6,12 @@ import re
 from collections.abc import Sequence
 
 from chop.hardware.port import Port
+from chop.hardware.templates import render
 from chop.hardware.verilog import instance
 
 SIMULATION = "chop_simulation"
 """Name of the module."""
 CHECK = "chop_stream_check"
-_TEXT = """\
-// {top} with the rules of ready/valid checked on its inner streams; bit k of violated_o is sticky.
-module {module} (
-  {head}
-);
-  {top} u_design (
-    {pins}
-  );
-{checks}endmodule
-"""
-_REPORT = """\
-`ifndef VERILATOR
-  always @(posedge {bit}) $display("stream {name} broke the rules");
-`endif
-"""
 _REPORTED = r"^stream (\w+) broke the rules$"
 
 
@@ -42,12 +28,8 @@ def simulation_top(top: str, ports: Sequence[Port], streams: Sequence[tuple[str,
     head += [f"output logic [{violated_bits(streams) - 1}:0] violated_o"]
     names = ["clk_i", "rst_ni", *(signal for port in ports for signal in port.signals)]
     checks = [_check(number, *stream) for number, stream in enumerate(streams)]
-    return _TEXT.format(
-        top=top,
-        module=SIMULATION,
-        head=",\n  ".join(head),
-        pins=",\n    ".join(f".{name}({name})" for name in names),
-        checks="".join(checks) or "  assign violated_o = 1'b0;\n",
+    return render(
+        "simulation.sv", top=top, module=SIMULATION, head=head, names=names, checks=checks
     )
 
 
@@ -64,22 +46,14 @@ def violated_streams(log: str) -> list[str]:
     return re.findall(_REPORTED, log, re.MULTILINE)
 
 
-def _check(number: int, name: str, bits: int) -> str:
+def _check(number: int, name: str, bits: int) -> dict[str, str]:
     pins = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
     pins |= {f"{kind}_i": f"u_design.{name}_{kind}" for kind in ("data", "valid", "ready")}
     pins["violated_o"] = f"violated_o[{number}]"
-    return instance(CHECK, f"u_check_{number}", {"W": bits}, pins) + _REPORT.format(
-        bit=pins["violated_o"], name=name
-    )
+    text = instance(CHECK, f"u_check_{number}", {"W": bits}, pins)
+    return {"instance": text, "bit": pins["violated_o"], "name": name}
 
 
 def ports_header(ports: Sequence[Port]) -> str:
     """C++ header of the driver: the class of the model and the names of its ports."""
-    inputs = " ".join(f"PORT({port.name})" for port in ports if port.is_input)
-    outputs = " ".join(f"PORT({port.name})" for port in ports if not port.is_input)
-    return (
-        f'#include "V{SIMULATION}.h"\n'
-        f"#define CHOP_MODEL V{SIMULATION}\n"
-        f"#define CHOP_INPUTS(PORT) {inputs}\n"
-        f"#define CHOP_OUTPUTS(PORT) {outputs}\n"
-    )
+    return render("ports.h", module=SIMULATION, ports=ports)

@@ -1,0 +1,37 @@
+"""Templates of emitted SystemVerilog and C++: `NAME.jinja` in this folder."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = [
+    "render",
+]
+
+
+def render(name: str, **values: Any) -> str:
+    """The text of a template.
+
+    Args:
+        name: of the file without `.jinja`.
+        values: each name that the template reads; one that is missing is an error.
+    """
+    return _environment().get_template(f"{name}.jinja").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    return Environment(
+        loader=loader,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
