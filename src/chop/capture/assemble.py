@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ from chop.captured.dtype_constants import dtype_constants_of
 from chop.captured.guards.ignored_arguments import plain_defaults, takes_any_keyword
 from chop.captured.guards.input_guards import contiguous
 from chop.captured.huggingface.generation import generation_settings
-from chop.captured.leaves import GRADIENT_HOOKS
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import add_extras, class_of, mirror, qualified_class
 from chop.captured.original import node_digests
@@ -30,6 +28,7 @@ from chop.captured.record import CaptureRecord
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.captured.state.preserve_state import preserve_state
 from chop.nested import has_fields, tree_children
+from chop.private.modules import share_gradient_hooks
 
 
 def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
@@ -43,9 +42,7 @@ def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     mirror(fallback.model, captured, fallback.leaves, called)
     add_extras(captured, recording.extras, recorder.constants)
-    captured._is_full_backward_hook = fallback.model._is_full_backward_hook
-    for hooks in GRADIENT_HOOKS:
-        setattr(captured, hooks, copy.copy(getattr(fallback.model, hooks)))
+    share_gradient_hooks(fallback.model, captured)
     _fill_record(captured.record, fallback, recording)
     if fallback.probes and recording.eval_only is None:
         captured.record.follows_dtype = dtype_constants_of(graph)

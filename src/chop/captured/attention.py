@@ -20,6 +20,14 @@ from torch import Tensor, nn
 
 from chop.captured.joined import Joined, join_in_state_dicts
 from chop.captured.module_tree import STANDS_FOR
+from chop.private.modules import (
+    PARAMETERS,
+    children_of,
+    has_forward_hooks,
+    leave_attention_fast_path,
+    parameters_of,
+    set_members,
+)
 
 PRODUCTS = "products"
 """The child of a `ProjectedAttention` that computes its products in the place of `attend`."""
@@ -224,7 +232,7 @@ class ProjectedAttention(nn.MultiheadAttention):
         made = _twin_class(cls, type(module))
         twin: Any = made.__new__(made)
         nn.Module.__init__(twin)
-        twin.__dict__.update({n: x for n, x in vars(module).items() if n != "_parameters"})
+        twin.__dict__.update({n: x for n, x in vars(module).items() if n != PARAMETERS})
         vars(twin)[STANDS_FOR] = type(module)
         packed = module.in_proj_weight is not None
         weights = (
@@ -238,10 +246,10 @@ class ProjectedAttention(nn.MultiheadAttention):
             name: _linear(weight, bias, module.training)
             for name, weight, bias in zip(PROJECTIONS, weights, biases, strict=True)
         }
-        vars(twin)["_modules"] = {**layers, **module._modules}
-        rows = {name: module._parameters.get(name) for name in ("bias_k", "bias_v")}
-        vars(twin)["_parameters"] = {name: x for name, x in rows.items() if x is not None}
-        twin._qkv_same_embed_dim = False  # torch's fast path would read the parameters
+        rows = {name: parameters_of(module).get(name) for name in ("bias_k", "bias_v")}
+        kept = {name: x for name, x in rows.items() if x is not None}
+        set_members(twin, kept, children={**layers, **children_of(module)})
+        leave_attention_fast_path(twin)
         join_in_state_dicts(twin, _joined_names(packed, bias is not None))
         return twin  # type: ignore[no-any-return]
 
@@ -314,12 +322,12 @@ def why_not_projected(module: nn.Module) -> str | None:
     out = module.out_proj
     assert isinstance(out, nn.Module)
     names = {"in_proj_weight", "in_proj_bias", *(f"{name}_weight" for name in PROJECTIONS)}
-    tensors = [module._parameters.get(name) for name in sorted(names)]
+    tensors = [parameters_of(module).get(name) for name in sorted(names)]
     weights = [x for x in tensors if x is not None and x.dim() == 2]
-    if len(weights) not in (1, 3) or set(module._modules) != {"out_proj"}:
+    if len(weights) not in (1, 3) or set(children_of(module)) != {"out_proj"}:
         return "computes its parameters"
     # torch reads the weight of this layer and does not call it.
-    called = out._forward_hooks or out._forward_pre_hooks or "forward" in vars(out)
+    called = has_forward_hooks(out) or "forward" in vars(out)
     if type(out).forward is not nn.Linear.forward or called:
         return "has an out_proj with hooks or a forward of its own"
     return None
@@ -365,7 +373,7 @@ def _linear(weight: nn.Parameter, bias: nn.Parameter | None, training: bool) -> 
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)
     layer.out_features, layer.in_features = weight.shape
-    layer._parameters.update(weight=weight, bias=bias)
+    parameters_of(layer).update(weight=weight, bias=bias)
     layer.training = training
     return layer
 

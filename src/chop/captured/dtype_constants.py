@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.nested import tree_map
+from chop.private.modules import buffers_of, parameters_of
 from chop.private.torch_api import tree_leaves
 
 # Models treat half precision specially; not every operator has it.
@@ -99,7 +100,7 @@ class DtypeProbe:
         made: dict[int, Tensor] = {}
         with contextlib.ExitStack() as changes:
             for module in model.modules():
-                for members in (module._parameters, module._buffers):
+                for members in (parameters_of(module), buffers_of(module)):
                     for name, tensor in members.items():
                         if not _is_plain_float(tensor):
                             continue

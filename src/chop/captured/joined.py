@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from chop.private.modules import before_load_state_dict, copy_state_dict_hooks
+
 KEY = "joined_in_state_dicts"
 """Where a module keeps its joined parameters."""
 
@@ -27,10 +29,9 @@ def join_in_state_dicts(module: nn.Module, joined: Joined) -> None:
     """
     vars(module)[KEY] = dict(joined)
     # A module that takes over another's `__dict__` has its hooks: they may not know the module.
-    for hooks in ("_state_dict_hooks", "_load_state_dict_pre_hooks"):
-        vars(module)[hooks] = vars(module)[hooks].copy()
+    copy_state_dict_hooks(module)
     module.register_state_dict_post_hook(_saved)
-    module._register_load_state_dict_pre_hook(functools.partial(_loaded, dict(joined)))
+    before_load_state_dict(module, functools.partial(_loaded, dict(joined)))
 
 
 def joined_of(module: nn.Module) -> Joined:

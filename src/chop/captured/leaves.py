@@ -13,9 +13,7 @@ from chop.captured.huggingface.cache import cache_tensors, is_cache
 from chop.captured.overrides import why_not_its_class
 from chop.captured.runtime import FastPathPadding
 from chop.errors import CaptureError, ConfigError, did_you_mean
-
-GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-"""Where a module keeps the hooks on its gradients."""
+from chop.private.modules import GRADIENT_HOOKS
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _TRANSFORMERS = (

@@ -28,6 +28,7 @@ from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import PythonState
 from chop.errors import GuardError
+from chop.private.modules import buffers_of
 
 
 class _RecordAttribute:
@@ -296,7 +297,7 @@ class CapturedModule(fx.GraphModule):
             AttributeError: there is none.
         """
         path, _, name = target.rpartition(".")
-        found = self.get_submodule(path)._buffers.get(name)
+        found = buffers_of(self.get_submodule(path)).get(name)
         return super().get_buffer(target) if found is None else found
 
     def recompile(self) -> Any:

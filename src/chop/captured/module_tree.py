@@ -11,6 +11,7 @@ from chop.captured.joined import join_in_state_dicts, joined_of
 from chop.captured.leaves import LeafRule
 from chop.captured.overrides import has_hooks
 from chop.errors import CaptureError, GraphError
+from chop.private.modules import buffers_of, children_of, members_of, not_persistent, parameters_of
 from chop.private.torch_api import BATCH_NORMS, DROPOUTS
 
 
@@ -48,7 +49,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 def hooked_scopes(module: nn.Module, path: str = "") -> Iterator[str]:
     """The paths of modules below one whose calls are part of the graph, with hooks or a forward."""
-    for name, child in module._modules.items():
+    for name, child in children_of(module).items():
         if child is None or not (isinstance(child, Scope) or type(child) in _CONTAINERS):
             continue
         inner = f"{path}.{name}" if path else name
@@ -88,12 +89,12 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
         twin.training = source.training
         # A member may be called as an attribute that the twin has and its source has not, `graph`
         # for example, so members are put where torch looks for them, past the checks of names.
-        twin._parameters.update(source._parameters)
-        twin._buffers.update(source._buffers)
-        twin._non_persistent_buffers_set.update(source._non_persistent_buffers_set)
-        for name, child in source._modules.items():
+        parameters_of(twin).update(parameters_of(source))
+        buffers_of(twin).update(buffers_of(source))
+        not_persistent(twin).update(not_persistent(source))
+        for name, child in children_of(source).items():
             child_path = f"{path}.{name}" if path else name
-            twin._modules[name] = None if child is None else twin_of(child, child_path)
+            children_of(twin)[name] = None if child is None else twin_of(child, child_path)
         if joined := joined_of(source):
             join_in_state_dicts(twin, joined)
 
@@ -107,7 +108,7 @@ def check_names(model: nn.Module) -> None:
         CaptureError: a parameter, buffer or child is called as an attribute of its own class.
     """
     for path, module in model.named_modules():
-        for members in (module._parameters, module._buffers, module._modules):
+        for members in members_of(module):
             for name, value in members.items():
                 found = getattr(module, name, None)
                 if value is not None and not isinstance(found, nn.Module | Tensor):
@@ -134,9 +135,10 @@ def computed_tensors(module: nn.Module) -> dict[int, Any]:
 
 def member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
     """The parameter, buffer or child of that name, whatever attributes the module has."""
-    for members in (module._parameters, module._buffers, module._modules):
+    for members in members_of(module):
         if name in members:
-            return members[name]
+            found: Tensor | nn.Module | None = members[name]
+            return found
     return None
 
 
@@ -155,7 +157,7 @@ def member_paths(model: nn.Module) -> set[str]:
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
-        for members in (module._parameters, module._buffers, module._modules)
+        for members in members_of(module)
         # Those of a compiled module are no dicts: they only have items.
         for name, _ in members.items()
     }

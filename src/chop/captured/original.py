@@ -20,14 +20,22 @@ from torch import Tensor, fx, nn
 
 from chop.captured.huggingface.cache_names import settled_name
 from chop.captured.module_tree import Scope, computed_tensors
-from chop.captured.overrides import COMPILED, why_not_copyable
+from chop.captured.overrides import why_not_copyable
 from chop.errors import GraphError
+from chop.private.modules import (
+    COMPILED,
+    MEMBERS,
+    NOT_PERSISTENT,
+    buffers_of,
+    children_of,
+    not_persistent,
+    parameters_of,
+    set_members,
+)
 
 KEY = "_original"
 """Where a captured module keeps its original."""
-_OWN = frozenset(
-    {*("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"), COMPILED}
-)
+_OWN = frozenset({*MEMBERS, NOT_PERSISTENT, "training", COMPILED})
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class Original:
                     where = f"module '{path}'" if path else "the model"
                     self.failure = self.failure or f"{where} cannot be copied: {reason}"
                 self._scopes[path] = _Scope(
-                    type(module), plain, tuple(module._modules), frozenset(module._buffers)
+                    type(module), plain, tuple(children_of(module)), frozenset(buffers_of(module))
                 )
 
     @property
@@ -128,7 +136,7 @@ class Original:
             f"{path}.{child}".lstrip(".")
             for path, scope in self._scopes.items()
             for child in scope.children
-            if path in scopes and child not in scopes[path]._modules
+            if path in scopes and child not in children_of(scopes[path])
         }
         if differing:
             raise GraphError(
@@ -161,7 +169,7 @@ def is_scope(captured: nn.Module, path: str) -> bool:
     """Whether a capture has looked into the module at a path."""
     found: nn.Module | None = captured
     for step in path.split("."):
-        found = found._modules.get(step) if found is not None else None
+        found = children_of(found).get(step) if found is not None else None
         if not isinstance(found, Scope) and type(found) not in _CONTAINERS:
             return False
     return True
@@ -180,13 +188,15 @@ def _fill(
     new: nn.Module, scope: _Scope, captured: nn.Module, memo: dict[int, Any], path: str
 ) -> None:
     vars(new).update(_copied(scope.attributes, memo, path))
-    vars(new).update(
-        _parameters=dict(captured._parameters),
-        _buffers={n: x for n, x in captured._buffers.items() if n in scope.buffers},
-        _non_persistent_buffers_set=set(captured._non_persistent_buffers_set) & scope.buffers,
-        training=captured.training,
-        # A capture adds modules of its own, such as the dropout that a function was.
-        _modules={n: _copied(captured._modules[n], memo, f"{path}.{n}") for n in scope.children},
+    vars(new)["training"] = captured.training
+    # A capture adds modules of its own, such as the dropout that a function was.
+    inner = children_of(captured)
+    set_members(
+        new,
+        dict(parameters_of(captured)),
+        {n: x for n, x in buffers_of(captured).items() if n in scope.buffers},
+        {n: _copied(inner[n], memo, f"{path}.{n}") for n in scope.children},
+        set(not_persistent(captured)) & scope.buffers,
     )
 
 

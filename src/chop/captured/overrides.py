@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from chop.private.modules import (
+    COMPILED,
+    FORWARD_HOOKS,
+    HOOKS,
+    METHODS,
+    call_uncompiled,
+    wrapped_by_compile,
+)
 from chop.private.torch_api import global_forward_hooks
-
-FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-HOOKS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
-"""Where a module keeps its hooks."""
-COMPILED = "_compiled_call_impl"
-"""What `module.compile()` calls instead of the module."""
-METHODS = ("forward", "_call_impl", "_conv_forward", "_output_padding", "_check_input_dim")
-"""What a module computes with."""
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -112,9 +112,9 @@ def plain_call(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any
         call: how modules are called, with the module as the first argument.
     """
     if is_compiled_wrapper(module):
-        return lambda wrapper, *args, **kwargs: wrapper._orig_mod(*args, **kwargs)
+        return lambda wrapper, *args, **kwargs: wrapped_by_compile(wrapper)(*args, **kwargs)
     if vars(module).get(COMPILED) is not None:
-        return lambda compiled, *args, **kwargs: compiled._call_impl(*args, **kwargs)
+        return call_uncompiled
     return call
 
 

@@ -23,7 +23,7 @@ from chop.captured.runtime import (
     set_item,
     swap_grad_mode,
 )
-from chop.private.torch_api import OVERLOADS, SET_GRAD_ENABLED, schemas_of, single_overload
+from chop.private.torch_api import ASSERT, OVERLOADS, SET_GRAD_ENABLED, schemas_of, single_overload
 
 _OPERATOR_NAMES = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
@@ -54,7 +54,7 @@ _PYTHON_WRITTEN_DUNDERS = {
 _EFFECTS = frozenset(
     {
         SET_GRAD_ENABLED,
-        torch._assert,
+        ASSERT,
         guard_value,
         guard_autocast,
         enter_autocast,

@@ -17,6 +17,7 @@ from chop.captured.attention import ProjectedAttention, Slices, why_not_projecte
 from chop.captured.leaves import has_gradient_hooks
 from chop.captured.module_tree import STANDS_FOR
 from chop.captured.runtime import FastPathPadding
+from chop.private.modules import children_of, set_members
 
 PADDING = "padding"
 """The child of a `PlainEncoder` that writes zeros where torch's nested tensors have nothing."""
@@ -119,7 +120,7 @@ def single_operators(model: nn.Module, stays: Chosen) -> Iterator[nn.Module]:
         yield _Swap(stays, swaps).twin_of(model, "")
     finally:
         for parent, name, child in reversed(swaps):
-            parent._modules[name] = child
+            children_of(parent)[name] = child
 
 
 class _Swap:
@@ -143,14 +144,14 @@ class _Swap:
             return self._twins[id(module)]
         self._originals.append(module)
         twin = self._twins[id(module)] = _twin(module, self._slices)
-        for name, child in list(twin._modules.items()):
+        for name, child in list(children_of(twin).items()):
             inner = f"{path}.{name}" if path else name
             if child is None or self._stays(child, inner):
                 continue
             other = self.twin_of(child, inner)
             if other is not child:
                 self._swaps.append((twin, name, child))
-                twin._modules[name] = other
+                children_of(twin)[name] = other
         return twin
 
 
@@ -178,7 +179,7 @@ def _runs(module: nn.Module, cls: type[nn.Module]) -> bool:
 
 def _knows_layers(module: nn.Module) -> bool:
     """Whether the layers of a stack are torch's: others may read the hint `is_causal`."""
-    layers = module._modules.get("layers")
+    layers = children_of(module).get("layers")
     return all(
         isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
         for layer in (layers.children() if layers is not None else ())
@@ -188,11 +189,12 @@ def _knows_layers(module: nn.Module) -> bool:
 def _as_plain(module: nn.Module, plain: type[nn.Module]) -> nn.Module:
     twin: nn.Module = plain.__new__(plain)
     nn.Module.__init__(twin)
-    twin.__dict__.update(vars(module), _modules=dict(module._modules))
+    twin.__dict__.update(vars(module))
+    set_members(twin, children=dict(children_of(module)))
     vars(twin)[STANDS_FOR] = type(module)
     if plain is PlainEncoder and getattr(module, "use_nested_tensor", False):
         checks_mask = bool(getattr(module, "mask_check", True))
-        twin._modules[PADDING] = FastPathPadding(checks_mask).train(module.training)
+        children_of(twin)[PADDING] = FastPathPadding(checks_mask).train(module.training)
     return twin
 
 

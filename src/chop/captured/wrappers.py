@@ -10,6 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from chop.captured.overrides import is_compiled_wrapper
 from chop.errors import CaptureError
+from chop.private.modules import wrapped_by_compile
 
 _PARALLEL = (DataParallel, DistributedDataParallel)
 _EXPORTED = "torch.export"
@@ -24,7 +25,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     while True:
         if is_compiled_wrapper(model):
-            model = model._orig_mod  # type: ignore[assignment]
+            model = wrapped_by_compile(model)
         elif isinstance(model, _PARALLEL):
             model = model.module
         else:

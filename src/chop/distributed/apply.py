@@ -24,6 +24,7 @@ from chop.formats.lsq import with_scales_of
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity.activation import PruneActivation
+from chop.private.modules import buffers_of, parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -138,7 +139,7 @@ def _local_part(
 def _put(model: nn.Module, path: str, tensor: Tensor) -> None:
     parent, _, name = path.rpartition(".")
     module = model.get_submodule(parent) if parent else model
-    members = module._parameters if name in module._parameters else module._buffers
+    members = parameters_of(module) if name in parameters_of(module) else buffers_of(module)
     members[name] = tensor  # type: ignore[assignment]
 
 

@@ -6,13 +6,12 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from chop.distributed.collectives import buffer_bytes, is_silent
 from chop.kernels.packed import workspace_bytes
 from chop.nested import tree_map
-from chop.private.dtensor import is_deciding
+from chop.private.dtensor import is_deciding, is_wait
 from chop.private.symbolic_shapes import outside_fake_mode
 from chop.private.torch_api import TorchDispatchMode
 
@@ -53,7 +52,7 @@ class MemoryMeter(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         if is_silent(func):  # the memory that it was given, of which fake tensors know nothing
-            return args[0] if func is torch.ops._c10d_functional.wait_tensor.default else result
+            return args[0] if is_wait(func) else result
         with outside_fake_mode():  # what kernels keep of formats has to have numbers
             hidden = workspace_bytes(func, args)
         hidden += buffer_bytes(func, args, result, self._backend)

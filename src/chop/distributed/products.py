@@ -19,6 +19,7 @@ from chop.nn.packed.base import BUFFER_NAMES
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.base import SCALE_NAMES
 from chop.nn.quantized.masks import FULL, MASK
+from chop.private.modules import parameters_of
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _bias_can_be_cut(module: Any, outputs: int) -> bool:
 
 
 def _scale_count(module: nn.Module) -> int:
-    scales = module._parameters.get(SCALE_NAMES["weight"])
+    scales = parameters_of(module).get(SCALE_NAMES["weight"])
     return 0 if scales is None else scales.numel()
 
 

@@ -30,6 +30,7 @@ from chop.kernels.packed import known_shape
 from chop.private.dtensor import (
     Strategy,
     correct_torch,
+    cpu_attention,
     is_registered,
     register_rule,
     replicate_operators_without_rule,
@@ -236,7 +237,7 @@ def register_strategies() -> None:
     correct_torch()
     replicate_operators_without_rule()
     # torch has a rule for the attention of every device but this one.
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    attention = cpu_attention()
     if not is_registered(attention):
         register_rule(attention, _layouts_of_attention, _any_chunks, 3, outputs=2)
 

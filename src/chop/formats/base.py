@@ -24,6 +24,7 @@ from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
 from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
+from chop.private.torch_api import is_transformed
 
 OPERANDS = ("data_in", "weight", "bias", "data_out")
 """What an operator can have in a format."""
@@ -192,7 +193,7 @@ class NumberFormat(Quantizer):
         check_tensor(x, self.name)
         if gradient not in GRADIENTS:
             raise ConfigError(f"gradient '{gradient}': {did_you_mean(gradient, GRADIENTS)}")
-        if transforms.is_transformed():
+        if is_transformed():
             return transforms.fake_quantize(x, self.key, clips=gradient == "clip")
         if gradient == "clip" and x.requires_grad and torch.is_grad_enabled():
             rounded: Tensor = torch.ops.chop.fake_quantize_marking(x, self.key)[0]

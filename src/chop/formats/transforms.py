@@ -11,16 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from chop.errors import DerivativeError
-
-
-def is_transformed() -> bool:
-    """Whether a transform of `torch.func` or a forward-mode level surrounds the call."""
-    # Both are what TorchDynamo follows too.
-    level: int = forward_ad._current_level
-    return level >= 0 or torch._C._are_functorch_transforms_active()
+from chop.private.torch_api import is_transformed
 
 
 def refuse_transforms(what: str, instead: str) -> None:

@@ -6,8 +6,6 @@ import dataclasses
 from typing import Any, Literal
 
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from chop.captured.overrides import has_hooks
 from chop.formats import Integer, Quantizer, QuantSpec
@@ -18,6 +16,7 @@ from chop.ir.metadata import TensorInfo
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, stored_weights
+from chop.private.torch_api import BatchNorm, Convolution
 
 FracWidth = Literal["keep", "minmax", "mse", "percentile"]
 
@@ -46,7 +45,7 @@ def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], d
 def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     """Why a norm cannot be folded; None if it can."""
     norm = mg.module_of(node)
-    if not isinstance(norm, _BatchNorm):
+    if not isinstance(norm, BatchNorm):
         return "it is a function call, not a module"
     if norm.running_mean is None or norm.running_var is None:
         return "it has no running statistics"
@@ -73,7 +72,7 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
 def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
     before, norm = node.all_input_nodes[0], mg.module_of(node)
     convolution = mg.module_of(before)
-    assert isinstance(norm, _BatchNorm) and isinstance(convolution, _ConvNd)
+    assert isinstance(norm, BatchNorm) and isinstance(convolution, Convolution)
     _fold(convolution, norm)
     mg.erase(node)
     mg.model.delete_submodule(str(node.target))
@@ -85,7 +84,7 @@ def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
     _update_metadata(mg, before)
 
 
-def _fold(convolution: _ConvNd, norm: _BatchNorm) -> None:
+def _fold(convolution: Convolution, norm: BatchNorm) -> None:
     stored, bias = stored_weights(convolution), convolution.bias
     trains, bias = stored[0].requires_grad, None if bias is None else bias.detach().double()
     settings = norm, convolution.transposed, convolution.groups
@@ -98,7 +97,7 @@ def _fold(convolution: _ConvNd, norm: _BatchNorm) -> None:
 
 
 def folded(
-    weight: Tensor, bias: Tensor | None, norm: _BatchNorm, transposed: bool, groups: int
+    weight: Tensor, bias: Tensor | None, norm: BatchNorm, transposed: bool, groups: int
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution that computes `norm(convolution(x))`.
 

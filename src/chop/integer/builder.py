@@ -11,6 +11,13 @@ from chop.captured.guards.shape_guards import ShapeGuard
 from chop.captured.module_tree import Scope
 from chop.captured.specs import TensorSpec
 from chop.ir.graph import MaseGraph
+from chop.private.modules import (
+    buffers_of,
+    children_of,
+    class_label,
+    members_of,
+    not_persistent,
+)
 
 KEPT_METADATA = ("nn_module_stack", "source")
 
@@ -66,17 +73,19 @@ class GraphBuilder:
             where: the pass that fixes them.
         """
         model: Any = self._mg.model
-        names = {path: module._get_name() for path, module in model.named_modules()}
-        for members in (model._modules, model._parameters, model._buffers):
+        names = {path: class_label(module) for path, module in model.named_modules()}
+        for members in members_of(model):
             members.clear()
-        model._non_persistent_buffers_set.clear()
+        not_persistent(model).clear()
         for path, member in self._members.items():
             parent = model
             *scopes, name = path.split(".")
             for depth, scope in enumerate(scopes, 1):
                 inside = ".".join(scopes[:depth])
-                parent = parent._modules.setdefault(scope, Scope(names.get(inside, "Module")))
-            home = parent._buffers if isinstance(member, Tensor) else parent._modules
+                parent = children_of(parent).setdefault(scope, Scope(names.get(inside, "Module")))
+            home: dict[str, Any] = (
+                buffers_of(parent) if isinstance(member, Tensor) else children_of(parent)
+            )
             home[name] = member
         guards = [
             ShapeGuard(f"{name}.shape[{dim}] == {size}", where)

@@ -23,6 +23,7 @@ from chop.nn.integer import (
 )
 from chop.nn.integer.edge import bits_of, shift_between
 from chop.nn.quantized import QuantizedOperator, leaf_operators
+from chop.private.modules import parameters_of
 
 AnyGrid = Grid | BlockGrid
 WINDOW = 8
@@ -80,7 +81,7 @@ def observed_grids(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Grids
     for step, spec in specs.items():
         for operand, number_format in spec.items():
             blocks = isinstance(number_format, NumberFormat) and BlockGrid.of(number_format, 0, 0)
-            if blocks and step._parameters.get(operand) is None:
+            if blocks and parameters_of(step).get(operand) is None:
                 observers[id(step), operand] = _Exponents(spec.number_format(operand))
                 step.spec = step.spec.with_quantizers(**{operand: observers[id(step), operand]})
     try:

@@ -13,6 +13,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Operator, Weight
+from chop.private.modules import parameters_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,7 @@ def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) ->
     for node in mg.nodes:
         called = mg.module_of(node)
         for module in called.modules() if called is not None else ():
-            if id(module) not in known and any(x is tensor for x in module._parameters.values()):
+            if id(module) not in known and any(x is tensor for x in parameters_of(module).values()):
                 return f"the {type(module).__name__} '{node.target}'"
         if node.op == "get_attr" and deepgetattr(mg.model, str(node.target)) is tensor:
             return f"node '{node.name}'"

@@ -21,6 +21,7 @@ from chop.ir.dotted import deepgetattr
 from chop.ir.ops import Kind, of_module, stand_in_for
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.notices import warn_once, warn_once_of
+from chop.private.modules import class_label
 
 if TYPE_CHECKING:
     from chop.ir.graph import MaseGraph
@@ -159,7 +160,7 @@ def _by_owner(root: nn.Module, found: Iterable[tuple[str, Tensor]]) -> list[Unre
             elements[path] = elements.get(path, 0) + x.numel()
     modules = dict(root.named_modules())
     return [
-        Unreached(path, modules[path]._get_name() if path in modules else "Parameter", count)
+        Unreached(path, class_label(modules[path]) if path in modules else "Parameter", count)
         for path, count in elements.items()
     ]
 

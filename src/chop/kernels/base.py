@@ -12,9 +12,8 @@ from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, from_key
 from chop.formats.base import OPERATORS
 from chop.formats.reference import round_by
-from chop.formats.transforms import is_transformed
 from chop.kernels.eager import round_eagerly
-from chop.private.torch_api import is_dispatch_observed
+from chop.private.torch_api import is_dispatch_observed, is_transformed
 
 
 def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:

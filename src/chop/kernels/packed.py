@@ -19,6 +19,7 @@ from chop.kernels.base import is_followed
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import packed as cpu
 from chop.kernels.triton import register as gpu
+from chop.private.torch_api import check_sizes
 
 # `Library` and not `custom_op`, whose calls cost as much as multiplying one row of activations.
 OPERATORS = torch.library.Library("chop", "FRAGMENT")
@@ -204,7 +205,7 @@ def _decoded_shape(
 def _product_shape(x: Tensor, x_key: str, *packed: Any) -> Tensor:
     codes, _, _, given, key, *_ = packed
     shape = known_shape(codes, given, key)
-    torch._check(
+    check_sizes(
         x.ndim > 0 and x.shape[-1] == shape[1],
         lambda: f"expected x (..., {shape[1]}), got {tuple(x.shape)}.",
     )

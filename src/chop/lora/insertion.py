@@ -12,6 +12,7 @@ from chop.ir.parameters import ParameterCount
 from chop.lora.layers import attach
 from chop.nn.lora import LoraLinear, adapters_of, freeze
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
+from chop.private.modules import parameters_of
 
 WHERE = "insert_lora_adapter_transform_pass"
 
@@ -62,6 +63,6 @@ def _train_also(mg: MaseGraph, saved: Iterable[str], train_bias: TrainBias) -> N
             parameter.requires_grad_(True)
     owners = mg.model.modules() if train_bias == "all" else adapters_of(mg.model).values()
     for module in owners if train_bias != "none" else ():
-        bias = module._parameters.get("bias")
+        bias = parameters_of(module).get("bias")
         if bias is not None:
             bias.requires_grad_(True)

@@ -1,8 +1,8 @@
 """PEFT layers on packed layers.
 
-Fence around two classes of peft. `ModulesToSaveWrapper` copies a layer and trains the copy's
-parameters; codes are none, so what it trains is unpacked, and what leaves it is packed. Adapters of
-convolutions are made by the class of the layer, which is the unpacked one here.
+`ModulesToSaveWrapper` copies a layer and trains the copy's parameters; codes are none, so what it
+trains is unpacked, and what leaves it is packed. Adapters of convolutions are made by the class of
+the layer, which is the unpacked one here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import copy
 import functools
 from typing import Any
 
-from peft.tuners.lora.layer import _ConvNd
-from peft.utils.other import ModulesToSaveWrapper
 from torch import nn
 
 from chop.nn.packed import PackedOperator, pack, why_not_packable, write
 from chop.nn.quantized import QuantizedOperator
+from chop.private.modules import children_of
+from chop.private.peft_api import convolution_class, saved_layer_class
 
-_saved: Any = ModulesToSaveWrapper
-_convolution: Any = _ConvNd
+_saved, _convolution = saved_layer_class(), convolution_class()
 _update = _saved.update
 _unload = _saved.unload_and_optionally_merge_module
 _update_conv = _convolution.update_layer
@@ -34,9 +33,9 @@ def _replaced(module: nn.Module, make: Any) -> nn.Module:
     if isinstance(module, QuantizedOperator):
         made: nn.Module = make(module)
         return made
-    for name, child in list(module._modules.items()):
+    for name, child in list(children_of(module).items()):
         if child is not None:
-            module._modules[name] = _replaced(child, make)
+            children_of(module)[name] = _replaced(child, make)
     return module
 
 

@@ -13,6 +13,7 @@ from chop.formats import Gradient, NumberFormat, StandIn
 from chop.ir.rows import check_loss
 from chop.mixed_precision.layers import operands_of
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.private.modules import parameters_of
 from chop.train.evaluator import Evaluator
 from chop.train.feed import eval_mode
 from chop.train.model_io import read_output
@@ -73,7 +74,9 @@ def _insert_observers(
                     text: problem.layers.fit(path, part, operand, fmt)
                     for text, fmt in problem.options.items()
                 }
-                observer = _GradientObserver(fit, part._parameters.get(operand) is not None, anchor)
+                observer = _GradientObserver(
+                    fit, parameters_of(part).get(operand) is not None, anchor
+                )
                 part.spec = part.spec.with_quantizers(**{operand: observer})
                 observers.append((choice, observer))
     return observers

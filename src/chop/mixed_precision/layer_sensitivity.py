@@ -21,6 +21,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.rows import check_loss
 from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.private.modules import parameters_of
 from chop.train import read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.feed import eval_mode
@@ -103,7 +104,7 @@ class Sensitivity:
     def _of_weights(self, name: str) -> dict[str, float]:
         layer, operands = self.problem.targets[name]
         operator = self.problem.layers.by_name[layer].operator
-        weight = operator._parameters.get("weight")
+        weight = parameters_of(operator).get("weight")
         if weight is None or "weight" not in operands:
             return dict.fromkeys(set(METRICS) - set(OF_OUTPUTS), float("nan"))
         with torch.no_grad():

@@ -20,6 +20,7 @@ from chop.mixed_precision.candidates import Rule, fitted
 from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.passes import quantize_transform_pass
 from chop.passes.base import check_graph
+from chop.private.modules import parameters_of
 from chop.quantization.calibration import sample_operands
 from chop.train.feed import eval_mode
 
@@ -54,7 +55,7 @@ class Layer:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Its own parameters that have a format, by operand."""
-        held = self.operator._parameters
+        held = parameters_of(self.operator)
         return {name: x for name in PARAMETERS if (x := held.get(name)) is not None}
 
 
@@ -95,7 +96,8 @@ class Layers:
         _count(self, kept[0])
         parts = {p: part for layer in self.by_name.values() for p, part in layer.parts.items()}
         inputs = {
-            p: [n for n in part.operands if n not in part._parameters] for p, part in parts.items()
+            p: [n for n in part.operands if n not in parameters_of(part)]
+            for p, part in parts.items()
         }
         self._samples = sample_operands(self.mg.model, kept, inputs)
 
@@ -113,7 +115,7 @@ class Layers:
         """The format with its scale derived from what that operand of a part is; found once."""
         key = (path, operand, fmt.key)
         if key not in self._fitted:
-            is_parameter = part._parameters.get(operand) is not None
+            is_parameter = parameters_of(part).get(operand) is not None
             samples = part.effective(operand) if is_parameter else self._samples[path].get(operand)
             self._fitted[key] = fmt if samples is None else fitted(fmt, samples, self.rule)
         return self._fitted[key]
@@ -222,7 +224,7 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
         path = paths[module]
         if module is parts[path] and given and given[0].is_floating_point():
             seen.setdefault(path, given[0].shape)
-        held = [module.weight] if "weight" in module._parameters else []
+        held = [module.weight] if "weight" in parameters_of(module) else []
         count = of_called(module).flops
         if count is not None:
             flops[path] += count([x.shape for x in (*given, *held)], result.shape)

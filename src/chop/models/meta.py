@@ -16,6 +16,7 @@ from chop.distributed.load import SafetensorsSource
 from chop.distributed.weight_files import stored_dtype
 from chop.errors import CheckpointError, check_known
 from chop.models.load import AUTO_CLASSES, model_class_of, read_config
+from chop.private.modules import buffers_of, not_persistent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,9 +53,9 @@ def meta_model(
     with torch.random.fork_rng(devices=[]), _parameters_on_meta():
         model: PreTrainedModel = make(config, dtype=wanted)
     for module in model.modules():
-        for name in module._buffers.keys() - module._non_persistent_buffers_set:
-            buffer = module._buffers[name]
-            module._buffers[name] = None if buffer is None else buffer.to("meta")
+        for name in buffers_of(module).keys() - not_persistent(module):
+            buffer = buffers_of(module)[name]
+            buffers_of(module)[name] = None if buffer is None else buffer.to("meta")
     model.eval()  # type: ignore[no-untyped-call]
     return model
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError, check_known
 from chop.ir.ops import OPS
 from chop.ir.ops.dimensions import unchanged
+from chop.private.torch_api import DROPOUTS, BatchNorm
 from chop.search.space import Config, SearchSpace
 from chop.train.model_io import LABELS, input_columns, loss_and_logits
 
@@ -50,7 +51,7 @@ def zero_cost_score(name: str, model: nn.Module, batch: Batch, *, seed: int = 0)
     device = next(model.parameters()).device
     scored = copy.deepcopy(model).train().requires_grad_()
     for module in scored.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, DROPOUTS):
             module.eval()
     here = {column: values.to(device) for column, values in batch.items()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -307,6 +308,6 @@ def _change_input(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
 
 def _deviation(norm: nn.Module, x: Tensor) -> float:
     """Root of the mean variance of what is normalized together."""
-    per_channel = isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    per_channel = isinstance(norm, BatchNorm)
     axes = [0, *range(2, x.dim())] if per_channel else [x.dim() - 1]
     return x.var(dim=axes, correction=0).mean().sqrt().item()

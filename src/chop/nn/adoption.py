@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from chop.captured.overrides import COMPILED, why_not_its_class
+from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
+from chop.private.modules import COMPILED
 
 M = TypeVar("M", bound=nn.Module)
 

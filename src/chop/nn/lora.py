@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError, GraphError
 from chop.formats import QuantSpec
 from chop.nn.quantized import QuantizedOperator, QuantLinear
+from chop.private.modules import children_of, parameters_of, set_members
 
 ADAPTER_MODULES = ("lora_A", "lora_B", "lora_dropout")
 RECORD = "frozen_before_lora"
@@ -82,7 +83,7 @@ class LoraLinear(QuantLinear):
         """
         spec = linear.spec if isinstance(linear, QuantizedOperator) else QuantSpec()
         twin = cls.from_float(linear, spec)
-        twin.__dict__["_modules"] = dict(twin._modules)
+        set_members(twin, children=dict(children_of(twin)))
         twin._add_adapter(rank, alpha, dropout, use_rslora)
         return twin
 
@@ -136,8 +137,7 @@ class LoraLinear(QuantLinear):
         layer = cls.__new__(cls)
         layer.__dict__.update({k: v for k, v in vars(self).items() if k not in left_out})
         children = {k: child for k, child in self._modules.items() if k not in ADAPTER_MODULES}
-        layer.__dict__["_modules"] = children
-        layer.__dict__["_parameters"] = dict(self._parameters)
+        set_members(layer, dict(self._parameters), children=children)
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         weight = self.weight.to(wide) + self.weight_update(wide)
         layer.weight = nn.Parameter(weight.to(self.weight.dtype), self.weight.requires_grad)
@@ -175,7 +175,7 @@ def refuse_adapters(root: nn.Module, where: str) -> None:
 
 def freeze(root: nn.Module) -> None:
     """Freezes every parameter; each module notes which of its own were frozen already."""
-    owners = [(module, module._parameters) for module in root.modules()]
+    owners = [(module, parameters_of(module)) for module in root.modules()]
     for module, parameters in owners:
         frozen = [n for n, p in parameters.items() if p is not None and not p.requires_grad]
         if parameters:
@@ -189,6 +189,6 @@ def unfreeze(root: nn.Module) -> None:
     for module in root.modules():
         if RECORD in vars(module):
             frozen = vars(module).pop(RECORD)
-            for name, parameter in module._parameters.items():
+            for name, parameter in parameters_of(module).items():
                 if parameter is not None:
                     parameter.requires_grad_(name not in frozen)

@@ -6,6 +6,14 @@ from typing import Any, Self
 
 from torch import nn
 
+from chop.private.modules import (
+    PARAMETERS,
+    before_load_state_dict,
+    copy_state_dict_hooks,
+    parameters_of,
+    set_members,
+)
+
 FLAG = "stores_transposed"
 
 
@@ -28,11 +36,12 @@ class TransposedLinear(nn.Linear):
         """
         twin = cls.__new__(cls)
         nn.Module.__init__(twin)
-        own = {name: x for name, x in vars(module).items() if name not in ("_parameters",)}
+        own = {name: x for name, x in vars(module).items() if name != PARAMETERS}
         weight: Any = module.weight
-        parameters = dict(module._parameters)
+        parameters = dict(parameters_of(module))
         parameters["weight"] = nn.Parameter(weight.detach().t(), weight.requires_grad)
-        twin.__dict__.update(own, _parameters=parameters)
+        twin.__dict__.update(own)
+        set_members(twin, parameters)
         twin.in_features, twin.out_features = weight.shape
         transpose_in_state_dicts(twin)
         return twin
@@ -47,10 +56,9 @@ def transpose_in_state_dicts(module: nn.Module) -> None:
     """Makes state dicts of a layer have its weight the other way round."""
     vars(module)[FLAG] = True
     # A layer that takes over another's `__dict__` has its hooks: they may not know the layer.
-    for hooks in ("_state_dict_hooks", "_load_state_dict_pre_hooks"):
-        vars(module)[hooks] = vars(module)[hooks].copy()
+    copy_state_dict_hooks(module)
     module.register_state_dict_post_hook(_saved)
-    module._register_load_state_dict_pre_hook(_loaded)
+    before_load_state_dict(module, _loaded)
 
 
 def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from chop.private.torch_api import is_fake
+from chop.private.torch_api import is_fake, version_of
 
 KEPT_BYTES = 2**28
 """Of parameters whose rounded values are kept beside them."""
@@ -35,13 +35,13 @@ class _Kept:
 
     def holds(self, state: object) -> bool:
         """Whether the result would be the same again."""
-        return self.state == state and self.result._version == self.version
+        return self.state == state and version_of(self.result) == self.version
 
 
 def _state(sources: Sequence[Tensor]) -> list[object]:
     """Of all that have a version: those of inference have none."""
     return [
-        (id(x), x._version, x.data_ptr(), x.dtype, x.device, x.shape)
+        (id(x), version_of(x), x.data_ptr(), x.dtype, x.device, x.shape)
         for x in sources
         if not x.is_inference()
     ]
@@ -201,5 +201,5 @@ def _from(
         result = make()
     if type(result) is Tensor:
         aliases = tuple((x, x.detach()) for x in sources)
-        shelf.put(operand, rule, _Kept(state, aliases, result, result._version))
+        shelf.put(operand, rule, _Kept(state, aliases, result, version_of(result)))
     return result

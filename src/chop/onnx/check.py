@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import VerificationError, first_line, shorten
@@ -23,6 +22,7 @@ from chop.notices import warn_once
 from chop.onnx import session
 from chop.onnx.flat import WHERE, FlatGraph
 from chop.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
+from chop.private.torch_api import TorchDispatchMode, schema_of
 
 WAY_OUT = "no file was written; say the operator in question in other terms, or report it to torch"
 SHARE = 1e-4
@@ -54,7 +54,7 @@ class _Smooth(TorchDispatchMode):
             low, high = written_ends(low, high)
             return x.clamp(low * scale, high * scale)
         found = func(*args, **(kwargs or {}))
-        aliases = any(each.alias_info is not None for each in func._schema.returns)
+        aliases = any(each.alias_info is not None for each in schema_of(func).returns)
         if self._generator is None or aliases or not isinstance(found, Tensor):
             return found
         if not found.is_floating_point():

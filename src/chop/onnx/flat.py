@@ -19,6 +19,7 @@ from chop.nested import tree_children, tree_rebuild
 from chop.notices import warn_once
 from chop.onnx.divisors import WithoutDivisors
 from chop.onnx.plain_names import give_plain_names
+from chop.private.modules import MEMBERS
 
 WHERE = "export_onnx_interface_pass"
 ROOT = "output"
@@ -92,7 +93,7 @@ class _FlatModule(nn.Module):
 
     def __init__(self, whole: fx.GraphModule, nested: Mapping[str, Any]) -> None:
         super().__init__()
-        for members in ("_modules", "_parameters", "_buffers"):
+        for members in MEMBERS:
             setattr(self, members, getattr(whole, members))
         self._whole, self._nested = (whole,), nested  # in a tuple: torch registers no child
 

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from torch import fx, nn
 
 from chop.ir.graph import MaseGraph
-
-_PLACES = ("_parameters", "_buffers", "_modules")
+from chop.private.modules import MEMBERS, children_of
 
 
 def give_plain_names(mg: MaseGraph) -> None:
@@ -42,7 +41,7 @@ def give_plain_names(mg: MaseGraph) -> None:
 def _not_called(module: nn.Module, called: Collection[str], path: str = "") -> Iterator[nn.Module]:
     """A module and those below it that no node calls, nor a module that a node calls."""
     yield module
-    for name, child in module._modules.items():
+    for name, child in children_of(module).items():
         inner = f"{path}.{name}" if path else name
         if child is not None and inner not in called:
             yield from _not_called(child, called, inner)
@@ -50,7 +49,7 @@ def _not_called(module: nn.Module, called: Collection[str], path: str = "") -> I
 
 def _new_names(scope: nn.Module) -> dict[str, str]:
     """The new names of members, by the old ones that have to go."""
-    taken = {name for place in _PLACES for name in getattr(scope, place)}
+    taken = {name for place in MEMBERS for name in getattr(scope, place)}
     found = {}
     for name in [*taken]:
         plain = _in_plain_letters(name)
@@ -80,12 +79,12 @@ def _new_steps(
     found, module = [], model
     for step in steps:
         found.append(renamed.get(id(module), {}).get(step, step))
-        module = module._modules.get(step) or module
+        module = children_of(module).get(step) or module
     return found
 
 
 def _rename(scope: nn.Module, names: dict[str, str]) -> None:
-    for place in _PLACES:
+    for place in MEMBERS:
         members = getattr(scope, place)
         moved = {names.get(name, name): member for name, member in members.items()}
         members.clear()

@@ -25,6 +25,7 @@ from chop.nn.quantized.codes import codes_in_products, parameter_codes, rounded_
 from chop.nn.quantized.masks import FULL, MASK
 from chop.onnx.grids import CHOICE, AffineGrid, grid_of
 from chop.onnx.operators import onnx_dequantize, onnx_round
+from chop.private.modules import buffers_of, parameters_of
 
 WHERE = "export_onnx_interface_pass"
 WAY_OUT = f"choose {CHOICE}, or export these as floats with 'float_fallback': True"
@@ -213,7 +214,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
             quantized.append(name)
         step.spec = QuantSpec().with_quantizers(**chosen)
         for name in (MASK, FULL):  # the codes are zero there
-            step._buffers.pop(name, None)
+            buffers_of(step).pop(name, None)
     _round_early(qdq)
     for node in qdq.nodes:
         layer: Any = qdq.module_of(node)
@@ -246,7 +247,7 @@ def _plan(step: QuantizedOperator) -> dict[str, StandIn | None]:
 
 def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
     number_format = step.spec.number_format(operand)
-    if step._parameters.get(operand) is None:
+    if parameters_of(step).get(operand) is None:
         grid = grid_of(number_format)
         return None if grid is None else _Round(grid)
     if operand == "bias":
@@ -260,5 +261,5 @@ def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
 
 def _fallback(step: QuantizedOperator, operand: str) -> Quantizer:
     """Floats: a parameter's rounded values, activations as they are."""
-    is_parameter = step._parameters.get(operand) is not None
+    is_parameter = parameters_of(step).get(operand) is not None
     return _Values(rounded_parameter(step, operand)) if is_parameter else QuantSpec().data_in

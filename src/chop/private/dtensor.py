@@ -209,6 +209,17 @@ def is_registered(operator: OpOverload) -> bool:
     return operator in propagator.op_strategy_funcs
 
 
+def is_wait(operator: Any) -> bool:
+    """Whether an operator waits for the tensor that a collective gives."""
+    return operator is torch.ops._c10d_functional.wait_tensor.default
+
+
+def cpu_attention() -> OpOverload:
+    """The operator that fused attention is on the CPU."""
+    operator: OpOverload = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    return operator
+
+
 def as_simulated(mesh: DeviceMesh) -> DeviceMesh:
     """A simulated mesh that equals none of real processes: DTensor keeps decisions by mesh.
 

@@ -31,12 +31,18 @@ __all__ = [
     "ValueRanges",
     "bound_sympy",
     "enable_python_dispatcher",
+    "expression_of",
     "fake_with_symbols",
     "in_kernel_invocation_manager",
     "int_oo",
     "outside_fake_mode",
     "size_functions",
 ]
+
+
+def expression_of(size: Any) -> Any:
+    """The sympy expression of a symbolic number, before it is simplified."""
+    return size.node._expr
 
 
 def fake_with_symbols(

@@ -9,35 +9,57 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch import _check as check_sizes
 from torch._guards import detect_fake_mode
+from torch._prims_common import is_non_overlapping_and_dense_or_false as fills_its_memory
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+from torch.autograd import forward_ad
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.conv import _ConvNd as Convolution
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "ASSERT",
     "BATCH_NORMS",
     "DROPOUTS",
+    "IS_ALL_TRUE",
+    "NN_FUNCTIONS",
     "NOISY_LOGGERS",
     "OVERLOADS",
     "PACK_PADDED_SEQUENCE",
     "PAD_PACKED_SEQUENCE",
     "SET_GRAD_ENABLED",
+    "BatchNorm",
+    "Convolution",
     "DisableTorchFunction",
     "FakeTensorMode",
+    "OpOverload",
     "PathCodeGen",
     "TorchDispatchMode",
+    "attention_choice",
     "autocast_options",
+    "check_sizes",
     "detect_fake_mode",
     "enter_autocast_region",
     "exit_autocast_region",
+    "fills_its_memory",
     "global_forward_hooks",
+    "has_bfloat16_products",
+    "has_int8_products",
     "is_dispatch_observed",
     "is_fake",
+    "is_transformed",
+    "is_view",
+    "linear_pointwise",
+    "multiply_int8",
+    "schema_of",
     "schemas_of",
     "set_target",
     "single_overload",
     "storage_id",
     "tree_leaves",
+    "version_of",
     "writes_plain_code",
 ]
 
@@ -46,6 +68,11 @@ SET_GRAD_ENABLED = torch._C._set_grad_enabled
 PACK_PADDED_SEQUENCE = torch._C._VariableFunctions._pack_padded_sequence
 PAD_PACKED_SEQUENCE = torch._C._VariableFunctions._pad_packed_sequence
 DROPOUTS = nn.modules.dropout._DropoutNd
+ASSERT = torch._assert
+IS_ALL_TRUE = torch._is_all_true
+NN_FUNCTIONS: Any = torch._C._nn
+"""The compiled functions of `torch.nn.functional`."""
+OpOverload = torch._ops.OpOverload
 BATCH_NORMS = nn.modules.batchnorm._NormBase
 NOISY_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 """Loggers that print an error inside a fake kernel, which the tracer handles."""
@@ -89,6 +116,25 @@ def storage_id(tensor: Tensor) -> int:
     return identity
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often autograd has seen a tensor's memory written.
+
+    Raises:
+        RuntimeError: a tensor of inference mode, which counts nothing.
+    """
+    return tensor._version
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd takes a tensor for a view of another."""
+    return tensor._is_view()
+
+
+def schema_of(overload: Any) -> Any:
+    """Arguments and results that an operator's overload declares; None for other functions."""
+    return getattr(overload, "_schema", None)
+
+
 def schemas_of(operator: Any) -> list[Any]:
     """Schemas of an operator's overloads."""
     if isinstance(operator, torch._ops.OpOverload):
@@ -122,3 +168,38 @@ def is_dispatch_observed() -> bool:
         or torch._C._get_tracing_state() is not None
         or torch._C._autograd._profiler_enabled()
     )
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` or a forward-mode level surrounds the call."""
+    # Both are what TorchDynamo follows too.
+    level: int = forward_ad._current_level
+    return level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def has_int8_products() -> bool:
+    """Whether the CPU has instructions for products of 8-bit integers (VNNI)."""
+    return torch.cpu._is_vnni_supported()
+
+
+def has_bfloat16_products() -> bool:
+    """Whether the CPU has instructions for products of bfloat16 (AVX-512 or AMX)."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def multiply_int8(a: Tensor, b: Tensor) -> Tensor:
+    """Product (m, n) in int32 of int8 matrices (m, k) and (k, n)."""
+    return torch._int_mm(a, b)
+
+
+def linear_pointwise(
+    x: Tensor, weight: Tensor, bias: Tensor | None, name: str, algorithm: str
+) -> Tensor:
+    """oneDNN's linear layer with an activation of this name, in one call."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], algorithm)
+    return y
+
+
+def attention_choice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> int:
+    """The number in `SDPBackend` of the kernel that torch takes for fused attention."""
+    return torch._fused_sdp_choice(q, k, v, attn_mask=mask, is_causal=is_causal)

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphRunner
+from chop.private.torch_api import version_of
 from chop.quantization.folding import Site, changed_tensors, fold_parameters
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
@@ -58,7 +59,7 @@ class FoldCheck:
                     kept[source] = value.clone() if isinstance(value, Tensor) else value
         for value in self._values.keys() & node.all_input_nodes:
             # Views share their base's version, so that a write through one shows.
-            version = values[value]._version
+            version = version_of(values[value])
             site = self._values[value]
             is_first = self._versions.setdefault((value, number), version) == version
             if not is_first and node in site.readers:

@@ -21,6 +21,7 @@ from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import stored_weights
+from chop.private.modules import has_forward_hooks
 
 
 @dataclass
@@ -108,7 +109,7 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
 
 def why_hooked(module: Any) -> str | None:
     """Why what a module computes is not what its class says: hooks may change or see it."""
-    hooks = module is not None and (module._forward_hooks or module._forward_pre_hooks)
+    hooks = module is not None and has_forward_hooks(module)
     return "it has forward hooks" if hooks else None
 
 

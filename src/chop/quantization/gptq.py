@@ -21,6 +21,7 @@ from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
 from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nn.quantized import QuantizedOperator
+from chop.private.modules import padding_before, parameters_of
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 WHERE = "gptq_transform_pass.batches"
@@ -178,7 +179,7 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
             continue
         reason = owned.why_shared(node)
         if _layer(mg, node) is None:
-            if "weight" in module._parameters:
+            if "weight" in parameters_of(module):
                 skipped[node.name] = "it is neither a Linear nor a Conv2d"
         elif reason is not None:
             skipped[node.name] = f"it {reason}"
@@ -285,7 +286,7 @@ def _im2col(layer: Any, x: Tensor) -> Tensor:
     """The inputs of each output pixel of a convolution, (G, pixels, D)."""
     x = x.reshape(-1, *x.shape[-3:])  # an image without a batch is a batch of one
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    x = F.pad(x, padding_before(layer), mode=mode)
     patches = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
     batch, _, pixels = patches.shape
     x_NGDP = patches.view(batch, layer.groups, -1, pixels)

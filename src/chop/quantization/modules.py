@@ -16,6 +16,7 @@ from chop.formats import QuantSpec
 from chop.ir.ops import Operator, of_module
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
+from chop.private.modules import children_of
 from chop.quantization.selection import QuantizeConfig, check_its_class
 
 
@@ -59,7 +60,7 @@ def _quantizable(module: nn.Module, path: str) -> Iterator[tuple[str, Operator, 
     if row.quantized is not None:
         yield path, row, module
     elif not isinstance(module, nn.MultiheadAttention | QuantizedOperator):
-        for name, child in module._modules.items():
+        for name, child in children_of(module).items():
             if child is not None:
                 yield from _quantizable(child, f"{path}.{name}" if path else name)
 
@@ -76,9 +77,9 @@ def _twin(
 
 def _with_twins(root: nn.Module, twins: Mapping[nn.Module, QuantizedOperator]) -> nn.Module:
     for parent in list(root.modules()):
-        for name, child in parent._modules.items():
+        for name, child in children_of(parent).items():
             if child is not None and child in twins:
-                parent._modules[name] = twins[child]
+                children_of(parent)[name] = twins[child]
         if isinstance(parent, nn.TransformerEncoderLayer):
             # In evaluation its fast path would read weights without calling their modules.
             parent.activation_relu_or_gelu = 0

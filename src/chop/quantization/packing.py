@@ -14,6 +14,7 @@ from chop.ir.layers import Layer, check_selector, layers_of, user_besides
 from chop.ir.parameters import StoredParameter
 from chop.nn.packed import KnownCodes, PackedOperator, pack, why_not_packable
 from chop.nn.quantized import QuantizedOperator
+from chop.private.modules import class_label, parameters_of
 
 WHERE = "pack_transform_pass"
 READ_DIRECTLY = "the model reads directly"
@@ -98,7 +99,7 @@ def unpack_layers(mg: MaseGraph, selection: Selection) -> int:
         twin = layer.module.unpack()
         for name in layer.module.packed_shapes:
             codes = layer.module.encoded(name).codes
-            twin._parameters[name] = shared.setdefault(id(codes), twin._parameters[name])
+            parameters_of(twin)[name] = shared.setdefault(id(codes), parameters_of(twin)[name])
         mg.replace(layer.nodes[0], twin)
     if not packed:
         raise ConfigError(f"{WHERE}: there is nothing to unpack: no chosen layer is packed.")
@@ -119,7 +120,7 @@ def _freeze_scales(mg: MaseGraph) -> None:
 
 def _layers(mg: MaseGraph) -> list[Layer]:
     """Every module with parameters of its own that a node calls, in the order of the graph."""
-    return layers_of(mg, lambda _, x: bool(x._parameters) or isinstance(x, PackedOperator))
+    return layers_of(mg, lambda _, x: bool(parameters_of(x)) or isinstance(x, PackedOperator))
 
 
 def _choose(layers: Sequence[Layer], selection: Selection) -> list[Layer]:
@@ -183,4 +184,4 @@ def _row(mg: MaseGraph, path: str, parts: Sequence[StoredParameter], reason: str
     size = sum(part.held_bytes for part in parts)
     names = enumerate_names([part.name for part in parts], MAX_NAMES)
     why = "" if packed else reason or f"{READ_DIRECTLY} ({names})"
-    return PackedRow(path, module._get_name(), elements, size, 8 * size / max(elements, 1), why)
+    return PackedRow(path, class_label(module), elements, size, 8 * size / max(elements, 1), why)

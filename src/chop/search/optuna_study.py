@@ -30,7 +30,6 @@ from chop.search.objective import Goals, objectives_of
 from chop.search.space import Config, ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
-    from optuna import Study
     from optuna.pruners import BasePruner
 
 OPTUNA_VERSIONS = ">=4.2,<6"
@@ -212,11 +211,6 @@ def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]
     }
     noted.update({name: x for name, x in trial.user_attrs.items() if name in ("values", "note")})
     return {name: value for name, value in noted.items() if value not in (None, {}, "")}
-
-
-def cached_trials(study: Study) -> list[FrozenTrial]:
-    """All trials of a study, not copied: `ask` has read them for the samplers of this trial."""
-    return study._get_trials(deepcopy=False, use_cache=True)
 
 
 def params_of(trial: FrozenTrial) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chop.private.torch_api import attention_choice
 from chop.studies.settings import parse_shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -185,9 +186,7 @@ def chosen_backend(inputs: Sequence[Tensor], kept: Tensor | None, is_causal: boo
     from torch.nn.attention import SDPBackend
 
     q, k, v = inputs
-    number = torch._fused_sdp_choice(
-        q, k, v, attn_mask=None if is_causal else kept, is_causal=is_causal
-    )
+    number = attention_choice(q, k, v, None if is_causal else kept, is_causal)
     names = {backend.value: name for name, backend in SDPBackend.__members__.items()}
     return names[number].lower()
 

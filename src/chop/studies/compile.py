@@ -226,7 +226,7 @@ def _rows_like(x: Tensor, batch: int) -> Tensor:
 def _measure(
     model: nn.Module, inputs: Mapping[str, Tensor], modes: Sequence[str], config: BenchCompileConfig
 ) -> Comparison:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     variants = [Variant(EAGER, partial(model, **inputs))]
     variants += [Variant(mode, prepare=partial(_compiled, model, mode, inputs)) for mode in modes]
     return compare(variants, **{**config.how, "seconds": config.seconds})
@@ -234,7 +234,7 @@ def _measure(
 
 def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Callable[[], Any]:
     """A compiled model that was called once; nothing that was compiled before is taken."""
-    from torch._inductor.utils import fresh_cache
+    from chop.private.compile_api import fresh_cache
 
     with fresh_cache():
         call = partial(torch.compile(model, **MODES[mode]), **inputs)

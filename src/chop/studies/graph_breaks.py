@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+
+from chop.private.compile_api import (
+    clear_compilation_metrics,
+    explain,
+    get_compilation_metrics,
+)
 
 Inputs = Mapping[str, Any]
 
@@ -69,7 +74,7 @@ def compilations(model: nn.Module, calls: Iterable[Inputs]) -> Compilations:
     """
     asked = list(calls)
     with _fresh_dynamo(), torch.inference_mode():
-        explained = torch._dynamo.explain(model)(**asked[0])
+        explained = explain(model)(**asked[0])
     breaks = tuple(_place(reason) for reason in explained.break_reasons)
     return Compilations(explained.graph_count, breaks, tuple(recompiles(model, asked)))
 
@@ -94,11 +99,11 @@ def recompiles(model: nn.Module, calls: Iterable[Inputs]) -> Iterator[Recompile]
 @contextmanager
 def _fresh_dynamo() -> Iterator[None]:
     """Without what was compiled before, and without leaving anything to what comes after."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         yield
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def _place(reason: Any) -> Place:

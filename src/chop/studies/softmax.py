@@ -200,7 +200,7 @@ def interpreted_errors(shapes: list[str]) -> list[dict[str, Any]]:
 def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[SoftmaxRow]]:
     device = torch.device(config.device)
     x = _input(case, config.seed, device)
-    torch._dynamo.reset()  # of many shapes the last ones would not be compiled
+    torch.compiler.reset()  # of many shapes the last ones would not be compiled
     target = torch.empty_like(x)
     calls = {name: partial(way, x) for name, way in implementations(device).items()}
     calls[IN_PLACE] = partial(torch.softmax, x, -1, out=target)

@@ -25,6 +25,7 @@ from chop.passes import (
     pack_transform_pass,
     quantize_transform_pass,
 )
+from chop.private.modules import parameters_of
 from chop.studies.decoding import FORMATS
 
 FLOAT_BITS, SCALE_BITS = 32, 8
@@ -169,12 +170,12 @@ def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:
 def _quantized(model: nn.Module, number_format: NumberFormat) -> nn.Module:
     """A twin that has the same parameters, its linear weights quantized."""
     root = nn.Module()
-    for place, module in enumerate(m for m in model.modules() if m._parameters):
+    for place, module in enumerate(m for m in model.modules() if parameters_of(m)):
         if type(module) is nn.Linear:
             twin: nn.Module = QuantLinear.from_float(module, QuantSpec(weight=number_format))
         else:
             twin = nn.Module()
-            twin._parameters.update(module._parameters)
+            parameters_of(twin).update(parameters_of(module))
         root.add_module(str(place), twin)
     return root
 

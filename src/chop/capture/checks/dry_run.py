@@ -26,6 +26,7 @@ from chop.captured.leaves import tensors_in
 from chop.captured.state.preserve_state import Snapshot, patched_calls, preserve_state
 from chop.captured.state.python_state import Key, PythonState
 from chop.nested import tree_map
+from chop.private.modules import MODULES, PARAMETERS
 
 MAX_PARAMETERS = 1_000_000_000
 """Larger models are not run: a forward pass would cost more than the capture."""
@@ -176,7 +177,7 @@ class _StateProbe:
             fresh = self._second_call(other, ())
         later = self._second_call(other, None)
         changed = eager_run.changed
-        built = {key for key in changed if key[1] in ("_parameters", "_modules")}
+        built = {key for key in changed if key[1] in (PARAMETERS, MODULES)}
         stateful = built
         if _differ(fresh, later):
             stateful |= self._affecting(

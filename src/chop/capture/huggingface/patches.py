@@ -1,4 +1,4 @@
-"""Patches of transformers for the duration of a capture; known for transformers 5."""
+"""Patches of transformers for the duration of a capture."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.huggingface.cache import Recording, pad_attention_mask
+from chop.private.transformers_api import (
+    EXPERTS,
+    FIND_PACKED,
+    GENERIC,
+    IGNORE_CAUSAL_MASK,
+    MASKING,
+    MAYBE_AUTOCAST,
+    MODELING,
+    PREPARE_PADDING_MASK,
+    VMAP_CONTEXT,
+    VMAP_EXPANSION,
+    attention_functions,
+    broadcast_grid,
+)
 
 if TYPE_CHECKING:
     from chop.capture.sizes.symbols import Sizes
@@ -34,14 +48,14 @@ def hf_capture_patches(
     """
     with contextlib.ExitStack() as changes:
         notes: list[str] = []
-        masks: Any = sys.modules.get("transformers.masking_utils")
-        if joins_packed_rows and hasattr(masks, "find_packed_sequence_indices"):
-            _set(changes, masks, "find_packed_sequence_indices", lambda position_ids: None)
+        masks: Any = sys.modules.get(MASKING)
+        if joins_packed_rows and hasattr(masks, FIND_PACKED):
+            _set(changes, masks, FIND_PACKED, lambda position_ids: None)
         for config in _configs(model):
             if getattr(config, "use_cache", False) and not with_cache:
                 _set(changes, config, "use_cache", False)
-            if "_experts_implementation_internal" in vars(config):
-                _set(changes, config, "_experts_implementation_internal", "batched_mm")
+            if EXPERTS in vars(config):
+                _set(changes, config, EXPERTS, "batched_mm")
         for owner in (*model.modules(), *_configs(model)):
             for name in _LAYER_DROPS:
                 if vars(owner).get(name):
@@ -57,19 +71,19 @@ def broadcast_masks() -> Iterator[None]:
     Operators inside `vmap` cannot be written down. Both ways give the same mask for every mask
     function made of index arithmetic; the self-check sees one that is not.
     """
-    masks: Any = sys.modules.get("transformers.masking_utils")
+    masks: Any = sys.modules.get(MASKING)
     with contextlib.ExitStack() as changes:
         if masks is not None:
 
             def expansion(mask_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 def mask(*indices: Tensor) -> Tensor:
-                    grid = masks._non_vmap_expansion_sdpa(*indices)
+                    grid = broadcast_grid(masks, indices)
                     return mask_function(*grid).expand([index.shape[0] for index in indices])
 
                 return mask
 
-            _set(changes, masks, "_vmap_expansion_sdpa", expansion)
-            _set(changes, masks, "TransformGetItemToIndex", contextlib.nullcontext)
+            _set(changes, masks, VMAP_EXPANSION, expansion)
+            _set(changes, masks, VMAP_CONTEXT, contextlib.nullcontext)
         yield
 
 
@@ -84,17 +98,16 @@ def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[No
         sizes: of the recording.
         with_cache: the recording of a graph that takes a cache; it pads masks.
     """
-    masks: Any = sys.modules.get("transformers.masking_utils")
-    attention: Any = sys.modules.get("transformers.modeling_utils")
+    masks: Any = sys.modules.get(MASKING)
+    attention: Any = sys.modules.get(MODELING)
     with contextlib.ExitStack() as changes:
         if masks is not None:
-            skips = masks._ignore_causal_mask_sdpa
-            name = "_ignore_causal_mask_sdpa"
+            skips, name = getattr(masks, IGNORE_CAUSAL_MASK), IGNORE_CAUSAL_MASK
             _set(changes, masks, name, lambda mask, *x, **y: mask is None and skips(mask, *x, **y))
             if with_cache is not None:
-                _set(changes, masks, "prepare_padding_mask", functools.partial(_padded, with_cache))
+                _set(changes, masks, PREPARE_PADDING_MASK, functools.partial(_padded, with_cache))
         if attention is not None:
-            functions = attention.AttentionInterface._global_mapping
+            functions = attention_functions(attention)
             changes.callback(functions.__setitem__, "sdpa", functions["sdpa"])
             functions["sdpa"] = functools.partial(_attend, sizes, functions["sdpa"])
         yield
@@ -124,7 +137,7 @@ def _users_of_autocast(count: int, newest: str) -> tuple[str, ...]:
     """Names of modules with a `maybe_autocast`; looked for again where a module was imported."""
     found = list(sys.modules.items())
     return tuple(
-        name for name, module in found if "maybe_autocast" in getattr(module, "__dict__", {})
+        name for name, module in found if MAYBE_AUTOCAST in getattr(module, "__dict__", {})
     )
 
 
@@ -134,9 +147,9 @@ def autocast_regions() -> Iterator[None]:
 
     It leaves them out then, and a graph captured without autocast may be trained under it.
     """
-    generic: Any = sys.modules.get("transformers.utils.generic")
+    generic: Any = sys.modules.get(GENERIC)
     with contextlib.ExitStack() as changes:
-        maybe = getattr(generic, "maybe_autocast", None)
+        maybe = getattr(generic, MAYBE_AUTOCAST, None)
         if maybe is not None:
 
             def region(device_type: str, *args: Any, **kwargs: Any) -> Any:
@@ -144,8 +157,8 @@ def autocast_regions() -> Iterator[None]:
                 return usual(device_type, *args, **kwargs)
 
             for name in _users_of_autocast(len(sys.modules), next(reversed(sys.modules))):
-                if getattr(sys.modules.get(name), "maybe_autocast", None) is maybe:
-                    _set(changes, sys.modules[name], "maybe_autocast", region)
+                if getattr(sys.modules.get(name), MAYBE_AUTOCAST, None) is maybe:
+                    _set(changes, sys.modules[name], MAYBE_AUTOCAST, region)
         yield
 
 

@@ -19,6 +19,7 @@ from chop.capture.sizes.symbols import meta_of, new_fake
 from chop.captured.leaves import is_torch_leaf, tensors_in
 from chop.captured.overrides import why_not_its_class
 from chop.captured.targets import mutates_input
+from chop.private.modules import MEMBERS, has_forward_hooks
 from chop.private.symbolic_shapes import FakeTensor
 from chop.private.torch_api import DisableTorchFunction, storage_id
 
@@ -26,7 +27,6 @@ _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum),
 )
-_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 
 
 class _NotComparableError(Exception):
@@ -175,9 +175,9 @@ def _tensor_key(tensor: Tensor) -> Hashable:
 
 
 def _module_key(module: nn.Module) -> Hashable:
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_forward_hooks(module):
         raise _NotComparableError
-    parts = [(name, _value_key(vars(module)[name])) for name in _MODULE_PARTS]
+    parts = [(name, _value_key(vars(module)[name])) for name in MEMBERS]
     options = [
         (name, _value_key(value))
         for name, value in vars(module).items()

@@ -15,6 +15,7 @@ from chop.capture.recording.source import current_line
 from chop.capture.sizes.symbols import Sizes, constant_of, is_symbolic
 from chop.errors import CaptureError
 from chop.nested import check_leaf, child_getter, child_name, tree_children, tree_rebuild
+from chop.private.modules import buffers_of, children_of, parameters_of
 
 
 class GraphWriter:
@@ -49,7 +50,7 @@ class GraphWriter:
         self._state_names: dict[int, str] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             self._state_names.setdefault(id(tensor), name)
-        self._taken_names = {*model._parameters, *model._buffers, *model._modules}
+        self._taken_names = {*parameters_of(model), *buffers_of(model), *children_of(model)}
 
     def is_node(self, tensor: Tensor) -> bool:
         """Whether a tensor is the result of a node."""

@@ -41,6 +41,7 @@ from chop.captured.overrides import plain_call
 from chop.captured.runtime import AutogradCall, retain_grad
 from chop.captured.targets import mutates_input, normalize_call
 from chop.errors import CaptureError
+from chop.private.modules import buffers_of
 from chop.private.symbolic_shapes import FakeTensor
 from chop.private.torch_api import SET_GRAD_ENABLED
 
@@ -146,7 +147,7 @@ class Recorder(TorchFunctionMode):
         ):
             self._recording = True
             before = {
-                name: dict(part._buffers) for name, part in self._leaves.traced_modules(model)
+                name: dict(buffers_of(part)) for name, part in self._leaves.traced_modules(model)
             }
             draws = HostRandomState(numpy=True)
             untraced = UntracedEffects(self._leaves.traced_modules(model), arguments)
@@ -297,7 +298,7 @@ class Recorder(TorchFunctionMode):
         cls = type(module)
         self.writer.module_stack[path] = (path, qualified_class(module))
         draws = HostRandomState(self.check_numpy_draws)
-        buffers = dict(module._buffers)
+        buffers = dict(buffers_of(module))
         try:
             if path:
                 check_traceable(module)
@@ -319,7 +320,7 @@ class Recorder(TorchFunctionMode):
 
     def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
         # A graph has no node that binds a name of a module; its state would never move.
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             old = before.get(name)
             if buffer is not old and self._alias_sources.get(id(buffer), buffer) is not old:
                 full = f"{path}.{name}" if path else name

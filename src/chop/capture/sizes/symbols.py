@@ -30,12 +30,13 @@ from chop.private.symbolic_shapes import (
     ValueRanges,
     bound_sympy,
     enable_python_dispatcher,
+    expression_of,
     fake_with_symbols,
     in_kernel_invocation_manager,
     int_oo,
     size_functions,
 )
-from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode
+from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, check_sizes
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -201,13 +202,13 @@ class Sizes:
             return
         for dim, size in enumerate(tensor.shape):
             if isinstance(size, torch.SymInt):
-                expression = size.node._expr
+                expression = expression_of(size)
                 if expression.is_Symbol and expression not in self._origins:
                     self._origins[expression] = (node, dim)
 
     def bind_number(self, number: Any, node: fx.Node) -> None:
         """Remembers that `node` computes a number such as the result of `item()`."""
-        expression = number.node._expr
+        expression = expression_of(number)
         if expression.is_Symbol:
             self._origins.setdefault(expression, (node, None))
 
@@ -332,9 +333,9 @@ class Sizes:
         if self._env is None:
             raise CaptureError("a size depends on data, and no size is free")
         size = self._env.create_unbacked_symint()
-        torch._check(size >= least)
+        check_sizes(size >= least)
         if most is not None:
-            torch._check(size <= most)
+            check_sizes(size <= most)
         return size
 
     # --- other sizes of the same inputs

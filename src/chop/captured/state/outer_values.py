@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.state.outer_state import MISSING, functions_of, is_own, is_own_file, names_in
+from chop.private.torch_api import version_of
 
 KEY = "_outer_values"
 """Where a captured module keeps them."""
@@ -278,5 +279,5 @@ def _content(value: Any) -> Any:
             return type(value), frozenset(value)
         return type(value), tuple(map(_content, items))
     if isinstance(value, Tensor) and not value.is_inference():
-        return id(value), value._version
+        return id(value), version_of(value)
     return id(value)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.state.outer_state import Variable, outer_state
+from chop.private.modules import MODULES, PARAMETERS
 
 Key = tuple[str, str]
 """The dotted path of a module and the name of one of its attributes."""
@@ -25,7 +26,7 @@ _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 # Hooks, modes and buffers have rules of their own; what is left is what a forward would change.
-_OWN_FIELDS = vars(nn.Module()).keys() - {"_parameters", "_modules"}
+_OWN_FIELDS = vars(nn.Module()).keys() - {PARAMETERS, MODULES}
 
 # Objects of these have no state of a model, or a state that only they know how to copy.
 _OPAQUE_HOMES = ("numpy", "sympy", "torch")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from chop.private.torch_api import TorchDispatchMode, storage_id
+from chop.private.torch_api import TorchDispatchMode, is_view, schema_of, storage_id, version_of
 
 
 class TensorState:
@@ -33,7 +33,7 @@ class TensorState:
         self._grads = [(x, x.grad) for x, _ in self._leaves]
         grads = [grad for _, grad in self._grads if grad is not None]
         self._copies = _CopyOnWrite([*parameters, *grads])
-        self._versions = {id(x): x._version for x in usable}
+        self._versions = {id(x): version_of(x) for x in usable}
         self._values = [(x, x.detach().clone()) for x in usable if not isinstance(x, nn.Parameter)]
 
     def copy_on_write(self) -> contextlib.AbstractContextManager[Any]:
@@ -47,7 +47,7 @@ class TensorState:
         be taken away again. Memory and identity stay.
         """
         for tensor, _ in self._leaves:
-            if tensor._is_view() and not tensor.requires_grad:
+            if is_view(tensor) and not tensor.requires_grad:
                 # A view that someone else refers to stays one.
                 with contextlib.suppress(RuntimeError):
                     torch.utils.swap_tensors(tensor, tensor.detach())
@@ -69,7 +69,7 @@ class TensorState:
         # Kernels of batch norms write without counting, so the version alone does not tell; and
         # sparse tensors cannot be compared.
         if tensor.layout is not torch.strided or tensor.shape != value.shape:
-            return tensor._version != self._versions[id(tensor)]
+            return version_of(tensor) != self._versions[id(tensor)]
         return not torch.equal(tensor, value)
 
     def restore(self) -> None:
@@ -90,7 +90,7 @@ class TensorState:
 def _drop_history(leaf: Tensor, requires_grad: bool) -> None:
     """Makes a tensor the leaf again that it was, after what an operator has written into it."""
     if not leaf.is_leaf:
-        if leaf._is_view():
+        if is_view(leaf):
             with contextlib.suppress(RuntimeError):
                 torch.utils.swap_tensors(leaf, leaf.detach())
         else:
@@ -142,7 +142,7 @@ class _CopyOnWrite(TorchDispatchMode):
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an operator writes into."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     if schema is None or not schema.is_mutable:
         return ()
     return tuple(

@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
+from chop.private.modules import parameters_of
 from chop.private.torch_api import storage_id
 
 
@@ -28,7 +29,7 @@ def flops_of(
     shapes = [tuple(x.shape) for x in inputs]
     if isinstance(module, PackedOperator):
         shapes.append(tuple(module.packed_shapes["weight"]))
-    elif module is not None and "weight" in module._parameters:
+    elif module is not None and "weight" in parameters_of(module):
         shapes.append(tuple(module.get_parameter("weight").shape))
     return count(shapes, tuple(results[0].shape))
 

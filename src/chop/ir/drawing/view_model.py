@@ -22,6 +22,7 @@ from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Kind, module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import PruneActivation, sparsity_of
+from chop.private.modules import class_label
 
 MOST_BOXES = 120
 LONGEST_TEXT = 34
@@ -301,7 +302,7 @@ class _Writer:
             module: Any = self.models[leaf].get_submodule(".".join(path))
         except AttributeError:
             return ""
-        return str(module._get_name())
+        return class_label(module)
 
     def shape_of(self, node: fx.Node) -> str:
         """The shape of a node's result, sizes of inputs as letters."""

@@ -12,12 +12,12 @@ from torch import nn
 from chop.capture import capture, dummy_inputs
 from chop.captured.huggingface.cache_names import asks_for_cache, plain_names
 from chop.captured.module import CapturedModule
-from chop.captured.overrides import HOOKS
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
-from chop.ir.graph.edits import last_edit
 from chop.ir.graph.stand_ins import put_stand_ins
 from chop.ir.ops import stand_in_for
+from chop.private.graph_edits import last_edit
+from chop.private.modules import HOOKS
 
 
 @dataclass

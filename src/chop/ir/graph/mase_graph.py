@@ -15,12 +15,13 @@ from chop.captured.wrappers import check_has_python, is_exported, unwrapped
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.files import Picture
 from chop.ir.difference import difference_lines
-from chop.ir.graph.edits import last_edit
 from chop.ir.graph.guess import ProvisionalCapture, why_unfit
 from chop.ir.metadata import Provenance, attach
 from chop.ir.nodes import get_node_by_name
 from chop.ir.ops import OPS, Operator, module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
+from chop.private.graph_edits import last_edit
+from chop.private.modules import children_of
 
 
 class MaseGraph:
@@ -275,9 +276,9 @@ class MaseGraph:
         else:
             module.train(old.training)
             for parent in list(self._model.modules()):
-                for name, child in parent._modules.items():
+                for name, child in children_of(parent).items():
                     if child is old:
-                        parent._modules[name] = module
+                        children_of(parent)[name] = module
 
     def erase(self, node: fx.Node) -> None:
         """Removes a node; its users take its first input instead.

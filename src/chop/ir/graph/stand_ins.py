@@ -6,6 +6,7 @@ from torch import nn
 
 from chop.captured.module import CapturedModule
 from chop.ir.ops import stand_in_for
+from chop.private.modules import children_of, parameters_of
 
 
 def put_stand_ins(captured: CapturedModule) -> None:
@@ -19,12 +20,12 @@ def put_stand_ins(captured: CapturedModule) -> None:
     weights: dict[int, nn.Parameter | None] = {}
     for path, module in list(captured.named_modules()):
         make = stand_in_for(module)
-        if make is None or any(f"{path}.{name}" in read for name in module._parameters):
+        if make is None or any(f"{path}.{name}" in read for name in parameters_of(module)):
             continue
         twin = made[id(module)] = make(module)
-        for name, parameter in module._parameters.items():  # tied weights stay tied
-            twin._parameters[name] = weights.setdefault(id(parameter), twin._parameters[name])
+        for name, parameter in parameters_of(module).items():  # tied weights stay tied
+            parameters_of(twin)[name] = weights.setdefault(id(parameter), parameters_of(twin)[name])
     for parent in list(captured.modules()):
-        for name, child in parent._modules.items():
+        for name, child in children_of(parent).items():
             if child is not None and id(child) in made:
-                parent._modules[name] = made[id(child)]
+                children_of(parent)[name] = made[id(child)]

@@ -29,6 +29,7 @@ from chop.ir.propagate import example_inputs
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.notices import warn_each_time
+from chop.private.modules import parameters_of
 
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """What a configuration says of heads, and pruning of whole heads changes."""
@@ -72,8 +73,8 @@ def to_module(
     for path, nodes in calls.items():
         quantize_attention(model, path, _products(captured, path, nodes))
     for module in model.modules() if rounded else ():
-        for name, parameter in module._parameters.items():
-            module._parameters[name] = rounded.get(id(parameter), parameter)
+        for name, parameter in parameters_of(module).items():
+            parameters_of(module)[name] = rounded.get(id(parameter), parameter)
     for module in model.modules():
         if isinstance(module, PackedOperator):
             module.packed_trainable = ()
@@ -245,7 +246,7 @@ def _all_round(
     return fmt.cache_key is not None and all(
         isinstance(module, QuantizedOperator) and getattr(module.spec, name, None) == fmt
         for module in captured.modules()
-        for name, x in module._parameters.items()
+        for name, x in parameters_of(module).items()
         if x is parameter and module not in besides
     )
 

@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 from chop.captured.attention import PRODUCTS, ProjectedAttention, attend
 from chop.errors import GraphError
 from chop.ir.ops import of_function
+from chop.private.modules import children_of
+from chop.private.transformers_api import attention_name, set_attention_name
 
 PREFIX = "chop_"
 CALLS = "quantized_calls"
@@ -73,9 +75,9 @@ def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
     """
     module: Any = model.get_submodule(path)
     if isinstance(module, ProjectedAttention):
-        module._modules[PRODUCTS] = _hold(QuantizedProducts(), products)
+        children_of(module)[PRODUCTS] = _hold(QuantizedProducts(), products)
         return
-    base = str(module.config._attn_implementation).removeprefix(PREFIX)
+    base = attention_name(module.config).removeprefix(PREFIX)
     expected = _counts(base)
     if any(expected[name] != len(calls) for name, calls in products.items()):
         counts = ", ".join(f"{len(calls)} of '{name}'" for name, calls in products.items())
@@ -85,7 +87,7 @@ def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
         )
     _hold(module, products)
     register()
-    module.config._attn_implementation = PREFIX + base
+    set_attention_name(module.config, PREFIX + base)
 
 
 def _hold(module: nn.Module, products: Products) -> nn.Module:
@@ -93,7 +95,9 @@ def _hold(module: nn.Module, products: Products) -> nn.Module:
     names: dict[str, tuple[str | None, ...]] = {}
     for operator, calls in products.items():
         keys = [f"{operator}_{n}" if len(calls) > 1 else operator for n in range(len(calls))]
-        module._modules.update({k: c for k, c in zip(keys, calls, strict=True) if c is not None})
+        children_of(module).update(
+            {k: c for k, c in zip(keys, calls, strict=True) if c is not None}
+        )
         names[operator] = tuple(
             None if call is None else key for key, call in zip(keys, calls, strict=True)
         )
@@ -147,7 +151,7 @@ def _quantized(
     if not names:  # an attention whose products stay float, beside others
         return function(module, *args, **kwargs)
     calls = {
-        operator: iter([None if key is None else module._modules[key] for key in keys])
+        operator: iter([None if key is None else children_of(module)[key] for key in keys])
         for operator, keys in names.items()
     }
     with _Redirected(calls):

@@ -26,6 +26,7 @@ from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.notices import warn_each_time
+from chop.private.modules import buffers_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Tied:
 
     def put(self, model: nn.Module) -> None:
         """Shares the codes, and puts the layer in its place."""
-        source = model.get_submodule(self.source)._buffers
-        buffers = self.module._buffers
+        source = buffers_of(model.get_submodule(self.source))
+        buffers = buffers_of(self.module)
         buffers.update({name: source[name] for name in BUFFER_NAMES["weight"] if name in source})
         _put(model, self.path, self.module)
 
@@ -279,7 +280,7 @@ def pack_layers(
     shared, made = nn.Parameter(weight, requires_grad=False), []
     for path in group:
         module = model.get_submodule(path)
-        module._parameters["weight"] = shared
+        parameters_of(module)["weight"] = shared
         make = stand_in_for(module)
         module = module if make is None else make(module)
         row = of_layer(module)

@@ -25,6 +25,12 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from chop.errors import ConfigError, did_you_mean
+from chop.private.transformers_api import (
+    dtype_plan,
+    has_loaded_adapters,
+    keep_in_float32,
+    kept_in_float32,
+)
 
 if TYPE_CHECKING:
     from chop.ir.huggingface.loading import Tied
@@ -174,7 +180,7 @@ class ChopQuantizer(HfQuantizer):
         from chop.ir.huggingface.stored import stored_modules
         from chop.ir.huggingface.tying import settle_ties
 
-        if getattr(model, "_hf_peft_config_loaded", False):  # adapters alone are written
+        if has_loaded_adapters(model):  # adapters alone are written
             return None, {}
         modules = stored_modules(model)
         settle_ties(model)
@@ -223,20 +229,20 @@ class ChopQuantizer(HfQuantizer):
     def _read_in_float32(self, model: Any, dtype: torch.dtype) -> None:
         """Weights that become codes: rounded to bfloat16 first, they would be rounded twice."""
         names = {path: f"{path}.weight" for path in self.groups}
-        plan = model._get_dtype_plan(dtype)
+        plan = dtype_plan(model, dtype)
         for path, name in names.items():
             kept = (to for key, to in plan.items() if re.search(key.replace("*", ".*"), name))
             self.dtypes[path] = next(kept, model.get_parameter(name).dtype)
-        self._kept = model._keep_in_fp32_modules_strict
+        self._kept = kept_in_float32(model)
         pattern = f"^(?:{'|'.join(map(re.escape, names.values()))})$"
-        model._keep_in_fp32_modules_strict = {*(self._kept or ()), pattern}
+        keep_in_float32(model, {*(self._kept or ()), pattern})
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         from chop.ir.huggingface.stored import stored_modules
         from chop.ir.huggingface.tying import tie_codes
 
         if not self.pre_quantized:
-            model._keep_in_fp32_modules_strict = self._kept
+            keep_in_float32(model, self._kept)
         for layer in self.tied:
             layer.put(model)
         tie_codes(model)

@@ -1,32 +1,27 @@
 """Vocabularies of another size: the output layer stays quantized.
 
-Fence around private API of transformers 5: `PreTrainedModel._get_resized_lm_head` makes an
-`nn.Linear` of any output layer. Tables keep their kind there, and assign rows to `weight.data`.
+transformers makes an `nn.Linear` of any output layer. Tables keep their kind there, and assign rows
+to `weight.data`.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from collections.abc import Callable
 
 from torch import nn
-from transformers import modeling_utils
 
 from chop.errors import ConfigError
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator, write
 from chop.nn.quantized import QuantizedOperator
-
-_model: Any = modeling_utils.PreTrainedModel
-_make = _model._get_resized_lm_head
+from chop.private.transformers_api import wrap_resized_head
 
 
-@functools.wraps(_make)
-def _resized_head(self: Any, old_lm_head: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    made: nn.Linear = _make(self, old_lm_head, *args, **kwargs)
-    if made is old_lm_head or not isinstance(old_lm_head, QuantizedOperator):
+def _resized_head(head: nn.Module, make: Callable[[nn.Module], nn.Linear]) -> nn.Module:
+    made = make(head)
+    if made is head or not isinstance(head, QuantizedOperator):
         return made
-    return take_rows(old_lm_head, made)
+    return take_rows(head, made)
 
 
 def take_rows(layer: QuantizedOperator, other: nn.Linear) -> QuantizedOperator:
@@ -57,4 +52,4 @@ def take_rows(layer: QuantizedOperator, other: nn.Linear) -> QuantizedOperator:
     return layer
 
 
-_model._get_resized_lm_head = _resized_head
+wrap_resized_head(_resized_head)

@@ -24,6 +24,7 @@ from chop.nn.packed.packing import packed_class
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
 from chop.nn.transposed import stores_transposed
+from chop.private.modules import buffers_of, parameters_of, set_members
 
 Settings = Mapping[str, Any]
 
@@ -172,7 +173,7 @@ def drop_masks(model: nn.Module) -> None:
     """Takes the masks of pruned layers away: the weights that they hide are zero."""
     for _, module in quantized_leaves(model):
         for name in (MASK, FULL):
-            module._buffers.pop(name, None)
+            buffers_of(module).pop(name, None)
 
 
 def quantized_module(
@@ -234,9 +235,9 @@ def _of_zeros(cls: type[PackedOperator], layer: QuantizedOperator, exact: bool) 
     """A packed layer on the meta device, by the codes of zeros."""
     parameters = {
         name: x if x is None else nn.Parameter(torch.zeros_like(x, device="cpu"))
-        for name, x in layer._parameters.items()
+        for name, x in parameters_of(layer).items()
     }
-    layer.__dict__["_parameters"] = parameters
+    set_members(layer, parameters)
     return cls.of(layer, {}, exact).to("meta")
 
 

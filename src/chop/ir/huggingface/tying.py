@@ -9,6 +9,8 @@ from torch import nn
 
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
+from chop.private.modules import buffers_of, parameters_of
+from chop.private.transformers_api import set_tied_keys, tied_keys
 
 
 def tie_codes(model: nn.Module) -> None:
@@ -19,10 +21,10 @@ def tie_codes(model: nn.Module) -> None:
     """
     parts = _parts(model)
     for part in parts:
-        known: Any = part._tied_weights_keys
+        known = tied_keys(part)
         if isinstance(known, dict):
             floats = dict.fromkeys((_weight(target), _weight(x)) for target, x in known.items())
-            part._tied_weights_keys = dict(pair for item in floats for pair in _tied(part, *item))
+            set_tied_keys(part, dict(pair for item in floats for pair in _tied(part, *item)))
     for part in reversed(parts):
         part.all_tied_weights_keys = part.get_expanded_tied_weights_keys(all_submodels=True)
 
@@ -74,7 +76,7 @@ def _parts(model: nn.Module) -> list[Any]:
 
 def _pairs(part: Any, config: Any) -> list[tuple[str, str]]:
     """The names of the tensors that a part ties where its configuration says that it does."""
-    if not isinstance(part._tied_weights_keys, dict):
+    if not isinstance(tied_keys(part), dict):
         return []
     missing = object()
     was = getattr(config, "tie_word_embeddings", missing)
@@ -104,7 +106,7 @@ def _untie(part: nn.Module, name: str) -> None:
     """Gives a tensor that is another one too a memory of its own."""
     path, _, last = name.rpartition(".")
     module = part.get_submodule(path)
-    for tensors in (module._parameters, module._buffers):
+    for tensors in (parameters_of(module), buffers_of(module)):
         found: Any = tensors.get(last)
         if found is not None:
             copied = found.detach().clone()
@@ -127,5 +129,7 @@ def _tied(part: nn.Module, target: str, source: str) -> list[tuple[str, str]]:
     packed = modules.get(ours)
     if not isinstance(packed, PackedOperator) or name not in packed.packed_shapes:
         return [(target, source)]
-    present = [buffer for buffer in BUFFER_NAMES[name] if packed._buffers.get(buffer) is not None]
+    present = [
+        buffer for buffer in BUFFER_NAMES[name] if buffers_of(packed).get(buffer) is not None
+    ]
     return [(f"{ours}.{buffer}", f"{theirs}.{buffer}") for buffer in present]

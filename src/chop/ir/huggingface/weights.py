@@ -15,6 +15,8 @@ from torch import nn
 from chop.errors import CheckpointError, did_you_mean
 from chop.ir.storage.tensor_store import open_file
 from chop.nn.packed import PackedOperator
+from chop.private.modules import buffers_of, parameters_of
+from chop.private.transformers_api import may_be_missing, may_be_unexpected
 
 DTYPES = {torch.uint8: "U8", torch.float32: "F32"}
 """Of codes and scales, by safetensors' names."""
@@ -34,7 +36,7 @@ class StoredTensors:
     """
 
     def __init__(self, model: Any, files: Sequence[str]) -> None:
-        _check_inside(model.config._name_or_path, files)
+        _check_inside(model.config.name_or_path, files)
         self._prefix = model.base_model_prefix
         self._found: dict[str, tuple[str, list[int]]] = {}
         self._files: dict[str, Path] = {}
@@ -87,7 +89,7 @@ class StoredTensors:
         Raises:
             CheckpointError: the folder has fewer bits than the layer has numbers.
         """
-        for name, x in module._parameters.items():
+        for name, x in parameters_of(module).items():
             if x is None or x.numel() <= FREE_ELEMENTS:
                 continue
             found = self._find(f"{path}.{name}_codes") or self._find(f"{path}.{name}")
@@ -101,7 +103,7 @@ class StoredTensors:
 
     def check(self, path: str, module: PackedOperator) -> None:
         """Raises CheckpointError where codes are missing, or of another size."""
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is None:
                 continue
             found = self._find(f"{path}.{name}")
@@ -135,7 +137,7 @@ class StoredTensors:
         if not whole:
             body = "" if model.base_model is model else f"{self._prefix}."
             needed = {name for name in needed if name.startswith(body)}
-        missing = _but(needed - {*given.values()}, model._keys_to_ignore_on_load_missing)
+        missing = _but(needed - {*given.values()}, may_be_missing(model))
         kind = type(model).__name__
         if missing:
             raise CheckpointError(
@@ -145,7 +147,7 @@ class StoredTensors:
         known = {*model.state_dict(), *model.all_tied_weights_keys}
         known |= {name for name, _ in model.named_buffers()}
         extra = {name for name, own in given.items() if own not in known} if whole else set()
-        unexpected = _but(extra, model._keys_to_ignore_on_load_unexpected)
+        unexpected = _but(extra, may_be_unexpected(model))
         if unexpected:
             raise CheckpointError(
                 f"the folder's weights have '{unexpected[0]}', for which {kind} has no place: "

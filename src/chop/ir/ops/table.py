@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from chop.captured.huggingface.cache import update_cache
-from chop.captured.overrides import METHODS, why_not_its_class
+from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops
@@ -25,6 +25,7 @@ from chop.nn import integer as i
 from chop.nn import quantized as q
 from chop.nn.packed import drop_packed_twin, packed_twin
 from chop.nn.transposed import TransposedLinear
+from chop.private.modules import METHODS
 
 ONE_INPUT: Arguments = {"input": "data_in"}
 TWO_INPUTS: Arguments = {**ONE_INPUT, "other": "data_in"}

@@ -42,7 +42,14 @@ from chop.captured.targets import PYTHON_OPERATORS
 from chop.errors import CheckpointError, shorten
 from chop.formats import NumberFormat, QuantSpec
 from chop.nested import field_of
-from chop.private.torch_api import SET_GRAD_ENABLED
+from chop.private.torch_api import (
+    ASSERT,
+    IS_ALL_TRUE,
+    NN_FUNCTIONS,
+    SET_GRAD_ENABLED,
+    OpOverload,
+    schema_of,
+)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -263,7 +270,7 @@ def _owners() -> tuple[type, ...]:
     transformers = sys.modules.get("transformers.configuration_utils")
     configs = () if transformers is None else (transformers.PretrainedConfig,)
     plain = (dict, list, tuple, str, torch.Size, torch.dtype, torch.device, types.FunctionType)
-    return (Tensor, nn.Module, NumberFormat, QuantSpec, torch._ops.OpOverload, *plain, *configs)
+    return (Tensor, nn.Module, NumberFormat, QuantSpec, OpOverload, *plain, *configs)
 
 
 def _last(reference: str) -> str:
@@ -278,13 +285,13 @@ def _functions() -> dict[str, Callable[..., Any]]:
         for functions in torch.overrides.get_overridable_functions().values()
         for function in functions
     }
-    compiled = {id(function) for function in vars(torch._C._nn).values()}
+    compiled = {id(function) for function in vars(NN_FUNCTIONS).values()}
     table: dict[str, Callable[..., Any]] = {
         "torch._C:_set_grad_enabled": SET_GRAD_ENABLED,
-        "torch:_assert": torch._assert,
-        "torch:_is_all_true": torch._is_all_true,
+        "torch:_assert": ASSERT,
+        "torch:_is_all_true": IS_ALL_TRUE,
     }
-    homes = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn)
+    homes = (torch, F, torch.linalg, torch.fft, torch.special, NN_FUNCTIONS)
     for home in homes:
         for name, value in _public_callables(home):
             is_ours = home is F and (value.__module__ == F.__name__ or id(value) in compiled)
@@ -318,7 +325,7 @@ def _operator_overload(reference: str) -> Callable[..., Any] | None:
     except AttributeError:
         return None
     base = name.split(".")[1]
-    types = [str(argument.type) for argument in overload._schema.arguments]
+    types = [str(argument.type) for argument in schema_of(overload).arguments]
     takes_storage = any(kind in ("Storage", "str", "t") for kind in types)
     if base in REFUSED_METHODS | REFUSED_OPERATORS or (takes_storage and "chop." not in name):
         return None

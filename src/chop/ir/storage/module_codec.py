@@ -6,6 +6,7 @@ written down: one record per path. Code is never part of it.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from chop.captured.joined import join_in_state_dicts, joined_of
-from chop.captured.overrides import COMPILED, has_hooks, why_not_its_class
+from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.formats import QuantSpec
 from chop.ir.ops import of_module
@@ -26,6 +27,18 @@ from chop.nn.quantized.computed import warn_of_plain_weights, why_computed, with
 from chop.nn.quantized.masks import MASK, zero_masked_weights
 from chop.nn.quantized.running import RunningMaximum
 from chop.nn.transposed import stores_transposed, transpose_in_state_dicts
+from chop.private.modules import (
+    COMPILED,
+    buffers_of,
+    children_of,
+    collect_flat_weights,
+    compute_parametrized,
+    forget_flat_weights,
+    members_of,
+    not_persistent,
+    parameters_of,
+    set_members,
+)
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
 # Caches that recurrent layers derive from their parameters.
@@ -75,7 +88,7 @@ def _with_own_weights(module: nn.Module, reason: str | None) -> nn.Module:
     """The module without torch's hooks that compute its weight; a mask goes to an operator."""
     twin = module if reason is None else with_plain_weights(module)
     row = of_module(type(twin))
-    has_mask = twin is not module and MASK in twin._buffers
+    has_mask = twin is not module and MASK in buffers_of(twin)
     return row.quantized.from_float(twin, QuantSpec()) if has_mask and row.quantized else twin
 
 
@@ -87,7 +100,7 @@ def _paths(
     if module is None or id(module) in seen:
         return
     seen.add(id(module))
-    for name, child in module._modules.items():
+    for name, child in children_of(module).items():
         yield from _paths(child, f"{path}.{name}" if path else name, seen)
 
 
@@ -97,8 +110,8 @@ def _encode_module(path: str, module: nn.Module, store: TensorStore, encode: Enc
     if path:
         record |= _class_and_attributes(path, module, encode)
     record["training"] = module.training
-    parameters = module._parameters.items()
-    buffers = module._buffers.items()
+    parameters = parameters_of(module).items()
+    buffers = buffers_of(module).items()
     if parameters:
         record["parameters"] = {
             name: None if x is None else store.add(prefix + name, x) for name, x in parameters
@@ -107,8 +120,8 @@ def _encode_module(path: str, module: nn.Module, store: TensorStore, encode: Enc
         record["buffers"] = {
             name: None if x is None else store.add(prefix + name, x) for name, x in buffers
         }
-    if module._non_persistent_buffers_set:
-        record["not_persistent"] = sorted(module._non_persistent_buffers_set)
+    if not_persistent(module):
+        record["not_persistent"] = sorted(not_persistent(module))
     return record
 
 
@@ -157,7 +170,7 @@ def decode_tree(
             owner = made.get(parent)
             if owner is None or not is_path_step(name):
                 raise CheckpointError(f"the checkpoint has a module at the invalid path {path!r}.")
-            owner._modules[name] = made[path]
+            children_of(owner)[name] = made[path]
         module = made[path]
         if module is not None and "same_as" not in record:
             _add_tensors(module, record, tensors)
@@ -169,7 +182,7 @@ def decode_tree(
         if isinstance(module, nn.RNNBase):
             _collect_weights(module)
     present = {path: module for path, module in made.items() if module is not None}
-    return {path: {*module._parameters, *module._buffers} for path, module in present.items()}
+    return {path: {*parameters_of(module), *buffers_of(module)} for path, module in present.items()}
 
 
 def _check_tree(root: nn.Module, records: int) -> None:
@@ -189,7 +202,7 @@ def _check_tree(root: nn.Module, records: int) -> None:
             )
         if id(module) not in paths:
             above.add(id(module))
-            children = (child for child in module._modules.values() if child is not None)
+            children = (child for child in children_of(module).values() if child is not None)
             paths[id(module)] = 1 + sum(map(count, children))
             above.remove(id(module))
         return paths[id(module)]
@@ -236,15 +249,15 @@ def _check_joined(joined: Any, path: str) -> None:
 def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor]) -> None:
     module.training = bool(record["training"])
     homes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("parameters", module._parameters),
-        ("buffers", module._buffers),
+        ("parameters", parameters_of(module)),
+        ("buffers", buffers_of(module)),
     )
     for kind, home in homes:
         for name, key in record.get(kind, {}).items():
             if not is_path_step(name) or (key is not None and key not in tensors):
                 raise CheckpointError(f"module '{record['path']}': there is no tensor '{key}'.")
             home[name] = None if key is None else tensors[key]
-    module._non_persistent_buffers_set = set(record.get("not_persistent", ()))
+    set_members(module, not_persistent=set(record.get("not_persistent", ())))
     if isinstance(module, QuantizedOperator):
         if module.running:
             module.running = RunningMaximum.read(module.running)
@@ -255,23 +268,16 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
 def _collect_weights(module: Any) -> None:
     if parametrize.is_parametrized(module):
         # The weights would have to be computed. The next run sees that they are gone, and does it.
-        module._flat_weights = []
-        module._flat_weight_refs = [_gone for _ in module._flat_weights_names]
+        forget_flat_weights(module)
     else:
-        module._init_flat_weights()
-
-
-def _gone() -> None:
-    """Looks like a weak reference to a tensor that is no more."""
+        collect_flat_weights(module)
 
 
 def _parametrize_again(module: Any) -> None:
     for name in module.parametrizations:
-        if name in {*module._modules, *module._parameters, *module._buffers, *vars(module)}:
+        if name in {*itertools.chain(*members_of(module)), *vars(module)}:
             raise CheckpointError(f"the checkpoint has a parametrized tensor '{name}' twice.")
-    parametrize._inject_new_class(module)
-    for name in module.parametrizations:
-        parametrize._inject_property(module, name)
+    compute_parametrized(module, module.parametrizations)
 
 
 def is_path_step(name: str) -> bool:

@@ -28,7 +28,8 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
 from chop.ir.ops import OPS, module_of_node, of_node
 from chop.logs import at_level
-from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode
+from chop.private.modules import buffers_of, parameters_of
+from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode, schema_of
 
 MAX_PARTS = 4096
 """Of a tensor that is split or unbound; also items of a sequence."""
@@ -163,7 +164,7 @@ class _CountedTensor(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         self._left -= 1
-        makes_list = any(result.type.kind() == "ListType" for result in func._schema.returns)
+        makes_list = any(result.type.kind() == "ListType" for result in schema_of(func).returns)
         is_long = makes_list and max(getattr(args[0], "shape", ()), default=0) > MAX_PARTS
         if self._left < 0 or is_long:
             raise OverflowError("more operators or tensors than a file may ask for")
@@ -248,7 +249,7 @@ def _tensor(model: nn.Module, target: str) -> Any:
     """A parameter or buffer as it is stored: what is parametrized is not computed."""
     path, _, name = target.rpartition(".")
     owner = model.get_submodule(path)
-    return owner._parameters[name] if name in owner._parameters else owner._buffers[name]
+    return parameters_of(owner)[name] if name in parameters_of(owner) else buffers_of(owner)[name]
 
 
 def _with_memory(module: nn.Module) -> Callable[..., Any]:

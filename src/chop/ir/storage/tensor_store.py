@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CheckpointError
+from chop.private.torch_api import fills_its_memory
 
 PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)
 # What the safetensors format knows; tensors of other types are stored as their bytes.
@@ -63,7 +64,7 @@ class TensorStore:
             entry["parameter"] = True
         if tensor.requires_grad:
             entry["requires_grad"] = True
-        if not tensor.is_contiguous() and _fills_its_memory(tensor):
+        if not tensor.is_contiguous() and fills_its_memory(tensor):
             entry["strides"] = list(tensor.stride())
         memory = _memory(tensor)
         if tensor.numel() and memory in self._memory:
@@ -93,11 +94,6 @@ def _check_storable(name: str, tensor: Tensor) -> None:
         raise CheckpointError(
             f"tensor '{name}' cannot be exported: it is {problem}; expected a dense tensor."
         )
-
-
-def _fills_its_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is a permutation of a contiguous one (channels last, transposed)."""
-    return torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
 
 
 def as_stored(tensor: Tensor) -> Tensor:

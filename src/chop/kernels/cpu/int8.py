@@ -17,6 +17,7 @@ from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader
 from chop.kernels.integers import integers_of, one_scale
 from chop.kernels.plan import layout_of
+from chop.private.torch_api import has_int8_products, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
@@ -45,8 +46,8 @@ def is_exact() -> bool:
     Without, it adds pairs of products in 16 bits, which are too few for large ones.
     """
     largest = torch.full((64, 64), 127, dtype=torch.int8, device="cpu")
-    sums = torch._int_mm(largest, largest)
-    return torch.cpu._is_vnni_supported() and bool((sums == 64 * 127**2).all())
+    sums = multiply_int8(largest, largest)
+    return has_int8_products() and bool((sums == 64 * 127**2).all())
 
 
 def whole_rule(number_format: NumberFormat) -> WholeRule | None:
@@ -90,7 +91,7 @@ def linear(
     for part, part_scales, target in zip(
         *(tensor.split(CHUNK_ROWS) for tensor in (whole, x_scales, y)), strict=True
     ):
-        sums = torch._int_mm(part, weight.t())
+        sums = multiply_int8(part, weight.t())
         _rescale(reader.loops, sums, part_scales, scales, bias, target)
     return y
 

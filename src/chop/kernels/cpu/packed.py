@@ -16,6 +16,7 @@ from chop.kernels.cpu import int8
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, fixed_reader, is_large
 from chop.kernels.matmul_precision import allows_bfloat16
+from chop.private.torch_api import has_bfloat16_products
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
@@ -171,7 +172,7 @@ def _rows(x: Tensor) -> Tensor:
 @cache
 def multiplies_bfloat16() -> bool:
     """True where the CPU has instructions for products of bfloat16."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return has_bfloat16_products()
 
 
 def _float(x: Tensor) -> Tensor:

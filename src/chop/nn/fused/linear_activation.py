@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.formats.transforms import is_transformed
 from chop.nn.adoption import adopt
+from chop.private.torch_api import is_transformed, linear_pointwise
 
 MIN_PRODUCTS = 2**20
 """Multiplications from which on oneDNN's kernel pays for its call; measured on x86 with AVX-512."""
@@ -77,9 +77,7 @@ class LinearActivation(nn.Linear):
         if not self._is_for_onednn(input):
             return self.reference(input)
         activation = ACTIVATIONS[self.activation]
-        y = torch.ops.mkldnn._linear_pointwise(
-            input, self.weight, self.bias, activation.name, [], activation.algorithm
-        )
+        y = linear_pointwise(input, self.weight, self.bias, activation.name, activation.algorithm)
         return y if activation.in_place is None else activation.in_place(y)
 
     def _is_for_onednn(self, input: Tensor) -> bool:

@@ -14,6 +14,7 @@ from chop.formats.layout import Layout
 from chop.formats.scaling import TINY, SharedExponent, Unscaled
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import parameter_codes, rounded_parameter
+from chop.private.modules import parameters_of
 
 WINDOW_BITS = 16
 """How many places below the largest shared exponent of a parameter its smallest may lie."""
@@ -51,7 +52,7 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
     Raises:
         ConfigError: the format has other elements, or scales that differ within an index.
     """
-    if module._parameters.get(operand) is None:
+    if parameters_of(module).get(operand) is None:
         raise _refusal(module, operand, "is an argument of a call; use a module with parameters")
     number_format = module.format_of(operand)
     if not isinstance(number_format, NumberFormat) or not number_format.is_fitted:

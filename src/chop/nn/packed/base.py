@@ -25,6 +25,7 @@ from chop.nn.packed.state import (
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK
 from chop.nn.weight_cache import decoded_once
+from chop.private.modules import BUFFERS, PARAMETERS, buffers_of, parameters_of, set_members
 
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
 SMALL = 2**14
@@ -85,14 +86,15 @@ class PackedOperator(QuantizedOperator):
     def of(cls, layer: QuantizedOperator, known: KnownCodes, exact: bool = False) -> Self:
         """Takes over a quantized layer that nothing keeps from being packed; see `pack`."""
         packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
-        parameters = {name: x for name, x in layer._parameters.items() if name not in packed}
-        buffers = {name: x for name, x in layer._buffers.items() if name not in (MASK, FULL)}
+        parameters = {name: x for name, x in parameters_of(layer).items() if name not in packed}
+        buffers = {name: x for name, x in buffers_of(layer).items() if name not in (MASK, FULL)}
         for name, stored in packed.items():
             parts = zip(
                 BUFFER_NAMES[name], (stored.codes, stored.scales, stored.tensor_scale), strict=True
             )
             buffers.update({buffer: x for buffer, x in parts if x is not None})
-        twin = adopt(cls, layer, _parameters=Parameters(parameters, cls.__name__), _buffers=buffers)
+        own = {PARAMETERS: Parameters(parameters, cls.__name__), BUFFERS: buffers}
+        twin = adopt(cls, layer, **own)
         twin.packed_shapes = {name: stored.shape for name, stored in packed.items()}
         assert isinstance(layer.weight, Tensor)
         twin.packed_dtype = layer.weight.dtype
@@ -260,7 +262,8 @@ class PackedOperator(QuantizedOperator):
         buffers = {name: x for name, x in self._buffers.items() if name not in codes}
         if self.packed_mask:
             buffers[MASK] = decoded["weight"].detach() != 0
-        twin.__dict__.update(own, _parameters={**decoded, **self._parameters}, _buffers=buffers)
+        twin.__dict__.update(own)
+        set_members(twin, {**decoded, **self._parameters}, buffers)
         return twin
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -15,7 +15,7 @@ from chop.nn.packed.rewriting import write
 
 if TYPE_CHECKING:
     from chop.nn.packed.base import PackedOperator
-from chop.formats.transforms import is_transformed
+from chop.private.torch_api import is_transformed, version_of
 
 
 @dataclass
@@ -113,10 +113,10 @@ class DecodedTensor(Tensor):
                 "would not reach; hand out a copy, layer.weight.clone()."
             )
         _refuse_gradient(func, args, kwargs, first)
-        before = [x._plain._version for x in given]
+        before = [version_of(x._plain) for x in given]
         result = func(*plain_in(args), **plain_in(kwargs))
         for x, version in zip(given, before, strict=True):
-            if x._plain._version != version or (x is first and func in _UNCOUNTED):
+            if version_of(x._plain) != version or (x is first and func in _UNCOUNTED):
                 _written(x)
         return _as_given(result, given)
 

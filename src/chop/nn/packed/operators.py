@@ -7,11 +7,11 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import Float, NumberFormat
-from chop.formats.transforms import is_transformed
 from chop.kernels import packed_linear_directly
 from chop.nn import quantized as q
 from chop.nn.packed.base import PackedOperator, packed_twin
 from chop.nn.packed.decoded import plain
+from chop.private.torch_api import is_transformed
 
 FLOAT = Float()
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from chop.formats import QuantSpec
 from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.call import QuantCall
+from chop.private.modules import set_members
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -55,7 +56,7 @@ class QuantScaledDotProductAttention(QuantizedOperator):
     def _with_steps(self, *steps: QuantizedOperator) -> QuantScaledDotProductAttention:
         twin = copy.copy(self)
         names = ("product", "softmax", "context")
-        twin.__dict__["_modules"] = dict(zip(names, steps, strict=True))
+        set_members(twin, children=dict(zip(names, steps, strict=True)))
         return twin
 
     @property

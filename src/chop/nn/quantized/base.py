@@ -16,6 +16,7 @@ from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
 from chop.nn.quantized.running import RunningMaximum, observe_maximum
 from chop.nn.weight_cache import keeps, kept
+from chop.private.modules import set_members
 from chop.private.torch_api import detect_fake_mode
 
 T = TypeVar("T")
@@ -224,9 +225,8 @@ class QuantizedOperator(nn.Module):
         stale = [name for name in OPERANDS if name not in same.intersection(learned)]
         dropped = [SCALE_NAMES[name] for name in stale]
         # The operator that was taken over keeps its own parameters.
-        self.__dict__["_parameters"] = {
-            name: x for name, x in self._parameters.items() if name not in dropped
-        }
+        kept = {name: x for name, x in self._parameters.items() if name not in dropped}
+        set_members(self, kept)
         new = [name for name in stale if name in learned]
         self.waiting = (*(name for name in self.waiting if name not in stale), *new)
         for operand in new:

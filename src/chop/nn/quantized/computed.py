@@ -20,6 +20,17 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from chop.nn.quantized.masks import FULL, MASK
+from chop.private.modules import (
+    FORWARD_HOOKS,
+    MEMBERS,
+    STATE_DICT_HOOKS,
+    buffers_of,
+    children_of,
+    forward_pre_hooks,
+    parameters_of,
+    pruned_name,
+    set_members,
+)
 
 _HOOKS = {WeightNorm: "weight_norm", SpectralNorm: "spectral_norm", BasePruningMethod: "prune"}
 _PARTS = ("_orig", "_mask", "_g", "_v", "_u")
@@ -39,7 +50,7 @@ def _hooks(module: nn.Module) -> dict[int, tuple[type, Any]]:
     """The kind and the hook of those that compute parameters, by their keys."""
     return {
         key: (kind, hook)
-        for key, hook in module._forward_pre_hooks.items()
+        for key, hook in forward_pre_hooks(module).items()
         for kind in _HOOKS
         if isinstance(hook, kind)
     }
@@ -56,16 +67,16 @@ def with_plain_weights(module: nn.Module) -> nn.Module:
     cls: Any = type(module).__mro__[1] if is_parametrized(module) else type(module)
     twin: nn.Module = cls.__new__(cls)
     twin.__dict__.update(module.__dict__)
-    for members in ("_parameters", "_buffers", "_modules", "_forward_pre_hooks"):
+    for members in (*MEMBERS, FORWARD_HOOKS[0]):
         twin.__dict__[members] = type(module.__dict__[members])(module.__dict__[members])
     if is_parametrized(module):
-        del twin._modules["parametrizations"]
+        del children_of(twin)["parametrizations"]
         with _evaluating(module.parametrizations):  # type: ignore[arg-type]
             found = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
         for name, value in found.items():
             _put(twin, name, value, any(x.requires_grad for x in _sources(module, name)))
     for key, (kind, hook) in _hooks(module).items():
-        del twin._forward_pre_hooks[key]
+        del forward_pre_hooks(twin)[key]
         _bake(module, twin, kind, hook)
     return twin
 
@@ -76,7 +87,7 @@ def _sources(module: Any, name: str) -> Iterator[nn.Parameter]:
 
 def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
     """Gives `twin` the parameter that a hook computes, and takes away what it is computed of."""
-    name = hook._tensor_name if kind is BasePruningMethod else hook.name
+    name = pruned_name(hook) if kind is BasePruningMethod else hook.name
     if kind is BasePruningMethod:
         value = hook.apply_mask(module)
     elif kind is SpectralNorm:
@@ -86,8 +97,8 @@ def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
     parts: dict[str, Any] = {part: getattr(module, f"{name}{part}", None) for part in _PARTS}
     learns = any(isinstance(x, nn.Parameter) and x.requires_grad for x in parts.values())
     for part in _PARTS:
-        twin._parameters.pop(f"{name}{part}", None)
-        twin._buffers.pop(f"{name}{part}", None)
+        parameters_of(twin).pop(f"{name}{part}", None)
+        buffers_of(twin).pop(f"{name}{part}", None)
     twin.__dict__.pop(name, None)
     _put(twin, name, value, learns)
     if kind is BasePruningMethod and name == "weight":
@@ -95,7 +106,7 @@ def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
         # Masks of torch add up: what one has pruned is pruned for those that follow.
         twin.register_buffer(FULL, value.detach().clone())
     if kind is SpectralNorm:
-        for hooks in ("_state_dict_hooks", "_load_state_dict_pre_hooks"):
+        for hooks in STATE_DICT_HOOKS:
             kept = {k: x for k, x in module.__dict__[hooks].items() if not _is_spectral(x)}
             twin.__dict__[hooks] = type(module.__dict__[hooks])(kept)
 
@@ -107,11 +118,11 @@ def _is_spectral(hook: Any) -> bool:
 
 def _put(twin: nn.Module, name: str, value: Tensor, learns: bool) -> None:
     """Sets a parameter ahead of the others, where a layer has its weight."""
-    held = {key: x for key, x in twin._parameters.items() if key != name}
+    held = {key: x for key, x in parameters_of(twin).items() if key != name}
     parameter = nn.Parameter(value.detach().clone(), requires_grad=learns)
     first = {name: parameter} if name == "weight" else {}
     last = {} if first else {name: parameter}
-    twin.__dict__["_parameters"] = type(twin._parameters)({**first, **held, **last})
+    set_members(twin, type(parameters_of(twin))({**first, **held, **last}))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from chop.private.modules import BUFFERS, buffers_of, parameters_of
+
 MASK, FULL = "weight_mask", "weight_orig"
 
 
@@ -30,11 +32,11 @@ def full_weight(module: nn.Module) -> Tensor:
     A masked element that is not zero was written since, by hand or as in `weight.data = other`,
     and is what counts.
     """
-    weight, full = module._parameters["weight"], module._buffers.get(FULL)
+    weight, full = parameters_of(module)["weight"], buffers_of(module).get(FULL)
     assert weight is not None
     if full is None:
         return weight.detach().clone()
-    return torch.where(module._buffers[MASK] | (weight != 0), weight, full)  # type: ignore[operator]
+    return torch.where(buffers_of(module)[MASK] | (weight != 0), weight, full)  # type: ignore[operator]
 
 
 @torch.no_grad()
@@ -43,13 +45,13 @@ def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
 
     In place: optimizers know the parameter, and a compiled model stays compiled.
     """
-    weight = module._parameters["weight"]
+    weight = parameters_of(module)["weight"]
     assert weight is not None
     weight.copy_(full if kept is None else apply_mask(full, kept))
     for name, value in ((MASK, kept), (FULL, full)):
-        buffer = module._buffers.get(name)
+        buffer = buffers_of(module).get(name)
         if kept is None:
-            module._buffers.pop(name, None)
+            buffers_of(module).pop(name, None)
         elif buffer is None:
             module.register_buffer(name, value)
         else:
@@ -58,14 +60,14 @@ def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
 
 def stored_weights(module: nn.Module) -> list[Tensor]:
     """What has to change with a rescaled weight: the parameter, and what pruning hides of it."""
-    stored = (module._parameters.get("weight"), module._buffers.get(FULL))
+    stored = (parameters_of(module).get("weight"), buffers_of(module).get(FULL))
     return [x for x in stored if x is not None]
 
 
 def zero_masked_weights(module: nn.Module) -> None:
     """Zeroes the masked weights of an operator that has a mask beside a dense weight."""
-    kept = module._buffers.get(MASK)
-    if kept is not None and has_unapplied_mask(module._buffers):
+    kept = buffers_of(module).get(MASK)
+    if kept is not None and has_unapplied_mask(buffers_of(module)):
         write_mask(module, kept, full_weight(module))
 
 
@@ -92,12 +94,12 @@ def _keep_zeros(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """
     found = [reference() for reference in _operators.valuerefs()]
     # One whose constructor failed may live on in a traceback, without buffers.
-    pruned = [m for m in found if m is not None and MASK in vars(m).get("_buffers", ())]
+    pruned = [m for m in found if m is not None and MASK in vars(m).get(BUFFERS, ())]
     if not pruned:
         return
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
     for module in pruned:
-        weight, mask = module._parameters.get("weight"), module._buffers[MASK]
+        weight, mask = parameters_of(module).get("weight"), buffers_of(module)[MASK]
         if weight is not None and mask is not None and id(weight) in updated:
             weight.detach().masked_fill_(~mask, 0)
 

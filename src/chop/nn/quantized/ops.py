@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.nn.quantized.base import QuantizedOperator
+from chop.private.torch_api import BatchNorm
 
 WITH_PARAMETERS = ("data_in", "weight", "bias")
 
@@ -75,7 +76,7 @@ class QuantConvTranspose2d(QuantizedOperator, nn.ConvTranspose2d):
         return Q("data_out", y)
 
 
-class _QuantBatchNorm(QuantizedOperator, nn.modules.batchnorm._BatchNorm):
+class _QuantBatchNorm(QuantizedOperator, BatchNorm):
     """Statistics are those of the quantized input; scale and shift are quantized."""
 
     operands = WITH_PARAMETERS

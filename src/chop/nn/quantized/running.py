@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.formats import Quantizer
-from chop.formats.transforms import is_transformed
-from chop.private.torch_api import detect_fake_mode
+from chop.private.torch_api import detect_fake_mode, is_transformed
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, did_you_mean
-from chop.formats.transforms import is_transformed
 from chop.kernels import drop, drop_lowest, lowest_magnitudes
 from chop.nn.weight_cache import decoded_once
+from chop.private.torch_api import is_transformed
 
 METHODS = ("l1-norm", "random")
 FINEST_SHARE = 10**6

@@ -11,14 +11,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from chop.ir.graph import MaseGraph
 from chop.nn.sparsity import PruneActivation, sparsity_of
 from chop.passes.base import graph_pass
+from chop.private.modules import HOOKS_BY_KIND
 from chop.tables import print_table
-
-HOOKS = {
-    "forward_pre": "_forward_pre_hooks",
-    "forward": "_forward_hooks",
-    "backward_pre": "_backward_pre_hooks",
-    "backward": "_backward_hooks",
-}
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ def hook_inspection_analysis_pass(mg: MaseGraph, config: HookConfig) -> dict[str
 def _attached(module: nn.Module) -> dict[str, Any]:
     hooks = {
         name: [_name(hook) for hook in vars(module)[attribute].values()]
-        for name, attribute in HOOKS.items()
+        for name, attribute in HOOKS_BY_KIND.items()
     }
     computed = list(module.parametrizations) if is_parametrized(module) else []  # type: ignore[arg-type]
     return {

@@ -12,6 +12,7 @@ from chop.ir.unreached import unreached_matrices_of, unreached_sentence, warn_of
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import MASE_KEYS
 from chop.passes.module.base import check_module, documented
+from chop.private.modules import parameters_of
 from chop.quantization.modules import quantize_modules
 from chop.quantization.selection import QuantizeConfig
 
@@ -51,7 +52,7 @@ def quantize_module_transform_pass(
         weight.numel()
         for module in result.modules()
         if isinstance(module, QuantizedOperator) and not module.spec.weight.is_identity
-        if (weight := module._parameters.get("weight")) is not None
+        if (weight := parameters_of(module).get("weight")) is not None
     ]
     unreached = unreached_matrices_of(result, lambda path: not config.may_mean(path))
     text = unreached_sentence(unreached, sum(weights), NAME)

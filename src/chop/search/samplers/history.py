@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chop.search.optuna_study import CLAIMED_ELSEWHERE, cached_trials, excess_of, params_of
+from chop.private.optuna_api import cached_trials
+from chop.search.optuna_study import CLAIMED_ELSEWHERE, excess_of, params_of
 from chop.search.samplers.surrogate import Array, Codes
 from chop.search.space import Config, SearchSpace, all_active, as_it_is
 

@@ -1,7 +1,7 @@
 """Edit stamps of a `torch.fx.Graph`: tells in constant time whether nodes have changed.
 
-Fence around private API of torch 2.13: the methods of `torch._C._NodeBase` by which every edit of
-a node ends. `tests/ir/test_graph_edits.py` fails first when torch changes them.
+Fence around the methods of `torch._C._NodeBase` by which every edit of a node ends. Known for torch
+2.13; `tests/private/test_graph_edits.py` fails first where torch changes them.
 """
 
 from __future__ import annotations

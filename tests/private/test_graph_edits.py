@@ -9,8 +9,8 @@ import torch
 from torch import fx, nn
 
 from chop import MaseGraph
-from chop.ir.graph.edits import last_edit
 from chop.ir.metadata import MaseMetadata
+from chop.private.graph_edits import last_edit
 
 
 class Net(nn.Module):

@@ -1,0 +1,19 @@
+"""Fence around torch.compile's private API: what TorchDynamo counts and Inductor keeps.
+
+Known for torch 2.13; `tests/private/test_fences.py` fails first where a name is gone. Importing it
+takes a second, since TorchDynamo does: import it where it is used.
+"""
+
+from contextlib import AbstractContextManager
+
+from torch._dynamo import explain
+from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+
+__all__ = ["clear_compilation_metrics", "explain", "fresh_cache", "get_compilation_metrics"]
+
+
+def fresh_cache() -> AbstractContextManager[None]:
+    """A context in which Inductor compiles anew, whatever its cache on disk has."""
+    from torch._inductor import utils
+
+    return utils.fresh_cache()

@@ -1,0 +1,115 @@
+"""Fence around transformers' private API.
+
+Known for transformers 5; `tests/private/test_fences.py` fails first where a name is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MASKING, MODELING, GENERIC = (
+    "transformers.masking_utils",
+    "transformers.modeling_utils",
+    "transformers.utils.generic",
+)
+"""The modules that a capture patches, where they are imported."""
+EXPERTS = "_experts_implementation_internal"
+"""The attribute of a configuration that names how experts are called."""
+FIND_PACKED = "find_packed_sequence_indices"
+VMAP_EXPANSION = "_vmap_expansion_sdpa"
+VMAP_CONTEXT = "TransformGetItemToIndex"
+IGNORE_CAUSAL_MASK = "_ignore_causal_mask_sdpa"
+PREPARE_PADDING_MASK = "prepare_padding_mask"
+MASKING_NAMES = (
+    *(FIND_PACKED, VMAP_EXPANSION, VMAP_CONTEXT, IGNORE_CAUSAL_MASK, PREPARE_PADDING_MASK),
+)
+"""What a capture replaces in `MASKING`."""
+MAYBE_AUTOCAST = "maybe_autocast"
+"""What a capture replaces in `GENERIC` and in the modules that import it."""
+
+
+def broadcast_grid(masking: Any, indices: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Indices of batch, head, query and key, each along an axis of its own."""
+    grid: Sequence[Tensor] = masking._non_vmap_expansion_sdpa(*indices)
+    return grid
+
+
+def attention_functions(modeling: Any) -> dict[str, Callable[..., Any]]:
+    """Attention functions by name; the table that every model reads."""
+    functions: dict[str, Callable[..., Any]] = modeling.AttentionInterface._global_mapping
+    return functions
+
+
+def attention_name(config: Any) -> str:
+    """The name of the attention function that a configuration asks for."""
+    return str(config._attn_implementation)
+
+
+def set_attention_name(config: Any, name: str) -> None:
+    """Makes models of a configuration call the attention function of this name, unchecked."""
+    config._attn_implementation = name
+
+
+def tied_keys(model: Any) -> Any:
+    """What a model's class says of tied weights: a dict of target and source, a list, or None."""
+    return model._tied_weights_keys
+
+
+def set_tied_keys(model: Any, keys: dict[str, str]) -> None:
+    """Makes a model say other things of its tied weights."""
+    model._tied_weights_keys = keys
+
+
+def has_loaded_adapters(model: Any) -> bool:
+    """Whether a model has adapters of peft, which it saves alone."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The dtypes, by pattern of a parameter's name, that a model keeps whatever it is loaded in."""
+    plan: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    return plan
+
+
+def kept_in_float32(model: Any) -> Any:
+    """Patterns of the modules that stay in float32 in bfloat16 and float16 too, or None."""
+    return model._keep_in_fp32_modules_strict
+
+
+def keep_in_float32(model: Any, patterns: Any) -> None:
+    """Sets what `kept_in_float32` gives."""
+    model._keep_in_fp32_modules_strict = patterns
+
+
+def may_be_missing(model: Any) -> Any:
+    """Patterns of the tensors that a checkpoint may lack, or None."""
+    return model._keys_to_ignore_on_load_missing
+
+
+def may_be_unexpected(model: Any) -> Any:
+    """Patterns of the tensors that only a checkpoint may have, or None."""
+    return model._keys_to_ignore_on_load_unexpected
+
+
+def wrap_resized_head(wrap: Callable[[Any, Callable[..., Any]], Any]) -> None:
+    """Replaces how a model makes its output layer for a vocabulary of another size.
+
+    Args:
+        wrap: takes (the output layer, a function that makes the `nn.Linear` of transformers from
+            it) and gives the new output layer.
+    """
+    from transformers.modeling_utils import PreTrainedModel
+
+    model: Any = PreTrainedModel
+    make = model._get_resized_lm_head
+
+    @functools.wraps(make)
+    def resized(self: Any, old_lm_head: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrap(old_lm_head, lambda head: make(self, head, *args, **kwargs))
+
+    model._get_resized_lm_head = resized
