@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from chop.paths.on_import import REGISTERS, register_imported
 from chop.paths.on_import import find_spec as register_when_imported
+from chop.version import __version__ as __version__
 
 TYPE_CHECKING = False  # not that of `typing`, whose import would double the cost of this one
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     tools: Any
 
-__version__ = "0.1.0"
 __all__ = ["ChopConfig", "MaseGraph", "compress", "formats", "passes", "quantize", "tools"]
 HOMES = {
     "ChopConfig": "chop.ir.huggingface.quantizer",

@@ -15,8 +15,9 @@ from chop.actions.settings.search import NasConfig, PrecisionConfig, Sensitivity
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.settings.sweep import PruneSweepConfig
 from chop.actions.settings.workload import WorkloadConfig
-from chop.cli.adapter import Command, CommandGroup, build_command, load
+from chop.cli.adapter import CommandGroup, build_command
 from chop.cli.app import app
+from chop.cli.command import Command, load
 from chop.cli.values import read_value
 from chop.passes.docstrings import entries
 from chop.runs import as_json

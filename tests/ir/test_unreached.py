@@ -16,9 +16,10 @@ import transformers
 from torch import Tensor, nn
 
 from chop import ChopConfig, MaseGraph, passes
-from chop.ir.unreached import UnreachedWarning, unreached_matrices
+from chop.ir.unreached import UnreachedWarning
 from chop.notices import forget_notices
 from chop.passes.module import quantize_module_transform_pass
+from chop.quantization.unreached import unreached_matrices
 
 WEIGHTS = {"config": {"weight": {"name": "mxint", "width": 8}}}
 TEXT = {

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from chop import runs
-from chop.cli.adapter import Command, build_command
+from chop.cli.adapter import build_command
+from chop.cli.command import Command
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.files import atomic_file, write_text
 from chop.runs import MANIFEST, as_json, process_id, process_status, read_manifest

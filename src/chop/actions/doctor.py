@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import chop
 from chop.installed import DISTRIBUTION, how_to_get, misfit, version
 
 EXTRAS = {
@@ -91,7 +90,7 @@ def _import_name() -> Finding:
     """Another distribution may own the import name `chop` too; then either may win."""
     owners = importlib.metadata.packages_distributions().get("chop", [])
     others = sorted(set(owners) - {DISTRIBUTION})
-    here = Path(chop.__file__).parent
+    here = Path(__file__).parents[1]
     if others:
         message = f"also installed by {', '.join(others)}: pip uninstall {others[0]}"
         return Finding("import chop", WRONG, message)

@@ -148,7 +148,8 @@ class CapturedModule(fx.GraphModule):
             CaptureError: the graph takes no cache; the message says why.
         """
         original = vars(self).get(KEY)
-        return generator(self, original and original.class_of("")).generate(*args, **kwargs)
+        cls = original and original.class_of("")
+        return generator(self, self.record, cls).generate(*args, **kwargs)
 
     def train(self, mode: bool = True) -> CapturedModule:
         """Switches the mode; modules that the model itself keeps in `eval()` stay there."""

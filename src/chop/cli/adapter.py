@@ -7,19 +7,19 @@ the docstring give the help, where `Default: ...` at the end says what a default
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from chop.cli.command import COMMON, Command
+from chop.cli.execute import execute
 from chop.cli.values import is_list, is_mapping, members
 from chop.passes.docstrings import entries, split_section
 
@@ -40,38 +40,6 @@ ALIASES = {
 """Second names: of options that take several values, and one that Python has a word for."""
 DEFAULT = re.compile(r"\s*Default: (.*)\.$")
 
-AS_JSON = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Write one JSON document to standard output and all else to standard error.",
-        rich_help_panel="Output",
-        show_default="off",
-    ),
-]
-VERBOSE = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
-        help="Show debug messages.",
-        rich_help_panel="Output",
-        show_default="off",
-    ),
-]
-QUIET = Annotated[
-    bool,
-    typer.Option(
-        "--quiet",
-        "-q",
-        help="Show errors and final results only.",
-        rich_help_panel="Output",
-        show_default="off",
-    ),
-]
-COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
-"""Flags of `chop` and of every command."""
-
 
 def _path(text: str | Path) -> Path:
     """A path; Typer's own parser takes an empty text, of a variable not set, for this folder."""
@@ -89,37 +57,6 @@ CONFIG = Annotated[
         metavar="PATH",
     ),
 ]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Command:
-    """A command of `chop`.
-
-    Attributes:
-        run: does the work: a job takes its settings. Without `settings`, a function whose
-            positional-only parameters are arguments and whose keyword-only ones are options.
-        settings: `module:Class` of a frozen dataclass; imported when the options are needed.
-        help: text of `--help`. Default: the source's docstring.
-        defaults: field -> default in the place of the dataclass's.
-        only: the fields that are options. Default: all.
-        is_slow: the command imports PyTorch, and says so at once on standard error.
-        envvars: argument -> environment variable that replaces it.
-        exit_code: result -> exit code.
-    """
-
-    run: Callable[..., Any]
-    settings: str = ""
-    help: str = ""
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    only: tuple[str, ...] = ()
-    is_slow: bool = True
-    envvars: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    exit_code: Callable[[Any], int] = lambda result: 0
-
-    @property
-    def source(self) -> Callable[..., Any]:
-        """The dataclass or function whose signature gives the options."""
-        return load(self.settings) if self.settings else self.run
 
 
 class CommandGroup(TyperGroup):
@@ -146,24 +83,11 @@ def command_group(table: Mapping[str, Command], text: str) -> typer.Typer:
     return typer.Typer(cls=group, no_args_is_help=True, rich_markup_mode="rich", help=flowing(text))
 
 
-def load(path: str) -> Any:
-    """The object at `module:name`."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
-
-
-def deferred(path: str) -> Callable[..., Any]:
-    """The function at `module:name`, imported when it is called."""
-    return lambda *args, **kwargs: load(path)(*args, **kwargs)
-
-
 @cache
 def build_command(command: Command, name: str) -> Any:
     """Typer's command: one option for each field, those of `COMMON`, and `--config`."""
 
     def callback(ctx: typer.Context, **given: Any) -> None:
-        from chop.cli.execute import execute
-
         execute(command, ctx, given)
 
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from chop import __version__
-from chop.cli.adapter import AS_JSON, QUIET, VERBOSE, CommandGroup, flowing
+from chop.cli.adapter import CommandGroup, flowing
 from chop.cli.bench import bench_app
+from chop.cli.command import AS_JSON, QUIET, VERBOSE
 from chop.cli.compress import COMPRESS, DEMO
 from chop.cli.doctor import DOCTOR
 from chop.cli.emit import EMIT

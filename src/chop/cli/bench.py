@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from chop.cli.adapter import Command, command_group, deferred, load
+from chop.cli.adapter import command_group
+from chop.cli.command import Command, deferred, load
 
 OUTPUT = """[bold]Output[/] in --out: tables.md, and per case a .json file with every block and an
 .svg plot."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chop.cli.adapter import Command, deferred
+from chop.cli.command import Command, deferred
 
 EXIT_NOTHING_SAVED = 3
 """No format is within --max-drop of float, and no model was saved."""

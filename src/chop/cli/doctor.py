@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chop.cli.adapter import Command
+from chop.cli.command import Command
 
 
 def doctor(*, clean: bool = False) -> list[Any]:

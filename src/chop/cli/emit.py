@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chop.cli.adapter import Command, deferred
+from chop.cli.command import Command, deferred
 
 HELP = """Emit a verified circuit: SystemVerilog that equals the model on every output.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from chop.cli.adapter import COMMON, Command, load
+from chop.cli.command import COMMON, Command, load
 from chop.cli.values import read_value
 from chop.logs import set_logging_verbosity
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chop.cli.adapter import Command, deferred
+from chop.cli.command import Command, deferred
 
 HELP = """Rewrite a model to integers only, as a circuit computes it, and compare.
 

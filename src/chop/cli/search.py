@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from chop.cli.adapter import Command, command_group, deferred
+from chop.cli.adapter import command_group
+from chop.cli.command import Command, deferred
 
 LIFE = """[bold]Several searches[/]: --seeds 3, --samplers grid,random,tpe,sensitivity. Each is a
 study NAME-SAMPLER-seed-N with a folder of its own; OUT/NAME-compared has the figure best-so-far

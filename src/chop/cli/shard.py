@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chop.cli.adapter import Command, deferred
+from chop.cli.command import Command, deferred
 
 HELP = """Search for a sharding plan, run a model by it, and check it beside one process.
 

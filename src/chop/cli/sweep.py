@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from chop.cli.adapter import Command, command_group, deferred
+from chop.cli.adapter import command_group
+from chop.cli.command import Command, deferred
 
 OUTPUT = """[bold]Output[/] in --out: points.jsonl (one line per measured point; a killed sweep
 resumes from it), table.csv, table.md, accuracy.svg and accuracy.png"""

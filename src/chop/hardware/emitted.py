@@ -11,7 +11,7 @@ from typing import Any
 
 from rich import get_console
 
-from chop import __version__, runs
+from chop import runs
 from chop.errors import CheckpointError, ChopError, VerificationError
 from chop.files import make_folder, write_text
 from chop.files.temporary import owner_mark, remove_orphans
@@ -25,6 +25,7 @@ from chop.hardware.verify import Check, Codes, Verification, check_sources, chec
 from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.native import cores
+from chop.version import __version__
 
 KIND = "emit"
 """Of the manifest."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -12,8 +12,13 @@ from chop.errors import GraphError, did_you_mean
 from chop.ir.dotted import deepgetattr
 from chop.ir.metadata import metadata_of
 
-if TYPE_CHECKING:
-    from chop.ir.graph import MaseGraph
+
+class HasNodes(Protocol):
+    """A graph: `MaseGraph` or `torch.fx.Graph`."""
+
+    @property
+    def nodes(self) -> Iterable[fx.Node]:
+        """Nodes in the order in which they run."""
 
 
 def get_mase_op(node: fx.Node) -> str:
@@ -66,7 +71,7 @@ def get_parent_name(target: str) -> tuple[str, str]:
     return parent, name
 
 
-def get_node_by_name(graph: MaseGraph | fx.Graph, request_name: str) -> fx.Node:
+def get_node_by_name(graph: HasNodes, request_name: str) -> fx.Node:
     """The node of that name.
 
     Raises:

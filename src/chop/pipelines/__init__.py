@@ -10,7 +10,8 @@ from chop.pipelines.auto import (
     AutoPipelineForDistributedInference,
     CompressionPipeline,
 )
-from chop.pipelines.pipeline import Pipeline, Stage
+from chop.pipelines.pipeline import Pipeline
+from chop.pipelines.stages import Stage
 
 __all__ = [
     "AutoPipeline",

@@ -11,7 +11,8 @@ from chop.distributed.process import start, world_size
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.passes.analysis.autosharding import AutoshardingConfig
-from chop.pipelines.pipeline import Pass, Pipeline, Stage
+from chop.pipelines.pipeline import Pipeline
+from chop.pipelines.stages import Pass, Stage
 
 SEARCH, SHARD = "autosharding_analysis_pass", "resharding_transform_pass"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +16,9 @@ from chop.config import load_toml
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.passes.base import check_graph
-from chop.pipelines.stages import StageJournal, stages_as_json
+from chop.pipelines.stages import Pass, Stage, StageJournal, stages_as_json
 
-Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
 METADATA_PASSES = ("init_metadata_analysis_pass", "add_common_metadata_analysis_pass")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One pass and its settings.
-
-    Attributes:
-        name: the pass.
-        function: what is called.
-        config: its settings; None for none.
-    """
-
-    name: str
-    function: Callable[..., tuple[MaseGraph, dict[str, Any]]]
-    config: Any = None
-
-    @classmethod
-    def of(cls, step: Pass | tuple[Pass, Any] | Stage) -> Stage:
-        """From a pass or its name, alone or with settings.
-
-        Raises:
-            ConfigError: there is no pass of that name; the message names the nearest.
-        """
-        if isinstance(step, Stage):
-            return step
-        chosen, config = step if isinstance(step, tuple) else (step, None)
-        if callable(chosen):
-            return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
-        known = [name for name in vars(chop.passes) if name.endswith("_pass")]
-        check_known(chosen, known, "no pass is called")
-        return cls(chosen, getattr(chop.passes, chosen), config)
-
-    def run(self, mg: MaseGraph) -> tuple[MaseGraph, dict[str, Any]]:
-        """Runs the pass."""
-        return self.function(mg) if self.config is None else self.function(mg, self.config)
 
 
 class Pipeline:

@@ -1,4 +1,4 @@
-"""Stage files of a pipeline, and how another run resumes from them.
+"""Stages of a pipeline: a pass and its settings, and the files from which another run resumes.
 
 A stage leaves `01_name.pt` and `01_name.mz`, its graph, and last a line of `stages.jsonl`, which
 vouches for them with a key: the digest of the first graph and of all stages up to this one.
@@ -10,24 +10,60 @@ import dataclasses
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import chop.passes
 from chop import runs
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, check_known
 from chop.ir.graph import MaseGraph
 
-if TYPE_CHECKING:
-    from chop.pipelines.pipeline import Stage
-
 log = logging.getLogger(__name__)
+Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
+"""A pass or its name."""
 MOST_NUMBERS = 10_000
 """Larger tensors among the findings, such as recorded activations, are only described."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass and its settings.
+
+    Attributes:
+        name: the pass.
+        function: what is called.
+        config: its settings; None for none.
+    """
+
+    name: str
+    function: Callable[..., tuple[MaseGraph, dict[str, Any]]]
+    config: Any = None
+
+    @classmethod
+    def of(cls, step: Pass | tuple[Pass, Any] | Stage) -> Stage:
+        """From a pass or its name, alone or with settings.
+
+        Raises:
+            ConfigError: there is no pass of that name; the message names the nearest.
+        """
+        if isinstance(step, Stage):
+            return step
+        chosen, config = step if isinstance(step, tuple) else (step, None)
+        if callable(chosen):
+            return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
+        known = [name for name in vars(chop.passes) if name.endswith("_pass")]
+        check_known(chosen, known, "no pass is called")
+        return cls(chosen, getattr(chop.passes, chosen), config)
+
+    def run(self, mg: MaseGraph) -> tuple[MaseGraph, dict[str, Any]]:
+        """Runs the pass."""
+        return self.function(mg) if self.config is None else self.function(mg, self.config)
 
 
 class StageJournal:

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from chop.captured.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
-from chop.ir.ops.dimensions import BlockedError, Call, RuleResult, Shape, UnitDim
+from chop.ir.ops.row import BlockedError, Call, RuleResult, Shape, UnitDim
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, MASK
 

@@ -14,7 +14,8 @@ from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.graph.to_module import HEAD_COUNTS
 from chop.ir.layers import Layer
-from chop.ir.ops.dimensions import BlockedError, Shape, attention
+from chop.ir.ops.dimensions import attention
+from chop.ir.ops.row import BlockedError, Shape
 from chop.ir.propagate import example_inputs, noted_inputs, propagate
 from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from chop import __version__
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.files import (
@@ -31,6 +30,7 @@ from chop.notices import warn_each_time
 from chop.runs.environment import now, read_environment
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
+from chop.version import __version__
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -8,12 +8,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chop.errors import ChopError
+from chop.search.artifacts import Artifacts
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
 from chop.search.neighbors import unvisited_neighbor
 from chop.search.objective import (
+    Constraint,
+    Goal,
+    Measure,
     NotANumberError,
     Pruned,
     Report,
@@ -24,14 +28,14 @@ from chop.search.objective import (
 from chop.search.optuna_study import InMemoryStudy, constraint_settings, document_of
 from chop.search.registry import sampler_row, seed_of
 from chop.search.result import Result
-from chop.search.space import Config
+from chop.search.space import Config, SearchSpace
 from chop.search.workers import HeartbeatMonitor, heartbeat, new_worker
 
 if TYPE_CHECKING:
-    from optuna import Trial
+    from optuna import Study, Trial
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
-
-    from chop.search.study import Search
 
 MAX_REPEATS = 5
 """Proposals in a row that were known before; then an unvisited neighbor is taken."""
@@ -43,6 +47,24 @@ WAIT_SECONDS = 0.2
 
 
 log = logging.getLogger(__name__)
+
+
+class Task(Protocol):
+    """What a worker reads of a `Search`, whose docstring says what each is."""
+
+    space: SearchSpace
+    measure: Measure
+    goals: tuple[Goal | Constraint, ...]
+    sampler: str | BaseSampler
+    pruner: BasePruner
+    seed: int
+    catch: tuple[type[Exception], ...]
+    callbacks: tuple[Callable[[Study, FrozenTrial], None], ...]
+    artifacts: Artifacts | None
+
+    @property
+    def is_shared(self) -> bool:
+        """True when other processes can reach the storage."""
 
 
 class _Outcome(NamedTuple):
@@ -76,7 +98,7 @@ class Runner:
     """
 
     def __init__(
-        self, search: Search, ledger: Ledger, optuna_study: InMemoryStudy, monitor: HeartbeatMonitor
+        self, search: Task, ledger: Ledger, optuna_study: InMemoryStudy, monitor: HeartbeatMonitor
     ) -> None:
         self.search, self.ledger, self.optuna_study = search, ledger, optuna_study
         self.me = new_worker()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.private.torch_api import attention_choice
-from chop.studies.settings import parse_shape
+from chop.studies.settings import ATTENTION_SHAPE, parse_shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MASKS = ("none", "padding", "causal")
@@ -49,8 +49,7 @@ class Case:
         >>> Case.parse("1x12x128x64", "float32", "none").tokens
         128
         """
-        names = "batch x heads x tokens x head size"
-        batch, heads, tokens, head_size = parse_shape(shape, names, "1x12x128x64")
+        batch, heads, tokens, head_size = parse_shape(shape, *ATTENTION_SHAPE)
         return cls(batch, heads, tokens, head_size, dtype, mask)
 
     @property

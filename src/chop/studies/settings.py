@@ -10,6 +10,9 @@ from chop.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 QUICK_SECONDS = 0.02
+ATTENTION_SHAPE = ("batch x heads x tokens x head size", "1x12x128x64")
+SOFTMAX_SHAPE = ("rows x columns", "4096x1024")
+"""What the numbers of a shape are, and an example."""
 
 
 def parse_shape(text: str, sizes: str, example: str) -> tuple[int, ...]:
@@ -104,8 +107,6 @@ class BenchAttentionConfig(StudyConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from chop.studies.attention_implementations import Case
-
         super().__post_init__()
         check_iterations(self.iterations)
         for name in ("shapes", "dtypes", "masks"):
@@ -113,7 +114,7 @@ class BenchAttentionConfig(StudyConfig):
                 usual = getattr(BenchAttentionConfig, name)[0]
                 raise ConfigError(f"{name}: expected one or more, such as {usual}.")
         for shape in self.shapes:
-            Case.parse(shape, self.dtypes[0], self.masks[0])
+            parse_shape(shape, *ATTENTION_SHAPE)
 
 
 @dataclass(frozen=True)
@@ -161,13 +162,11 @@ class BenchSoftmaxConfig(StudyConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from chop.studies.softmax import Case
-
         super().__post_init__()
         if not (self.shapes and self.dtypes):
             raise ConfigError("expected one or more shapes, such as 4096x1024, and dtypes.")
         for shape in self.shapes:
-            Case.parse(shape, self.dtypes[0])
+            parse_shape(shape, *SOFTMAX_SHAPE)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from chop.bench.timing import Variant, compare
 from chop.kernels.triton.register import is_installed
 from chop.native import compiler
 from chop.studies.attention_implementations import DTYPES
-from chop.studies.settings import BenchSoftmaxConfig, parse_shape
+from chop.studies.settings import SOFTMAX_SHAPE, BenchSoftmaxConfig, parse_shape
 
 QUICK_SHAPES = ("64x100",)
 INTERPRETED_SHAPES = ("40x100", "3x1000", "2x20000")
@@ -50,7 +50,7 @@ class Case:
         >>> Case.parse("4096x1024", "float32").columns
         1024
         """
-        rows, columns = parse_shape(shape, "rows x columns", "4096x1024")
+        rows, columns = parse_shape(shape, *SOFTMAX_SHAPE)
         return cls(rows, columns, dtype)
 
     @property

@@ -10,10 +10,8 @@ from types import FrameType, TracebackType
 
 import torch
 
-import chop
-
 _TORCH = Path(torch.__file__).parent
-_CHOP = Path(chop.__file__).parent
+_CHOP = Path(__file__).parents[2]
 _OURS = (str(_CHOP / name) for name in ("capture", "captured", "nested.py", "private"))
 _MACHINERY = (str(_TORCH), str(_TORCH.parent / "sympy"), *_OURS, "<")
 

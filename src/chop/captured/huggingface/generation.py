@@ -16,7 +16,6 @@ from chop.captured.huggingface.cache_names import find_cache
 from chop.errors import CaptureError
 
 if TYPE_CHECKING:
-    from chop.captured.module import CapturedModule
     from chop.captured.record import CaptureRecord
 
 
@@ -26,17 +25,17 @@ def generation_settings(model: nn.Module) -> dict[str, Any] | None:
     return None if config is None else dict(json.loads(config.to_json_string()))
 
 
-def generator(captured: CapturedModule, cls: type[Any] | None) -> Any:
+def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None) -> Any:
     """A model of the original class that has no parameters, and whose `forward` is a graph.
 
     Args:
         captured: the graph.
+        record: of the graph.
         cls: the class; None: the one of transformers by the name that the graph knows.
 
     Raises:
         CaptureError: the graph takes no cache, or no class is known.
     """
-    record = captured.record
     if record.why_no_cache:
         raise CaptureError(
             f"generate needs a graph with a cache, and that of {record.class_name} has none: "

@@ -16,7 +16,8 @@ from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
 from chop.files import Picture, write_text
 from chop.ir.drawing.comparison import CHANGED, GONE, NEW, SAME
-from chop.ir.drawing.layout import Block, Line, Placed, lay_out
+from chop.ir.drawing.geometry import Block, Line, Placed
+from chop.ir.drawing.layout import lay_out
 from chop.ir.drawing.view_model import (
     COLLAPSED,
     LINE_HEIGHT,

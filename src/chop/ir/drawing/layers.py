@@ -6,10 +6,8 @@ import dataclasses
 import itertools
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from chop.ir.drawing.layout import Block
+from chop.ir.drawing.geometry import Block
 
 COLUMN_GAP = 16.0
 SWEEPS = 8

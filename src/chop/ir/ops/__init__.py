@@ -1,7 +1,16 @@
 """The operator table; see `table` for its rows and `row` for what they say."""
 
-from chop.ir.ops.dimensions import BlockedError, Call, RuleResult, UnitDim
-from chop.ir.ops.row import Arguments, Kind, Operator, Weight, WeightArguments
+from chop.ir.ops.row import (
+    Arguments,
+    BlockedError,
+    Call,
+    Kind,
+    Operator,
+    RuleResult,
+    UnitDim,
+    Weight,
+    WeightArguments,
+)
 from chop.ir.ops.table import (
     OPS,
     STANDARD_MODULES,

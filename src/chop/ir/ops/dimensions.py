@@ -8,83 +8,11 @@ rule mixes them. What a pass takes out, or puts on several devices, is its own b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
-if TYPE_CHECKING:
-    from chop.ir.ops.row import Operator
-
-Shape = tuple[int, ...]
-
-
-class BlockedError(Exception):
-    """The units reach something that cannot tell them apart; the message says what."""
-
-
-@dataclass(frozen=True)
-class UnitDim:
-    """Dimension of a tensor that holds the units, each as `run` neighbors."""
-
-    dim: int
-    run: int = 1
-
-
-@dataclass(frozen=True)
-class Call:
-    """A node with what a rule reads of it.
-
-    Attributes:
-        node: the call.
-        row: of the operator table.
-        module: that it calls, if any.
-        shapes: of the results of all nodes.
-    """
-
-    node: fx.Node
-    row: Operator
-    module: nn.Module | None
-    shapes: Mapping[fx.Node, Shape]
-
-    def argument(self, position: int, name: str) -> Any:
-        """An argument given by position or by name; None if it is not given."""
-        given = self.node.args
-        return given[position] if len(given) > position else self.node.kwargs.get(name)
-
-    def listed(self) -> Any:
-        """The arguments after the first, given one by one or as one sequence."""
-        rest = self.node.args[1:]
-        return rest[0] if rest and isinstance(rest[0], tuple | list) else rest
-
-    def mixing(self, how: str = "") -> BlockedError:
-        """The error to raise; `how` is what it does with "them"."""
-        name = self.node.name
-        return BlockedError(f"'{name}' {how}" if how else f"they reach '{name}'")
-
-
-@dataclass(frozen=True)
-class RuleResult:
-    """Result of a dimension rule: where the units of one input go.
-
-    Attributes:
-        place: in the result; None: they are summed over, or only their number is read.
-        parameters: the axis of each parameter or buffer of the module along which they lie.
-        sizes: the attributes of the module that say how many there are.
-        aligned: the inputs that must have them at the same place.
-        has_size: the call's arguments say the length of their dimension.
-    """
-
-    place: UnitDim | None
-    parameters: Mapping[str, int] = field(default_factory=dict)
-    sizes: tuple[str, ...] = ()
-    aligned: tuple[fx.Node, ...] = ()
-    has_size: bool = False
-
-
-DimensionRule = Callable[[Call, fx.Node, UnitDim], RuleResult]
-"""(call, the input that has the units, where) -> where they go; raises BlockedError."""
+from chop.ir.ops.row import BlockedError, Call, RuleResult, UnitDim
 
 
 def unchanged(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:

@@ -6,12 +6,9 @@ Everything else is left out, biases too, as `torch.utils.flop_counter` does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from chop.ir.ops.dimensions import Shape
-
-Flops = Callable[[Sequence[Shape], Shape], int]
-"""(shapes of the tensors that go in, the input first, then the weight; the result's) -> number."""
+from chop.ir.ops.row import Shape
 
 
 def by_weight(given: Sequence[Shape], result: Shape) -> int:

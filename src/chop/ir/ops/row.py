@@ -1,19 +1,24 @@
-"""Row of the operator table: the traits of one operator."""
+"""Rows of the operator table, and the types of their rules.
+
+A dimension holds units, such as channels or heads, of some neighbors each. A dimension rule says
+where they lie in the result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from torch import nn
+from torch import fx, nn
 
-from chop.ir.ops.dimensions import DimensionRule
-from chop.ir.ops.flops import Flops
 from chop.nn.integer import IntegerOperator
 from chop.nn.quantized import QuantizedOperator
 
+Shape = tuple[int, ...]
+Flops = Callable[[Sequence[Shape], Shape], int]
+"""(shapes of the tensors that go in, the input first, then the weight; the result's) -> number."""
 Arguments = Mapping[str, str | None]
 """A function's first parameters by name, in order, and the operand that each is (or None)."""
 
@@ -71,6 +76,73 @@ class WeightArguments:
     weight: int
     bias: int
     axes: Weight = Weight()
+
+
+class BlockedError(Exception):
+    """The units reach something that cannot tell them apart; the message says what."""
+
+
+@dataclass(frozen=True)
+class UnitDim:
+    """Dimension of a tensor that holds the units, each as `run` neighbors."""
+
+    dim: int
+    run: int = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node with what a rule reads of it.
+
+    Attributes:
+        node: the call.
+        row: of the operator table.
+        module: that it calls, if any.
+        shapes: of the results of all nodes.
+    """
+
+    node: fx.Node
+    row: Operator
+    module: nn.Module | None
+    shapes: Mapping[fx.Node, Shape]
+
+    def argument(self, position: int, name: str) -> Any:
+        """An argument given by position or by name; None if it is not given."""
+        given = self.node.args
+        return given[position] if len(given) > position else self.node.kwargs.get(name)
+
+    def listed(self) -> Any:
+        """The arguments after the first, given one by one or as one sequence."""
+        rest = self.node.args[1:]
+        return rest[0] if rest and isinstance(rest[0], tuple | list) else rest
+
+    def mixing(self, how: str = "") -> BlockedError:
+        """The error to raise; `how` is what it does with "them"."""
+        name = self.node.name
+        return BlockedError(f"'{name}' {how}" if how else f"they reach '{name}'")
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """Result of a dimension rule: where the units of one input go.
+
+    Attributes:
+        place: in the result; None: they are summed over, or only their number is read.
+        parameters: the axis of each parameter or buffer of the module along which they lie.
+        sizes: the attributes of the module that say how many there are.
+        aligned: the inputs that must have them at the same place.
+        has_size: the call's arguments say the length of their dimension.
+    """
+
+    place: UnitDim | None
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    sizes: tuple[str, ...] = ()
+    aligned: tuple[fx.Node, ...] = ()
+    has_size: bool = False
+
+
+DimensionRule = Callable[[Call, fx.Node, UnitDim], RuleResult]
+"""(call, the input that has the units, where) -> where they go; raises BlockedError."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats import Encoded
 from chop.nn.packed.rewriting import write
+from chop.private.torch_api import is_transformed, version_of
 
 if TYPE_CHECKING:
     from chop.nn.packed.base import PackedOperator
-from chop.private.torch_api import is_transformed, version_of
 
 
 @dataclass

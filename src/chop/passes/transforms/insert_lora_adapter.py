@@ -8,11 +8,12 @@ from typing import Any
 
 from chop.config import parse, renamed
 from chop.ir.graph import MaseGraph
-from chop.ir.unreached import unreached_matrices, unreached_sentence, warn_of_share
+from chop.ir.unreached import unreached_sentence, warn_of_share
 from chop.lora.insertion import TrainBias, insert_adapters
 from chop.lora.selection import adapted_linears, modules_named
 from chop.nn.lora import check_adapter, refuse_adapters
 from chop.passes.base import graph_pass
+from chop.quantization.unreached import unreached_matrices
 
 NAME = "insert_lora_adapter_transform_pass"
 ALIASES = {"lora_alpha": "alpha", "lora_dropout": "dropout", "r": "rank", "bias": "train_bias"}

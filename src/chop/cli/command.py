@@ -1,0 +1,84 @@
+"""Commands of `chop` as data: what each runs, its settings, and the flags that all have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+AS_JSON = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Write one JSON document to standard output and all else to standard error.",
+        rich_help_panel="Output",
+        show_default="off",
+    ),
+]
+VERBOSE = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Show debug messages.",
+        rich_help_panel="Output",
+        show_default="off",
+    ),
+]
+QUIET = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Show errors and final results only.",
+        rich_help_panel="Output",
+        show_default="off",
+    ),
+]
+COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
+"""Flags of `chop` and of every command."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Command:
+    """A command of `chop`.
+
+    Attributes:
+        run: does the work: a job takes its settings. Without `settings`, a function whose
+            positional-only parameters are arguments and whose keyword-only ones are options.
+        settings: `module:Class` of a frozen dataclass; imported when the options are needed.
+        help: text of `--help`. Default: the source's docstring.
+        defaults: field -> default in the place of the dataclass's.
+        only: the fields that are options. Default: all.
+        is_slow: the command imports PyTorch, and says so at once on standard error.
+        envvars: argument -> environment variable that replaces it.
+        exit_code: result -> exit code.
+    """
+
+    run: Callable[..., Any]
+    settings: str = ""
+    help: str = ""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    is_slow: bool = True
+    envvars: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    exit_code: Callable[[Any], int] = lambda result: 0
+
+    @property
+    def source(self) -> Callable[..., Any]:
+        """The dataclass or function whose signature gives the options."""
+        return load(self.settings) if self.settings else self.run
+
+
+def load(path: str) -> Any:
+    """The object at `module:name`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def deferred(path: str) -> Callable[..., Any]:
+    """The function at `module:name`, imported when it is called."""
+    return lambda *args, **kwargs: load(path)(*args, **kwargs)
