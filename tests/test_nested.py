@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from collections import OrderedDict
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from chop import MaseGraph, passes
 from chop.capture.tracer import capture
 from chop.errors import CaptureError, CheckpointError, GuardError
+from chop.nested import tree_map_with, tree_pairs, tree_tensors
 
 
 class Pair(NamedTuple):
@@ -136,3 +140,67 @@ def test_sparse_buffers_are_captured() -> None:
     assert captured.adjacency.is_sparse and captured.adjacency is model.adjacency
     with pytest.raises(CheckpointError, match="tensor 'adjacency' cannot be exported"):
         MaseGraph(captured).export("nowhere")
+
+
+@dataclasses.dataclass
+class Output(OrderedDict):
+    """A mapping that is a dataclass, as the outputs of transformers are."""
+
+    a: Any = None
+    b: Any = None
+
+    def __post_init__(self) -> None:
+        self.update(a=self.a, b=self.b)
+
+
+FORMS = {
+    "tuple": lambda a, b: (a, (b,)),
+    "list": lambda a, b: [a, [], b],
+    "mapping": lambda a, b: OrderedDict(b=a, a={"x": b, "y": "text"}),
+    "named tuple": Pair,
+    "dataclass": Fields,
+    "frozen dataclass": lambda a, b: Frozen(a, b, Pair(a, b)),
+    "mapping that is a dataclass": Output,
+    "packed sequence": lambda a, b: PackedSequence(a, b),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_tensors_come_in_order(form) -> None:
+    a, b = torch.ones(2), torch.arange(2)
+    expected = [a, b, a, b] if isinstance(form(a, b), Frozen) else [a, b]
+    found = list(tree_tensors(form(a, b)))
+    assert [id(x) for x in found] == [id(x) for x in expected]
+    has_entries = isinstance(form(a, b), Mapping | tuple | list)
+    assert len(list(tree_tensors(form(a, b), fields=False))) == (2 if has_entries else 0)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_forms_are_kept_where_two_are_mapped(form) -> None:
+    a, b = torch.ones(2), torch.arange(2)
+    value = form(a, b)
+
+    def add(x: Any, y: Any) -> Any:
+        return x + (0 if y is None else y) if isinstance(x, Tensor) else x
+
+    doubled = tree_map_with(add, value, form(a, b))
+    assert type(doubled) in (type(value), dict)
+    given, found = list(tree_tensors(value)), list(tree_tensors(doubled))
+    assert all(torch.equal(y, 2 * x) for x, y in zip(given, found, strict=True))
+    alone = tree_tensors(tree_map_with(add, value, None))
+    assert all(torch.equal(x, y) for x, y in zip(given, alone, strict=True))
+    pairs = [(x, y) for x, y in tree_pairs(value, form(b, a)) if isinstance(x, Tensor)]
+    assert (pairs[0][0] is a, pairs[0][1] is b) == (True, True)
+    assert {id(y) for _, y in pairs} == {id(a), id(b)}
+
+
+def test_values_of_other_kinds_are_looked_into_on_demand() -> None:
+    hidden = SimpleNamespace(x=torch.ones(1))
+    assert list(tree_tensors([hidden])) == []
+    assert list(tree_tensors([hidden], inside=lambda x: vars(x).values())) == [hidden.x]
+
+
+def test_other_forms_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected 2 parts, got 3"):
+        tree_map_with(lambda x, y: x, [1, 2], [1, 2, 3])
+    assert list(tree_pairs((1, 2), (3,))) == [(1, 3), (2, None)]

@@ -6,17 +6,37 @@ import copy
 import dataclasses
 import enum
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from chop.errors import CaptureError, GuardError
 
 
-def tree_children(value: Any) -> dict[Any, Any] | None:
+def tree_parts(value: Any, fields: bool = True) -> dict[Any, Any] | None:
     """The values that a value is made of, by key, index or field; None for a single one.
+
+    Args:
+        value: any; what is an entry of a mapping, a tuple or a list comes in its order.
+        fields: dataclasses are made of their fields; False: those alone that are mappings are.
+
+    >>> tree_parts([3, {"a": 4}]), tree_parts({"a": 4}), tree_parts("text")
+    ({0: 3, 1: {'a': 4}}, {'a': 4}, None)
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    if fields and has_fields(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def tree_children(value: Any) -> dict[Any, Any] | None:
+    """`tree_parts` of an input.
 
     Raises:
         CaptureError: it is a PackedSequence, whose sizes are data.
@@ -26,13 +46,7 @@ def tree_children(value: Any) -> dict[Any, Any] | None:
             "expected tensors as inputs, got a PackedSequence; pass the padded tensor and the "
             "lengths, and call pack_padded_sequence inside forward"
         )
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    if has_fields(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
+    return tree_parts(value)
 
 
 def check_leaf(name: str, value: Any) -> None:
@@ -110,3 +124,66 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
     if parts is None:
         return function(value)
     return tree_rebuild(value, {key: tree_map(function, part) for key, part in parts.items()})
+
+
+def tree_tensors(
+    value: Any, fields: bool = True, inside: Callable[[Any], Iterable[Tensor]] | None = None
+) -> Iterator[Tensor]:
+    """The tensors of a nested value, in order.
+
+    Args:
+        value: a tensor, a container, or anything else.
+        fields: looks into dataclasses too.
+        inside: gives the tensors of a single value of another kind; default: it has none.
+
+    >>> [x.item() for x in tree_tensors({"a": Tensor([1]), "b": (Tensor([2]), None)})]
+    [1.0, 2.0]
+    """
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts = tree_parts(value, fields)
+    if parts is not None:
+        for part in parts.values():
+            yield from tree_tensors(part, fields, inside)
+    elif inside is not None:
+        yield from inside(value)
+
+
+def tree_map_with(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
+    """A value of the same kind as `value` with each single value replaced.
+
+    Args:
+        function: takes a single value, and what is at its place in `other`; None: nothing is.
+        value: gives the form.
+        other: of the same form, or None in any place of it.
+
+    >>> tree_map_with(lambda a, b: (a, b), {"x": [1, 2], "y": 3}, {"x": [4, 5], "y": None})
+    {'x': [(1, 4), (2, 5)], 'y': (3, None)}
+
+    Raises:
+        ValueError: a container of `other` has another number of parts.
+    """
+    parts, others = tree_parts(value), tree_parts(other)
+    if parts is None:
+        return function(value, other)
+    if others is not None and len(others) != len(parts):
+        raise ValueError(f"expected {len(parts)} parts, got {len(others)}")
+    others = others or dict.fromkeys(parts)
+    mapped = {key: tree_map_with(function, part, others[key]) for key, part in parts.items()}
+    return tree_rebuild(value, mapped)
+
+
+def tree_pairs(value: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+    """The single values of `value`, each with what is at its place in `other`, or None.
+
+    >>> list(tree_pairs({"x": [1, 2], "y": 3}, {"x": [4], "z": 5}))
+    [(1, 4), (2, None), (3, None)]
+    """
+    parts = tree_parts(value)
+    if parts is None:
+        yield value, other
+        return
+    others = tree_parts(other) or {}
+    for key, part in parts.items():
+        yield from tree_pairs(part, others.get(key))

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.nested import tree_tensors
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:
-    """All tensors of a tensor, or of nested sequences and mappings, in order.
-
-    >>> [x.item() for x in tensors_of({"a": torch.tensor(1), "b": (torch.tensor(2), None)})]
-    [1, 2]
-    """
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from tensors_of(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from tensors_of(value)
+    """All tensors of a tensor, or of nested sequences and mappings, in order."""
+    return tree_tensors(output, fields=False)
 
 
 def copied(output: Any) -> list[Tensor]:

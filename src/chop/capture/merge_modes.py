@@ -20,6 +20,7 @@ from chop.captured.dtype_constants import (
     source_of,
 )
 from chop.captured.runtime import ByMode
+from chop.nested import tree_parts
 
 _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
     F.dropout: nn.Dropout,
@@ -275,11 +276,7 @@ def _walk(
 def _parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, slice):
         return {"start": value.start, "stop": value.stop, "step": value.step}
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    return None
+    return tree_parts(value, fields=False)
 
 
 def _same_constant(ours: Any, theirs: Any) -> bool:

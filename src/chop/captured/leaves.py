@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from chop.captured.huggingface.cache import cache_tensors, is_cache
 from chop.captured.overrides import why_not_its_class
 from chop.captured.runtime import FastPathPadding
 from chop.errors import CaptureError, ConfigError, did_you_mean
+from chop.nested import tree_tensors
 from chop.private.modules import GRADIENT_HOOKS
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -101,12 +101,4 @@ def check_traceable(module: nn.Module) -> None:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors of nested tuples, lists, mappings, dataclasses and caches, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in tensors_in(item)]
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
-    return cache_tensors(value) if is_cache(value) else []
+    return [*tree_tensors(value, inside=lambda x: cache_tensors(x) if is_cache(x) else ())]

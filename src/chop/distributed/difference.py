@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.distributed.layouts import Groups, layout_text, local_of, piece_of
-from chop.nested import tree_children
+from chop.nested import tree_pairs, tree_tensors
 
 ROUNDINGS = 4
 """Rounding steps of a dtype that a sum in another order may differ by."""
@@ -66,26 +66,15 @@ def difference(found: Any, expected: Any, allowed: Allowed, groups: Groups) -> D
         groups: see `chunk_groups`.
     """
     worst = Difference()
-    for piece, whole in pairs(found, expected):
+    for whole, piece in tree_pairs(expected, found):
         if isinstance(whole, Tensor):
             worst = worst.joined(_of_tensor(piece, whole, allowed, groups))
     return worst
 
 
-def pairs(found: Any, expected: Any) -> Iterator[tuple[Any, Any]]:
-    """The single values of the reference, each with what the sharded model has for it."""
-    parts = None if isinstance(expected, Tensor) else tree_children(expected)
-    if parts is None:
-        yield found, expected
-        return
-    others = (None if isinstance(found, Tensor) else tree_children(found)) or {}
-    for key, part in parts.items():
-        yield from pairs(others.get(key), part)
-
-
 def tensors_of(value: Any) -> list[Tensor]:
     """The tensors in a value."""
-    return [x for _, x in pairs(None, value) if isinstance(x, Tensor)]
+    return [*tree_tensors(value)]
 
 
 def rounding_error(tensors: Iterable[Tensor]) -> float:

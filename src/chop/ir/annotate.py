@@ -13,6 +13,7 @@ from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import CommonMetadata, TensorInfo, operand_of
 from chop.ir.ops import Operator
 from chop.ir.propagate import propagate
+from chop.nested import tree_tensors
 from chop.nn.quantized import QuantizedOperator
 
 PARAMETERS = ("weight", "bias")
@@ -141,12 +142,5 @@ def _named_arguments(
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, nested containers included, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
+    """The tensors in a value, nested containers included, in order; fields of objects are none."""
+    return tree_tensors(value, fields=False)

@@ -8,7 +8,7 @@ all others: to the first token of a text, the attention sink of a decoder, atten
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.ir.rows import Measured, check_finite, counted_rows
-from chop.nested import tree_children
+from chop.nested import tree_tensors
 from chop.nn.quantized import leaf_operators
 
 RowWeights = dict[fx.Node, list[Tensor]]
@@ -138,20 +138,13 @@ def _of_batch(mg: MaseGraph, visitor: _Edges, generator: torch.Generator) -> dic
 
 def _answers(output: Any) -> Tensor:
     """The first result that has a gradient and is no scalar, as a loss is."""
-    for part in _tensors(output):
+    for part in tree_tensors(output):
         if part.requires_grad and part.dim() > 0:
             return part
     raise ConfigError(
         "row weights: expected an answer of the model that its weights have an effect on, got "
         f"{type(output).__name__} without one; use row_weights 'uniform'."
     )
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    for part in (tree_children(output) or {}).values():
-        yield from _tensors(part)
 
 
 def _sampled_loss(answers: Tensor, counted: Tensor | None, generator: torch.Generator) -> Tensor:

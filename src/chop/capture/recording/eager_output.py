@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from chop.capture.sizes.symbols import Sizes
 from chop.errors import CaptureError
+from chop.nested import tree_map_with
 
 
 def check_has_fake_kernel(module: nn.Module) -> None:
@@ -43,7 +44,9 @@ class EagerOutput:
         known = [size for tensor in sources for size in tensor.shape]
         trained = any(tensor.requires_grad for tensor in sources)
 
-        def fake(example: Tensor, grown: Tensor | None) -> Tensor:
+        def fake(example: Any, grown: Tensor | None) -> Any:
+            if not isinstance(example, Tensor):
+                return example
             grown_shape = grown.shape if grown is not None else [None] * example.dim()
             shape = [
                 sizes.infer_size(a, b, known)
@@ -52,7 +55,7 @@ class EagerOutput:
             result = torch.empty(shape, dtype=example.dtype, device=example.device)
             return with_grad_history(result, trained)
 
-        return _map_together(fake, self.example, self.grown)
+        return tree_map_with(fake, self.example, self.grown)
 
 
 def with_grad_history(fake: Tensor, trained: bool) -> Tensor:
@@ -65,28 +68,3 @@ def with_grad_history(fake: Tensor, trained: bool) -> Tensor:
     if trained and torch.is_grad_enabled() and fake.is_floating_point():
         return fake.requires_grad_().clone()
     return fake
-
-
-def _map_together(function: Any, value: Any, other: Any) -> Any:
-    """Rebuilds `value` with each tensor replaced by `function(tensor, its twin in other)`."""
-    if isinstance(value, Tensor):
-        return function(value, other)
-    if isinstance(value, Mapping):
-        items = {
-            key: _map_together(function, item, None if other is None else other[key])
-            for key, item in value.items()
-        }
-        return type(value)(**items) if dataclasses.is_dataclass(value) else items
-    if isinstance(value, tuple | list):
-        others = [None] * len(value) if other is None else other
-        parts = [_map_together(function, a, b) for a, b in zip(value, others, strict=True)]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            field.name: _map_together(
-                function, getattr(value, field.name), getattr(other, field.name, None)
-            )
-            for field in dataclasses.fields(value)
-        }
-        return type(value)(**fields)
-    return value
