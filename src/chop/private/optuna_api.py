@@ -1,6 +1,6 @@
 """Fence around Optuna's private API.
 
-Known for optuna 5; `tests/private/test_fences.py` fails first where a name is gone.
+Known for optuna 5 and 4; `tests/private/test_fences.py` fails first where a name is gone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Optuna study in memory that follows a ledger, for samplers, pruners, plots and dashboards.
 
-The one file of `chop` that uses Optuna's private API: methods of its storages, the fields of
-`FrozenTrial`, `Study._get_trials`, the "fixed_params" of enqueued trials and where constraints are
-kept, as `OPTUNA_VERSIONS` have them; `tests/search/test_optuna_study.py` fails first where they
-change. Optuna 5 keeps each constraint by its name, Optuna 4 all of them as one list, which samplers
-with a `constraints_func` read. Rows have the names whichever wrote them.
+Fence around Optuna's internals that have public names: methods of its storages, the fields of
+`FrozenTrial`, the "fixed_params" of enqueued trials and where constraints are kept, as
+`OPTUNA_VERSIONS` have them; `tests/search/test_optuna_study.py` fails first where they change.
+`chop.private.optuna_api` has what is private by name. Optuna 5 keeps each constraint by its name,
+Optuna 4 all of them as one list, which samplers with a `constraints_func` read. Rows have the names
+whichever wrote them.
 
 Optuna's own tables are not used: a trial of 50 choices takes them ten times as long to write and
 twenty times as long to read as one row of the ledger (`benchmarks/search_storage.py`), and they
