@@ -14,7 +14,7 @@ from chop import MaseGraph, passes, runs
 from chop.actions import shard_run
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.shard import shard
-from chop.distributed import Plan
+from chop.distributed import ShardingPlan
 from chop.errors import CheckpointError, ConfigError, DistributedError, PlanError, UnavailableError
 from chop.models import load_model
 from tests.distributed import cluster
@@ -63,9 +63,9 @@ def test_a_plan_is_written_with_what_each_process_keeps_and_sends(tmp_path):
 
 def test_a_plan_that_was_edited_is_taken_with_its_mesh(tmp_path):
     shard(ShardConfig(model="mlp", out=tmp_path, plan="replicate", mesh="2x2"))
-    plan = Plan.read(tmp_path / "plan.json")
+    plan = ShardingPlan.read(tmp_path / "plan.json")
     assert (plan.mesh, plan.parameters) == ((2, 2), {})
-    Plan(plan.mesh, {"fc1.weight": ("S0", "S1")}, name="mine").write(tmp_path / "mine.json")
+    ShardingPlan(plan.mesh, {"fc1.weight": ("S0", "S1")}, name="mine").write(tmp_path / "mine.json")
     config = ShardConfig(model="mlp", out=tmp_path, plan=str(tmp_path / "mine.json"))
     result = shard(config)
     assert (result["plan"], result["mesh"], len(result["processes"])) == ("mine", "2x2", 4)
@@ -201,7 +201,7 @@ def test_of_several_errors_the_cause_is_raised(tmp_path):
 
 def test_a_process_leaves_its_error_in_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
-    Plan((2,)).write(tmp_path / "plan.json")
+    ShardingPlan((2,)).write(tmp_path / "plan.json")
     settings = {"model": "mlp", "plan": str(tmp_path / "plan.json"), "backend": "gloo"}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     assert shard_run.run_from(tmp_path) == shard_run.FAILED

@@ -22,7 +22,7 @@ from chop.distributed.apply import shard_graph
 from chop.distributed.builtin_plans import PLANS
 from chop.distributed.check import CheckReport, check_against_one_process
 from chop.distributed.placements import as_torch
-from chop.distributed.plan import Plan, named_tensors
+from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.distributed.source import TensorSource
 from chop.errors import ConfigError, DistributedError
 from chop.passes import quantize_transform_pass
@@ -132,7 +132,7 @@ def sharded_by(plan: str, mg: MaseGraph, mesh: DeviceMesh) -> MaseGraph:
 
 def by_vocabulary(mg: MaseGraph, mesh: DeviceMesh) -> Outcome:
     """Each process has a part of the words, and zeros for the others."""
-    sharded, plan = mg.copy(), Plan((2,), {"embeddings.word_embeddings.weight": ("S0",)})
+    sharded, plan = mg.copy(), ShardingPlan((2,), {"embeddings.word_embeddings.weight": ("S0",)})
     shard_graph(sharded, plan, mesh)
     return checked(mg.model, sharded.model, inputs(BERT))
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph
-from chop.distributed import Plan
+from chop.distributed import ShardingPlan
 from chop.distributed.builtin_plans import find_plan
 from chop.distributed.costs import kept_bytes, replicated_bytes
 
@@ -29,10 +29,10 @@ def test_bytes_are_those_of_the_slices_and_whole_ones_are_named():
 
 def test_sizes_that_do_not_divide_and_axes_of_a_mesh():
     mg = pair()
-    plan = Plan((2, 2), {"2.weight": ("S0", "S1"), "0.weight": ("S1", "S1")}).checked(mg)
+    plan = ShardingPlan((2, 2), {"2.weight": ("S0", "S1"), "0.weight": ("S1", "S1")}).checked(mg)
     rest = sum(x.nbytes for x in mg.model.parameters()) - 4 * (12 * 6 + 12 * 8)
     assert kept_bytes(mg, plan) == [rest + 4 * (3 * 6 + 12 * 2)] * 4
-    uneven = Plan((5,), {"2.weight": ("S0",)}).checked(mg)
+    uneven = ShardingPlan((5,), {"2.weight": ("S0",)}).checked(mg)
     rest = sum(x.nbytes for x in mg.model.parameters()) - 4 * 12 * 6
     assert [size - rest for size in kept_bytes(mg, uneven)] == [96, 96, 96, 0, 0]
 
@@ -41,5 +41,5 @@ def test_a_tied_parameter_is_kept_once():
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     net[1].weight = net[0].weight
     mg = MaseGraph(net)
-    (kept,) = kept_bytes(mg, Plan((1,)))
+    (kept,) = kept_bytes(mg, ShardingPlan((1,)))
     assert kept == 4 * (64 + 8 + 8)

@@ -18,7 +18,7 @@ from chop.distributed.apply import local_bytes, shard_graph
 from chop.distributed.builtin_plans import PLANS, rows_plan
 from chop.distributed.load import CheckpointSource, SafetensorsSource, meta_graph
 from chop.distributed.placements import local_slices
-from chop.distributed.plan import Plan, named_tensors
+from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.ir.graph import MaseGraph
 from chop.models.meta import meta_model, weights_source
 from tests.distributed import cluster
@@ -161,7 +161,7 @@ def growth(small: Path, large: Path) -> dict[str, tuple[int | None, int]]:
         source: Any = (
             CheckpointSource(path) if of_chop else SafetensorsSource(f"{path}.pt", mg.model)
         )
-        shard_graph(mg, Plan((2,), cut), mesh, source)
+        shard_graph(mg, ShardingPlan((2,), cut), mesh, source)
         kept.append(mg)  # what was freed would be used again, and not be seen to grow
 
     found = {}

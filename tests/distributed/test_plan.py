@@ -11,13 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chop.distributed import Plan, parse_mesh
+from chop.distributed import ShardingPlan, parse_mesh
 from chop.distributed.builtin_plans import find_plan, megatron_plan
 from chop.distributed.placements import local_slices, normalized
 from chop.errors import ConfigError, PlanError
 from tests.distributed.graphs import graph_of
 
-PLAN = Plan((2, 2), {"classifier.weight": ("R", "S0")}, {"softmax": {"linear": ("S1", "R")}}, "x")
+PLAN = ShardingPlan(
+    (2, 2), {"classifier.weight": ("R", "S0")}, {"softmax": {"linear": ("S1", "R")}}, "x"
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,14 +46,14 @@ def test_slices_are_those_of_torch_chunk(shape: list[int], mesh: list[int], data
 
 def test_a_plan_is_the_same_after_json(tmp_path: Path):
     PLAN.write(tmp_path / "plan.json")
-    assert Plan.read(tmp_path / "plan.json") == PLAN
-    assert Plan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
+    assert ShardingPlan.read(tmp_path / "plan.json") == PLAN
+    assert ShardingPlan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
 
 
 def test_negative_dimensions_are_counted_from_the_front():
     assert normalized(("S-1", "R"), 2, "x") == ("S1", "R")
     mg = graph_of("bert")
-    assert Plan((2,), {"classifier.weight": ("S-2",)}).checked(mg).parameters == {
+    assert ShardingPlan((2,), {"classifier.weight": ("S-2",)}).checked(mg).parameters == {
         "classifier.weight": ("S0",)
     }
 
@@ -73,30 +75,36 @@ def test_negative_dimensions_are_counted_from_the_front():
 )
 def test_documents_that_are_no_plan(document: Any, message: str):
     with pytest.raises(PlanError, match=message):
-        Plan.from_json(document)
+        ShardingPlan.from_json(document)
 
 
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan((2,), {"clasifier.weight": ("S0",)}), "'clasifier.weight' .*'classifier.weight'"),
-        (Plan((2,), {"classifier.weight": ("S2",)}), "S2 cuts dimension 2 of a tensor that has 2"),
-        (Plan((2,), {"classifier.weight": ("S0", "R")}), "expected 1 placements, .* got 2"),
-        (Plan((2,), {"classifier.weight": ("P",)}), "placement 'P': expected R"),
-        (Plan((2,), reads={"nothing": {"a": ("R",)}}), "node 'nothing' is not there"),
         (
-            Plan((2,), reads={"classifier": {"input_ids": ("R",)}}),
+            ShardingPlan((2,), {"clasifier.weight": ("S0",)}),
+            "'clasifier.weight' .*'classifier.weight'",
+        ),
+        (
+            ShardingPlan((2,), {"classifier.weight": ("S2",)}),
+            "S2 cuts dimension 2 of a tensor that has 2",
+        ),
+        (ShardingPlan((2,), {"classifier.weight": ("S0", "R")}), "expected 1 placements, .* got 2"),
+        (ShardingPlan((2,), {"classifier.weight": ("P",)}), "placement 'P': expected R"),
+        (ShardingPlan((2,), reads={"nothing": {"a": ("R",)}}), "node 'nothing' is not there"),
+        (
+            ShardingPlan((2,), reads={"classifier": {"input_ids": ("R",)}}),
             "node 'classifier' reads no 'input_ids'",
         ),
     ],
 )
-def test_plans_that_do_not_fit_the_graph(plan: Plan, message: str):
+def test_plans_that_do_not_fit_the_graph(plan: ShardingPlan, message: str):
     with pytest.raises(PlanError, match=message):
         plan.checked(graph_of("bert"))
 
 
 def test_tied_parameters_have_one_placement():
-    plan = Plan((2,), {"lm_head.weight": ("S0",)})
+    plan = ShardingPlan((2,), {"lm_head.weight": ("S0",)})
     with pytest.raises(PlanError, match="are one parameter, but the plan has"):
         plan.checked(graph_of("gpt2"))
 
@@ -116,7 +124,7 @@ def test_plans_are_found_by_name_file_and_content(tmp_path: Path):
     [
         ("megatrn", None, "neither a file nor the name of a plan: did you mean 'megatron'"),
         ("megatron", "2x", "expected the processes per axis"),
-        (Plan((2,)), (4,), "for a mesh of 2, expected 4"),
+        (ShardingPlan((2,)), (4,), "for a mesh of 2, expected 4"),
     ],
 )
 def test_plans_that_are_not_found(given_plan: Any, mesh: Any, message: str):
@@ -128,7 +136,7 @@ def test_a_file_that_json_cannot_read_is_no_plan(tmp_path: Path):
     path = tmp_path / "plan.json"
     path.write_text("[" * 200_000)
     with pytest.raises(PlanError, match="is no JSON"):
-        Plan.read(path)
+        ShardingPlan.read(path)
 
 
 def test_a_plan_error_is_a_config_error():

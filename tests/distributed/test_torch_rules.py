@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
-from chop.distributed import Plan, process
+from chop.distributed import ShardingPlan, process
 from chop.distributed.check import check_against_one_process
 from chop.errors import DistributedError, PlanError
 from tests.distributed import cluster
@@ -76,14 +76,16 @@ def results() -> dict[str, Any]:
     shard = passes.resharding_transform_pass
     found["weights"] = error_of(DistributedError, lambda: shard(mg, {"plan": "rows"}))
     same = graph(linear, torch.relu)
-    plan = Plan((2,), COLUMNS if torch.distributed.get_rank() else ROWS)
+    plan = ShardingPlan((2,), COLUMNS if torch.distributed.get_rank() else ROWS)
     found["plans"] = error_of(DistributedError, lambda: shard(same, {"plan": plan}))
     return found
 
 
 def difference(layer: Any, then: Any, parameters: dict[str, tuple[str, ...]]) -> float:
     mg = graph(layer, then)
-    sharded, _ = passes.resharding_transform_pass(mg, {"plan": Plan((2,), parameters)})  # checked
+    sharded, _ = passes.resharding_transform_pass(
+        mg, {"plan": ShardingPlan((2,), parameters)}
+    )  # checked
     x = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected, found = mg.model(x), sharded.model(x)
@@ -107,7 +109,7 @@ def state_after_two_forwards() -> float:
     torch.manual_seed(0)
     x = torch.randn(3, 5, 6)
     mg = MaseGraph(Counting().eval().requires_grad_(False), dummy_in={"x": x})
-    plan = Plan((2,), {**COLUMNS, "seen": ("S0",)})
+    plan = ShardingPlan((2,), {**COLUMNS, "seen": ("S0",)})
     sharded, _ = passes.resharding_transform_pass(mg, {"plan": plan})
     check_against_one_process(mg.model, sharded.model, {"x": x})
     gaps = [(sharded.model(x) - mg.model(x)).abs().max() for _ in range(2)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph
-from chop.distributed import Plan
+from chop.distributed import ShardingPlan
 from chop.distributed.builtin_plans import megatron_plan
 from chop.distributed.tp_plan import tp_plan
 from chop.errors import PlanError
@@ -51,7 +51,7 @@ def ends(path: str, names: Iterable[str]) -> bool:
     return path.rpartition(".")[0].endswith(tuple(names))
 
 
-def columns_and_rows(mg: MaseGraph, gathered: Iterable[str] = ()) -> Plan:
+def columns_and_rows(mg: MaseGraph, gathered: Iterable[str] = ()) -> ShardingPlan:
     """Megatron's layout by the names of layers; those that are gathered are read whole."""
     parameters = {}
     for path, tensor in mg.model.named_parameters():
@@ -64,7 +64,7 @@ def columns_and_rows(mg: MaseGraph, gathered: Iterable[str] = ()) -> Plan:
         if str(node.target).endswith(tuple(gathered)) and gathered:
             for user in node.users:
                 reads.setdefault(user.name, {})[node.name] = ("R",)
-    return Plan((2,), parameters, reads)
+    return ShardingPlan((2,), parameters, reads)
 
 
 def test_a_layer_of_llama_has_the_styles_that_transformers_has_for_it():
@@ -134,7 +134,7 @@ PAIR = {"blocks.0.weight": ("S0",), "blocks.0.bias": ("S0",), "blocks.1.weight":
 def test_what_no_style_says_is_refused_by_name(parameters, message):
     mg = net(nn.LayerNorm(8) if "between.weight" in message else nn.GELU())
     with pytest.raises(PlanError, match=message):
-        tp_plan(mg, Plan((2,), parameters))
+        tp_plan(mg, ShardingPlan((2,), parameters))
 
 
 def test_a_norm_over_parts_is_refused_and_gathered_it_is_not():
@@ -142,21 +142,21 @@ def test_a_norm_over_parts_is_refused_and_gathered_it_is_not():
     parameters = {"0.weight": ("S0",), "0.bias": ("S0",), "2.weight": ("S1",)}
     names = [node.name for node in mg.nodes]
     with pytest.raises(PlanError, match=r"'0.weight': node '\w+' needs all of this layer's"):
-        tp_plan(mg, Plan((2,), parameters))
+        tp_plan(mg, ShardingPlan((2,), parameters))
     first, norm = names[1:3]
-    gathered = tp_plan(mg, Plan((2,), parameters, {norm: {first: ("R",)}}))
+    gathered = tp_plan(mg, ShardingPlan((2,), parameters, {norm: {first: ("R",)}}))
     assert gathered == {"0": "colwise_gather_output", "2": "rowwise_split_input"}
 
 
 def test_embeddings_and_the_axis_of_a_mesh():
     mg = net(nn.GELU())
     table: Mapping[str, tuple[str, ...]] = {"table.weight": ("R", "S1")}
-    assert tp_plan(mg, Plan((1, 2), table)) == {
+    assert tp_plan(mg, ShardingPlan((1, 2), table)) == {
         "table": "embedding_colwise",
         "blocks.*": "replicate",
     }
     with pytest.raises(PlanError, match="mesh 2x2: transformers' tp_plan has one axis"):
-        tp_plan(mg, Plan((2, 2), table))
+        tp_plan(mg, ShardingPlan((2, 2), table))
 
 
 def in_transformers(folder: str, plans: dict[str, dict[str, str]]) -> dict[str, tuple]:

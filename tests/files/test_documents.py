@@ -10,7 +10,7 @@ from chop.actions.pictures import _read_json as read_preprocessor
 from chop.actions.search.several import _best
 from chop.actions.search.warm_start import cached
 from chop.config import load_toml
-from chop.distributed.plan import Plan
+from chop.distributed.plan import ShardingPlan
 from chop.distributed.weight_files import INDEX, stored_tensors
 from chop.errors import ChopError, ConfigError
 from chop.files.documents import DEEPEST, parse_json, read_json
@@ -45,7 +45,7 @@ BROKEN = {
 READERS = {
     "manifest": (runs.MANIFEST, runs.read_manifest),
     "design": (DESIGN, read_project),
-    "plan": ("plan.json", lambda folder: Plan.read(folder / "plan.json")),
+    "plan": ("plan.json", lambda folder: ShardingPlan.read(folder / "plan.json")),
     "adapter": (CONFIG_FILE, read_adapter),
     "metadata": ("meta.json", lambda folder: read_metadata(folder / "meta.json")),
     "checkpoint": ("a.mz", lambda folder: read_checkpoint(folder / "a.mz")),

@@ -16,7 +16,7 @@ from torch import Tensor
 from chop.hardware import profiles as stalls
 from chop.hardware import tools
 from chop.hardware.components import COMPONENTS
-from chop.hardware.plan import RTL, Memory, Plan, Site
+from chop.hardware.plan import RTL, ComponentPlan, Memory, Site
 from chop.hardware.port import Port
 from chop.hardware.stream import Stream
 from chop.hardware.testbench import (
@@ -63,7 +63,7 @@ def drawn(edge, *shape, samples=5, seed=0, lanes=1, positions=None) -> Driven:
     return Driven(stream, codes)
 
 
-def check(operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None) -> Plan:
+def check(operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None) -> ComponentPlan:
     """Asserts that the circuit of an operator computes what the operator computes, in its time.
 
     Every output code under each profile of stalls equals `operator.forward`; the cycles between

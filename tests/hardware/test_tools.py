@@ -9,7 +9,7 @@ from chop.actions.doctor import OPTIONAL, examine
 from chop.errors import ConfigError, UnavailableError
 from chop.hardware import tools
 from chop.hardware.estimate import Estimate, block_memories, dsp_blocks, estimate, table_luts
-from chop.hardware.plan import Memory, Plan, Resources
+from chop.hardware.plan import ComponentPlan, Memory, Resources
 from chop.hardware.project import Project
 from chop.hardware.synth import synthesize
 from tests.hardware import tiny
@@ -76,7 +76,7 @@ def test_synthesis_counts_what_the_estimate_says(tmp_path):
     rows = {row["module"]: row for row in synthesize(tmp_path, project(tmp_path))}
     assert list(rows) == ["product", "words", "all"]
     memories = {str(shape): memory(*shape) for shape in WORDS}
-    plan = Plan({}, (), None, 1, memories, Resources(PRODUCTS))
+    plan = ComponentPlan({}, (), None, 1, memories, Resources(PRODUCTS))
     assert estimate([plan]) == Estimate(dsp=5, ramb18=1, table_lut=8 + 64)
     assert rows["product"]["instances"] == 5 and rows["words"]["instances"] == 3
     assert rows["product"]["dsp"] == rows["all"]["dsp"] == 5

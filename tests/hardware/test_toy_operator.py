@@ -10,7 +10,7 @@ from chop.errors import ConfigError, VerificationError
 from chop.hardware.components import COMPONENTS
 from chop.hardware.emit import emit
 from chop.hardware.lanes import fewest_lanes
-from chop.hardware.plan import Component, Plan
+from chop.hardware.plan import Component, ComponentPlan
 from chop.ir.ops import Kind
 from chop.nn.integer import Decode, Edge, Encode, Grid, IntegerOperator
 from tests.hardware.bench import check, drawn, needs_tools
@@ -72,7 +72,7 @@ def plan_clip(site):
     out = read.of(operator.out).with_lanes(lanes)
     widths = {"IN_W": read.width, "OUT_W": out.width}
     parameters = {"LANES": lanes, **widths, "LIMIT": operator.limit}
-    return Plan(parameters, (lanes,), out, out.beats, holds=(0.0,), buffers=(0,))
+    return ComponentPlan(parameters, (lanes,), out, out.beats, holds=(0.0,), buffers=(0,))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from chop.actions.sharded_model import ShardedModel, whole_graph
 from chop.distributed.builtin_plans import find_plan
 from chop.distributed.byte_sizes import parse_bytes
 from chop.distributed.costs import kept_bytes, replicated_bytes
-from chop.distributed.plan import Plan, format_mesh
+from chop.distributed.plan import ShardingPlan, format_mesh
 from chop.distributed.planning import Machine, Sharding, Simulation, find_sharding, simulate
 from chop.distributed.planning.autosharding import NAME as AUTO
 from chop.distributed.planning.plan_report import layer_rows, plan_rows
@@ -120,7 +120,7 @@ def _planned(model: ShardedModel, config: ShardConfig) -> Sharding:
     return Sharding(found, {}, without_rule=tuple(operators_without_rule()))
 
 
-def _given(model: ShardedModel, config: ShardConfig) -> Plan:
+def _given(model: ShardedModel, config: ShardConfig) -> ShardingPlan:
     return find_plan(config.plan, model.graph, config.mesh, processes())
 
 
@@ -130,7 +130,7 @@ def _machine(mesh: tuple[int, ...], config: ShardConfig) -> Machine:
     return Machine.of(mesh, *speeds, memory, config.backend or "gloo")
 
 
-def _run(model: ShardedModel, plan: Plan, config: ShardConfig) -> dict[str, Any]:
+def _run(model: ShardedModel, plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
     if is_launched():
         return run_here(model, plan, config)
     get_console().print(f"starting {plan.processes} processes", highlight=False)

@@ -22,7 +22,7 @@ from chop.distributed.agreement import found_by_first_process
 from chop.distributed.check import check_against_one_process
 from chop.distributed.collectives import counted_collectives, totals
 from chop.distributed.peers import is_peer_failure
-from chop.distributed.plan import Plan, parse_mesh
+from chop.distributed.plan import ShardingPlan, parse_mesh
 from chop.distributed.planning.autosharding import NAME as AUTO
 from chop.distributed.process import guarded, launch, start
 from chop.errors import ChopError, DistributedError
@@ -65,7 +65,7 @@ def processes() -> int:
     return int(os.environ["WORLD_SIZE"]) if is_launched() else PROCESSES
 
 
-def run_here(model: ShardedModel, plan: Plan | None, config: ShardConfig) -> dict[str, Any]:
+def run_here(model: ShardedModel, plan: ShardingPlan | None, config: ShardConfig) -> dict[str, Any]:
     """Shards a model, checks its first forward and runs it. Called by all processes.
 
     Args:
@@ -111,7 +111,7 @@ def run_here(model: ShardedModel, plan: Plan | None, config: ShardConfig) -> dic
     }
 
 
-def run_on_processes(plan: Plan, config: ShardConfig) -> dict[str, Any]:
+def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
     """Runs `run_here` on processes of this machine, started for it.
 
     Args:
@@ -169,7 +169,7 @@ def run_from(folder: str | Path) -> int:
     folder, rank = Path(folder), os.environ["RANK"]
     try:
         config = ShardConfig(**json.loads((folder / "settings.json").read_text()))
-        result = run_here(ShardedModel.of(config), Plan.read(config.plan), config)
+        result = run_here(ShardedModel.of(config), ShardingPlan.read(config.plan), config)
     except ChopError as error:
         cause = error.__cause__
         said = {

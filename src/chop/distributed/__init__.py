@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from chop.distributed.plan import Plan, format_mesh, parse_mesh
+from chop.distributed.plan import ShardingPlan, format_mesh, parse_mesh
 
-__all__ = ["Plan", "format_mesh", "parse_mesh"]
+__all__ = ["ShardingPlan", "format_mesh", "parse_mesh"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.distributed.difference import Difference, tensors_of
-from chop.distributed.plan import Plan, named_tensors
+from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.errors import DistributedError
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def check_same_inputs(inputs: Mapping[str, Any]) -> None:
             )
 
 
-def check_same_model(model: nn.Module, plan: Plan) -> None:
+def check_same_model(model: nn.Module, plan: ShardingPlan) -> None:
     """Compares the plan, and samples of the parameters and buffers that are not on the meta device.
 
     Args:

@@ -15,7 +15,7 @@ from chop.captured.specs import TensorSpec, map_specs
 from chop.captured.writes import shared_writes, written_by
 from chop.distributed import runtime
 from chop.distributed.placements import as_torch, local_slices
-from chop.distributed.plan import Plan, format_mesh, named_tensors
+from chop.distributed.plan import ShardingPlan, format_mesh, named_tensors
 from chop.distributed.source import TensorSource
 from chop.distributed.strategies import has_cut_scales, register_strategies
 from chop.errors import PlanError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def shard_graph(
-    mg: MaseGraph, plan: Plan, mesh: DeviceMesh, source: TensorSource | None = None
+    mg: MaseGraph, plan: ShardingPlan, mesh: DeviceMesh, source: TensorSource | None = None
 ) -> None:
     """Shards a graph in place.
 
@@ -98,7 +98,7 @@ def _check_modules(model: nn.Module) -> None:
 
 
 def _distribute(
-    model: nn.Module, plan: Plan, mesh: DeviceMesh, source: TensorSource | None
+    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, source: TensorSource | None
 ) -> None:
     from torch.distributed.tensor import DTensor
 
@@ -123,7 +123,7 @@ def _distribute(
 
 
 def _local_part(
-    path: str, tensor: Tensor, plan: Plan, mesh: DeviceMesh, source: TensorSource | None
+    path: str, tensor: Tensor, plan: ShardingPlan, mesh: DeviceMesh, source: TensorSource | None
 ) -> Tensor:
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
@@ -143,7 +143,7 @@ def _put(model: nn.Module, path: str, tensor: Tensor) -> None:
     members[name] = tensor  # type: ignore[assignment]
 
 
-def _cut_given_scales(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+def _cut_given_scales(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
     """Formats that bring a scale per channel along get those of the rows that are here."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
@@ -192,7 +192,7 @@ def with_cut_scales(
 class _Rewriter:
     """Puts nodes between those of a graph, so that these compute on DTensors by a plan."""
 
-    def __init__(self, mg: MaseGraph, plan: Plan) -> None:
+    def __init__(self, mg: MaseGraph, plan: ShardingPlan) -> None:
         self._mg, self._plan = mg, plan
         self._distributed: set[fx.Node] = set()
         self._names = {node: node.name for node in mg.nodes}

@@ -10,21 +10,21 @@ from torch import fx
 
 from chop.captured.specs import TensorSpec
 from chop.distributed.placements import REPLICATED, sharded
-from chop.distributed.plan import Placements, Plan, format_mesh, named_tensors, parse_mesh
+from chop.distributed.plan import Placements, ShardingPlan, format_mesh, named_tensors, parse_mesh
 from chop.distributed.products import Product, placements, products_of
 from chop.errors import PlanError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 
-PlanMaker = Callable[[MaseGraph, tuple[int, ...]], Plan]
+PlanMaker = Callable[[MaseGraph, tuple[int, ...]], ShardingPlan]
 
 
-def replicate_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+def replicate_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     """Every process has the whole model: nothing is sent, and no memory is saved."""
-    return Plan(mesh, name="replicate")
+    return ShardingPlan(mesh, name="replicate")
 
 
-def rows_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+def rows_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     """Every weight matrix is cut along its outputs, and each result is gathered.
 
     A matrix that does not divide, or whose format does not allow the cut, is replicated.
@@ -36,7 +36,7 @@ def rows_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
     return plan.finished(mg)
 
 
-def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     """Pairs of linear layers: the first ones cut along outputs, the last along inputs.
 
     Between the two, as attention heads and activations, each process computes its own part; one
@@ -74,7 +74,7 @@ def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
     return plan.finished(mg)
 
 
-def data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
+def data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     """Every process has the whole model, and computes its part of the samples of each input.
 
     A batch that the processes do not divide is refused when the model runs.
@@ -87,7 +87,7 @@ def data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> Plan:
             has_samples = isinstance(spec, TensorSpec) and len(spec.shape) > 0
             if source.op == "placeholder" and has_samples:
                 reads.setdefault(node.name, {})[source.name] = cut
-    return Plan(mesh, {}, reads, "data")
+    return ShardingPlan(mesh, {}, reads, "data")
 
 
 PLANS: dict[str, PlanMaker] = {
@@ -100,11 +100,11 @@ PLANS: dict[str, PlanMaker] = {
 
 
 def find_plan(
-    given: Plan | Mapping[str, Any] | str | Path,
+    given: ShardingPlan | Mapping[str, Any] | str | Path,
     mg: MaseGraph,
     mesh: tuple[int, ...] | int | str | None = None,
     processes: int = 1,
-) -> Plan:
+) -> ShardingPlan:
     """The plan that a user means.
 
     Args:
@@ -120,12 +120,12 @@ def find_plan(
     if isinstance(given, str) and given in PLANS:
         return PLANS[given](mg, wanted or (processes,))
     if isinstance(given, Mapping):
-        given = Plan.from_json(given)
-    elif not isinstance(given, Plan):
+        given = ShardingPlan.from_json(given)
+    elif not isinstance(given, ShardingPlan):
         if not Path(given).is_file():
             known = did_you_mean(given, PLANS)
             raise PlanError(f"'{given}' is neither a file nor the name of a plan: {known}")
-        given = Plan.read(given)
+        given = ShardingPlan.read(given)
     if wanted is not None and wanted != given.mesh:
         raise PlanError(
             f"the plan is for a mesh of {format_mesh(given.mesh)}, expected {format_mesh(wanted)}."
@@ -161,12 +161,12 @@ class _Draft:
                 whole = (REPLICATED,) * len(self.mesh)
                 self.reads.setdefault(user.name, {})[product.node.name] = whole
 
-    def finished(self, mg: MaseGraph) -> Plan:
+    def finished(self, mg: MaseGraph) -> ShardingPlan:
         """The plan; what is tied to a tensor, as an embedding's table is, is cut as that is."""
         tensors = named_tensors(mg.model)
         cut = {id(x): self.parameters[path] for path, x in tensors if path in self.parameters}
         parameters = {path: cut[id(x)] for path, x in tensors if id(x) in cut}
-        return Plan(self.mesh, parameters, self.reads, self.name)
+        return ShardingPlan(self.mesh, parameters, self.reads, self.name)
 
 
 def _partners(

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from chop.distributed.placements import REPLICATED, local_slices
-from chop.distributed.plan import Plan, named_tensors
+from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.ir.graph import MaseGraph
 
 
-def kept_bytes(mg: MaseGraph, plan: Plan) -> list[int]:
+def kept_bytes(mg: MaseGraph, plan: ShardingPlan) -> list[int]:
     """Bytes of the parameters and buffers that each process keeps, by its rank.
 
     Args:
         mg: the graph, sharded or not; it may be on the meta device.
-        plan: checked, see `Plan.checked`.
+        plan: checked, see `ShardingPlan.checked`.
     """
     return [
         sum(_local_bytes(x, plan, path, place) for path, x in _tensors(mg))
@@ -26,7 +26,7 @@ def kept_bytes(mg: MaseGraph, plan: Plan) -> list[int]:
     ]
 
 
-def replicated_bytes(mg: MaseGraph, plan: Plan) -> dict[str, int]:
+def replicated_bytes(mg: MaseGraph, plan: ShardingPlan) -> dict[str, int]:
     """Bytes of those parameters and buffers that every process keeps whole, largest first."""
     whole = (REPLICATED,) * len(plan.mesh)
     sizes = {path: x.nbytes for path, x in _tensors(mg) if plan.placement(path) == whole}
@@ -42,7 +42,7 @@ def _tensors(mg: MaseGraph) -> Iterator[tuple[str, Tensor]]:
             yield path, tensor
 
 
-def _local_bytes(x: Tensor, plan: Plan, path: str, place: tuple[int, ...]) -> int:
+def _local_bytes(x: Tensor, plan: ShardingPlan, path: str, place: tuple[int, ...]) -> int:
     slices = local_slices(x.shape, plan.mesh, place, plan.placement(path))
     size: int = x.itemsize * math.prod(part.stop - part.start for part in slices)
     return size

@@ -26,7 +26,7 @@ Placements = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardingPlan:
     """Where the parameters of a model lie on several processes, and what its nodes read.
 
     A plan decides layouts, never results: tensors keep their global shapes, and what a node cannot
@@ -54,7 +54,7 @@ class Plan:
         """The placement of a parameter or buffer."""
         return self.parameters.get(parameter, (REPLICATED,) * len(self.mesh))
 
-    def checked(self, mg: MaseGraph) -> Plan:
+    def checked(self, mg: MaseGraph) -> ShardingPlan:
         """The plan with dimensions counted from the front.
 
         Raises:
@@ -117,7 +117,7 @@ class Plan:
         return {"format": FORMAT, "version": VERSION, **own}
 
     @classmethod
-    def from_json(cls, document: Any, where: str = "plan") -> Plan:
+    def from_json(cls, document: Any, where: str = "plan") -> ShardingPlan:
         """Inverse of `to_json`.
 
         Raises:
@@ -144,7 +144,7 @@ class Plan:
             temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, path: str | Path) -> Plan:
+    def read(cls, path: str | Path) -> ShardingPlan:
         """Reads what `write` wrote.
 
         Raises:

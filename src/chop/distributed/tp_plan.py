@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from chop.distributed.placements import REPLICATED, sharded
-from chop.distributed.plan import Plan, format_mesh
+from chop.distributed.plan import ShardingPlan, format_mesh
 from chop.distributed.slice_influence import influenced_layers
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
@@ -20,7 +20,7 @@ TABLES = {REPLICATED: "replicate", ROWS: "embedding_rowwise", COLUMNS: "embeddin
 LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
-def tp_plan(mg: MaseGraph, plan: Plan) -> dict[str, str]:
+def tp_plan(mg: MaseGraph, plan: ShardingPlan) -> dict[str, str]:
     """The plan as `DistributedConfig(tp_plan=...)` of transformers takes it.
 
     A linear layer is `colwise` where its weight has the placement S0, and `colwise_gather_output`
@@ -46,7 +46,7 @@ def tp_plan(mg: MaseGraph, plan: Plan) -> dict[str, str]:
     Example:
         >>> mg = MaseGraph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
         >>> parameters = {"0.weight": ("S0",), "0.bias": ("S0",), "2.weight": ("S1",)}
-        >>> tp_plan(mg, Plan((2,), parameters))
+        >>> tp_plan(mg, ShardingPlan((2,), parameters))
         {'0': 'colwise', '2': 'rowwise'}
     """
     layers = _Layers.of(mg, plan.checked(mg))
@@ -80,7 +80,7 @@ class _Layers:
     summed: set[fx.Node] = field(default_factory=set)
 
     @classmethod
-    def of(cls, mg: MaseGraph, plan: Plan) -> _Layers:
+    def of(cls, mg: MaseGraph, plan: ShardingPlan) -> _Layers:
         """Reads a checked plan.
 
         Raises:
@@ -125,7 +125,7 @@ class _Layers:
             self.styles[path] = "replicate"
 
 
-def _axis(plan: Plan) -> int:
+def _axis(plan: ShardingPlan) -> int:
     """The axis of the mesh that has the processes."""
     axes = [axis for axis, size in enumerate(plan.mesh) if size > 1]
     if len(axes) != 1:
@@ -136,7 +136,7 @@ def _axis(plan: Plan) -> int:
     return axes[0]
 
 
-def _is_gathered(node: fx.Node, plan: Plan, axis: int) -> bool:
+def _is_gathered(node: fx.Node, plan: ShardingPlan, axis: int) -> bool:
     """True where a user of a result reads it whole."""
     return any(
         user.op == "output"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chop.hardware.plan import Memory, Plan
+from chop.hardware.plan import ComponentPlan, Memory
 
 DSP_WIDTHS = (25, 18)
 """Of a DSP48's signed multiplier, in bits."""
@@ -35,7 +35,7 @@ class Estimate:
     table_lut: int
 
 
-def estimate(plans: Iterable[Plan]) -> Estimate:
+def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
     """Resources of components.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from chop.errors import ConfigError
 from chop.hardware.components import COMPONENTS
 from chop.hardware.lanes import divisors, fewest_lanes
-from chop.hardware.plan import RTL, Plan, Site
+from chop.hardware.plan import RTL, ComponentPlan, Site
 from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
 from chop.hardware.stream import Stream
 from chop.hardware.values import Fixed, Move, Wire, moved
@@ -51,7 +51,7 @@ class Instance:
     kind: str
     module: str
     folder: Path
-    plan: Plan
+    plan: ComponentPlan
     inputs: tuple[Wire, ...]
     drawn_as: Kind = Kind.OTHER
     node: str = ""
@@ -348,7 +348,7 @@ class _Builder:
         name: str,
         kind: str,
         module: str,
-        plan: Plan,
+        plan: ComponentPlan,
         inputs: Sequence[Wire],
         drawn_as: Kind = Kind.OTHER,
     ) -> Wire:

@@ -83,7 +83,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComponentPlan:
     """An operator as an instance of its component.
 
     Attributes:
@@ -128,7 +128,7 @@ class Component:
     """
 
     module: str
-    plan: Callable[[Site], Plan]
+    plan: Callable[[Site], ComponentPlan]
     folder: Path = RTL
     spatial: int = 0
     is_broadcast: bool = False

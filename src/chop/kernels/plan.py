@@ -37,7 +37,7 @@ EVERY_MAGNITUDE, EVERY_BIT = 0x7FFFFFFF, -1
 """Which bits of a float32 are compared: all of them where negative numbers do not count."""
 
 
-class Plan(ctypes.Structure):
+class LoopParameters(ctypes.Structure):
     """What the loops need to know of a format: see cpu/plan.h for the fields."""
 
     _fields_ = (
@@ -67,7 +67,7 @@ def layout_of(number_format: NumberFormat) -> Layout | None:
 @lru_cache(maxsize=4096)
 def plan_of(
     number_format: NumberFormat, dtype: torch.dtype, scales_are_known: bool = False
-) -> Plan | None:
+) -> LoopParameters | None:
     """The plan, or None for what the loops do not know. Callers must not change it.
 
     Args:
@@ -93,14 +93,14 @@ def plan_of(
         return None
     if scale["scale"] == NONE and element["core"] in ALONE:
         element = ALONE[element["core"]](layout.element, element, limit)
-    return Plan(**{**common, **scale, **element})
+    return LoopParameters(**{**common, **scale, **element})
 
 
-def with_kept_range(plan: Plan, layout: Layout) -> Plan:
+def with_kept_range(plan: LoopParameters, layout: Layout) -> LoopParameters:
     """The plan with the range that does not saturate, where it does not follow the tensor."""
     if plan.core in (TERNARY, RESIDUAL):
         return plan
-    plan = Plan.from_buffer_copy(plan)
+    plan = LoopParameters.from_buffer_copy(plan)
     plan.kept_low, plan.kept_high = _kept_range(layout.element, layout.scaling is not None)
     return plan
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from chop import MaseGraph
-from chop.distributed import Plan, process
+from chop.distributed import ShardingPlan, process
 from chop.distributed.builtin_plans import PLANS
 from chop.distributed.planning import Machine, Sharding, find_sharding
 from chop.distributed.planning.simulation import Simulation, simulate
@@ -40,7 +40,7 @@ ATTENTION = {
 def whole_bytes(name: str) -> int:
     """What a replicated forward needs."""
     machine = Machine.of((2,), FLOPS, MEMORY, 1e9, 0.0)
-    return simulate(graph_of(name), Plan((2,)), inputs_of(name, 4, 8), machine).peak_bytes
+    return simulate(graph_of(name), ShardingPlan((2,)), inputs_of(name, 4, 8), machine).peak_bytes
 
 
 def found_for(name: str, machine: Machine, share: float | None = None, **options: Any) -> Sharding:
@@ -103,13 +103,13 @@ def test_megatrons_layout_is_found_on_a_llama():
 # --- beside plans that are made by hand ---
 
 
-def some(plan: Plan, keep: Callable[[str], bool]) -> Plan:
+def some(plan: ShardingPlan, keep: Callable[[str], bool]) -> ShardingPlan:
     """The plan for a part of the parameters; what reads a whole value still does."""
     kept = {path: cut for path, cut in plan.parameters.items() if keep(path)}
-    return Plan(plan.mesh, kept, plan.reads)
+    return ShardingPlan(plan.mesh, kept, plan.reads)
 
 
-def eight(name: str, mesh: tuple[int, ...]) -> dict[str, Plan]:
+def eight(name: str, mesh: tuple[int, ...]) -> dict[str, ShardingPlan]:
     """The plans that need no search, and each of two for attention or the other layers alone."""
     mg = graph_of(name)
     found = {each: make(mg, mesh) for each, make in PLANS.items()}
@@ -119,14 +119,14 @@ def eight(name: str, mesh: tuple[int, ...]) -> dict[str, Plan]:
     return found
 
 
-def data_and_megatron(name: str) -> Plan:
+def data_and_megatron(name: str) -> ShardingPlan:
     """Samples along the first axis, Megatron along the second."""
     mg = graph_of(name)
     data, other = PLANS["data"](mg, (2,)), PLANS["megatron"](mg, (2, 2))
     reads = {n: dict.fromkeys(sources, ("S0", "R")) for n, sources in data.reads.items()}
     for node, sources in other.reads.items():
         reads[node] = {**reads.get(node, {}), **dict.fromkeys(sources, ("S0", "R"))}
-    return Plan((2, 2), other.parameters, reads)
+    return ShardingPlan((2, 2), other.parameters, reads)
 
 
 def ring_bytes(simulation: Simulation, machine: Machine) -> float:
@@ -134,7 +134,9 @@ def ring_bytes(simulation: Simulation, machine: Machine) -> float:
     return simulation.seconds * machine.bandwidth[0]
 
 
-def check_bytes(name: str, mesh: tuple[int, ...], shares: list[float], plans: dict[str, Plan]):
+def check_bytes(
+    name: str, mesh: tuple[int, ...], shares: list[float], plans: dict[str, ShardingPlan]
+):
     """No plan that fits sends less; the search does not know of them."""
     machine = Machine.of(mesh, 1e30, 1e30, 1e9, 0.0)
     inputs = inputs_of(name, 4, 8)

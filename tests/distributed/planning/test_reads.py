@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from chop import MaseGraph
 from chop.distributed import process, runtime
 from chop.distributed.apply import shard_graph
-from chop.distributed.plan import Plan
+from chop.distributed.plan import ShardingPlan
 from tests.distributed import cluster
 
 CUT = ("S0",)
@@ -42,7 +42,7 @@ def alone() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def sharded(model: nn.Module, plan: Plan) -> MaseGraph:
+def sharded(model: nn.Module, plan: ShardingPlan) -> MaseGraph:
     mg = MaseGraph(model, dummy_in={"x": torch.ones(4, 2)})
     shard_graph(mg, plan, process.start(plan.mesh, "gloo"))
     return mg
@@ -54,8 +54,8 @@ def copies(mg: MaseGraph) -> list[set[str]]:
     return [{user.name for user in node.users} for node in made]
 
 
-def cut_reads(readers: list[str], source: str) -> Plan:
-    return Plan((1,), reads={name: {source: CUT} for name in readers})
+def cut_reads(readers: list[str], source: str) -> ShardingPlan:
+    return ShardingPlan((1,), reads={name: {source: CUT} for name in readers})
 
 
 def test_readers_of_an_input_share_one_copy(alone: None):
@@ -77,7 +77,11 @@ def differences() -> list[float]:
         x = torch.linspace(-2, 2, 8).view(4, 2)
         with torch.no_grad():
             found.append(
-                float((sharded(model, Plan((2,), reads=reads)).model(x) - model(x)).abs().max())
+                float(
+                    (sharded(model, ShardingPlan((2,), reads=reads)).model(x) - model(x))
+                    .abs()
+                    .max()
+                )
             )
     return found
 

@@ -19,7 +19,7 @@ from chop.distributed import process
 from chop.distributed.apply import local_bytes, shard_graph
 from chop.distributed.builtin_plans import PLANS
 from chop.distributed.collectives import Collective, counted_collectives, totals
-from chop.distributed.plan import Plan
+from chop.distributed.plan import ShardingPlan
 from chop.distributed.planning import Machine, Sharding, find_sharding
 from chop.distributed.planning.simulation import simulate
 from chop.errors import PlanError
@@ -186,7 +186,7 @@ def _observe(case: Case, folder: Path) -> Observed:
     inputs = case.inputs
     with torch.no_grad():
         expected = mg.model(**inputs)["logits"]
-        shard_graph(mg, Plan.read(folder / f"{case}.json"), mesh)
+        shard_graph(mg, ShardingPlan.read(folder / f"{case}.json"), mesh)
         with counted_collectives() as sent:
             found = mg.model(**inputs)["logits"]
         difference = float((found - expected).abs().max())

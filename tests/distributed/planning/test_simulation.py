@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph
-from chop.distributed import Plan, process
+from chop.distributed import ShardingPlan, process
 from chop.distributed.builtin_plans import PLANS
 from chop.distributed.collectives import Collective, Sent
 from chop.distributed.planning import Machine
@@ -90,7 +90,7 @@ def test_samples_are_cut_at_the_inputs_and_gathered_at_the_end():
 def test_axes_of_a_mesh_are_told_apart(cut: tuple[str, str], axis: int):
     mg = pair()
     machine = Machine.of((2, 2), 1e3, 1e2, (10.0, 50.0), 0.0)
-    plan = Plan((2, 2), {"0.weight": cut, "0.bias": cut}, {"_1": {"_0": ("R", "R")}})
+    plan = ShardingPlan((2, 2), {"0.weight": cut, "0.bias": cut}, {"_1": {"_0": ("R", "R")}})
     found = simulate(mg, plan, X, machine)
     assert found.sent == [Sent("all_gather_into_tensor", 4 * ROWS * HIDDEN // 2, axis)]
     chunk = 4 * ROWS * HIDDEN // 2

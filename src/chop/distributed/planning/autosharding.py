@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chop.distributed.builtin_plans import PLANS
-from chop.distributed.plan import Plan, format_mesh, named_tensors
+from chop.distributed.plan import ShardingPlan, format_mesh, named_tensors
 from chop.distributed.planning.machine import Machine
 from chop.distributed.planning.own_process import Report, in_own_process
 from chop.distributed.planning.problem import GraphProblem, graph_problem
@@ -57,7 +57,7 @@ class Sharding:
     planning_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ShardingPlan:
         """The plan."""
         return self.simulation.plan
 

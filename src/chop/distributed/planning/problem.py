@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from chop.captured.writes import shared_writes, written_by
 from chop.distributed.placements import REPLICATED
-from chop.distributed.plan import Placements, Plan, named_tensors
+from chop.distributed.plan import Placements, ShardingPlan, named_tensors
 from chop.distributed.planning.layouts import Layout, local_bytes, processes_that_share
 from chop.distributed.planning.machine import Machine
 from chop.distributed.planning.node_layouts import (
@@ -88,7 +88,7 @@ class GraphProblem:
         follows = _still_follow(self.problem, nodes)
         return replace(self, problem=replace(self.problem, nodes=tuple(nodes), follows=follows))
 
-    def plan(self, solution: Solution, mesh: tuple[int, ...], name: str) -> Plan:
+    def plan(self, solution: Solution, mesh: tuple[int, ...], name: str) -> ShardingPlan:
         """The plan of a solution."""
         chosen = {
             node: self.problem.nodes[member].choices[solution.choices[member]]
@@ -108,7 +108,7 @@ class GraphProblem:
             for path, x in named_tensors(self.calls[0].mg.model)
             if layouts.get(id(x), whole) != whole
         }
-        return Plan(mesh, parameters, reads, name)
+        return ShardingPlan(mesh, parameters, reads, name)
 
 
 def _still_follow(

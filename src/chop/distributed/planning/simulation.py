@@ -13,7 +13,7 @@ from chop.distributed import runtime
 from chop.distributed.apply import shard_graph
 from chop.distributed.collectives import Collective, Sent, counted_collectives, totals
 from chop.distributed.memory import MemoryMeter
-from chop.distributed.plan import Plan, named_tensors
+from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.distributed.planning.layouts import layout_of, processes_that_share
 from chop.distributed.planning.machine import Machine
 from chop.distributed.planning.simulated import (
@@ -64,7 +64,7 @@ class Simulation:
         peak_bytes: of these and of the activations at the worst moment.
     """
 
-    plan: Plan
+    plan: ShardingPlan
     steps: tuple[Step, ...]
     seconds: float
     kept_bytes: int
@@ -86,7 +86,9 @@ class Simulation:
         return sum(each.size_bytes for each in self.collectives)
 
 
-def simulate(mg: MaseGraph, plan: Plan, inputs: Mapping[str, Any], machine: Machine) -> Simulation:
+def simulate(
+    mg: MaseGraph, plan: ShardingPlan, inputs: Mapping[str, Any], machine: Machine
+) -> Simulation:
     """Runs a forward by a plan as the first of its processes would.
 
     Args:
@@ -133,7 +135,7 @@ class _Run:
             GraphVisitor(self._mg.model, self._visit).run(*arguments)
         return self
 
-    def result(self, plan: Plan) -> Simulation:
+    def result(self, plan: ShardingPlan) -> Simulation:
         """What the last run has shown."""
         kept = sum(x.nbytes for x in self._kept)
         peak = max((step.live_bytes for step in self._steps), default=0)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.hardware.lanes import MatrixLanes, divisors
-from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.weighted import weight_memory, width_of
 from chop.hardware.plans.window import Window, channels_last, sliding, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
@@ -14,7 +14,7 @@ from chop.nn.integer import IntegerConv1d, IntegerConv2d
 Convolution = IntegerConv1d | IntegerConv2d
 
 
-def plan_conv(site: Site) -> Plan:
+def plan_conv(site: Site) -> ComponentPlan:
     """Convolution; the weight's columns are stored in the order in which windows travel.
 
     Raises:
@@ -47,7 +47,7 @@ def plan_conv(site: Site) -> Plan:
         "SHIFT": operator.shift,
     }
     stored = depth * lanes.inputs + (inputs if outputs > lanes.outputs else 0)
-    return Plan(
+    return ComponentPlan(
         parameters,
         lanes=(window.lanes,),
         out=out,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.hardware.lanes import divisors, fewest_lanes
-from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import (
     IntegerAdd,
@@ -26,12 +26,12 @@ ROUNDINGS = ("nearest_even", "floor", "sign", "threshold")
 """By the number of the parameter ROUNDING."""
 
 
-def plan_relu(site: Site) -> Plan:
+def plan_relu(site: Site) -> ComponentPlan:
     """ReLU."""
     return _elementwise(site, {"IN_W": site.inputs[0].width})
 
 
-def plan_table(site: Site) -> Plan:
+def plan_table(site: Site) -> ComponentPlan:
     """A table in each lane."""
     table = site.operator
     assert isinstance(table, Table)
@@ -42,7 +42,7 @@ def plan_table(site: Site) -> Plan:
     return _elementwise(site, parameters, memories={"TABLE_FILE": memory})
 
 
-def plan_add(site: Site) -> Plan:
+def plan_add(site: Site) -> ComponentPlan:
     """Sum and difference."""
     operator = site.operator
     assert isinstance(operator, IntegerAdd)
@@ -50,14 +50,14 @@ def plan_add(site: Site) -> Plan:
     return _of_two(site, shifts | {"NEGATE": int(operator.sign < 0)})
 
 
-def plan_mul(site: Site) -> Plan:
+def plan_mul(site: Site) -> ComponentPlan:
     """Product of two streams."""
     assert isinstance(site.operator, IntegerMul)
     a, b = site.inputs
     return _of_two(site, {}, (a.width, b.width))
 
 
-def plan_scale(site: Site) -> Plan:
+def plan_scale(site: Site) -> ComponentPlan:
     """Product by a constant."""
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerScale)
@@ -65,7 +65,7 @@ def plan_scale(site: Site) -> Plan:
     return _elementwise(site, {"IN_W": read.width, "FACTOR": operator.factor}, multiplier)
 
 
-def plan_requantize(site: Site) -> Plan:
+def plan_requantize(site: Site) -> ComponentPlan:
     """Requantizer; multipliers and thresholds of channels are stored in the order of the stream.
 
     Raises:
@@ -139,7 +139,7 @@ def _elementwise(
     parameters: Mapping[str, int | str],
     multiplier: tuple[int, int] | None = None,
     memories: Mapping[str, Memory] | None = None,
-) -> Plan:
+) -> ComponentPlan:
     """A plan with a result for each code of the first input, and a beat in each cycle.
 
     Args:
@@ -151,7 +151,7 @@ def _elementwise(
     assert isinstance(site.operator, IntegerOperator)
     lanes, inputs = _lanes(site), len(site.inputs)
     out = site.inputs[0].of(site.operator.out).with_lanes(lanes)
-    return Plan(
+    return ComponentPlan(
         parameters={"LANES": lanes, "OUT_W": out.width, **parameters},
         lanes=(lanes,) * inputs,
         out=out,
@@ -165,7 +165,7 @@ def _elementwise(
 
 def _of_two(
     site: Site, parameters: Mapping[str, int | str], multiplier: tuple[int, int] | None = None
-) -> Plan:
+) -> ComponentPlan:
     """A plan of two inputs in one order.
 
     Raises:

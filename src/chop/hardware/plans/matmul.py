@@ -9,7 +9,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerMatmul
 
@@ -17,7 +17,7 @@ ROWS_AHEAD = 2
 """Rows of the first operand in a FIFO: it is read in bursts, once for all results of a row."""
 
 
-def plan_matmul(site: Site) -> Plan:
+def plan_matmul(site: Site) -> ComponentPlan:
     """Row by row, each row head by head, with the second operand in a memory."""
     operator, (a, b) = site.operator, site.inputs
     assert isinstance(operator, IntegerMatmul)
@@ -33,7 +33,7 @@ def plan_matmul(site: Site) -> Plan:
     result = _head_by_head(heads, rows, columns).reshape(*a.shape[:-1], columns)
     out = Stream(result, operator.out, 1 if transposed else lanes)
     lanes_0 = lanes if transposed else 1
-    return Plan(
+    return ComponentPlan(
         parameters={
             "LANES": lanes,
             "ROWS": rows,

@@ -7,7 +7,7 @@ from collections import Counter
 from torch import Tensor
 
 from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
@@ -16,7 +16,7 @@ from chop.nn.integer.edge import bits_of
 Norm = IntegerLayerNorm | IntegerRMSNorm
 
 
-def plan_norm(site: Site) -> Plan:
+def plan_norm(site: Site) -> ComponentPlan:
     """Rows of whole beats, with their parameters in the order in which features travel."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, Norm)
@@ -57,7 +57,7 @@ def plan_norm(site: Site) -> Plan:
         "BIAS_W": bias.width // lanes,
         "DEPTH": depth,
     }
-    return Plan(
+    return ComponentPlan(
         parameters,
         lanes=(lanes,),
         out=out,

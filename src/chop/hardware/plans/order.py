@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.plan import Memory, Plan
+from chop.hardware.plan import ComponentPlan, Memory
 from chop.hardware.stream import Stream
 from chop.hardware.values import joined, part
 
 
-def constant_plan(codes: Tensor, stream: Stream) -> Plan:
+def constant_plan(codes: Tensor, stream: Stream) -> ComponentPlan:
     """Plan of `chop_constant`.
 
     Args:
@@ -23,10 +23,10 @@ def constant_plan(codes: Tensor, stream: Stream) -> Plan:
     """
     memory = Memory.of(stream.sent(codes.unsqueeze(0)).tolist(), stream.width)
     parameters = {"W": stream.bits, "BEATS": stream.beats}
-    return Plan(parameters, (), stream, stream.beats, {"FILE": memory})
+    return ComponentPlan(parameters, (), stream, stream.beats, {"FILE": memory})
 
 
-def concat_plan(first: Stream, second: Stream, dim: int) -> Plan:
+def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:
     """Plan of `chop_concat`.
 
     Args:
@@ -62,10 +62,12 @@ def concat_plan(first: Stream, second: Stream, dim: int) -> Plan:
         turn * own[0] + rest.clamp(max=own[0] - 1),
         turn * own[1] + (rest - own[0]).clamp(min=-1),
     )
-    return Plan(parameters, (lanes, lanes), out, out.beats, needs=(needs[0], needs[1].clamp(min=0)))
+    return ComponentPlan(
+        parameters, (lanes, lanes), out, out.beats, needs=(needs[0], needs[1].clamp(min=0))
+    )
 
 
-def select_plan(stream: Stream, places: Tensor) -> Plan:
+def select_plan(stream: Stream, places: Tensor) -> ComponentPlan:
     """Plan of `chop_select`.
 
     Args:
@@ -82,4 +84,4 @@ def select_plan(stream: Stream, places: Tensor) -> Plan:
         "LAST": first // out.lanes + out.beats - 1,
     }
     needs = first // out.lanes + torch.arange(out.beats)
-    return Plan(parameters, (out.lanes,), out, stream.size // out.lanes, needs=(needs,))
+    return ComponentPlan(parameters, (out.lanes,), out, stream.size // out.lanes, needs=(needs,))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerMean, IntegerSum
 
@@ -28,7 +28,7 @@ class _Groups(NamedTuple):
     places: Tensor
 
 
-def plan_sum(site: Site) -> Plan:
+def plan_sum(site: Site) -> ComponentPlan:
     """Sums of codes at regular distances in the stream, over rows or over features."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, IntegerSum | IntegerMean)
@@ -42,7 +42,7 @@ def plan_sum(site: Site) -> Plan:
     lanes = first_within(choices, site.fold, cycles)
     shape = tuple(operator(torch.zeros(1, *read.shape, dtype=torch.int64)).shape[1:])
     out = Stream(groups.places.view(shape), operator.out, 1 if across else lanes)
-    return Plan(
+    return ComponentPlan(
         parameters={
             "LANES": lanes,
             "IN_W": read.width,

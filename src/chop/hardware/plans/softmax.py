@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chop.errors import ConfigError
-from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.stream import Rows, Stream
 from chop.nn.integer import IntegerSoftmax
 
@@ -13,7 +13,7 @@ PIPELINE = 8
 """Registers that a row passes beside the stages that are counted, and some to spare."""
 
 
-def plan_softmax(site: Site) -> Plan:
+def plan_softmax(site: Site) -> ComponentPlan:
     """Rows one code at a time, along whatever dimension they travel.
 
     Raises:
@@ -32,7 +32,7 @@ def plan_softmax(site: Site) -> Plan:
     out = read.of(operator.out).with_lanes(1)
     depth = rows.features + min(division, 2 * rows.features) + PIPELINE
     absorbed = 2 * rows.features + division + PIPELINE
-    return Plan(
+    return ComponentPlan(
         parameters={
             "FEATURES": rows.features,
             "IN_W": read.width,

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from chop.hardware.lanes import MatrixLanes, matrix_lanes
-from chop.hardware.plan import Memory, Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bits_of
 
 
-def plan_linear(site: Site) -> Plan:
+def plan_linear(site: Site) -> ComponentPlan:
     """Linear layer; columns of the weight are stored in the order in which features travel.
 
     Raises:
@@ -28,7 +28,7 @@ def plan_linear(site: Site) -> Plan:
     positions = rows.places[..., None] * outputs + torch.arange(outputs)
     out = Stream(positions, operator.out, lanes.outputs)
     beats, groups = rows.features // lanes.inputs, outputs // lanes.outputs
-    return Plan(
+    return ComponentPlan(
         parameters={
             "IN_LANES": lanes.inputs,
             "OUT_LANES": lanes.outputs,

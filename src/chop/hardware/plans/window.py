@@ -10,7 +10,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import Plan, Resources, Site
+from chop.hardware.plan import ComponentPlan, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import (
     IntegerAdaptiveAvgPool1d,
@@ -159,7 +159,7 @@ class Window:
         return self.ring * self.x.size * self.channels * width
 
 
-def plan_max_pool(site: Site) -> Plan:
+def plan_max_pool(site: Site) -> ComponentPlan:
     """Maximum of each window."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, IntegerMaxPool1d | IntegerMaxPool2d)
@@ -169,7 +169,7 @@ def plan_max_pool(site: Site) -> Plan:
     shape = tuple(operator(torch.zeros(1, *read.shape, dtype=torch.int64)).shape[1:])
     window = with_lanes(sliding(read, shape, *settings), site)
     out = channels_last(shape, read, window.lanes)
-    return Plan(
+    return ComponentPlan(
         parameters=window.parameters(read.width, read.edge.low),
         lanes=(window.lanes,),
         out=out.of(operator.out),
@@ -180,7 +180,7 @@ def plan_max_pool(site: Site) -> Plan:
     )
 
 
-def plan_avg_pool(site: Site) -> Plan:
+def plan_avg_pool(site: Site) -> ComponentPlan:
     """Sum of each window, where all windows are alike."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, AveragePool)
@@ -192,7 +192,7 @@ def plan_avg_pool(site: Site) -> Plan:
     window = with_lanes(_window(axes, read.shape[0]), site)
     shape = (read.shape[0], *(axis.windows for axis in axes))
     out = channels_last(shape, read, window.lanes).of(operator.out)
-    return Plan(
+    return ComponentPlan(
         parameters=window.parameters(read.width, 0) | {"OUT_W": out.width},
         lanes=(window.lanes,),
         out=out,

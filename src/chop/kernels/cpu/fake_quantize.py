@@ -28,7 +28,7 @@ from chop.kernels.plan import (
     SMALL_FLOAT,
     TERNARY,
     UNIT_ROUNDOFF,
-    Plan,
+    LoopParameters,
     layout_of,
     plan_of,
     with_kept_range,
@@ -145,7 +145,7 @@ class _Rounding(NamedTuple):
     layout: Layout
     tensors: Tensors
 
-    def of_elements(self, plan: Plan) -> bool:
+    def of_elements(self, plan: LoopParameters) -> bool:
         """Elements by themselves need no order: any layout without gaps is one line."""
         tensors = self.tensors
         worked = tensors if tensors.share_memory_order() else tensors.contiguous()
@@ -158,15 +158,15 @@ class _Rounding(NamedTuple):
             worked.copy_to(tensors)
         return done
 
-    def of_groups(self, plan: Plan) -> bool:
+    def of_groups(self, plan: LoopParameters) -> bool:
         """By scales that the loops find, or else by scales that are measured before."""
         if plan.scale != GIVEN and self._of_groups(plan):
             return True
-        plan = Plan.from_buffer_copy(plan)
+        plan = LoopParameters.from_buffer_copy(plan)
         plan.scale = GIVEN
         return self._of_groups(plan)
 
-    def _of_groups(self, plan: Plan) -> bool:
+    def _of_groups(self, plan: LoopParameters) -> bool:
         """Groups that lie in memory as blocks of matrices stay there; others are moved."""
         tensors, groups = self.tensors, self.layout.groups
         tiling = groups.tiling(tensors.x.shape)
@@ -187,7 +187,7 @@ class _Rounding(NamedTuple):
             target.copy_(groups.join(result, target.shape))
         return True
 
-    def _tiled(self, plan: Plan, worked: Tensors, tiling: BlockTiling) -> bool:
+    def _tiled(self, plan: LoopParameters, worked: Tensors, tiling: BlockTiling) -> bool:
         plan, layout = self._of_tensor(plan, worked.x), self.layout
         plan.block = tiling.block_columns
         count, size = worked.x.numel(), tiling.block_columns
@@ -203,9 +203,9 @@ class _Rounding(NamedTuple):
         lines = (1, count) if is_even else (count // tiling.columns, tiling.columns)
         return self._lines(plan, worked, lines, None)
 
-    def _of_tensor(self, plan: Plan, x: Tensor) -> Plan:
+    def _of_tensor(self, plan: LoopParameters, x: Tensor) -> LoopParameters:
         """A plan to be changed, with what has to be known of the whole tensor."""
-        plan = Plan.from_buffer_copy(plan)
+        plan = LoopParameters.from_buffer_copy(plan)
         plan.roundoff = UNIT_ROUNDOFF
         if plan.core == TERNARY:
             plan.low = self.layout.element.threshold
@@ -214,7 +214,7 @@ class _Rounding(NamedTuple):
         return plan
 
     def _by_means(
-        self, plan: Plan, layout: Layout, worked: Tensors, lines: tuple[int, int]
+        self, plan: LoopParameters, layout: Layout, worked: Tensors, lines: tuple[int, int]
     ) -> bool:
         """Lines whose means are not certain stay as they are, and get the reference's."""
         count, size = lines
@@ -231,7 +231,9 @@ class _Rounding(NamedTuple):
             whole.view(count, size)[is_open] = result
         return done
 
-    def _lines(self, plan: Plan, t: Tensors, lines: tuple[int, int], scales: Tensor | None) -> bool:
+    def _lines(
+        self, plan: LoopParameters, t: Tensors, lines: tuple[int, int], scales: Tensor | None
+    ) -> bool:
         """`plan.block` is what a line may be cut into. Other Python threads run meanwhile."""
         status = _lines_loop(self.statistics.loops)(
             byref(plan),
@@ -245,7 +247,7 @@ class _Rounding(NamedTuple):
         )
         return status == 0
 
-    def _matrices(self, plan: Plan, t: Tensors, tiling: BlockTiling) -> bool:
+    def _matrices(self, plan: LoopParameters, t: Tensors, tiling: BlockTiling) -> bool:
         status: int = self.statistics.loops.chop_fake_quantize_grid(
             byref(plan),
             *map(pointer, (t.x, t.out, t.mask)),
@@ -282,7 +284,7 @@ def _whole_line(
     return line
 
 
-def _lies_in_place(plan: Plan, tiling: BlockTiling) -> bool:
+def _lies_in_place(plan: LoopParameters, tiling: BlockTiling) -> bool:
     if plan.scale in (GIVEN, MEAN):  # a line has to be a whole group
         return tiling.block_rows == 1 and tiling.columns % tiling.block_columns == 0
     return tiling.block_rows == 1 or tiling.block_columns <= WIDEST_BLOCK

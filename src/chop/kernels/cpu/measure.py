@@ -16,7 +16,7 @@ from chop.formats.layout import Layout
 from chop.formats.scaling import StaticScale
 from chop.formats.statistic import LARGEST, Statistic
 from chop.kernels.measure import Statistics, float_below
-from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE, UNIT_ROUNDOFF, Plan
+from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE, UNIT_ROUNDOFF, LoopParameters
 
 EVERYTHING = -1.0
 """Below every magnitude."""
@@ -83,7 +83,9 @@ class NativeStatistics(Statistics):
         assert of_all is not None
         return of_all.item()
 
-    def with_factors(self, plan: Plan, x: Tensor, memory: Tensor, layout: Layout) -> Plan:
+    def with_factors(
+        self, plan: LoopParameters, x: Tensor, memory: Tensor, layout: Layout
+    ) -> LoopParameters:
         """The plan with the factors of all levels.
 
         Args:
@@ -92,7 +94,7 @@ class NativeStatistics(Statistics):
             memory: its elements in the order of memory.
             layout: says how many levels there are.
         """
-        plan = Plan.from_buffer_copy(plan)
+        plan = LoopParameters.from_buffer_copy(plan)
         assert layout.levels is not None
         plan.levels = layout.levels
         if isinstance(layout.scaling, StaticScale):
@@ -106,9 +108,9 @@ class NativeStatistics(Statistics):
         plan.kept_low = -plan.kept_high
         return plan
 
-    def _factors(self, plan: Plan, memory: Tensor, depth: int) -> Tensor | None:
+    def _factors(self, plan: LoopParameters, memory: Tensor, depth: int) -> Tensor | None:
         """float32 (depth,): means of what the levels before leave; None where one is uncertain."""
-        plan = Plan.from_buffer_copy(plan)
+        plan = LoopParameters.from_buffer_copy(plan)
         bounds = torch.empty(2, dtype=torch.float64)
         for level in range(depth):
             plan.levels = level

@@ -30,7 +30,7 @@ from chop.kernels.plan import (
     NONE,
     SIGN,
     TERNARY,
-    Plan,
+    LoopParameters,
     layout_of,
     plan_of,
 )
@@ -79,7 +79,7 @@ def round_eagerly(
     return _round_lines(x, layout, plan, out)
 
 
-def _has_negative_scales(layout: Layout, plan: Plan) -> bool:
+def _has_negative_scales(layout: Layout, plan: LoopParameters) -> bool:
     """True where the signs of values, which are given back, would not be the results'."""
     if not isinstance(layout.scaling, StaticScale):
         return False
@@ -88,7 +88,7 @@ def _has_negative_scales(layout: Layout, plan: Plan) -> bool:
     return not takes_signs and bool(layout.scaling.known(torch.device("cpu")).signbit().any())
 
 
-def _round_elements(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
+def _round_elements(x: Tensor, layout: Layout, plan: LoopParameters, out: Tensor) -> bool:
     work = _work_alone(layout, plan, x.device)
     if work is None:
         return False
@@ -96,7 +96,7 @@ def _round_elements(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
     return True
 
 
-def _work_alone(layout: Layout, plan: Plan, device: torch.device) -> Work | None:
+def _work_alone(layout: Layout, plan: LoopParameters, device: torch.device) -> Work | None:
     if plan.core in (INTEGER_FLOAT32, INTEGER_FLOAT64):
         return _integers(plan)
     if plan.core == SIGN:
@@ -113,7 +113,7 @@ def _work_alone(layout: Layout, plan: Plan, device: torch.device) -> Work | None
     return partial(round_alone, rounder=rounder, limit=limit)
 
 
-def _integers(plan: Plan) -> Work:
+def _integers(plan: LoopParameters) -> Work:
     low, high, step = plan.low, plan.high, plan.step
     is_narrow = max(-low, high) <= 2 ** (FLOAT32.fraction_bits - 1)
     in_float32 = is_narrow and magic_number(FLOAT32, step) < torch.finfo(torch.float32).max
@@ -127,7 +127,7 @@ def _threshold(layout: Layout) -> float:
     return threshold
 
 
-def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
+def _round_lines(x: Tensor, layout: Layout, plan: LoopParameters, out: Tensor) -> bool:
     """By the scales of lines, which are measured before."""
     if not _is_scalable(layout, plan):
         return False
@@ -142,7 +142,7 @@ def _round_lines(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
     return True
 
 
-def _is_scalable(layout: Layout, plan: Plan) -> bool:
+def _is_scalable(layout: Layout, plan: LoopParameters) -> bool:
     if plan.core in (SIGN, TERNARY):  # by a float32 scale
         return bool(plan.limit < math.inf)
     rounder = rounder_of(plan, FLOAT64)
@@ -153,7 +153,9 @@ def _is_scalable(layout: Layout, plan: Plan) -> bool:
     return is_never_zero or rounder.has_negative_zero or not rounder.of_magnitudes
 
 
-def _work_by_scale(layout: Layout, plan: Plan, scales: Tensor) -> tuple[WorkByScale, Tensor]:
+def _work_by_scale(
+    layout: Layout, plan: LoopParameters, scales: Tensor
+) -> tuple[WorkByScale, Tensor]:
     """The work on chunks of lines, and the scales in its dtype."""
     if plan.core in (SIGN, TERNARY):
         scales = scales.clamp(-plan.limit, plan.limit).float()
@@ -172,7 +174,7 @@ def _work_by_scale(layout: Layout, plan: Plan, scales: Tensor) -> tuple[WorkBySc
     return work, scales.to(rounder.real.dtype)
 
 
-def _round_levels(x: Tensor, layout: Layout, plan: Plan, out: Tensor) -> bool:
+def _round_levels(x: Tensor, layout: Layout, plan: LoopParameters, out: Tensor) -> bool:
     def run(lines: Tensor, target: Tensor) -> None:
         line = lines.view(-1)
         scales = factors_of_levels(line, layout, plan.low < 0)

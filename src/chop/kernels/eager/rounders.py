@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from chop.kernels.eager.chunked import FLOAT32, Buffers, Lane, Real
-from chop.kernels.plan import DOUBLE_BITS, FIXED, LOG, MINIFLOAT, Plan
+from chop.kernels.plan import DOUBLE_BITS, FIXED, LOG, MINIFLOAT, LoopParameters
 
 SMALLEST_NORMAL = 2.0**-126  # of float32
 LARGEST_POWER = 2.0**127
@@ -159,7 +159,7 @@ class LogRounder(Rounder):
         torch.add(power.values, values, alpha=0.0, out=values)
 
 
-def rounder_of(plan: Plan, real: Real) -> Rounder | None:
+def rounder_of(plan: LoopParameters, real: Real) -> Rounder | None:
     """The rounder of a plan; None for another kind of element."""
     if plan.core == FIXED:
         keeps_sign = math.copysign(1.0, plan.zero) < 0

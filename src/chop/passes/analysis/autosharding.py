@@ -113,7 +113,7 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
     the plan, and compares it with one process.
 
     Returns:
-        plan: the `Plan`.
+        plan: the `ShardingPlan`.
         simulation: of a forward by it: `seconds`, `collectives`, `kept_bytes`, `peak_bytes` and
             `steps` by node, of one process.
         alternatives: the same of the plans that need no search, by name.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chop.distributed.plan import Plan
+from chop.distributed.plan import ShardingPlan
 from chop.distributed.source import TensorSource
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
@@ -20,7 +20,7 @@ class ReshardingConfig:
 
     Attributes:
         plan: what each process keeps and reads: "replicate", "data", "rows" or "megatron"; or a
-            `chop.distributed.Plan`, the path of its JSON file, or what that holds.
+            `chop.distributed.ShardingPlan`, the path of its JSON file, or what that holds.
         mesh: processes along each axis, as 2, (2, 2) or "2x2". None: the plan's own, or all
             processes along one axis.
         backend: "gloo" (CPU) or "nccl" (CUDA, one device per process). None: nccl where each
@@ -30,7 +30,7 @@ class ReshardingConfig:
             process before the graph is given back; expects a model in evaluation mode.
     """
 
-    plan: Plan | Mapping[str, Any] | str | Path = "megatron"
+    plan: ShardingPlan | Mapping[str, Any] | str | Path = "megatron"
     mesh: tuple[int, ...] | int | str | None = None
     backend: Literal["gloo", "nccl"] | None = None
     source: TensorSource | None = None
@@ -46,7 +46,7 @@ def resharding_transform_pass(mg: MaseGraph, config: ReshardingConfig) -> dict[s
     on one process only, a mesh of 1, nothing has to be started.
 
     Returns:
-        plan: the `Plan`, its placements checked against the graph.
+        plan: the `ShardingPlan`, its placements checked against the graph.
         mesh: the `torch.distributed.device_mesh.DeviceMesh`.
         local_bytes: of the parameters and buffers that this process keeps.
         whole_bytes: of those of the whole model.
