@@ -21,15 +21,15 @@ from resnet20 import ResNet20, read_pictures
 from safetensors.torch import load_file
 from torch import nn
 
-from chop.actions.search.warm_start import SHARE, uniforms_within, warm_start
-from chop.actions.sweep.record import write_table
-from chop.actions.workload import Workload, raise_to_graph
 from chop.data import get_tokenized_dataset
 from chop.mixed_precision import PrecisionProblem
+from chop.mixed_precision.warm_start import SHARE, uniforms_within, warm_start
 from chop.models import load_model
+from chop.report.measured import MeasuredTable
 from chop.search import Config, Constraint, Goal, Search
 from chop.train import Rows, default_dataset, fit, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
+from chop.workloads.workload import Workload, raise_to_graph
 
 TRIALS = (40, 100)
 
@@ -141,7 +141,7 @@ def run(name: str, args: argparse.Namespace) -> None:
                     _compare(rows[-1], first)
     for each in rows:
         del each["right"]
-    write_table(out, f"{workload.title}, {len(workload.test)} test rows", rows)
+    MeasuredTable(f"{workload.title}, {len(workload.test)} test rows", rows).write(out)
 
 
 def _kl(problem: PrecisionProblem, config: Config | None) -> float:

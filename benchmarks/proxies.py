@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau, spearmanr
 
-from chop.actions.search.nas import usual_fields
 from chop.models import load_model
-from chop.nas.architecture import Architectures
+from chop.nas.architecture import Architectures, usual_fields
 from chop.nas.proxies import PROXIES, zero_cost_score
 from chop.nas.training import TrainedMeasure, split_rows
 from chop.runs import Journal

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import Workload
 from chop.train import Rows
+from chop.workloads.workload import Workload
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STAGES = ((16, 1), (32, 2), (64, 2))

@@ -25,9 +25,9 @@ from chop import MaseGraph, passes
 from chop.actions.ptq import quantize_after_training
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import load_workload, raise_to_graph
 from chop.formats import Integer
 from chop.train import evaluate
+from chop.workloads.workload import load_workload, raise_to_graph
 
 TOLERATED = 0.01
 METHODS = ("l1-norm", "random")

@@ -18,15 +18,15 @@ import json
 from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
-from chop.actions.search.nas import PASS_ARGS
-from chop.actions.sweep.record import write_table
-from chop.actions.workload import WorkloadConfig, fingerprint_of_rows, load_workload
 from chop.nas.architecture import Architectures
-from chop.nas.compression import Compression
+from chop.nas.compression import PASS_ARGS, Compression
 from chop.nas.training import TrainedMeasure, split_rows
+from chop.report.measured import MeasuredTable
 from chop.runs import Journal
 from chop.search import Goal, Search
 from chop.train import evaluate
+from chop.workloads.fingerprints import fingerprint_of_rows
+from chop.workloads.workload import WorkloadConfig, load_workload
 
 SIZES = {
     "num_hidden_layers": (1 / 2, 1, 3 / 2),
@@ -156,7 +156,7 @@ def main():
     )
     best = {mode: best_of(found[mode, seed] for seed in range(args.seeds)) for mode in MODES}
     table = [report(lab, mode, trial) for mode, trial in best.items()]
-    write_table(args.out, f"{title}: the best of each mode", table)
+    MeasuredTable(f"{title}: the best of each mode", table).write(args.out)
     chosen = {mode: dict(trial.config) for mode, trial in best.items()}
     (args.out / "best.json").write_text(json.dumps(chosen, indent=2))
 

@@ -13,7 +13,6 @@ import argparse
 from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
-from chop.actions.workload import WorkloadConfig, load_workload
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.nas.architecture import Architectures
@@ -22,6 +21,7 @@ from chop.nas.training import TrainedMeasure, split_rows
 from chop.search import Goal, Search
 from chop.tables import print_table
 from chop.train import evaluate
+from chop.workloads.workload import WorkloadConfig, load_workload
 
 COURSE = {
     "num_hidden_layers": [2, 4, 8],

@@ -20,7 +20,6 @@ import optuna
 from torch import nn
 
 from chop import MaseGraph
-from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.nas.architecture import suggest_by_name
 from chop.nas.training import split_rows
@@ -34,6 +33,7 @@ from chop.search import Constraint, Goal, Search
 from chop.tables import print_table
 from chop.tools.utils import deepsetattr
 from chop.train import evaluate
+from chop.workloads.workload import WorkloadConfig, load_workload, raise_to_graph
 
 CLASSES = [nn.Linear, LinearInteger, LinearMinifloatIEEE, LinearBlockFP, LinearBlockMinifloat]
 MOST_BITS = 4.0

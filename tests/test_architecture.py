@@ -31,7 +31,7 @@ def test_what_the_page_names_exists(path, name):
 
 def test_every_walk_names_its_files():
     walks = PAGE.split("\n## ")[1:]
-    assert len(walks) == 7
+    assert len(walks) == 8
     assert all(len(set(re.findall(r"`[\w/]+\.py", walk))) >= 4 for walk in walks)
 
 

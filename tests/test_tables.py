@@ -11,8 +11,9 @@ from chop.actions.compress_results import (
     terminal_table,
 )
 from chop.report.report import show
+from chop.statistics.intervals import wilson_of_share
 from chop.tables import print_table
-from chop.train.intervals import Score, wilson_of_share
+from chop.train.intervals import Score
 from chop.train.tasks import CLASSIFICATION
 
 ROWS = [

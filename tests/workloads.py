@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.actions.workload import Workload
 from chop.data.points import toy
 from chop.models import get_tokenizer
 from chop.train import Rows, fit, read_rows
+from chop.workloads.workload import Workload
 
 
 class Classifier(nn.Module):

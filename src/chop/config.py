@@ -26,6 +26,8 @@ COMMAND = "chop "
 """What the name of a command begins with."""
 NA = "NA"
 """What MASE's TOML files have for None."""
+MORE: Mapping[str, str] = {"panel": "More options"}
+"""`field(metadata=MORE)`: a setting that few people need; `--help` lists it last."""
 log = logging.getLogger(__name__)
 
 

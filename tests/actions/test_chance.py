@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from chop.actions.chance import check_float_model, warn_of_large_drop
 from chop.actions.compress import compress
 from chop.actions.lower import lower
 from chop.actions.search.precision import prepare
@@ -17,10 +16,11 @@ from chop.actions.settings.search import PrecisionConfig, SensitivityConfig
 from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
 from chop.actions.sweep.prune import prune_sweep
 from chop.actions.sweep.quantize import quantize_sweep
-from chop.actions.workload import Workload
 from chop.cli.app import app
 from chop.errors import ConfigError
 from chop.train import TASKS, Metric
+from chop.workloads.chance import check_float_model, warn_of_large_drop
+from chop.workloads.workload import Workload
 
 
 class Linear(nn.Module):

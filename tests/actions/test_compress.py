@@ -16,11 +16,11 @@ from chop import MaseGraph, passes
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, Row, compress, measure
 from chop.actions.doctor import OK, examine
-from chop.actions.progress import Stages
-from chop.actions.workload import WorkloadConfig, load_workload, raise_to_graph
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.formats import parse_format_string
 from chop.runs import MANIFEST, read_manifest
+from chop.runs.progress import Stages
+from chop.statistics.intervals import wilson
 from chop.train import (
     TASKS,
     Rows,
@@ -31,7 +31,7 @@ from chop.train import (
     read_rows,
     split_rows,
 )
-from chop.train.intervals import wilson
+from chop.workloads.workload import WorkloadConfig, load_workload, raise_to_graph
 from tests import programs
 from tests.subcases import subcases
 
@@ -50,7 +50,7 @@ def load_subject_of(config, data):
     """What `load_workload` makes of a data set, with a model that is no matter."""
     with pytest.MonkeyPatch.context() as patch:
         loaded = nn.Linear(4, 2), DatasetDict(data), TASKS["classification"]
-        patch.setattr("chop.actions.workload.load_checkpoint", lambda config: loaded)
+        patch.setattr("chop.workloads.workload.load_checkpoint", lambda config: loaded)
         return load_workload(config)
 
 
@@ -314,7 +314,7 @@ def test_an_earlier_model_survives_a_run_that_saves_none(tmp_path, capsys):
 
 
 def test_the_folder_is_made_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("chop.actions.workload.default_dataset", lambda *a: pytest.fail("worked"))
+    monkeypatch.setattr("chop.workloads.workload.default_dataset", lambda *a: pytest.fail("worked"))
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="under' cannot be written: Not a directory"):
         compress(quick(tmp_path / "file" / "under"))

@@ -14,9 +14,9 @@ from chop import __version__, runs
 from chop.actions.emit import _sentence, emit
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.simulate import simulate
-from chop.actions.workload import Workload
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
 from chop.hardware.project import ForeignCodeWarning
+from chop.workloads.workload import Workload
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 SETTINGS = {

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-import chop.actions.hf_folder as hf_folder
+import chop.workloads.hf_folder as hf_folder
 from chop import MaseGraph
 from chop.actions.compress import compress
 from chop.actions.settings.compress import CompressConfig

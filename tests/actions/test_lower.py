@@ -10,9 +10,9 @@ from torch import nn
 from chop import MaseGraph, runs
 from chop.actions.lower import lower
 from chop.actions.settings.lower import LowerConfig
-from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.nn.integer import Decode, Encode
+from chop.workloads.workload import Workload
 
 
 class Points(nn.Module):

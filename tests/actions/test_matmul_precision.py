@@ -10,7 +10,7 @@ from chop.actions.bench import bench_model
 from chop.actions.bench_results import measure_and_write
 from chop.actions.compress import compress
 from chop.actions.lower import lower
-from chop.actions.search.job import find_job, run_job
+from chop.actions.search.job import find_job, run_search
 from chop.actions.search.sensitivity import measure_sensitivity
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
@@ -21,9 +21,9 @@ from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
 from chop.actions.shard import shard
 from chop.actions.sweep.prune import prune_sweep
 from chop.actions.sweep.quantize import quantize_sweep
-from chop.actions.workload import Workload
 from chop.kernels.matmul_precision import allows_bfloat16
 from chop.studies.settings import BenchGenerateConfig
+from chop.workloads.workload import Workload
 from tests.workloads import plain, rows
 
 
@@ -39,7 +39,7 @@ def workload():
 def search(name):
     job = find_job(name)
     own = dataclasses.replace(job, prepare=lambda config: None)
-    return lambda config: run_job(own, config)
+    return lambda config: run_search(own, config)
 
 
 JOBS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from chop.actions.checkpoint import load_checkpoint
-from chop.actions.workload import Workload, WorkloadConfig, raise_to_graph
 from chop.errors import ConfigError
+from chop.workloads.checkpoint import load_checkpoint
+from chop.workloads.workload import Workload, WorkloadConfig, raise_to_graph
 
 X, Y = torch.randn(40, 8), torch.arange(40) % 3
 

@@ -14,9 +14,9 @@ from chop.actions.compress import CompressConfig, compress
 from chop.actions.compress_results import Row
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.train import Metric, evaluate, fit
+from chop.workloads.workload import Workload
 from tests import workloads
 
 

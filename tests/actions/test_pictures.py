@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from chop.actions.settings.workload import WorkloadConfig
-from chop.actions.workload import load_workload
 from chop.errors import ConfigError
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import load_workload
 
 NET = """
 from torch import nn

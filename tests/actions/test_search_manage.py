@@ -17,22 +17,17 @@ import pytest
 from typer.testing import CliRunner
 
 from chop.actions.search import job as jobs
-from chop.actions.search.job import Job, SearchConfig, run_job, settings_of
-from chop.actions.search.manage import (
-    choice_rows,
-    export_best,
-    load_search,
-    resume_search,
-    show_search,
-    toml,
-    work_for,
-)
+from chop.actions.search.job import SearchConfig, SearchJob, run_search, settings_of
+from chop.actions.search.manage import export_best, resume_search, show_search, work_for
 from chop.cli.app import app
 from chop.config import load_toml
 from chop.errors import ConfigError, UnavailableError, WriteError
+from chop.files.documents import dump_toml
+from chop.report.report import Report
 from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.search.ledger import Ledger
+from chop.search.reading import choice_rows, load_search
 from chop.search.result import OUTCOMES
 from chop.search.storage import open_engine
 from tests.unprivileged import NEEDS_ROOT, as_nobody, let_others_in
@@ -74,10 +69,10 @@ def prepare(config):
     )
 
 
-def write(config, search, result):
-    config.folder.mkdir(parents=True, exist_ok=True)
-    (config.folder / "result.json").write_text(json.dumps(result.counts))
-    return [dict(trial.values) for trial in result.measured]
+def report(config, search, result):
+    counts = {"result.json": lambda path: path.write_text(json.dumps(result.counts))}
+    rows = [dict(trial.values) for trial in result.measured]
+    return Report("toy", {}, result, rows, files=counts, result_file="")
 
 
 def export(config, chosen):
@@ -90,7 +85,7 @@ def export(config, chosen):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    job = Job("toy", ToyConfig, prepare, write, export)
+    job = SearchJob("toy", ToyConfig, prepare, report, export)
     monkeypatch.setitem(sys.modules, "toy_job", types.SimpleNamespace(JOB=job))
     monkeypatch.setitem(jobs.JOB_MODULES, "toy", "toy_job")
     return job
@@ -98,7 +93,7 @@ def toy(monkeypatch):
 
 @pytest.fixture
 def begun(toy, tmp_path):
-    run_job(toy, ToyConfig(out=tmp_path / "toy"))
+    run_search(toy, ToyConfig(out=tmp_path / "toy"))
     return tmp_path / "toy"
 
 
@@ -122,7 +117,7 @@ def test_a_row_that_was_altered_is_damage(change, begun):
 
 def test_a_killed_job_is_resumed_from_what_its_study_knows(toy, tmp_path):
     config = ToyConfig(out=tmp_path / "toy", kill_at=4, limit=7, seed=5)
-    process = multiprocessing.get_context("fork").Process(target=run_job, args=(toy, config))
+    process = multiprocessing.get_context("fork").Process(target=run_search, args=(toy, config))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -199,7 +194,7 @@ def test_toml_is_read_back(tmp_path):
         "more": {"x": {"y": 1}, "z": 2},
         'a "key"\n[evil]': "\x1b[2J \x7f \r\n 🙂 \u2028",
     }
-    (tmp_path / "x.toml").write_text(toml(settings))
+    (tmp_path / "x.toml").write_text(dump_toml(settings))
     assert load_toml(tmp_path / "x.toml") == {k: v for k, v in settings.items() if v is not None}
 
 
@@ -245,7 +240,7 @@ def files_of(folder):
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_copied_or_moved_folder_is_gone_on_with_where_it_is(is_moved, toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_job(toy, ToyConfig(out="runs/toy"))
+    run_search(toy, ToyConfig(out="runs/toy"))
     (shutil.move if is_moved else shutil.copytree)("runs/toy", "copy")
     before = files_of(tmp_path / "runs")
     result = resume_search("copy", trials=8)
@@ -261,7 +256,7 @@ def test_a_copied_or_moved_folder_is_gone_on_with_where_it_is(is_moved, toy, tmp
 
 def test_a_search_with_its_storage_elsewhere_writes_where_it_did(toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_job(toy, ToyConfig(out="out", storage="disk/x.db"))
+    run_search(toy, ToyConfig(out="out", storage="disk/x.db"))
     shutil.rmtree("out")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -336,7 +331,7 @@ def test_passwords_are_neither_kept_nor_told(toy, tmp_path, monkeypatch):
 
     monkeypatch.setitem(toy.__dict__, "prepare", stop)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        run_job(toy, config)
+        run_search(toy, config)
     (told,) = stopped.value.__notes__
     assert "'postgresql://127.0.0.1:1/d?user=u' --name toy" in told
     assert "s3cr3t" not in "".join(traceback.format_exception(stopped.value))
@@ -367,13 +362,13 @@ def test_a_folder_in_out_means_a_study(begun, tmp_path, monkeypatch):
 def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
     config = ToyConfig(out=tmp_path / "a b")
     if count:
-        run_job(toy, config)
+        run_search(toy, config)
     monkeypatch.setitem(toy.__dict__, "write", None)
     monkeypatch.setitem(
         toy.__dict__, "prepare", lambda config: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt) as stopped:
-        run_job(toy, config)
+        run_search(toy, config)
     (told,) = stopped.value.__notes__
     assert told.startswith("finished trials are kept" if count else "no trial was finished")
     assert (f"resume '{tmp_path}/a b/toy'" in told) is bool(count)
@@ -389,7 +384,7 @@ def test_a_worker_takes_its_storage_from_the_environment(begun, monkeypatch):
 
 def test_a_home_folder_and_a_working_directory_that_changes(toy, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    run_job(toy, ToyConfig(out="~/runs"))
+    run_search(toy, ToyConfig(out="~/runs"))
     assert (tmp_path / "runs" / "toy" / "result.json").is_file()
     assert len(load_search("~/runs/toy")[1].measured) == 6
     monkeypatch.chdir(tmp_path)

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from chop import MaseGraph
-from chop.actions.search.job import rebuild, run_job, settings_of
-from chop.actions.search.nas import JOB, NasConfig, architectures, export, prepare, usual_fields
-from chop.actions.workload import Workload
+from chop.actions.search.job import rebuild, run_search, settings_of
+from chop.actions.search.nas import JOB, NasConfig, architectures, export, prepare
 from chop.config import parse
 from chop.data import load_dataset
 from chop.errors import ConfigError
 from chop.models import load_model
+from chop.nas.architecture import usual_fields
 from chop.runs import read_manifest
 from chop.train import evaluate, read_rows
+from chop.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("unpainted")
 
@@ -33,7 +34,7 @@ def workload(monkeypatch):
     data = load_dataset("digits", limit=120)
     rows = read_rows(data["train"]), read_rows(data["test"])
     found = Workload(load_model("vit"), "vit", "digits", *rows, torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: found)
+    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: found)
     return found
 
 
@@ -43,9 +44,9 @@ def config(tmp_path, **settings):
 
 def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, workload, capsys):
     asked = config(tmp_path)
-    result = run_job(JOB, replace(asked, trials=3))
+    result = run_search(JOB, replace(asked, trials=3))
     first = list(result.measured)
-    result = run_job(JOB, asked)
+    result = run_search(JOB, asked)
     assert result.measured[: len(first)] == first and len(result.measured) == 5
     assert len({trial.key for trial in result.measured}) == 5
     noted = json.loads((tmp_path / "nas" / "best.json").read_text())
@@ -93,11 +94,11 @@ def wilson_by_hand(share, count):
 @pytest.mark.long
 def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, workload, capsys):
     asked = config(tmp_path / "here", trials=2)
-    run_job(JOB, asked)
+    run_search(JOB, asked)
     capsys.readouterr()
     (tmp_path / "here" / "nas" / "best").rename(tmp_path / "elsewhere")
     first = json.loads((tmp_path / "here" / "nas" / "best.json").read_text())
-    run_job(JOB, asked)
+    run_search(JOB, asked)
     printed = " ".join(capsys.readouterr().out.split())
     assert "training it again, for its test accuracy" in printed
     place = f"(host {platform.node()}, process {os.getpid()}), in nas/best/{first['key']} of its"
@@ -108,9 +109,9 @@ def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, wor
 @pytest.mark.long
 def test_a_model_that_was_just_trained_is_the_one_that_is_loaded_later(tmp_path, workload):
     workload.model.config.problem_type = "single_label_classification"  # transformers sets it
-    run_job(JOB, config(tmp_path, trials=1))
+    run_search(JOB, config(tmp_path, trials=1))
     workload.model.config.problem_type = None
-    assert len(run_job(JOB, config(tmp_path, trials=2)).measured) == 2
+    assert len(run_search(JOB, config(tmp_path, trials=2)).measured) == 2
 
 
 @pytest.mark.long
@@ -124,7 +125,7 @@ def test_budgets_modes_and_scores(tmp_path, workload):
         share=0.5,
         keep=0,
     )
-    result = run_job(JOB, asked)
+    result = run_search(JOB, asked)
     assert len(result.measured) == 5
     assert all(t.values["size_bytes"] < 3 * t.values["parameters"] for t in result.measured)
     assert result.best is None or result.best.values["parameters"] <= 4000
@@ -159,9 +160,9 @@ def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, workload):
             prepare(config(tmp_path, **settings))
     with pytest.raises(ConfigError, match="MaseGraph.from_checkpoint reads them"):
         export(config(tmp_path), {})
-    run_job(JOB, config(tmp_path, trials=1))
+    run_search(JOB, config(tmp_path, trials=1))
     with pytest.raises(ConfigError, match="begun with other problem"):
-        run_job(JOB, config(tmp_path, epochs=2))
+        run_search(JOB, config(tmp_path, epochs=2))
 
 
 def test_usual_fields_are_half_and_twice():

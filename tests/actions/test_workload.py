@@ -17,13 +17,13 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from chop.actions import workload as workload_module
-from chop.actions.settings.workload import short_name
-from chop.actions.workload import WorkloadConfig, load_workload
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.models import load_model
 from chop.train import evaluate
+from chop.workloads import workload as workload_module
+from chop.workloads.settings import short_name
+from chop.workloads.workload import WorkloadConfig, load_workload
 
 
 def bert(vocab_size=200):

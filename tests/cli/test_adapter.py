@@ -14,7 +14,6 @@ from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.settings.sweep import PruneSweepConfig
-from chop.actions.settings.workload import WorkloadConfig
 from chop.cli.adapter import CommandGroup, build_command
 from chop.cli.app import app
 from chop.cli.command import Command, load
@@ -27,6 +26,7 @@ from chop.studies.settings import (
     BenchDequantizeConfig,
     StudyConfig,
 )
+from chop.workloads.settings import WorkloadConfig
 from tests import programs
 from tests.subcases import subcases
 
@@ -363,3 +363,15 @@ def test_empty_paths_are_refused(words, capsys):
         app(words, prog_name="chop")
     assert ended.value.code == 2
     assert "got an empty text" in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_that_few_need_are_listed_last():
+    command = build_command(Command(print, "chop.actions.settings.search:PrecisionConfig"), "x")
+    panels = {each.name: getattr(each, "rich_help_panel", None) for each in command.params}
+    shown = [name for name, panel in panels.items() if panel not in ("More options", "Output")]
+    assert len(shown) <= 18  # --config and --help among them
+    assert {"model", "dataset", "out", "trials", "formats", "goals", "budgets"} <= {*shown}
+    order = [panel == "More options" for name, panel in panels.items() if panel != "Output"]
+    assert panels["lr"] == panels["tokenizer"] == "More options"
+    assert sorted(order[: order.index(True)]) == [False] * order.index(True)
+    assert panels.keys() >= {each.name for each in fields(PrecisionConfig)}

@@ -6,9 +6,7 @@ import pytest
 
 from chop import runs
 from chop.actions.bench import _compressed_run as compressed_run
-from chop.actions.pictures import _read_json as read_preprocessor
 from chop.actions.search.several import _best
-from chop.actions.search.warm_start import cached
 from chop.config import load_toml
 from chop.distributed.plan import ShardingPlan
 from chop.distributed.weight_files import INDEX, stored_tensors
@@ -20,9 +18,11 @@ from chop.ir.storage.checkpoint import _parse as read_checkpoint
 from chop.ir.storage.metadata_file import _parse as read_metadata
 from chop.lora.peft_format import CONFIG_FILE
 from chop.lora.peft_format import _read_config as read_adapter
+from chop.mixed_precision.warm_start import cached
 from chop.models.load import read_config
 from chop.runs.journal import Journal
 from chop.search.ledger import Row
+from chop.workloads.pictures import _read_json as read_preprocessor
 from tests.subcases import subcases
 
 BROKEN = {

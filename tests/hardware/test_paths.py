@@ -6,7 +6,7 @@ from torch import nn
 
 from chop.actions.emit import emit
 from chop.actions.settings.emit import EmitConfig
-from chop.actions.workload import Workload
+from chop.workloads.workload import Workload
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 

@@ -4,11 +4,11 @@ from functools import cache
 
 from chop import MaseGraph, passes
 from chop.actions.ptq import quantize_after_training
-from chop.actions.workload import Workload
 from chop.formats import parse_format_string
 from chop.ir.ops import quantizable_operators
 from chop.models import load_model
 from chop.train import default_dataset, load_trained, read_rows
+from chop.workloads.workload import Workload
 
 CALIBRATION_ROWS = 64
 

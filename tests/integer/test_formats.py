@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from chop import passes
-from chop.actions.ptq import present_operators
 from chop.formats import Binary, MXInt, QuantSpec, ScaleInteger, Ternary, parse_format_string
 from chop.ir.ops import quantizable_operators
+from chop.quantization.named_operators import present_operators
 from chop.train.calibration import calibration_batches
 from tests.integer import graphs
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from chop.actions.search.warm_start import warm_start
-from chop.actions.workload import raise_to_graph
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.mixed_precision.warm_start import warm_start
 from chop.search import Constraint, Goal, Search
 from chop.train.evaluator import Evaluator
+from chop.workloads.workload import raise_to_graph
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

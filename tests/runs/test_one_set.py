@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from chop import runs
-from chop.actions.sweep.record import write_figure, write_table
 from chop.errors import WriteError
 from chop.files import (
     atomic_file,
@@ -20,6 +19,8 @@ from chop.files import (
     write_json,
     write_text,
 )
+from chop.report.measured import MeasuredTable
+from chop.report.report import figure_files
 from tests.unprivileged import NEEDS_ROOT, NOBODY
 
 
@@ -29,8 +30,9 @@ def job(folder, value, stop=None):
         runs.Journal(folder / "points.jsonl").add({"value": value}, {"found": value})
         run.rows = [{"value": value}]
         with run.results():
-            write_table(folder, "a table", [{"value": value}])
-            write_figure(folder / "curve", lambda path: write_text(path, f"drawn {value}"))
+            MeasuredTable("a table", [{"value": value}]).write(folder)
+            for name, draw in figure_files("curve", write_text, f"drawn {value}").items():
+                draw(folder / name)
             if stop is not None:
                 stop()
             write_json(folder / "best.json", {"value": value})

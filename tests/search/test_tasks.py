@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from chop.actions.search.precision import PrecisionConfig, prepare, write
-from chop.actions.workload import Workload, raise_to_graph
+from chop.actions.search.precision import PrecisionConfig, prepare, report
 from chop.errors import ConfigError
 from chop.mixed_precision.layer_sensitivity import sensitivity
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.nas.training import TrainedMeasure
+from chop.report.report import write_report
 from chop.train import TASKS, evaluate, fit, read_rows
 from chop.train.evaluator import Evaluator
+from chop.workloads.workload import Workload, raise_to_graph
 from tests import workloads
 
 
@@ -71,7 +72,7 @@ def test_the_job_finds_formats_of_a_regression(line, tmp_path):
     )
     search = prepare(config, line)
     result = search.run(until=4)
-    write(config, search, result, line)
+    write_report(report(config, search, result, line), config.folder)
     best = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert best["values"]["mse"] == min(
         trial.values["mse"] for trial in result.measured if trial.values["bits"] <= 4

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
+from chop.statistics.intervals import wilson
 from chop.train import TASKS, Metric
 from chop.train.intervals import (
     Score,
@@ -13,7 +14,6 @@ from chop.train.intervals import (
     format_cell,
     format_interval,
     interval_of,
-    wilson,
 )
 
 CLASSES, NUMBERS, TOKENS = (

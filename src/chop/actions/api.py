@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.compress import compress as run_compression
 from chop.actions.compress_results import MODEL_FILES
-from chop.actions.ptq import check_operators, present_operators, weighted_operators
 from chop.actions.settings.compress import CompressConfig
-from chop.actions.workload import Workload
 from chop.config import parse
 from chop.data import label_column
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
+from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
 from chop.train import Metric, Rows, Task, read_rows, split_rows
 from chop.train.calibration import calibrated, example_inputs
 from chop.train.model_io import LABELS
+from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable

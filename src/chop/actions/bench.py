@@ -16,8 +16,6 @@ from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.actions.latency import compare_with_float, speed_tables
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
-from chop.actions.settings.workload import WorkloadConfig
-from chop.actions.workload import load_workload, raise_to_graph
 from chop.errors import CheckpointError
 from chop.files import latest, shared_lock
 from chop.files.documents import read_json
@@ -26,6 +24,8 @@ from chop.report.bench_plots import plot_ratios
 from chop.report.report import Report, figure
 from chop.studies.model import ModelComparison
 from chop.studies.results import flat_row
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import load_workload, raise_to_graph
 
 WEIGHTS = "model.pt"
 

@@ -9,7 +9,6 @@ from typing import Any
 from rich import get_console
 
 from chop import passes
-from chop.actions.chance import check_scores, warn_of_large_drop
 from chop.actions.compress_results import (
     MODEL_FILES,
     Candidate,
@@ -22,17 +21,18 @@ from chop.actions.compress_results import (
     terminal_table,
 )
 from chop.actions.job import Job, Output, load_with_validation, run_job
-from chop.actions.progress import Stages
 from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
 from chop.actions.settings.compress import CompressConfig
-from chop.actions.workload import Workload, raise_to_graph
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.quantization.unreached import describe_unreached
 from chop.report.report import Note, Report, show
+from chop.runs.progress import Stages
 from chop.train import Metric
+from chop.workloads.chance import check_scores, warn_of_large_drop
+from chop.workloads.workload import Workload, raise_to_graph
 
 FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
 """Kinds of stages, by how long they take."""

@@ -15,19 +15,20 @@ import torch
 from rich.console import Console
 
 from chop import passes
-from chop.actions.hf_folder import FOLDER, hugging_face_folder
 from chop.actions.job import Output
 from chop.actions.latency import compare_with_float, describe_speed, speed_tables
-from chop.actions.workload import Workload
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Block, Note, Report, Table, figure
+from chop.statistics.intervals import Interval
 from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.train import Metric
-from chop.train.intervals import Interval, Score
+from chop.train.intervals import Score
+from chop.workloads.hf_folder import FOLDER, hugging_face_folder
+from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from chop.actions.settings.compress import CompressConfig

@@ -11,7 +11,6 @@ from chop import runs
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
-from chop.actions.workload import Workload
 from chop.errors import CheckpointError, ConfigError
 from chop.files import atomic_folder, write_text
 from chop.hardware.dataflow import dataflow_svg
@@ -26,6 +25,7 @@ from chop.hardware.verify import Codes, checks, trace
 from chop.integer.compare import compare_outputs
 from chop.integer.golden import GOLDEN
 from chop.report.report import Block, Cell, Heading, Note, Report, Table
+from chop.workloads.workload import Workload
 
 ALL_ROWS = 10**9
 TOLERANCE = 0.03

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from chop import runs
-from chop.actions.chance import check_float_model
-from chop.actions.interrupt import with_interruption_note
-from chop.actions.workload import Workload, settings_with, workload_for
 from chop.kernels.matmul_precision import matmul_precision
 from chop.report.report import Report, say, show, write_report
+from chop.runs.interrupt import with_interruption_note
+from chop.workloads.chance import check_float_model
+from chop.workloads.workload import Workload, settings_with, workload_for
 
 C = TypeVar("C")
 W = TypeVar("W")
@@ -132,7 +132,7 @@ def run_job(
     """
     settings: Any = config
     with (
-        matmul_precision(settings.matmul_precision),
+        matmul_precision(getattr(config, "matmul_precision", None)),
         with_interruption_note(lambda: job.kept(config)),
     ):
         placed = config if folder is None else replace(settings, out=folder)

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Table
 from chop.studies.model import Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
+from chop.workloads.workload import Workload
 
 COMPRESSED = "compressed"
 """The name of the saved model in tables."""

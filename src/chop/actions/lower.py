@@ -14,15 +14,16 @@ from chop import passes
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.lower import LowerConfig, LoweringConfig
-from chop.actions.workload import Workload, raise_to_graph
 from chop.formats import NumberFormat, parse_format_string
 from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
 from chop.report.report import Cell, Note, Report, Table
+from chop.statistics.intervals import Interval, wilson_of_share
 from chop.train.calibration import calibration_batches
-from chop.train.intervals import Interval, format_interval, wilson_of_share
+from chop.train.intervals import format_interval
 from chop.train.tasks import CLASSIFICATION
+from chop.workloads.workload import Workload, raise_to_graph
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:

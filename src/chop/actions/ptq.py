@@ -6,54 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop import passes
-from chop.actions.workload import Workload
-from chop.errors import ConfigError, check_known
+from chop.errors import check_known
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import OPERANDS
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import OPS, quantizable_operators
+from chop.quantization.named_operators import present_operators
 from chop.train.calibration import calibrated, calibration_batches
+from chop.workloads.workload import Workload
 
 METHODS = {"smoothquant": "SmoothQuant", "awq": "AWQ", "gptq": "GPTQ"}
 """Methods that calibrate rounding on training rows, in the order in which they are applied."""
 
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
-
-
-def weighted_operators() -> tuple[str, ...]:
-    """The names of quantizable operators with a matrix of weights."""
-    return tuple(row.name for row in OPS.values() if row.weight and row.quantized)
-
-
-def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
-    """Raises ConfigError where there is no name, or one is not among the choices.
-
-    Args:
-        names: they.
-        choices: default, all quantizable operators.
-    """
-    choices = choices or quantizable_operators()
-    for name in names:
-        check_known(name, choices, "operators: unknown")
-    if not names:
-        raise ConfigError("operators: expected at least one.")
-
-
-def present_operators(mg: MaseGraph, names: Sequence[str]) -> list[str]:
-    """Those of `names` that the graph has.
-
-    Raises:
-        ConfigError: it has none of them.
-    """
-    present = {mg.operator(node).name for node in mg.nodes}
-    found = [name for name in names if name in present]
-    if not found:
-        raise ConfigError(
-            f"the model has none of the operators {', '.join(names)}; "
-            f"it has: {', '.join(sorted(name for name in present if name in OPS))}."
-        )
-    return found
 
 
 def quantize_after_training(

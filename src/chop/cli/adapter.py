@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from chop.cli.command import COMMON, Command
 from chop.cli.execute import execute
 from chop.cli.values import is_list, is_mapping, members
+from chop.config import MORE
 from chop.passes.docstrings import entries, split_section
 
 ALIASES = {
@@ -114,8 +115,8 @@ def flowing(text: str) -> str:
 def _options(command: Command) -> Iterator[inspect.Parameter]:
     source = command.source
     hints, texts = typing.get_type_hints(source), entries(source)
-    for parameter in inspect.signature(source).parameters.values():
-        name = parameter.name
+    parameters = inspect.signature(source).parameters
+    for name, parameter in sorted(parameters.items(), key=lambda x: _is_rare(source, x[0])):
         if command.only and name not in command.only:
             continue
         default = command.defaults.get(name, parameter.default)
@@ -205,8 +206,16 @@ def _spellings(name: str, hint: Any) -> list[str]:
 
 
 def _panel(source: Callable[..., Any], name: str) -> str | None:
-    """The heading of an option: the first line of the base class that has the field, if any."""
+    """The heading of an option: its field's, or the first line of the base class that has it."""
     if not isinstance(source, type):
         return None
+    if _is_rare(source, name):
+        return MORE["panel"]
     owner = next(c for c in reversed(source.__mro__) if name in inspect.get_annotations(c))
     return None if owner is source else (owner.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def _is_rare(source: Callable[..., Any], name: str) -> bool:
+    """True of options that few people need: help has them last, whichever class they are of."""
+    found: Mapping[str, Any] = getattr(source, "__dataclass_fields__", {})
+    return name in found and found[name].metadata.get("panel") == MORE["panel"]

@@ -131,12 +131,12 @@ def _job(name: str) -> Any:
     """The search job of that name as a function of its settings: one search, or several."""
 
     def run(config: Any) -> Any:
-        from chop.actions.search.job import find_job, run_job
+        from chop.actions.search.job import find_job, run_search
         from chop.actions.search.several import folder_of, is_several, run_several
 
         job = find_job(name)
         if not is_several(job, config):
-            return _found(run_job(job, config))
+            return _found(run_search(job, config))
         rows = run_several(job, config)
         typer.echo(f"{folder_of(config) / 'best-so-far.svg'}")
         return rows
@@ -226,7 +226,7 @@ def export(
         return export_best(where, path, name, trial)
     if trial is not None:
         raise ConfigError(f"--trial: '{path}' takes all trials; a .toml file takes one.")
-    from chop.actions.search.optuna_view import export_study
+    from chop.search.optuna_view import export_study
 
     return export_study(where, path, name)
 
@@ -249,7 +249,7 @@ def dashboard(
         host: address to listen on.
         port: port to listen on.
     """
-    from chop.actions.search.optuna_view import serve_dashboard
+    from chop.search.optuna_view import serve_dashboard
 
     serve_dashboard(where, name, host, port)
 

@@ -11,7 +11,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +137,37 @@ def _check(document: Any) -> None:
 
 def _kind(value: Any) -> str:
     return KINDS.get(type(value), "null" if value is None else f"a {type(value).__name__}")
+
+
+def dump_toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML, tables last; None is left out.
+
+    >>> print(dump_toml({"layers": {"fc.1": {"weight": "4.mse"}}, "formats": [], "limit": 8}))
+    formats = []
+    limit = 8
+    <BLANKLINE>
+    [layers."fc.1"]
+    weight = "4.mse"
+    <BLANKLINE>
+    """
+    return "\n".join(_toml_lines(settings, ())) + "\n"
+
+
+def _toml_lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
+    tables = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
+    plain = {k: v for k, v in settings.items() if k not in tables and v is not None}
+    if path and plain:
+        yield f"\n[{'.'.join(map(_toml_key, path))}]"
+    yield from (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in plain.items())
+    for key, table in tables.items():
+        yield from _toml_lines(table, (*path, key))
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's texts, numbers, truth values and lists are TOML's, but for pairs of surrogates."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

@@ -38,6 +38,8 @@ def identity(layer: nn.Linear) -> nn.Module:
     return Identity()
 
 
+USUAL_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
+"""Sizes that most configurations have."""
 SQUARE_LAYERS: dict[str, Replacement] = {"Linear": linear, "Identity": identity}
 """What may stand in the place of a linear layer with as many inputs as outputs, by name."""
 
@@ -311,3 +313,13 @@ def _moves(start: Shapes | str, shapes: Shapes | str) -> bool:
 
 def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def usual_fields(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Half, as it is, and twice, of the sizes that most configurations have."""
+    sizes = {name: getattr(config, name, None) for name in USUAL_FIELDS}
+    return {
+        name: tuple(sorted({max(1, size // 2), size, 2 * size}))
+        for name, size in sizes.items()
+        if isinstance(size, int)
+    }

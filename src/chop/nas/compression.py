@@ -19,6 +19,14 @@ from chop.train import Rows, calibration_batches, fit
 from chop.train.calibration import calibrated, example_inputs
 
 Mode = Literal["none", "compress", "compress-train"]
+PASS_ARGS: dict[str, Any] = {
+    "quantize_transform_pass": {
+        "by": "type",
+        "linear": {"config": {"name": "integer", "width": 4, "frac_width": "auto"}},
+    },
+    "prune_transform_pass": {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}},
+}
+"""How models are compressed where nothing else is said."""
 
 
 @dataclass(frozen=True)

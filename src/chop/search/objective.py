@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from chop.errors import ChopError, ConfigError, did_you_mean
+from chop.errors import ChopError, ConfigError, check_known, did_you_mean
 from chop.search.space import Config
 
 Direction = Literal["maximize", "minimize"]
@@ -104,6 +104,34 @@ def objectives_of(goals: Goals) -> tuple[Goal, ...]:
 def constraints_of(goals: Goals) -> tuple[Constraint, ...]:
     """The constraints among the goals."""
     return tuple(goal for goal in goals if isinstance(goal, Constraint))
+
+
+def named_goals(
+    names: Iterable[str],
+    budgets: Mapping[str, float],
+    directions: Mapping[str, Direction],
+    sizes: Collection[str],
+) -> tuple[Goal | Constraint, ...]:
+    """Objectives, then constraints, by the names that a problem has for them.
+
+    Args:
+        names: of the objectives.
+        budgets: bound of each constraint, by name.
+        directions: name -> direction, of everything that the problem measures.
+        sizes: names of what every model has some of.
+    Raises:
+        ConfigError: a name is unknown, or a budget is no number that what it bounds can have.
+    """
+    for where, given in (("goals", names), ("budgets", budgets)):
+        for name in given:
+            check_known(name, directions, f"{where}: unknown")
+    for name, number in budgets.items():
+        if name in sizes and not number > 0:
+            raise ConfigError(f"budgets: {name}: got {number:g}, expected more than 0.")
+        if name == "accuracy" and not 0 <= number <= 1:
+            raise ConfigError(f"budgets: accuracy: got {number:g}, expected 0 to 1.")
+    limits = [Constraint(name, bound, directions[name]) for name, bound in budgets.items()]
+    return (*(Goal(name, directions[name]) for name in names), *limits)
 
 
 def goals_to_json(goals: Goals) -> list[list[Any]]:

@@ -8,24 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
+from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train import metrics
 from chop.train.tasks import IGNORED, Metric, classes, surprise, values
 
-LEVEL = 0.95
-"""Of every interval."""
-DRAWS = 1000
-"""Of a bootstrap that decides between two configurations."""
 METRIC_DRAWS, LEAST_DRAWS, DRAWN_ANSWERS = 400, 100, 10**7
 """Of one that tells how sure a metric is: many answers, which vary less, are drawn fewer times."""
 FEW_ROWS = 100
 """With fewer rows, intervals are wider than the differences between most formats."""
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -102,43 +96,6 @@ def interval_of(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval
     except Exception:  # of a user's function: it may refuse draws or answers of one class
         return None
     return None if any(map(math.isnan, ends)) else ends
-
-
-def wilson(right: float, count: int) -> Interval:
-    """The interval of a share of right answers at the level `LEVEL`.
-
-    Source: Wilson, Probable inference, the law of succession, and statistical inference, Journal
-        of the American Statistical Association 22, 1927.
-
-    >>> [round(end, 4) for end in wilson(9, 10)]
-    [0.5958, 0.9821]
-    """
-    if not count:
-        return 0.0, 1.0
-    z2, share = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2, right / count
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * count)) / count) / (1 + z2 / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def wilson_of_share(share: float, count: int) -> Interval:
-    """`wilson` of a share of `count` answers."""
-    return wilson(round(share * count), count)
-
-
-def bootstrap(statistic: Callable[[Tensor], float], count: int, draws: int = DRAWS) -> Interval:
-    """The middle `LEVEL` of a statistic over draws of so many answers with replacement.
-
-    Args:
-        statistic: of int64 (count,), places of answers.
-        count: of the answers.
-        draws: how many.
-    """
-    draw = torch.Generator().manual_seed(0)
-    drawn = [statistic(torch.randint(count, (count,), generator=draw)) for _ in range(draws)]
-    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
-    low, high = torch.tensor(drawn, dtype=torch.float64).quantile(ends).tolist()
-    return low, high
 
 
 CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], str] = {

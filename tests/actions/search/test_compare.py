@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from chop.actions.search.compare import compare_searches
-from chop.actions.search.manage import load_search
 from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
 from chop.notices import AdjustedWarning
 from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
+from chop.search.reading import load_search
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {str(w): w for w in range(2, 9)}) for i in range(3)))
 GOALS = (Goal("accuracy"), Constraint("bits", 6))

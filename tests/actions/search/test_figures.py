@@ -7,13 +7,12 @@ import signal
 import pytest
 import torch
 
-from chop.actions.search.figures import draw_search
-from chop.actions.search.job import run_job
-from chop.actions.search.nas import NasConfig
+from chop.actions.search.job import run_search
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.actions.workload import Workload
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.report.search_figures import search_figures
 from chop.search import Choice, Goal, Result, SearchSpace, TrialRecord
+from chop.workloads.workload import Workload
 from tests.workloads import plain, rows
 
 
@@ -23,7 +22,7 @@ def workload():
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: workload())
+    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: workload())
 
 
 def killed_at(call, config):
@@ -36,7 +35,7 @@ def killed_at(call, config):
         return measure(self, *given)
 
     PrecisionProblem.measure = killing
-    run_job(JOB, config)
+    run_search(JOB, config)
 
 
 def figures(out):
@@ -52,8 +51,8 @@ def test_a_killed_search_draws_the_figures_of_an_unbroken_one(tmp_path, no_train
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    run_job(JOB, config)
-    run_job(JOB, PrecisionConfig(out=tmp_path / "unbroken", **told))
+    run_search(JOB, config)
+    run_search(JOB, PrecisionConfig(out=tmp_path / "unbroken", **told))
     killed, unbroken = (figures(tmp_path / name) for name in ("killed", "unbroken"))
     assert (
         {"accuracy.svg", "best-so-far.svg", "front.png", "formats.svg"}
@@ -65,11 +64,14 @@ def test_a_killed_search_draws_the_figures_of_an_unbroken_one(tmp_path, no_train
 
 @pytest.mark.parametrize("value", [float("-inf"), 0.5])
 def test_nothing_is_drawn_of_a_search_without_a_finite_number(value, tmp_path):
-    config = NasConfig(out=tmp_path)
     space = SearchSpace((Choice("x", {"1": 1, "2": 2}),))
     trials = tuple(
         TrialRecord(i, "measured", {"x": text}, text, {"accuracy": value})
         for i, text in enumerate(("1", "2"))
     )
-    draw_search(config, Result((Goal("accuracy"),), trials), space, "nas", ("accuracy",))
-    assert len(list(tmp_path.rglob("*.*g"))) == (2 if value == 0.5 else 0)
+    result = Result((Goal("accuracy"),), trials)
+    files = search_figures("tpe", result, space, "nas", ("accuracy",))
+    assert list(files) == (["best-so-far.svg", "best-so-far.png"] if value == 0.5 else [])
+    for name, draw in files.items():
+        draw(tmp_path / name)
+    assert len(list(tmp_path.iterdir())) == len(files)

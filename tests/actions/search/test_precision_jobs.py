@@ -15,21 +15,22 @@ from rich import get_console
 from torch.distributions import Categorical, kl_divergence
 
 from chop.actions.compress import CompressConfig, quantize_layers
-from chop.actions.search import precision, precision_report
-from chop.actions.search.job import run_job, settings_of
+from chop.actions.search import precision
+from chop.actions.search.job import run_search, settings_of
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.actions.search.precision_report import HeldOutRows
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
-from chop.actions.search.warm_start import warm_start
-from chop.actions.workload import Workload, raise_to_graph
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.mixed_precision.layer_sensitivity import Sensitivity
+from chop.mixed_precision.warm_start import warm_start
+from chop.report.report import write_report
 from chop.runs import read_manifest
 from chop.train import evaluate
 from chop.train.evaluator import Evaluator
+from chop.workloads.workload import Workload, raise_to_graph
 from tests import programs
 from tests.workloads import plain, rows
 
@@ -40,12 +41,12 @@ def workload():
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: workload())
+    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: workload())
 
 
 def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     config = PrecisionConfig(out=tmp_path, widths="2,4,8", trials=14, search_rows=400)
-    result = run_job(JOB, config)
+    result = run_search(JOB, config)
     assert result.counts == {"measured": 14} and result.best.values["bits"] <= 4
     noted = json.loads((tmp_path / "precision" / "best.json").read_text())
     lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
@@ -77,17 +78,17 @@ def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
     config = PrecisionConfig(
         out=tmp_path, widths="2,8", trials=3, goals=("loss", "bits"), sampler="tpe"
     )
-    assert len(run_job(JOB, config).measured) == 3
+    assert len(run_search(JOB, config).measured) == 3
     noted = json.loads(json.dumps(settings_of(config)))
     again = parse(PrecisionConfig, {**noted, "trials": 8})
-    result = run_job(JOB, again)
+    result = run_search(JOB, again)
     assert len(result.measured) == 8 and len({trial.key for trial in result.measured}) == 8
     assert result.front[0].values["loss"] <= result.front[-1].values["loss"]
     other = PrecisionConfig(
         out=tmp_path, widths="2,8", trials=9, rule="minmax", goals=("loss", "bits")
     )
     with pytest.raises(ConfigError, match="begun with other"):
-        run_job(JOB, other)
+        run_search(JOB, other)
 
 
 def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
@@ -221,7 +222,7 @@ def test_ranges_may_name_widths():
 @pytest.mark.usefixtures("unpainted")
 def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, capsys):
     config = PrecisionConfig(out=tmp_path, widths="2,8", trials=4, budgets={"accuracy": 1.0})
-    result = run_job(JOB, config)
+    result = run_search(JOB, config)
     best = max(trial.values["accuracy"] for trial in result.measured)
     assert best < 1 and result.best is None and result.ranked[0].values["accuracy"] == best
     printed = " ".join(capsys.readouterr().out.split())
@@ -237,9 +238,9 @@ def test_a_budget_below_the_smallest_formats_is_refused_before_anything_is_tried
 ):
     told = {"out": tmp_path, "widths": "2,8", "trials": 4, "per": per}
     with pytest.raises(ConfigError, match="bits=0.5 cannot be kept: .* in every layer it is 2"):
-        run_job(JOB, PrecisionConfig(**told, budgets={"bits": 0.5}))
+        run_search(JOB, PrecisionConfig(**told, budgets={"bits": 0.5}))
     assert not (tmp_path / "search.db").exists()
-    smallest = run_job(JOB, PrecisionConfig(**told, budgets={"bits": 2.6})).best
+    smallest = run_search(JOB, PrecisionConfig(**told, budgets={"bits": 2.6})).best
     assert smallest is not None and smallest.values["bits"] <= 2.6
 
 
@@ -255,7 +256,9 @@ def search(tmp_path, given=None, **settings):
     config = PrecisionConfig(out=tmp_path, **settings)
     given = given or with_validation()
     result = precision.prepare(config, given).run(config.trials, progress=False)
-    precision.write(config, precision.prepare(config, given), result, given)
+    write_report(
+        precision.report(config, precision.prepare(config, given), result, given), config.folder
+    )
     lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
     return result, {row["formats"]: row for row in csv.DictReader(lines)}
 
@@ -370,7 +373,7 @@ def test_quiet_runs_say_nothing_of_the_warm_start(quiet, monkeypatch, capsys):
     monkeypatch.setattr(get_console(), "quiet", quiet)
     capsys.readouterr()
     goals, train = PrecisionConfig().all_goals(), with_validation().train
-    monkeypatch.setattr("chop.actions.search.warm_start.fisher_loss_increases", refuse)
+    monkeypatch.setattr("chop.mixed_precision.warm_start.fisher_loss_increases", refuse)
     assert list(warm_start(problem, train, goals, 1000)) == ["no search (KL)"]
     told = capsys.readouterr().out
     assert ("without Fisher information: no gradient" in told) != quiet
@@ -439,9 +442,7 @@ def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right,
     def score(right, divergence):
         predictions = test.held_out.labels.clone()
         predictions[right:] += 1
-        return precision_report.HeldOutScore(
-            right / 400, None, predictions, torch.full((400,), divergence).double()
-        )
+        return HeldOutScore(right / 400, None, predictions, torch.full((400,), divergence).double())
 
     verdict, sentence = test.compare(score(right, divergence), score(300, 0.2), "A")
     assert verdict == f", {told}" and sentence.endswith(f": {told}.")

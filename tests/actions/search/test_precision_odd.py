@@ -8,10 +8,11 @@ from torch import nn
 
 from chop.actions.search import precision
 from chop.actions.search.precision import PrecisionConfig
-from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.report.report import write_report
 from chop.search import Goal
+from chop.workloads.workload import Workload
 from tests.workloads import graph, language, rows
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -21,7 +22,9 @@ UNTRAINED = {"trials": 4, "widths": "3,8", "force": True}
 def search(given, folder, **settings):
     config = PrecisionConfig(out=folder, **{**UNTRAINED, **settings})
     result = precision.prepare(config, given).run(config.trials, progress=False)
-    precision.write(config, precision.prepare(config, given), result, given)
+    write_report(
+        precision.report(config, precision.prepare(config, given), result, given), config.folder
+    )
     return result, json.loads((config.folder / "best.json").read_text())
 
 

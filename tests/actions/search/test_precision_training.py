@@ -10,6 +10,7 @@ from chop.actions.search import precision
 from chop.actions.search.precision import PrecisionConfig
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.report.report import write_report
 from chop.search import Pruned
 from chop.train import evaluate, fit
 from chop.train.evaluator import Evaluator
@@ -68,13 +69,13 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     tmp_path, monkeypatch, capsys
 ):
     drawn = []
-    figures = "chop.actions.search.figures.plot_best_so_far"
+    figures = "chop.report.search_figures.plot_best_so_far"
     monkeypatch.setattr(figures, lambda path, curves, **how: drawn.append((curves, how)) or path)
     given = with_validation()
     config = PrecisionConfig(out=tmp_path, **SETTINGS, trials=6, budgets={"bits": 4.5})
     search = precision.prepare(config, given)
     result = search.run(6, progress=False)
-    precision.write(config, search, result, given)
+    write_report(precision.report(config, search, result, given), config.folder)
     saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / result.best.key / "model")
     noted = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert evaluate(saved.model, given.validation) == result.best.values["accuracy"]
@@ -87,7 +88,7 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     # The measured numbers are those of the search's rows.
     rows = Evaluator(saved.model, given.validation)
     assert rows.scores(rows.logits())["accuracy"] == points[-1][1]
-    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: given)
+    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: given)
     capsys.readouterr()
     exported = precision.export(config, result.best.config)
     told = " ".join(capsys.readouterr().out.split())

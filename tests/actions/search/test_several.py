@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 
 from chop.actions.search import precision
 from chop.actions.search.job import find_job
-from chop.actions.search.manage import load_search, resume_search, study_names
+from chop.actions.search.manage import resume_search
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.several import is_several, run_several, searches_of
-from chop.actions.workload import Workload
 from chop.cli.app import app
 from chop.cli.search import VALUES
 from chop.errors import ConfigError
@@ -23,6 +22,8 @@ from chop.mixed_precision.candidates import DERIVED_FIELDS, WITH_BIAS, every_for
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.runs import read_manifest
 from chop.search.location import storage_url
+from chop.search.reading import load_search, study_names
+from chop.workloads.workload import Workload
 from tests.workloads import plain, rows
 
 QUICK = {"widths": "2,8", "goals": ("accuracy",), "search_rows": 200, "keep": 0, "sampler": "tpe"}
@@ -32,8 +33,8 @@ QUICK = {"widths": "2,8", "goals": ("accuracy",), "search_rows": 200, "keep": 0,
 def quick(monkeypatch):
     """A model that is trained already, and no figures of single searches."""
     found = Workload(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.actions.workload.load_workload", lambda config: found)
-    monkeypatch.setattr(precision, "draw_precision", lambda *told: None)
+    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: found)
+    monkeypatch.setattr(precision, "precision_figures", lambda *told: {})
 
 
 def per_format(out, **settings):
@@ -162,7 +163,7 @@ def test_without_a_warm_start_the_sampler_begins(tmp_path, quick):
     config = PrecisionConfig(out=tmp_path, **QUICK, warm_start=False, budgets={}, trials=2)
     search = precision.prepare(config)
     result = search.run(2, progress=False)
-    lines = precision.write(config, search, result)
+    lines = precision.report(config, search, result).rows
     best = f"trial {result.best.number}"
     assert [row["formats"] for row in lines] == ["float", best]
     uniform = precision.problem_of(config, precision.workload_for(config, None)).uniform("8.mse")

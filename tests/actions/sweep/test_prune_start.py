@@ -11,9 +11,9 @@ from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig, Quantize
 from chop.actions.sweep.prune import prune_sweep
 from chop.actions.sweep.quantize import quantize_sweep
 from chop.actions.sweep.start import config_of_run
-from chop.actions.workload import Workload
 from chop.errors import CheckpointError, ConfigError
 from chop.train import evaluate
+from chop.workloads.workload import Workload
 from tests import workloads
 
 INTEGER = {"config": {"name": "integer", "width": 8, "frac_width": 5}}

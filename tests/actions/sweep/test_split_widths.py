@@ -11,9 +11,9 @@ from chop.actions.settings.sweep import QuantizeSweepConfig
 from chop.actions.sweep.quantize import quantize_sweep
 from chop.actions.sweep.split_widths import least_without_loss
 from chop.actions.sweep.value_ranges import value_ranges
-from chop.actions.workload import Workload, raise_to_graph
 from chop.formats import Integer, QuantSpec
 from chop.train import evaluate
+from chop.workloads.workload import Workload, raise_to_graph
 from tests import workloads
 
 LAYERS = ("first", "dead", "last")

@@ -6,16 +6,17 @@ import time
 import pytest
 import torch
 
-from chop.actions.progress import Estimate, TimeLeft, work_bar
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.sweep.grid import parse_range, whole
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
-from chop.actions.workload import WorkloadConfig, fingerprint_of_rows, load_workload
 from chop.errors import ConfigError
 from chop.runs import Journal, read_manifest
+from chop.runs.progress import Estimate, TimeLeft, work_bar
 from chop.train import Rows
+from chop.workloads.fingerprints import fingerprint_of_rows
+from chop.workloads.workload import WorkloadConfig, load_workload
 from tests import programs
 from tests.programs import COMMAND
 from tests.subcases import subcases
@@ -218,8 +219,8 @@ def test_a_full_disk_leaves_no_table_without_its_figures(
         assert not {path.name for path in tmp_path.glob("*.csv")}
         raise FullError
 
-    monkeypatch.setattr(f"{sweep.__module__}.write_figure", full)
-    monkeypatch.setattr("chop.actions.sweep.split_widths.write_figure", full)
+    for name in ("layer_maps", "plots", "value_grids"):
+        monkeypatch.setattr(f"chop.report.{name}.save_figure", full)
     with pytest.raises(FullError):
         sweep(kind(model="mlp", out=tmp_path, **settings))
     left = {path.name for path in tmp_path.iterdir()}

@@ -11,19 +11,18 @@ import importlib
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop import runs
-from chop.actions.interrupt import with_interruption_note
+from chop.actions.job import Job, Output, run_job
 from chop.actions.settings.search import SearchConfig
 from chop.config import parse
-from chop.errors import ChopError, ConfigError, check_known
-from chop.kernels.matmul_precision import matmul_precision
-from chop.mixed_precision.costs import COSTS
-from chop.search.ledger import Ledger, studies
+from chop.errors import ChopError, check_known
+from chop.report.report import Report
+from chop.search.ledger import Ledger
 from chop.search.location import MEMORY, storage_file, storage_url, without_password
+from chop.search.reading import finished_trials
 from chop.search.storage import open_for_reading
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from chop.search.result import Result, TrialRecord
     from chop.search.study import Search
 
-SIZES = (*COSTS, "parameters", "size_bytes")
-"""What every model has some of."""
+BEST_FILE = "best.json"
+"""What a search notes of its best configuration."""
 SPLITTING = ("seeds", "samplers", "per_format")
 """Settings by which one command runs several searches: none of these has them."""
 JOB_MODULES = {
@@ -42,17 +41,8 @@ JOB_MODULES = {
 }
 
 
-def check_budgets(budgets: Mapping[str, float]) -> None:
-    """Raises ConfigError where a budget is a number that what it bounds can never have."""
-    for name, number in budgets.items():
-        if name in SIZES and not number > 0:
-            raise ConfigError(f"budgets: {name}: got {number:g}, expected more than 0.")
-        if name == "accuracy" and not 0 <= number <= 1:
-            raise ConfigError(f"budgets: accuracy: got {number:g}, expected 0 to 1.")
-
-
 @dataclass(frozen=True)
-class Job:
+class SearchJob:
     """One kind of search.
 
     Attributes:
@@ -60,8 +50,7 @@ class Job:
         config: its settings.
         prepare: loads what is searched over; the search it returns has not run. Called again with
             the same settings in another process it gives the same search.
-        write: writes tables and plots of a result into `config.folder`; called when a run ends.
-            It returns the rows of the table.
+        report: tables and figures of a result, which is that of the report.
         export: the settings of `chop compress` that build a configuration.
         split: by its label, what is changed in the settings for each of several searches that they
             stand for beside seeds and samplers; nothing where they stand for one.
@@ -71,41 +60,45 @@ class Job:
     name: str
     config: type[SearchConfig]
     prepare: Callable[[Any], Search]
-    write: Callable[[Any, Search, Result], list[dict[str, Any]]]
+    report: Callable[[Any, Search, Result], Report[Result]]
     export: Callable[[Any, Mapping[str, str]], dict[str, Any]]
     split: Callable[[Any], Mapping[str, Mapping[str, Any]]] = lambda config: {}
     describe: Callable[[Any], Mapping[str, Any]] = lambda config: {}
 
 
-def find_job(name: str) -> Job:
+def find_job(name: str) -> SearchJob:
     """The job of that name.
 
     Raises:
         ConfigError: there is none.
     """
     check_known(name, JOB_MODULES, "search job")
-    job: Job = importlib.import_module(JOB_MODULES[name]).JOB
+    job: SearchJob = importlib.import_module(JOB_MODULES[name]).JOB
     return job
 
 
-def run_job(job: Job, config: SearchConfig) -> Result:
+def run_search(job: SearchJob, config: SearchConfig) -> Result:
     """Searches until `config.trials` configurations are measured, and writes the result.
 
     Called again with the same settings it goes on where the last run stopped.
     """
-    with (
-        matmul_precision(config.matmul_precision),
-        with_interruption_note(lambda: _kept(config)),
-    ):
-        search, settings = job.prepare(config), settings_of(config)
-        with runs.start(f"search {job.name}", settings, config.folder) as run:
-            search.note_job(job.name, settings)
-            result = search.run(until=config.trials, workers=config.workers)
-            with run.results():
-                run.rows = job.write(config, search, result)
-                if result.best is not None:
-                    run.written += (config.folder / BEST_FOLDER / result.best.key).glob("*")
-    return result
+
+    def searched(config: SearchConfig, search: Search, output: Output) -> Report[Result]:
+        search.note_job(job.name, settings_of(config))
+        result = search.run(until=config.trials, workers=config.workers)
+        best, report = result.best, job.report(config, search, result)
+        saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
+        return replace(report, written=[*report.written, *saved])
+
+    whole: Job[SearchConfig, Search, Result] = Job(
+        f"search {job.name}",
+        searched,
+        load=lambda config, _: job.prepare(config),
+        kept=_kept,
+        settings=lambda config, _: settings_of(config),
+        folder=lambda config: config.folder,
+    )
+    return run_job(whole, config)
 
 
 def _kept(config: SearchConfig) -> str:
@@ -119,17 +112,6 @@ def _kept(config: SearchConfig) -> str:
         f"finished trials are kept; the same command, or chop search resume {shlex.quote(where)}"
         f"{name}, goes on from there."
     )
-
-
-def finished_trials(url: str, study: str) -> int:
-    """How many trials of a study have ended, none where there is no such storage."""
-    file = storage_file(url)
-    if url == MEMORY or (file is not None and not file.exists()):
-        return 0
-    with open_for_reading(url) as engine:
-        if study not in studies(engine):
-            return 0
-        return sum(row.is_finished for row in Ledger(engine, study).sync())
 
 
 def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
@@ -165,7 +147,7 @@ def settings_of(config: SearchConfig) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
 
 
-def rebuild(noted: Mapping[str, Any]) -> tuple[Job, SearchConfig]:
+def rebuild(noted: Mapping[str, Any]) -> tuple[SearchJob, SearchConfig]:
     """The job and settings that a study was begun with."""
     job = find_job(noted["name"])
     return job, parse(job.config, noted["settings"], f"chop search {job.name}")

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
-import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from chop.actions.interrupt import with_interruption_note
-from chop.actions.search.job import Job, find_job, rebuild, run_job
+from chop.actions.search.job import SearchJob, find_job, rebuild, run_search
 from chop.actions.settings.search import SearchConfig
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError
 from chop.files import write_text
+from chop.files.documents import dump_toml
 from chop.kernels.matmul_precision import matmul_precision
-from chop.search import Choice, Result, SearchSpace, TrialRecord
-from chop.search.importance import importances
-from chop.search.ledger import Ledger, studies
-from chop.search.location import FILE_NAME, MEMORY, storage_file, storage_url
-from chop.search.objective import goals_from_json
+from chop.runs.interrupt import with_interruption_note
+from chop.search import Result, TrialRecord
+from chop.search.location import MEMORY, storage_file
+from chop.search.reading import choice_rows, load_search
 from chop.search.result import OUTCOMES
-from chop.search.storage import open_for_reading
 from chop.tables import print_table, printable
 
 TOP = 10
@@ -56,89 +52,6 @@ def show_search(storage: str, name: str | None = None) -> Result:
     return result
 
 
-def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], Result]:
-    """A search as its storage knows it, without what it was measured on.
-
-    Returns: its `name`, `space` (options as texts), `goals`, the storage's `url` and the `job`
-        (None where a program of the user's ran it); and its trials.
-    Raises:
-        UnavailableError: the storage is not there.
-        ConfigError: it has no study of that name, or several and none is named.
-    """
-    noted, _ = read_ledger(storage, name)
-    return noted, Result(noted["goals"], noted["trials"])
-
-
-def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], Ledger]:
-    """The same, with all rows of the study as they are now; its storage is closed again."""
-    url, name = find_storage(storage, name)
-    with open_for_reading(url, begun=False) as engine:
-        ledger = Ledger(engine, _find_study(studies(engine), name))
-        ledger.sync()
-        document = ledger.document()
-        begun = document["search"]
-        choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
-        space = SearchSpace(tuple(choices))
-        noted = {
-            "name": ledger.study,
-            "space": space,
-            "goals": goals_from_json(begun["goals"]),
-            "url": url,
-            "job": document.get("job"),
-            "trials": ledger.records,
-        }
-        for trial in ledger.records:
-            if trial.config.keys() != space.by_name.keys():
-                raise ValueError(f"trial {trial.number} has other choices than its study")
-    return noted, ledger
-
-
-def find_storage(storage: str, name: str | None) -> tuple[str, str | None]:
-    """The URL of a storage, and the study that is meant.
-
-    Args:
-        storage: output folder, file or URL; `OUT/NAME` means the study NAME of `OUT`.
-        name: of the study; None where the storage has one.
-    """
-    url = storage_url(storage, None)
-    file = storage_file(url)
-    if name is None and file and not file.exists() and Path(storage).name != FILE_NAME:
-        folder = file.parent if file.name == FILE_NAME else file
-        if (folder.parent / FILE_NAME).exists():
-            return storage_url(str(folder.parent), None), folder.name
-    return url, name
-
-
-def study_names(url: str) -> list[str]:
-    """The studies of a storage.
-
-    Raises:
-        UnavailableError: the storage is not there.
-    """
-    with open_for_reading(url, begun=False) as engine:
-        return studies(engine)
-
-
-def choice_rows(result: Result, space: SearchSpace) -> list[dict[str, Any]]:
-    """A row per choice: what the best trial took, and how much the choice matters.
-
-    See `chop.search.importance`.
-    """
-    if result.best is None:
-        return []
-    shares = importances(result, space)
-    tried = {name: {trial.config[name] for trial in result.measured} for name in space.by_name}
-    return [
-        {
-            "choice": name,
-            "best": result.best.config[name],
-            "importance": f"{shares[name]:.1%}" if name in shares else None,
-            "options tried": f"{len(tried[name])} of {len(choice.options)}",
-        }
-        for name, choice in space.by_name.items()
-    ]
-
-
 def resume_search(
     storage: str, name: str | None = None, trials: int | None = None, workers: int | None = None
 ) -> Result:
@@ -154,7 +67,7 @@ def resume_search(
     """
     noted, _ = load_search(storage, name)
     job, config = _rebuilt(noted, {"trials": trials, "workers": workers})
-    return run_job(job, config)
+    return run_search(job, config)
 
 
 def work_for(url: str, name: str | None = None, out: Path | None = None) -> Result:
@@ -194,7 +107,7 @@ def export_best(
         settings = job.export(dataclasses.replace(config, out=out), chosen.config)
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
-    write_text(path, f"{comment}\n{toml(settings)}")
+    write_text(path, f"{comment}\n{dump_toml(settings)}")
     Console().print(f"{path}: trial {chosen.number}, for chop compress --config", markup=False)
     return settings
 
@@ -211,41 +124,9 @@ def _writable(out: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def toml(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML, tables last; None is left out.
-
-    >>> print(toml({"layers": {"fc.1": {"weight": "4.mse"}}, "formats": [], "limit": 8}))
-    formats = []
-    limit = 8
-    <BLANKLINE>
-    [layers."fc.1"]
-    weight = "4.mse"
-    <BLANKLINE>
-    """
-    return "\n".join(_toml_lines(settings, ())) + "\n"
-
-
-def _toml_lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
-    tables = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
-    plain = {k: v for k, v in settings.items() if k not in tables and v is not None}
-    if path and plain:
-        yield f"\n[{'.'.join(map(_toml_key, path))}]"
-    yield from (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in plain.items())
-    for key, table in tables.items():
-        yield from _toml_lines(table, (*path, key))
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
-
-
-def _toml_value(value: Any) -> str:
-    """JSON's texts, numbers, truth values and lists are TOML's, but for pairs of surrogates."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")
-
-
-def _rebuilt(noted: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Job, SearchConfig]:
+def _rebuilt(
+    noted: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[SearchJob, SearchConfig]:
     """The job of a study and its settings, on the storage where it was found."""
     job, url = _job_of(noted), noted["url"]
     given = {key: value for key, value in changes.items() if value is not None}
@@ -265,15 +146,6 @@ def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:
     find_job(noted["job"]["name"])
     job: Mapping[str, Any] = noted["job"]
     return job
-
-
-def _find_study(names: list[str], name: str | None) -> str:
-    if name is None and len(names) != 1:
-        message = f"this storage has several studies, name one: {', '.join(sorted(names))}."
-        raise ConfigError(printable(message) if names else "this storage has no study.")
-    if name is not None and name not in names:
-        raise ConfigError(printable(f"study '{name}': {did_you_mean(name, names)}"))
-    return name or names[0]
 
 
 def _choose(result: Result, number: int | None) -> TrialRecord:

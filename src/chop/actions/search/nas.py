@@ -5,56 +5,36 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from rich import get_console
-from rich.console import Console
 from torch import nn
 
-from chop.actions.search.figures import draw_search
-from chop.actions.search.job import Job, where_model_is
+from chop.actions.search.job import BEST_FILE, SearchJob, where_model_is
 from chop.actions.settings.search import NasConfig
-from chop.actions.settings.workload import short_name
-from chop.actions.sweep.record import write_table
-from chop.actions.workload import Workload, fingerprint_of_rows, workload_for
 from chop.errors import ConfigError
 from chop.files import write_json
 from chop.ir.graph import MaseGraph
-from chop.nas.architecture import SQUARE_LAYERS, Architectures
+from chop.nas.architecture import SQUARE_LAYERS, Architectures, usual_fields
 from chop.nas.proxies import best_share, zero_cost_score
 from chop.nas.training import TrainedMeasure, split_rows
+from chop.report.measured import MeasuredTable, report_of_tables
+from chop.report.report import Report, show
+from chop.report.search_figures import search_figures
 from chop.search import Config, Result, Search, SearchSpace, TrialRecord
+from chop.statistics.intervals import wilson_of_share
 from chop.train import Rows, evaluate
-from chop.train.intervals import counted, wilson_of_share
+from chop.train.intervals import counted
+from chop.workloads.fingerprints import fingerprint_of_rows
+from chop.workloads.settings import short_name
+from chop.workloads.workload import Workload, workload_for
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-DIRECTIONS = {"accuracy": "maximize", "parameters": "minimize", "size_bytes": "minimize"}
-"""What a trial measures, and which way is better."""
 PERCENT = ("accuracy",)
-USUAL_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
 SCORED_ROWS = 32
 MOST_COUNTED = 500
 """Combinations of fields up to which the different architectures are counted."""
-PASS_ARGS: dict[str, Any] = {
-    "quantize_transform_pass": {
-        "by": "type",
-        "linear": {"config": {"name": "integer", "width": 4, "frac_width": "auto"}},
-    },
-    "prune_transform_pass": {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}},
-}
-"""How models are compressed where nothing else is said."""
-
-
-def usual_fields(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Half, as it is, and twice, of the sizes that most configurations have."""
-    sizes = {name: getattr(config, name, None) for name in USUAL_FIELDS}
-    return {
-        name: tuple(sorted({max(1, size // 2), size, 2 * size}))
-        for name, size in sizes.items()
-        if isinstance(size, int)
-    }
 
 
 def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
@@ -132,12 +112,11 @@ def _filtered(config: NasConfig, found: Architectures, measure: TrainedMeasure) 
     return best_share(found.space, score, share=config.share, seed=config.seed)
 
 
-def write(
+def report(
     config: NasConfig, search: Search, result: Result, workload: Workload | None = None
-) -> list[dict[str, Any]]:
-    """Writes `table.csv`, `table.md`, `best.json`, and the figures of `draw_search`.
+) -> Report[Result]:
+    """Reports a search in `table.csv`, `table.md`, `best.json`, and `search_figures`.
 
-    Returns: the rows of the table.
     Raises:
         ConfigError: nothing was measured.
     """
@@ -148,29 +127,41 @@ def write(
     count = _labeled(validation)
     title = f"{short_name(config.model)}: architectures, best first"
     rows = [_row(search, trial, count) for trial in result.ranked]
-    write_table(config.folder, title, rows, note=_note(count, _labeled(workload.test)))
+    table = MeasuredTable(title, rows, note=_note(count, _labeled(workload.test)))
+    shown = show(*table.blocks)
     if result.best is None:
-        Console().print("none keeps within the budgets; the nearest come first in the table")
-        return rows
+        closing = "none keeps within the budgets; the nearest come first in the table"
+        return replace(
+            report_of_tables({"table": table}, result, {}),
+            documents={"table.md": shown},
+            closing=[closing],
+        )
     noted = _describe(config, search, result, result.best, workload, count)
-    write_json(config.folder / "best.json", noted)
     about = f"{short_name(config.model)}: architectures"
-    draw_search(config, result, search.space, about, PERCENT)
+    figures = search_figures(config.sampler, result, search.space, about, PERCENT)
+    found = report_of_tables({"table": table}, result, figures)
+    return replace(
+        found,
+        documents={"table.md": shown},
+        files={**found.files, BEST_FILE: lambda path: write_json(path, noted)},
+        closing=[_best_line(config, result.best, noted)],
+    )
+
+
+def _best_line(config: NasConfig, best: TrialRecord, noted: Mapping[str, Any]) -> str:
     scores = [
         f"{share:.2%} (95 % interval {_format_interval(noted[f'{kind}_interval_95'])}) on "
         f"{noted[f'{kind}_rows']} {kind} rows"
         for kind, share in (
-            ("validation", result.best.values["accuracy"]),
+            ("validation", best.values["accuracy"]),
             ("test", noted["test_accuracy"]),
         )
     ]
-    Console().print(
-        f"best: accuracy {', '.join(scores)}, {result.best.values['parameters']:.0f} parameters; "
+    return (
+        f"best: accuracy {', '.join(scores)}, {best.values['parameters']:.0f} parameters; "
         f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
-        f"architectures; {config.folder}{where_model_is(config, result.best)}",
-        highlight=False,
+        f"architectures; {config.folder}{where_model_is(config, best)}"
     )
-    return rows
 
 
 def _note(validation: int, test: int) -> str:
@@ -259,5 +250,5 @@ def export(config: NasConfig, chosen: Config) -> dict[str, Any]:
     )
 
 
-JOB = Job(NasConfig.JOB_NAME, NasConfig, prepare, write, export)
+JOB = SearchJob(NasConfig.JOB_NAME, NasConfig, prepare, report, export)
 """Behind `chop search nas`."""

@@ -4,49 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 
-from chop.actions.chance import check_answers
-from chop.actions.search.job import Job, where_model_is
+from chop.actions.search.job import BEST_FILE, SearchJob, where_model_is
 from chop.actions.search.precision_report import (
-    HeldOutRows,
-    HeldOutScore,
-    draw_precision,
     note_of,
+    precision_figures,
     shown_of,
     table_row,
 )
-from chop.actions.search.warm_start import SHARE, cached, uniforms_within, warm_start
 from chop.actions.settings.search import PrecisionConfig
-from chop.actions.settings.workload import WorkloadConfig
-from chop.actions.sweep.record import write_table
-from chop.actions.workload import (
-    Workload,
-    fingerprint_of_rows,
-    fingerprint_of_weights,
-    workload_for,
-)
 from chop.errors import ConfigError
 from chop.files import write_json
 from chop.formats import format_string
 from chop.mixed_precision.candidates import fields_of, varied_fields
 from chop.mixed_precision.costs import COSTS
+from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
+from chop.mixed_precision.warm_start import SHARE, cached, uniforms_within, warm_start
+from chop.report.measured import MeasuredTable, report_of_tables
+from chop.report.report import Report
 from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
 from chop.search.objective import constraints_of, objectives_of
-from chop.train import TASKS, Metric, Rows
+from chop.train import Metric, Rows
 from chop.train.evaluator import Evaluator
+from chop.workloads.chance import check_answers
+from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import Workload, workload_for
 
-METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
-DIRECTIONS = {
-    **{name: "maximize" if m.higher_is_better else "minimize" for name, m in METRICS.items()},
-    **dict.fromkeys((*SCORES, *COSTS), "minimize"),
-}
-"""What a trial measures, and which way is better."""
 LEAST_VALIDATION = 100
 """With fewer validation rows trials are measured on training rows."""
 
@@ -162,12 +152,11 @@ class _Evaluation:
     compared: str = ""
 
 
-def write(
+def report(
     config: PrecisionConfig, search: Search, result: Result, workload: Workload | None = None
-) -> list[dict[str, Any]]:
-    """Writes `table.csv`, `table.md`, `best.json` and the figures of `draw_precision`.
+) -> Report[Result]:
+    """Reports a search in `table.csv`, `table.md`, `best.json` and `precision_figures`.
 
-    Returns: the rows of the table.
     Raises:
         ConfigError: nothing was measured.
     """
@@ -188,25 +177,24 @@ def write(
         table_row(label, values, metric, evaluation.scores.get(label))
         for label, values in evaluation.values.items()
     ]
-    title = workload.title
-    note = note_of(searched, len(workload.test), held_out, shown_of(result), evaluation.compared)
+    title, count = f"{workload.title}: mixed precision beside uniform", len(workload.test)
+    note = note_of(searched, count, held_out, shown_of(result), evaluation.compared)
     columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
-    write_table(config.folder, f"{title}: mixed precision beside uniform", lines, columns, note)
-    draw_precision(config, found, result, begin, lines, title)
+    table = MeasuredTable(title, lines, columns, note)
+    figures = precision_figures(config.sampler, found, result, begin, lines, workload.title)
+    report = report_of_tables({"table": table}, result, figures)
     if result.best is None:
-        Console().print(f"{_nearest(result)}; {config.folder}", highlight=False)
-        return lines
-    _write_best(config, search, result, evaluation, metric, searched, len(workload.test))
-    values, verdict = result.best.values, evaluation.verdict
-    Console().print(
+        return replace(report, closing=[f"{_nearest(result)}; {config.folder}"])
+    noted = _best(search, result, evaluation, metric, searched, count)
+    files = {**report.files, BEST_FILE: lambda path: write_json(path, noted)}
+    values = result.best.values
+    closing = (
         f"best: {values['bits']:.2f} bits per weight, {metric.name} "
         f"{metric.format_value(values[metric.name])} on {len(rows)} rows of the search and "
-        f"{evaluation.scores[evaluation.best].formatted(metric)} on "
-        f"{len(workload.test)} test rows{verdict}; {config.folder}"
-        f"{where_model_is(config, result.best)}",
-        highlight=False,
+        f"{evaluation.scores[evaluation.best].formatted(metric)} on {count} test rows"
+        f"{evaluation.verdict}; {config.folder}{where_model_is(config, result.best)}"
     )
-    return lines
+    return replace(report, files=files, closing=[closing])
 
 
 def _evaluate(
@@ -249,19 +237,18 @@ def _evaluate(
     return _Evaluation(best, values, scores, *gained)
 
 
-def _write_best(
-    config: PrecisionConfig,
+def _best(
     search: Search,
     result: Result,
     evaluation: _Evaluation,
     metric: Metric,
     searched: str,
     test_rows: int,
-) -> None:
-    """Writes `best.json`."""
+) -> dict[str, Any]:
+    """Content of `best.json`."""
     best, held_out = result.best, evaluation.scores[evaluation.best]
     assert best is not None
-    noted = {
+    return {
         "choices": dict(best.config),
         "key": best.key,
         "values": dict(best.values),
@@ -274,7 +261,6 @@ def _write_best(
         "measured": len(result.measured),
         "configurations": search.space.size,
     }
-    write_json(config.folder / "best.json", noted)
 
 
 def _ignore_report(step: int, value: float) -> None:
@@ -366,5 +352,5 @@ def describe(config: PrecisionConfig) -> dict[str, Any]:
     return {"options": len(options), "varied": varied_fields(options.values())}
 
 
-JOB = Job(PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, write, export, split, describe)
+JOB = SearchJob(PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, report, export, split, describe)
 """Behind `chop search precision`."""

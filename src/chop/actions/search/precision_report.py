@@ -8,161 +8,19 @@ test numbers would be left without a test, as trials that were chosen by them wo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from chop.actions.search.figures import draw_search
-from chop.actions.search.warm_start import LABEL
-from chop.actions.settings.search import SearchConfig
-from chop.actions.sweep.record import write_figure
 from chop.mixed_precision import PrecisionProblem
-from chop.mixed_precision.problem import SCORES
+from chop.mixed_precision.held_out import HeldOutScore
+from chop.mixed_precision.warm_start import LABEL
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy
+from chop.report.report import Writer, figure_files
+from chop.report.search_figures import search_figures
 from chop.search import Config, Result, TrialRecord
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
-from chop.train.intervals import bootstrap, format_interval, interval_note, interval_of
-
-
-@dataclass(frozen=True)
-class HeldOutScore:
-    """A configuration on rows that no trial saw.
-
-    Attributes:
-        value: the task's metric.
-        interval: of the value, see `chop.train.intervals.interval_of`.
-        predictions: (K, ...) as the metric takes them, K the answers that are compared.
-        divergences: of classes float64 (K,), KL from the float model's answers in nats.
-        losses: float64 (K,), the task's loss of each answer; None where it is not searched for.
-    """
-
-    value: float
-    interval: tuple[float, float] | None
-    predictions: Tensor
-    divergences: Tensor | None
-    losses: Tensor | None = None
-
-    def formatted(self, metric: Metric) -> str:
-        """The metric with its interval."""
-        return metric.format_value(self.value) + format_interval(self.interval, metric)
-
-    @property
-    def kl(self) -> float | None:
-        """The mean divergence."""
-        return None if self.divergences is None else self.divergences.mean().item()
-
-
-class HeldOutRows:
-    """Judges configurations of a problem on rows that no trial saw.
-
-    Args:
-        found: the problem.
-        held_out: the rows.
-        goal: the first objective of the search, by which `compare` decides if it is the task's
-            metric, "kl" or "loss"; else the metric decides.
-    """
-
-    __test__ = False
-
-    def __init__(
-        self, found: PrecisionProblem, held_out: Evaluator, goal: str | None = None
-    ) -> None:
-        self.found, self.held_out = found, held_out
-        self.metric: Metric = held_out.task.metric
-        self.goal = goal if goal in SCORES else self.metric.name
-        self.reference = held_out.of(found.model(None)).logits()
-
-    def score(self, config: Config | None) -> HeldOutScore:
-        """Of None, the float model."""
-        logits = self.held_out.of(self.found.model(config)).logits()
-        labels, divergences = self.held_out.labels, None
-        if self.held_out.task.is_categorical:
-            p, q = (x.double().log_softmax(-1) for x in (self.reference, logits))
-            divergences = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
-        predictions = self.metric.predict(logits, labels)
-        value = self.held_out.scores(logits)[self.held_out.task.metric.name]
-        interval = interval_of(self.metric, predictions.cpu(), labels.cpu())
-        losses = self._losses(logits) if self.goal == "loss" else None
-        return HeldOutScore(value, interval, predictions, divergences, losses)
-
-    def _losses(self, logits: Tensor) -> Tensor:
-        pairs = zip(logits.float().split(1), self.held_out.labels.split(1), strict=True)
-        return torch.stack([self.held_out.task.loss(*pair).double() for pair in pairs])
-
-    def compare(self, mine: HeldOutScore, other: HeldOutScore, label: str) -> tuple[str, str]:
-        """What a searched configuration gains on one that needed no search.
-
-        Intervals are those of the paired bootstrap: the same rows of both, drawn with replacement.
-
-        Returns: the verdict for a line, and a sentence with the numbers. The search's goal decides;
-            another number that differs beyond its error is named.
-        """
-        if torch.equal(mine.predictions, other.predictions) and mine.kl == other.kl:
-            return (
-                f", as of {label}",
-                f"The best is {label} itself: the search found nothing better.",
-            )
-        gains = self._gains(mine, other)
-        signs = {name: sign_of(ends) for name, ends in gains.items()}
-        verdict = verdict_of(signs, self.goal, label)
-        scales = {self.metric.name: (100, " points") if self.metric.is_share else (1, "")}
-        words, parts = {1: "better", 0: "within error", -1: "worse"}, []
-        for name, (low, high) in gains.items():
-            factor, unit = scales.get(name, (1, ""))
-            ends = f"{factor * low:+.3g} to {factor * high:+.3g}{unit}"
-            parts.append(f"{name} {ends} ({words[signs[name]]})")
-        gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
-        return f", {verdict}", f"{gained}{'; '.join(parts)}: {verdict}."
-
-    def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
-        """The interval of what is gained, by the name of the number."""
-        labels, metric = self.held_out.labels, self.metric
-        ends = bootstrap(
-            lambda i: metric.gain(
-                metric.score(mine.predictions[i], labels[i]),
-                metric.score(other.predictions[i], labels[i]),
-            ),
-            len(labels),
-        )
-        gains = {metric.name: ends}
-        for name, parts in (
-            ("kl", (mine.divergences, other.divergences)),
-            ("loss", (mine.losses, other.losses)),
-        ):
-            if parts[0] is not None and parts[1] is not None:
-                gains[name] = _mean_interval(parts[1] - parts[0])
-        return gains
-
-
-def sign_of(ends: tuple[float, float]) -> int:
-    """1 where an interval lies above 0, -1 below, 0 where it holds 0."""
-    low, high = ends
-    return (low > 0) - (high < 0)
-
-
-def verdict_of(signs: Mapping[str, int], goal: str, label: str) -> str:
-    """Which configuration is better, in words.
-
-    >>> verdict_of({"accuracy": -1, "kl": 1}, "kl", "no search")
-    'better than no search by more than its error, but worse in accuracy'
-    """
-    own = signs[goal]
-    verdict = {1: "better", 0: "not better", -1: "worse"}[own]
-    parts = [f"{verdict} than {label} by more than its error"]
-    for name, sign in signs.items():
-        if name != goal and sign:
-            joined = "and" if (sign > 0) == (own > 0) else "but"
-            parts.append(f"{joined} {'better' if sign > 0 else 'worse'} in {name}")
-    return ", ".join(parts)
-
-
-def _mean_interval(values: Tensor) -> tuple[float, float]:
-    return bootstrap(lambda i: values[i].mean().item(), len(values))
+from chop.train.intervals import interval_note
 
 
 def table_row(
@@ -224,22 +82,22 @@ def shown_of(result: Result) -> list[TrialRecord]:
     return result.front or result.ranked[:1]
 
 
-def draw_precision(
-    config: SearchConfig,
+def precision_figures(
+    sampler: str,
     found: PrecisionProblem,
     result: Result,
     begin: Mapping[str, Config],
     rows: list[dict[str, Any]],
     title: str,
-) -> None:
-    """Writes the figures into `config.folder`, those of `draw_search` among them.
+) -> dict[str, Writer]:
+    """Figures of a search over formats, those of `search_figures` among them.
 
     `accuracy` (named by the metric): that on the test rows against average bits, of the best,
     beside the same format everywhere and what needs no search; with several goals on the rows of
     the search, of the front. `formats`: the bits of each layer.
 
     Args:
-        config: where to.
+        sampler: label of the curve.
         found: what was searched over.
         result: with what was measured.
         begin: what needed no search, by its label.
@@ -257,8 +115,8 @@ def draw_precision(
         for label, part in parts.items()
         if part
     ]
-    write_figure(
-        config.folder / metric.name,
+    accuracy = figure_files(
+        metric.name,
         plot_accuracy,
         curves,
         {"float": rows[0][f"{where} {metric.name}"]},
@@ -272,8 +130,8 @@ def draw_precision(
         for name in found.space.by_name
         for label, chosen in mixed.items()
     }
-    write_figure(
-        config.folder / "formats",
+    formats = figure_files(
+        "formats",
         plot_layer_map,
         cells,
         xlabel="",
@@ -281,4 +139,4 @@ def draw_precision(
         title=f"{title}: bits of each layer",
     )
     shares = (metric.name,) if metric.is_share else ()
-    draw_search(config, result, found.space, title, shares)
+    return {**accuracy, **formats, **search_figures(sampler, result, found.space, title, shares)}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from chop import runs
-from chop.actions.chance import check_float_model
+from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.settings.search import SensitivityConfig
 from chop.actions.sweep.points import Point, identity_of, measure_all
-from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Workload, settings_with, workload_for
-from chop.files import write_json
-from chop.kernels.matmul_precision import matmul_precision
 from chop.mixed_precision.layer_sensitivity import Sensitivity, line
 from chop.report.layer_maps import plot_layer_map
+from chop.report.measured import MeasuredTable, report_of_tables
+from chop.report.report import Report, Writer, figure_files
 from chop.runs import Journal
-from chop.train import Metric
+from chop.runs.interrupt import points_are_kept
+from chop.workloads.workload import Workload
 
 
 def measure_sensitivity(
@@ -33,16 +33,34 @@ def measure_sensitivity(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    with matmul_precision(config.matmul_precision):
-        workload = workload_for(config, workload)
-        check_float_model(workload, config)
-        settings = settings_with(config, workload)
-        with runs.start("search sensitivity", settings, config.out) as run:
-            run.rows = rows = _measure(config, workload)
-            title = f"{workload.title}: each layer alone in each format"
-            with run.results():
-                _write(config, title, rows, workload.task.metric)
-    return rows
+    return run_job(SENSITIVITY, config, workload)
+
+
+def _sensitivity(
+    config: SensitivityConfig, workload: Workload, output: Output
+) -> Report[list[dict[str, Any]]]:
+    rows, metric = _measure(config, workload), workload.task.metric
+    title = f"{workload.title}: each layer alone in each format"
+    plain = ("bits", metric.name)
+    formatted = [{n: x if n in plain else _cell(x) for n, x in row.items()} for row in rows]
+    report = report_of_tables(
+        {"table": MeasuredTable(title, formatted, {metric.name: metric})},
+        rows,
+        _figures(config, title, rows),
+    )
+    return replace(report, result_file="sensitivity.json", rows=rows)
+
+
+SENSITIVITY = Job(
+    "search sensitivity",
+    _sensitivity,
+    load_checked,
+    lambda config: points_are_kept(_journal(config)),
+)
+
+
+def _journal(config: SensitivityConfig) -> Path:
+    return config.out / "points.jsonl"
 
 
 def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, Any]]:
@@ -64,35 +82,26 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
 
     points = [point(*pair) for pair in problem.pairs]
     title = workload.title
-    results = measure_all(title, points, Journal(config.out / "points.jsonl"), workload.task.metric)
+    results = measure_all(title, points, Journal(_journal(config)), workload.task.metric)
     return [
         {**line(problem, *pair), **found}
         for pair, found in zip(problem.pairs, results, strict=True)
     ]
 
 
-def _write(
-    config: SensitivityConfig, title: str, rows: list[dict[str, Any]], metric: Metric
-) -> None:
-    plain = ("bits", metric.name)
-    formatted = [{n: x if n in plain else _format(x) for n, x in row.items()} for row in rows]
-    write_table(config.out, title, formatted, {metric.name: metric})
-    write_json(config.out / "sensitivity.json", rows)
+def _figures(
+    config: SensitivityConfig, title: str, rows: list[dict[str, Any]]
+) -> dict[str, Writer]:
+    files: dict[str, Writer] = {}
     for name in config.metrics:
         cells = {(row["layer"], row["format"]): row[name] for row in rows}
         if any(math.isfinite(value) for value in cells.values()):
-            write_figure(
-                config.out / name,
-                plot_layer_map,
-                cells,
-                xlabel="format",
-                measure=name,
-                title=title,
-                log=True,
-            )
+            about = {"xlabel": "format", "measure": name, "title": title, "log": True}
+            files |= figure_files(name, plot_layer_map, cells, **about)
+    return files
 
 
-def _format(value: Any) -> Any:
+def _cell(value: Any) -> Any:
     """Sensitivities span many powers of ten."""
     if not isinstance(value, float):
         return value

@@ -14,13 +14,13 @@ from rich import get_console
 
 from chop import runs
 from chop.actions.search.compare import compare_searches
-from chop.actions.search.job import Job, finished_trials, run_job, settings_of
-from chop.actions.search.manage import load_search
+from chop.actions.search.job import BEST_FILE, SearchJob, run_search, settings_of
 from chop.actions.settings.search import SearchConfig
 from chop.errors import CheckpointError, ConfigError
 from chop.files.documents import read_json
 from chop.search.location import MEMORY, storage_url
 from chop.search.objective import objectives_of
+from chop.search.reading import finished_trials, load_search
 
 COSTS = {"bits": ".2f", "parameters": ".0f"}
 """Numbers of the best that the table tells beside what is compared, and how."""
@@ -30,12 +30,12 @@ NOT_OF_STUDIES = re.compile(r"[^\w\-.,+=()]+")
 Config = TypeVar("Config", bound=SearchConfig)
 
 
-def is_several(job: Job, config: SearchConfig) -> bool:
+def is_several(job: SearchJob, config: SearchConfig) -> bool:
     """Whether settings stand for more than one search."""
     return config.seeds > 1 or bool(config.samplers) or bool(job.split(config))
 
 
-def searches_of(job: Job, config: Config) -> dict[str, list[Config]]:
+def searches_of(job: SearchJob, config: Config) -> dict[str, list[Config]]:
     """The settings of each search that `config` stands for, by the label of its curve.
 
     Each is a study of its own in the storage of `config`, NAME-SAMPLER-seed-N, and writes into a
@@ -64,7 +64,7 @@ def searches_of(job: Job, config: Config) -> dict[str, list[Config]]:
     return found
 
 
-def run_several(job: Job, config: SearchConfig) -> list[dict[str, Any]]:
+def run_several(job: SearchJob, config: SearchConfig) -> list[dict[str, Any]]:
     """Runs every search of `searches_of` to its total, and compares them in OUT/NAME-compared.
 
     Called again with the same settings it goes on where it stopped: what is finished is kept as it
@@ -81,7 +81,7 @@ def run_several(job: Job, config: SearchConfig) -> list[dict[str, Any]]:
         if not _is_written(job, each):
             title = f"search {number} of {len(every)}: {each.study}"
             get_console().print(title, highlight=False, markup=False)
-            run_job(job, each)
+            run_search(job, each)
     goal = objectives_of(_noted(every[0])["goals"])[0].name
     return compare_searches(
         [(_storage(each), each.study) for each in every],
@@ -108,7 +108,7 @@ def _noted(config: SearchConfig) -> dict[str, Any]:
     return load_search(_storage(config), config.study)[0]
 
 
-def _is_written(job: Job, config: SearchConfig) -> bool:
+def _is_written(job: SearchJob, config: SearchConfig) -> bool:
     """Whether the last run of a search finished, with these settings, and its trials are there."""
     if not finished_trials(storage_url(config.storage, config.out), config.study):
         return False
@@ -127,7 +127,7 @@ def _baselines(every: Sequence[SearchConfig], goal: str) -> dict[str, float]:
     return {"float": median(values)} if values else {}
 
 
-def _columns(job: Job, group: Sequence[SearchConfig], goal: str) -> dict[str, Any]:
+def _columns(job: SearchJob, group: Sequence[SearchConfig], goal: str) -> dict[str, Any]:
     """What the table of the comparison says of a curve beside its values."""
     best = [_best(each.folder) for each in group]
     tests = [noted[f"test_{goal}"] for noted in best if f"test_{goal}" in noted]
@@ -142,11 +142,11 @@ def _columns(job: Job, group: Sequence[SearchConfig], goal: str) -> dict[str, An
 def _best(folder: Path) -> dict[str, Any]:
     """What a search notes of its best; nothing where none is within its budgets."""
     try:
-        noted: dict[str, Any] = read_json(folder / "best.json")
+        noted: dict[str, Any] = read_json(folder / BEST_FILE)
     except FileNotFoundError:
         return {}
     except (OSError, ConfigError) as error:
-        raise CheckpointError(f"'{folder / 'best.json'}' cannot be read: {error}.") from None
+        raise CheckpointError(f"'{folder / BEST_FILE}' cannot be read: {error}.") from None
     return noted
 
 

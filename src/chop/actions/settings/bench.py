@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from chop.config import MORE
 from chop.errors import ConfigError
 
 
@@ -40,10 +41,12 @@ class BenchModelConfig:
     out: Path = Path("runs/bench/model")
     batch_sizes: tuple[int, ...] = (1, 16)
     seconds: float = 1.0
-    threads: int = 1
-    max_length: int | None = None
+    threads: int = field(default=1, metadata=MORE)
+    max_length: int | None = field(default=None, metadata=MORE)
     device: str = "cpu"
-    matmul_precision: Literal["highest", "high", "medium"] | None = None
+    matmul_precision: Literal["highest", "high", "medium"] | None = field(
+        default=None, metadata=MORE
+    )
 
     def __post_init__(self) -> None:
         if not self.seconds > 0 or self.threads < 1:

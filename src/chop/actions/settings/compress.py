@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from chop.actions.settings.workload import Ranges, WorkloadConfig
+from chop.config import MORE
 from chop.errors import ConfigError, check_known
+from chop.workloads.settings import Ranges, WorkloadConfig
 
 
 def default_operators() -> tuple[str, ...]:
     """The names of quantizable operators with a weight."""
-    from chop.actions.ptq import weighted_operators
+    from chop.quantization.named_operators import weighted_operators
 
     return weighted_operators()
 
@@ -38,13 +39,13 @@ class QuantizationSettings(WorkloadConfig):
         "calibration_rows": (1, 10**9),
     }
 
-    operators: tuple[str, ...] = field(default_factory=default_operators)
+    operators: tuple[str, ...] = field(default_factory=default_operators, metadata=MORE)
     qat_epochs: int | None = None
-    qat_lr: float | None = None
-    calibration_rows: int = 256
+    qat_lr: float | None = field(default=None, metadata=MORE)
+    calibration_rows: int = field(default=256, metadata=MORE)
 
     def __post_init__(self) -> None:
-        from chop.actions.ptq import check_operators
+        from chop.quantization.named_operators import check_operators
 
         super().__post_init__()
         check_operators(self.operators)
@@ -80,13 +81,13 @@ class CompressConfig(QuantizationSettings):
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
-    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, metadata=MORE)
     qat: Literal["worst", "all"] = field(
-        default="worst", metadata={"hint": "--qat-epochs 0 measures without QAT."}
+        default="worst", metadata={**MORE, "hint": "--qat-epochs 0 measures without QAT."}
     )
     max_drop: float = 0.01
     keep_best: bool = False
-    bench_seconds: float = 0.25
+    bench_seconds: float = field(default=0.25, metadata=MORE)
     onnx: bool = False
 
     def __post_init__(self) -> None:

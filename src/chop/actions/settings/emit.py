@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from chop.actions.settings.lower import LoweringConfig
-from chop.actions.settings.workload import Ranges
+from chop.config import MORE
+from chop.workloads.settings import Ranges
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class EmitConfig(LoweringConfig):
     out: Path = Path("runs/emit")
     fold: int = 0
     samples: int | None = None
-    icarus_samples: int = 2
+    icarus_samples: int = field(default=2, metadata=MORE)
     synthesis: bool = True
-    wave: bool = False
+    wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False

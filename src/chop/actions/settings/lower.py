@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from chop.actions.settings.workload import Ranges, WorkloadConfig
+from chop.config import MORE
+from chop.workloads.settings import Ranges, WorkloadConfig
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class LoweringConfig(WorkloadConfig):
     RANGES: ClassVar[Ranges] = {"calibration_rows": (1, 10**9)}
 
     formats: str = "8.auto"
-    internal_bits: Literal["small", "exact"] = "small"
-    calibration_rows: int = 256
+    internal_bits: Literal["small", "exact"] = field(default="small", metadata=MORE)
+    calibration_rows: int = field(default=256, metadata=MORE)
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from chop.actions.settings.workload import Ranges, WorkloadConfig
 from chop.actions.sweep.grid import parse_range, whole
+from chop.config import MORE
 from chop.errors import ConfigError, check_known
+from chop.workloads.settings import Ranges, WorkloadConfig
 
 if TYPE_CHECKING:
-    from chop.actions.workload import Workload
     from chop.formats import NumberFormat
     from chop.mixed_precision.problem import PrecisionProblem, Score
     from chop.nas.compression import Compression
     from chop.search import Constraint, Goal, Search, SearchSpace
     from chop.search.objective import Goals, Measure
     from chop.train import Rows
+    from chop.workloads.workload import Workload
 
 USUAL_BITS = 4.0
 """The budget of bits per weight where none is given."""
@@ -55,13 +56,13 @@ class SearchConfig(WorkloadConfig):
 
     trials: int = 100
     sampler: str = "sensitivity"
-    pruner: str | None = None
+    pruner: str | None = field(default=None, metadata=MORE)
     workers: int = 1
-    storage: str | None = None
-    name: str | None = None
-    keep: int = 1
-    seeds: int = 1
-    samplers: tuple[str, ...] = ()
+    storage: str | None = field(default=None, metadata=MORE)
+    name: str | None = field(default=None, metadata=MORE)
+    keep: int = field(default=1, metadata=MORE)
+    seeds: int = field(default=1, metadata=MORE)
+    samplers: tuple[str, ...] = field(default=(), metadata=MORE)
 
     @property
     def study(self) -> str:
@@ -118,14 +119,14 @@ class FormatSettings:
 
     formats: tuple[str, ...] = ("integer",)
     widths: str | int | tuple[int, ...] | None = None
-    ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    rule: Literal["mse", "minmax", "percentile"] = "mse"
-    operators: tuple[str, ...] | None = None
-    operands: tuple[str, ...] = ("data_in", "weight")
-    per: Literal["layer", "operand"] = "layer"
-    bias: str = "8.mse"
-    calibration_rows: int = 256
-    eval_batch_size: int | None = None
+    ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, metadata=MORE)
+    rule: Literal["mse", "minmax", "percentile"] = field(default="mse", metadata=MORE)
+    operators: tuple[str, ...] | None = field(default=None, metadata=MORE)
+    operands: tuple[str, ...] = field(default=("data_in", "weight"), metadata=MORE)
+    per: Literal["layer", "operand"] = field(default="layer", metadata=MORE)
+    bias: str = field(default="8.mse", metadata=MORE)
+    calibration_rows: int = field(default=256, metadata=MORE)
+    eval_batch_size: int | None = field(default=None, metadata=MORE)
 
     def read_formats(self) -> None:
         """Names the formats that `all` stands for.
@@ -133,9 +134,9 @@ class FormatSettings:
         Raises:
             ConfigError: a setting is wrong; nothing is loaded yet.
         """
-        from chop.actions.ptq import check_operators
         from chop.formats import parse_format_string
         from chop.mixed_precision.candidates import every_format
+        from chop.quantization.named_operators import check_operators
 
         if "all" in self.formats:
             if len(self.formats) > 1:
@@ -166,8 +167,8 @@ class FormatSettings:
         training: Mapping[str, Any] | None = None,
     ) -> PrecisionProblem:
         """The mixed-precision problem of a workload, measured on `rows`."""
-        from chop.actions.workload import raise_to_graph
         from chop.mixed_precision.problem import PrecisionProblem
+        from chop.workloads.workload import raise_to_graph
 
         return PrecisionProblem(
             raise_to_graph(workload),
@@ -214,7 +215,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
     metrics: tuple[str, ...] = (
         *("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance"),
     )
-    vectors: int = 16
+    vectors: int = field(default=16, metadata=MORE)
 
     def __post_init__(self) -> None:
         from chop.mixed_precision.layer_sensitivity import check_metrics
@@ -260,13 +261,13 @@ class PrecisionConfig(FormatSettings, SearchConfig):
 
     out: Path = Path("runs/search")
     goals: tuple[str, ...] = ("kl",)
-    per: Literal["layer", "operand"] = "operand"
+    per: Literal["layer", "operand"] = field(default="operand", metadata=MORE)
     budgets: Mapping[str, float] | None = None
-    per_format: bool = False
-    warm_start: bool | None = None
-    search_rows: int = 2000
+    per_format: bool = field(default=False, metadata=MORE)
+    warm_start: bool | None = field(default=None, metadata=MORE)
+    search_rows: int = field(default=2000, metadata=MORE)
     epochs: int = 0
-    lr: float | None = None
+    lr: float | None = field(default=None, metadata=MORE)
 
     def __post_init__(self) -> None:
         from chop.mixed_precision.costs import COSTS
@@ -289,8 +290,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
 
     def all_goals(self) -> tuple[Goal | Constraint, ...]:
         """Objectives, then constraints."""
-        from chop.actions.search.precision import DIRECTIONS
         from chop.mixed_precision.costs import COSTS
+        from chop.mixed_precision.goals import precision_goals
 
         budgets = self.budgets
         if budgets is None:
@@ -298,7 +299,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             narrowest = min(fmt.bits() for fmt in self.candidates().values())
             has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
             budgets = {"bits": USUAL_BITS} if has_usual else {}
-        return _goals(self.goals, budgets, DIRECTIONS)
+        return precision_goals(self.goals, budgets)
 
 
 @dataclass(frozen=True)
@@ -342,17 +343,17 @@ class NasConfig(SearchConfig):
     out: Path = Path("runs/search")
     trials: int = 40
     fields: Mapping[str, tuple[Any, ...]] | None = None
-    square_layers: tuple[str, ...] = ("Linear", "Identity")
+    square_layers: tuple[str, ...] = field(default=("Linear", "Identity"), metadata=MORE)
     goals: tuple[str, ...] = ("accuracy",)
     budgets: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 5
-    lr: float = 3e-3
-    validation: float = 0.2
+    lr: float = field(default=3e-3, metadata=MORE)
+    validation: float = field(default=0.2, metadata=MORE)
     compression: Literal["none", "compress", "compress-train"] = "none"
-    pass_args: Mapping[str, Any] | None = None
-    compression_epochs: int = 2
+    pass_args: Mapping[str, Any] | None = field(default=None, metadata=MORE)
+    compression_epochs: int = field(default=2, metadata=MORE)
     proxy: str | None = None
-    share: float = 0.25
+    share: float = field(default=0.25, metadata=MORE)
 
     def __post_init__(self) -> None:
         from chop.nas.architecture import SQUARE_LAYERS
@@ -370,30 +371,13 @@ class NasConfig(SearchConfig):
 
     def how_compressed(self) -> Compression:
         """What is done to a trained model."""
-        from chop.actions.search.nas import PASS_ARGS
-        from chop.nas.compression import Compression
+        from chop.nas.compression import PASS_ARGS, Compression
 
         pass_args = PASS_ARGS if self.pass_args is None else self.pass_args
         return Compression(self.compression, pass_args, self.compression_epochs)
 
     def all_goals(self) -> tuple[Goal | Constraint, ...]:
         """Objectives, then constraints."""
-        from chop.actions.search.nas import DIRECTIONS
+        from chop.nas.goals import nas_goals
 
-        return _goals(self.goals, self.budgets, DIRECTIONS)
-
-
-def _goals(
-    names: tuple[str, ...], budgets: Mapping[str, float], directions: Mapping[str, str]
-) -> tuple[Goal | Constraint, ...]:
-    """Raises ConfigError where a name is unknown, or a budget is no number that it can have."""
-    from chop.actions.search.job import check_budgets
-    from chop.search import Constraint, Goal
-
-    for where, given in (("goals", names), ("budgets", budgets)):
-        for name in given:
-            check_known(name, directions, f"{where}: unknown")
-    check_budgets(budgets)
-    objectives = [Goal(name, directions[name]) for name in names]  # type: ignore[arg-type]
-    limits = [Constraint(name, most, directions[name]) for name, most in budgets.items()]  # type: ignore[arg-type]
-    return (*objectives, *limits)
+        return nas_goals(self.goals, self.budgets)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from chop.config import check_text
+from chop.config import MORE, check_text
 from chop.errors import ConfigError
 
 
@@ -54,19 +54,21 @@ class ShardConfig:
     memory: str | None = None
     out: Path = Path("runs/shard")
     run: bool = False
-    plan_only: bool = False
+    plan_only: bool = field(default=False, metadata=MORE)
     check: bool = True
     export_tp_plan: bool = False
-    backend: Literal["gloo", "nccl"] | None = None
-    task: str | None = None
+    backend: Literal["gloo", "nccl"] | None = field(default=None, metadata=MORE)
+    task: str | None = field(default=None, metadata=MORE)
     batch: int = 4
     length: int = 8
-    seed: int = 0
-    flops: float = 100e12
-    bandwidth: float = 100e9
-    latency: float = 10e-6
-    time_limit_s: float = 120.0
-    matmul_precision: Literal["highest", "high", "medium"] | None = None
+    seed: int = field(default=0, metadata=MORE)
+    flops: float = field(default=100e12, metadata=MORE)
+    bandwidth: float = field(default=100e9, metadata=MORE)
+    latency: float = field(default=10e-6, metadata=MORE)
+    time_limit_s: float = field(default=120.0, metadata=MORE)
+    matmul_precision: Literal["highest", "high", "medium"] | None = field(
+        default=None, metadata=MORE
+    )
 
     def __post_init__(self) -> None:
         from chop.distributed.byte_sizes import parse_bytes

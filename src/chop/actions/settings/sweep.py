@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from chop.actions.settings.compress import QuantizationSettings, default_operators
-from chop.actions.settings.workload import Ranges, WorkloadConfig
 from chop.actions.sweep.grid import parse_range, whole
+from chop.config import MORE
 from chop.errors import ConfigError, check_known
+from chop.workloads.settings import Ranges, WorkloadConfig
 
 DERIVED = ("auto", "minmax", "mse")
 """Rules that calibrate the fraction of each tensor."""
@@ -204,20 +205,20 @@ class PruneSweepConfig(WorkloadConfig):
     sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
     methods: tuple[str, ...] = ("l1-norm", "random")
     activation: tuple[Literal["l1-norm", "random"], ...] = ()
-    activation_sparsity: str | float | tuple[float, ...] | None = None
-    parts: tuple[Literal["weights", "activations", "both"], ...] = ()
+    activation_sparsity: str | float | tuple[float, ...] | None = field(default=None, metadata=MORE)
+    parts: tuple[Literal["weights", "activations", "both"], ...] = field(default=(), metadata=MORE)
     start_from: Path | None = None
     scope: Literal["local", "global"] = "local"
-    operators: tuple[str, ...] = field(default_factory=default_products)
+    operators: tuple[str, ...] = field(default_factory=default_products, metadata=MORE)
     finetune_epochs: int | None = None
-    finetune_lr: float | None = None
-    calibration_rows: int = 256
+    finetune_lr: float | None = field(default=None, metadata=MORE)
+    calibration_rows: int = field(default=256, metadata=MORE)
     seeds: int = 1
 
     def __post_init__(self) -> None:
-        from chop.actions.ptq import check_operators
         from chop.config import convert, parse
         from chop.pruning.settings import PruneConfig
+        from chop.quantization.named_operators import check_operators
 
         super().__post_init__()
         if self.start_from is not None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from chop.actions.sweep.points import Point, identity_of, measure_all
-from chop.actions.workload import Training, Workload, raise_to_graph
 from chop.ir.graph import MaseGraph
 from chop.runs import Journal
+from chop.workloads.workload import Training, Workload, raise_to_graph
 
 S = TypeVar("S")
 JOURNAL = "points.jsonl"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chop.actions.interrupt import points_are_kept, with_interruption_note
-from chop.actions.progress import Estimate, work_bar
-from chop.actions.workload import Workload, fingerprint_of_rows, fingerprint_of_weights
 from chop.runs import Journal, key_of
+from chop.runs.progress import Estimate, work_bar
 from chop.train.tasks import CLASSIFICATION, Metric
+from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def measure_all(
     todo = {key_of(p.settings): p for p in points if journal.find(p.settings) is None}
     done = sum(journal.find(point.settings) is not None for point in points)
     estimate = Estimate(point.kind for point in todo.values())
-    with with_interruption_note(lambda: points_are_kept(journal.path)), work_bar(estimate) as bar:
+    with work_bar(estimate) as bar:
         if done:
             bar.console.print(f"{done} of {len(points)} points are there already: {journal.path}")
         task = bar.add_task(title, total=len(todo))

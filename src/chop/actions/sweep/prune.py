@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chop import passes, runs
-from chop.actions.chance import check_float_model
-from chop.actions.interrupt import points_are_kept, with_interruption_note
-from chop.actions.ptq import present_operators
+from chop import passes
+from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
-from chop.actions.sweep.record import (
-    intervals_of,
-    over_seeds,
-    points_of,
-    seconds_of,
-    write_figure,
-    write_table,
-)
 from chop.actions.sweep.start import config_of_run, find_start
-from chop.actions.workload import Workload, settings_with, workload_for
 from chop.errors import ConfigError
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
-from chop.kernels.matmul_precision import matmul_precision
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, PruneActivation
 from chop.pruning.sparsity import ZeroCount, layer_zeros, total
+from chop.quantization.named_operators import present_operators
+from chop.report.measured import (
+    MeasuredTable,
+    intervals_of,
+    over_seeds,
+    points_of,
+    report_of_tables,
+    seconds_of,
+)
 from chop.report.plots import Curve, plot_accuracy
+from chop.report.report import Report, Writer, figure_files
+from chop.runs.interrupt import points_are_kept
 from chop.train import calibration_batches
+from chop.workloads.workload import Workload
 
 STAGES = ("pruned", "fine-tuned")
 SPARSITY, INPUT_SPARSITY = "sparsity", "input sparsity"
@@ -69,30 +69,30 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
         CheckpointError: `config.start_from` holds no model, or one of another model or other rows.
     """
     config = config_of_run(config, workload)
-    with matmul_precision(config.matmul_precision):
-        with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
-            workload = workload_for(config, workload)
-            check_float_model(workload, config)
-        with runs.start("sweep prune", settings_with(config, workload), config.out) as run:
-            rows = _sweep(config, workload, run)
-    return rows
+    return run_job(PRUNE, config, workload)
 
 
-def _sweep(config: PruneSweepConfig, workload: Workload, run: runs.Run) -> list[dict[str, Any]]:
+def _sweep(
+    config: PruneSweepConfig, workload: Workload, output: Output
+) -> Report[list[dict[str, Any]]]:
     _check_methods(config, workload)
     metric, settings = workload.task.metric, config.settings()
     found = Sweep(_experiment(config, workload), workload).measure(settings, config.out)
-    run.rows = rows = [_row(config, found, setting, metric.name) for setting in settings]
+    rows = [_row(config, found, setting, metric.name) for setting in settings]
     columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
     heading = f"{workload.title}: {metric.name} against sparsity"
     note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))
     note = workload.about_test if config.start_from is None else f"{note}. {workload.about_test}"
-    unprinted = _unprinted(config)
-    with run.results():
-        write_table(config.out, heading, rows, columns, note, unprinted=unprinted)
-        for part in config.measured_parts:
-            _draw(config, workload, part, list(zip(settings, rows, strict=True)))
-    return rows
+    table = MeasuredTable(heading, rows, columns, note, _unprinted(config))
+    points, figures = list(zip(settings, rows, strict=True)), dict[str, Writer]()
+    for part in config.measured_parts:
+        figures |= _figures(config, workload, part, points)
+    return report_of_tables({"table": table}, rows, figures)
+
+
+PRUNE = Job(
+    "sweep prune", _sweep, load_checked, lambda config: points_are_kept(config.out / JOURNAL)
+)
 
 
 def _bases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -196,31 +196,26 @@ def _row(
     }
 
 
-def _draw(
+def _figures(
     config: PruneSweepConfig,
     workload: Workload,
     part: str,
     points: Sequence[tuple[PruneSetting, Mapping[str, Any]]],
-) -> None:
-    metric, title = workload.task.metric, f"{workload.title}: {workload.task.metric.name}"
+) -> dict[str, Writer]:
+    metric = workload.task.metric
     shown = [(setting, row) for setting, row in points if setting.part == part]
     first = shown[0][1]
-    write_figure(
-        config.out / (metric.name if part == "weights" else f"{metric.name}-{part}"),
+    paired = part == "both" and config.activation_sparsity is None
+    return figure_files(
+        metric.name if part == "weights" else f"{metric.name}-{part}",
         plot_accuracy,
         _curves(config, shown),
         {**{name: first[name] for name in _bases([first])}, **workload.baselines},
         metric=metric,
-        xlabel="sparsity of weights and of activations"
-        if _is_paired(config, part)
-        else XLABELS[part],
-        title=f"{title} against sparsity",
+        xlabel="sparsity of weights and of activations" if paired else XLABELS[part],
+        title=f"{workload.title}: {metric.name} against sparsity",
         ticks=sorted({setting.sparsity for setting, _ in shown}),
     )
-
-
-def _is_paired(config: PruneSweepConfig, part: str) -> bool:
-    return part == "both" and config.activation_sparsity is None
 
 
 def _curves(

@@ -7,12 +7,9 @@ from typing import Any
 
 from rich import get_console
 
-from chop import runs
-from chop.actions.chance import check_float_model
-from chop.actions.interrupt import points_are_kept, with_interruption_note
+from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.settings.sweep import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, Sweep
-from chop.actions.sweep.record import points_of, write_figure, write_table
 from chop.actions.sweep.rounding import (
     PTQ,
     STAGES,
@@ -23,9 +20,11 @@ from chop.actions.sweep.rounding import (
     stages_in,
 )
 from chop.actions.sweep.split_widths import sweep_split_widths
-from chop.actions.workload import Workload, settings_with, workload_for
-from chop.kernels.matmul_precision import matmul_precision
+from chop.report.measured import MeasuredTable, points_of, report_of_tables
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
+from chop.report.report import Report, Writer, figure_files
+from chop.runs.interrupt import points_are_kept
+from chop.workloads.workload import Workload
 
 
 def quantize_sweep(
@@ -53,19 +52,22 @@ def quantize_sweep(
         ConfigError: settings that do not fit together.
         UnavailableError: the model or the data set is not there.
     """
-    with matmul_precision(config.matmul_precision):
-        with with_interruption_note(lambda: points_are_kept(config.out / JOURNAL)):
-            workload = workload_for(config, workload)
-            check_float_model(workload, config)
-        with runs.start("sweep quantize", settings_with(config, workload), config.out) as run:
-            sweep = sweep_split_widths if config.splits_widths else _sweep_widths
-            rows = sweep(config, workload, run)
-    return rows
+    return run_job(QUANTIZE, config, workload)
 
 
-def _sweep_widths(
-    config: QuantizeSweepConfig, workload: Workload, run: runs.Run
-) -> list[dict[str, Any]]:
+def _sweep(
+    config: QuantizeSweepConfig, workload: Workload, output: Output
+) -> Report[list[dict[str, Any]]]:
+    vary = sweep_split_widths if config.splits_widths else _sweep_widths
+    return vary(config, workload)
+
+
+QUANTIZE = Job(
+    "sweep quantize", _sweep, load_checked, lambda config: points_are_kept(config.out / JOURNAL)
+)
+
+
+def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[list[dict[str, Any]]]:
     metric, title = workload.task.metric, workload.title
     lines, left_out = config.lines(), config.left_out()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
@@ -73,53 +75,60 @@ def _sweep_widths(
         text = f"Not measured, because a fraction has to be below its width: {', '.join(left_out)}."
         get_console().print(text, highlight=False)
     found = Sweep(rounding_of(config, workload), workload).measure(settings, config.out)
-    run.rows = rows = [
+    rows = [
         {"width": width, "frac_width": frac, **row_of(found, (width, frac), workload)}
         for width, frac in settings
     ]
-    columns = dict.fromkeys((FLOAT, *STAGES), metric)
     heading = f"{title}: {metric.name} against width"
-    with run.results():
-        write_table(config.out, heading, rows, columns, workload.about_test, unprinted=UNPRINTED)
-        _draw(config, workload, lines, rows)
-    return rows
+    columns = dict.fromkeys((FLOAT, *STAGES), metric)
+    table = MeasuredTable(heading, rows, columns, workload.about_test, UNPRINTED)
+    figures = _accuracy_figures(workload, lines, rows, heading)
+    return report_of_tables({"table": table}, rows, figures | _heat_maps(workload, lines, rows))
 
 
-def _draw(
-    config: QuantizeSweepConfig,
+def _accuracy_figures(
     workload: Workload,
     lines: Mapping[str, list[Setting]],
     rows: list[dict[str, Any]],
-) -> None:
+    title: str,
+) -> dict[str, Writer]:
     found = {(row["width"], row["frac_width"]): row for row in rows}
-    title, metric = workload.title, workload.task.metric
-    curves = []
+    metric, curves = workload.task.metric, []
     for label, settings in lines.items():
         for stage in stages_in(rows):
             points, ranges = points_of([found[setting] for setting in settings], "width", stage)
             name = stage if len(lines) == 1 else f"{stage}, fraction {label}"
             family = stage if len(lines) == 1 else label
             curves.append(Curve(name, points, family, stage == PTQ and len(lines) > 1, ranges))
-    write_figure(
-        config.out / metric.name,
+    return figure_files(
+        metric.name,
         plot_accuracy,
         curves,
         {FLOAT: rows[0][FLOAT], **workload.baselines},
         metric=metric,
         xlabel="width (bits)",
-        title=f"{title}: {metric.name} against width",
+        title=title,
         ticks=sorted({row["width"] for row in rows}),
     )
-    fixed = set(lines) - {HALF, *DERIVED}
-    numbers = {key: row for key, row in found.items() if str(key[1]) in fixed}
+
+
+def _heat_maps(
+    workload: Workload, lines: Mapping[str, list[Setting]], rows: list[dict[str, Any]]
+) -> dict[str, Writer]:
+    """Of the numbered fractions, where they and the widths both vary."""
+    fixed, files = set(lines) - {HALF, *DERIVED}, dict[str, Writer]()
+    numbers = {
+        (row["width"], row["frac_width"]): row for row in rows if str(row["frac_width"]) in fixed
+    }
     if len(fixed) > 1 and len({width for width, _ in numbers}) > 1:
         for stage in stages_in(rows):
-            write_figure(
-                config.out / f"heatmap-{stage.lower()}",
+            files |= figure_files(
+                f"heatmap-{stage.lower()}",
                 plot_heat_map,
                 {key: row[stage] for key, row in numbers.items()},
                 xlabel="width (bits)",
                 ylabel="fraction (bits)",
-                title=f"{title}: {stage}",
-                metric=metric,
+                title=f"{workload.title}: {stage}",
+                metric=workload.task.metric,
             )
+    return files

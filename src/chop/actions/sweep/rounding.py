@@ -9,12 +9,12 @@ from typing import Any
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.sweep import QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, Experiment, Results
-from chop.actions.sweep.record import intervals_of, over_seeds, points_of, seconds_of
-from chop.actions.workload import Workload
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
+from chop.report.measured import intervals_of, over_seeds, points_of, seconds_of
 from chop.report.plots import Curve
+from chop.workloads.workload import Workload
 
 Setting = tuple[int, int | str]
 """A width, and a fraction or the rule that derives one."""

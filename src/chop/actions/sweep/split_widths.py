@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich import get_console
 
-from chop import runs
 from chop.actions.settings.sweep import QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, Sweep
-from chop.actions.sweep.record import write_figure, write_table
 from chop.actions.sweep.rounding import (
     PTQ,
     STAGES,
@@ -23,47 +22,50 @@ from chop.actions.sweep.rounding import (
     row_of,
     stages_in,
 )
-from chop.actions.sweep.value_ranges import ValueRange, draw_ranges, value_ranges, write_ranges
-from chop.actions.workload import Workload
+from chop.actions.sweep.value_ranges import NAME as RANGES
+from chop.actions.sweep.value_ranges import (
+    ValueRange,
+    figures_of_ranges,
+    table_of_ranges,
+    value_ranges,
+)
 from chop.formats import Integer
+from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.plots import plot_accuracy
+from chop.report.report import Report, Writer, figure_files, show
 from chop.train import Metric
+from chop.workloads.workload import Workload
 
 INTEGER, FRACTION = "integer_bits", "frac_width"
 PLURALS = {"weight": "weights", "bias": "biases", "input": "inputs"}
 NAMES = {INTEGER: "integer bits", FRACTION: "fraction bits"}
+FILES = {INTEGER: "integer-bits", FRACTION: "fraction-bits"}
 TOLERATED = 0.01
 """Loss of a metric that has no standard error here; see `Metric.within`."""
 Rows = list[dict[str, Any]]
 
 
-def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload, run: runs.Run) -> Rows:
+def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[Rows]:
     """Varies integer bits at the most fraction bits, then fraction bits at the chosen integer bits.
 
     The largest weights, biases and inputs are measured first: integer bits beyond what they need
     change nothing and are not measured. Numbers are chosen by PTQ on validation rows, see
     `least_without_loss`.
 
-    Writes into `config.out`: `points.jsonl`, `ranges` (.csv, .md: magnitudes by layer; .svg, .png:
+    The journal is `points.jsonl`; results are `ranges` (.csv, .md: magnitudes by layer; .svg, .png:
     histograms above the values of formats), `integer-bits` and `fraction-bits` (.csv, .md, .svg,
-    .png).
+    .png). Rows have `varied`, `integer_bits`, `frac_width`, `width`, and what
+    `chop.actions.sweep.quantize.quantize_sweep` says.
 
     Args:
         config: the settings.
         workload: the model and its rows; without validation rows, a share of the training rows.
-        run: gets the rows; tables and figures are its results.
-    Returns: one mapping per point: `varied`, `integer_bits`, `frac_width`, `width`, and what
-        `chop.actions.sweep.quantize.quantize_sweep` says.
     """
-    with run.results():
-        run.rows = rows = _sweep(config, workload.with_validation())
-    return rows
-
-
-def _sweep(config: QuantizeSweepConfig, workload: Workload) -> Rows:
+    workload = workload.with_validation()
     sweep = Sweep(rounding_of(config, workload), workload)
     ranges = value_ranges(sweep.float_graph, config.operators, workload, config.calibration_rows)
-    write_ranges(config.out, ranges, workload)
+    magnitudes = table_of_ranges(ranges, workload)
+    shown = show(*magnitudes.blocks)
     integer, fraction = config.split()
     useful = _useful(integer, ranges, config.calibration_rows)
     by_integer = _measured(sweep, INTEGER, [(n, fraction[-1]) for n in useful], config.out)
@@ -71,15 +73,22 @@ def _sweep(config: QuantizeSweepConfig, workload: Workload) -> Rows:
     by_fraction = _measured(sweep, FRACTION, [(chosen, n) for n in fraction], config.out)
     finest = _least(by_fraction, FRACTION, workload)
     at_finest, at_chosen = _counted(fraction[-1], FRACTION), _counted(chosen, INTEGER)
-    _write(config.out, workload, INTEGER, by_integer, at_finest, _marks(ranges, useful))
-    _write(config.out, workload, FRACTION, by_fraction, at_chosen, {})
     about = f"{workload.title}: weights, inputs, and the values of formats width.fraction"
-    draw_ranges(config.out, ranges, _candidates(chosen, finest), about)
-    return [
-        {"varied": NAMES[varied], **row}
-        for varied, rows in ((INTEGER, by_integer), (FRACTION, by_fraction))
-        for row in rows
+    tables = {
+        INTEGER: _table(workload, INTEGER, by_integer, at_finest),
+        FRACTION: _table(workload, FRACTION, by_fraction, at_chosen),
+    }
+    figures = {
+        **_figures(workload, INTEGER, tables[INTEGER], _marks(ranges, useful)),
+        **_figures(workload, FRACTION, tables[FRACTION], {}),
+        **figures_of_ranges(ranges, _candidates(chosen, finest), about),
+    }
+    rows = [
+        {"varied": NAMES[varied], **row} for varied, table in tables.items() for row in table.rows
     ]
+    files = {FILES[varied]: table for varied, table in tables.items()}
+    report = report_of_tables({RANGES: magnitudes, **files}, rows, figures)
+    return replace(report, documents={**report.documents, f"{RANGES}.md": shown}, rows=rows)
 
 
 def _useful(integer: Sequence[int], ranges: Sequence[ValueRange], rows: int) -> tuple[int, ...]:
@@ -172,23 +181,25 @@ def _marks(ranges: Sequence[ValueRange], shown: Sequence[int]) -> dict[str, floa
     }
 
 
-def _write(
-    out: Path, workload: Workload, varied: str, rows: Rows, at: str, marks: Mapping[str, float]
-) -> None:
-    """The table and the figure of one of the two."""
-    metric, name = workload.task.metric, NAMES[varied].replace(" ", "-")
+def _table(workload: Workload, varied: str, rows: Rows, at: str) -> MeasuredTable:
+    metric = workload.task.metric
     title = f"{workload.title}: {metric.name} against {NAMES[varied]}, {at}"
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
-    note = workload.about_test
-    write_table(out, title, rows, columns, note, name=name, unprinted=UNPRINTED)
-    write_figure(
-        out / name,
+    return MeasuredTable(title, rows, columns, workload.about_test, UNPRINTED)
+
+
+def _figures(
+    workload: Workload, varied: str, table: MeasuredTable, marks: Mapping[str, float]
+) -> dict[str, Writer]:
+    rows = table.rows
+    return figure_files(
+        FILES[varied],
         plot_accuracy,
         [curve_of(rows, varied, stage) for stage in stages_in(rows)],
         {FLOAT: rows[0][FLOAT], **workload.baselines},
-        metric=metric,
+        metric=workload.task.metric,
         xlabel=NAMES[varied],
-        title=title,
+        title=table.title,
         ticks=sorted({row[varied] for row in rows}),
         marks=marks,
     )

@@ -15,13 +15,13 @@ from chop import passes
 from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
 from chop.actions.sweep.experiment import JOURNAL, Start, Sweep
 from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, rounding_of
-from chop.actions.workload import FINE_TUNED, Workload
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Journal, Manifest, key_of, read_manifest
+from chop.workloads.workload import FINE_TUNED, Workload
 
 SWEEP = "sweep quantize"
 OF_MODEL = (

@@ -6,18 +6,18 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from chop import passes
-from chop.actions.ptq import present_operators
-from chop.actions.sweep.record import write_figure, write_table
-from chop.actions.workload import Workload
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import layers_of
+from chop.quantization.named_operators import present_operators
+from chop.report.measured import MeasuredTable
+from chop.report.report import Writer, figure_files
 from chop.report.value_grids import MOST_LAYERS, EvenGrid, Histogram, plot_value_grids
 from chop.train import calibration_batches
+from chop.workloads.workload import Workload
 
 BINS = 128
 OPERANDS = {"weight": "weight", "bias": "bias", "data_in_0": "input"}
@@ -90,8 +90,8 @@ def _range_of(layer: str, operand: str, found: Mapping[str, Mapping[str, Any]]) 
     return ValueRange(layer, operand, found["range_min_max"]["max"].item(), histogram)
 
 
-def write_ranges(out: Path, ranges: Sequence[ValueRange], workload: Workload) -> None:
-    """Prints the largest numbers by layer; writes `ranges.csv` and `ranges.md`."""
+def table_of_ranges(ranges: Sequence[ValueRange], workload: Workload) -> MeasuredTable:
+    """The largest numbers by layer."""
     rows: dict[str, dict[str, Any]] = {}
     empty = {
         column: None
@@ -106,18 +106,17 @@ def write_ranges(out: Path, ranges: Sequence[ValueRange], workload: Workload) ->
     number = dataclasses.replace(workload.task.metric, is_share=False)
     columns = {column: number for column in empty if column.startswith("largest")}
     title = f"{workload.title}: magnitudes, and the integer bits that they need"
-    write_table(out, title, list(rows.values()), columns, name=NAME)
+    return MeasuredTable(title, list(rows.values()), columns)
 
 
-def draw_ranges(
-    out: Path, ranges: Sequence[ValueRange], formats: Mapping[str, Integer], title: str
-) -> None:
-    """Draws histograms of weights and inputs above the values of some formats.
+def figures_of_ranges(
+    ranges: Sequence[ValueRange], formats: Mapping[str, Integer], title: str
+) -> dict[str, Writer]:
+    """Histograms of weights and inputs above the values of some formats.
 
-    Writes `ranges` (.svg, .png); of more layers than one figure has room for, `ranges-1` ...
+    They are `ranges` (.svg, .png); of more layers than one figure has room for, `ranges-1` ...
 
     Args:
-        out: where to.
         ranges: from `value_ranges`.
         formats: by label, the first on top.
         title: above the figure.
@@ -128,9 +127,11 @@ def draw_ranges(
         layers.setdefault(each.layer, {}).setdefault(each.operand, each.histogram)
     pairs = [[found["weight"], found["input"]] for found in layers.values() if "input" in found]
     pages = [pairs[first : first + MOST_LAYERS] for first in range(0, len(pairs), MOST_LAYERS)]
+    files: dict[str, Writer] = {}
     for number, page in enumerate(pages, 1):
         name = NAME if len(pages) == 1 else f"{NAME}-{number}"
-        write_figure(out / name, plot_value_grids, page, grids, title=title)
+        files |= figure_files(name, plot_value_grids, page, grids, title=title)
+    return files
 
 
 def _grid_of(label: str, number_format: Integer) -> EvenGrid:

@@ -16,7 +16,7 @@ from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, is_own
 
 if TYPE_CHECKING:
-    from chop.actions.settings.workload import WorkloadConfig
+    from chop.workloads.settings import WorkloadConfig
 
 FOLDER = "model"
 

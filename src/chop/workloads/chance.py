@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from rich.console import Console
 from torch import Tensor
 
-from chop.actions.settings.workload import WorkloadConfig
-from chop.actions.workload import Workload
 from chop.errors import ConfigError
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import CONSTANTS, FEW_ROWS, Score
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import Workload
 
 LOOKED_AT = 1000
 """Test rows that a job looks at which does not measure the float model itself."""

@@ -1,29 +1,28 @@
-"""The figures that every search job draws of what it found."""
+"""Figures of a search: best so far, front and importance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
 
-from chop.actions.settings.search import SearchConfig
-from chop.actions.sweep.record import write_figure
+from chop.report.report import Writer, figure_files
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
 from chop.search import Result, SearchSpace, TrialRecord
 from chop.search.importance import importances
 from chop.search.objective import Goals, constraints_of, objectives_of
 
 
-def draw_search(
-    config: SearchConfig, result: Result, space: SearchSpace, title: str, percent: Collection[str]
-) -> None:
-    """Writes `best-so-far`, `front` and `importance`, each as .svg and .png, into `config.folder`.
+def search_figures(
+    sampler: str, result: Result, space: SearchSpace, title: str, percent: Collection[str]
+) -> dict[str, Writer]:
+    """The figures `best-so-far`, `front` and `importance`, each as .svg and .png.
 
-    Nothing is drawn where the first objective has no finite value within the budgets.
+    There is none where the first objective has no finite value within the budgets.
     `front`: the first objective against every other goal, if there is another. `importance`: see
     `chop.search.importance`; left out while too few were measured.
 
     Args:
-        config: where to.
+        sampler: label of the curve.
         result: with what was measured.
         space: of the search.
         title: above each figure.
@@ -31,28 +30,22 @@ def draw_search(
     """
     goal, run = objectives_of(result.goals)[0].name, result.best_so_far()
     if not any(math.isfinite(value) for _, value in run):
-        return
-    write_figure(
-        config.folder / "best-so-far",
+        return {}
+    files = figure_files(
+        "best-so-far",
         plot_best_so_far,
-        {config.sampler: [run]},
+        {sampler: [run]},
         ylabel=f"best {goal} so far",
         title="\n".join(filter(None, (title, within(result.goals)))),
         percent=goal in percent,
     )
-    clouds = clouds_of(result)
+    clouds, shares = clouds_of(result), importances(result, space)
     if clouds:
-        write_figure(
-            config.folder / "front",
-            plot_front,
-            clouds,
-            ylabel=goal,
-            title=title,
-            percent=goal in percent,
-        )
-    shares = importances(result, space)
+        about = {"ylabel": goal, "title": title, "percent": goal in percent}
+        files |= figure_files("front", plot_front, clouds, **about)
     if shares:
-        write_figure(config.folder / "importance", plot_importances, shares, title=title)
+        files |= figure_files("importance", plot_importances, shares, title=title)
+    return files
 
 
 def within(goals: Goals) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from chop.actions.settings.workload import WorkloadConfig
 from chop.errors import ChopError, ConfigError, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows
 from chop.train.calibration import example_inputs
+from chop.workloads.settings import WorkloadConfig
 
 
 def check_forward(model: nn.Module, rows: Rows, config: WorkloadConfig) -> None:

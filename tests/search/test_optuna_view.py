@@ -10,11 +10,10 @@ import optuna
 import pytest
 from typer.testing import CliRunner
 
-from chop.actions.search import optuna_view
-from chop.actions.search.optuna_view import export_study, serve_dashboard
 from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
-from chop.search import Choice, Constraint, Goal, Search, SearchSpace
+from chop.search import Choice, Constraint, Goal, Search, SearchSpace, optuna_view
+from chop.search.optuna_view import export_study, serve_dashboard
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(2)))
 

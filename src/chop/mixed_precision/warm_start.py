@@ -10,10 +10,10 @@ from typing import Any
 import torch.nn.functional as F
 from rich import get_console
 
-from chop.actions.search.allocation import Allocation
 from chop.errors import ConfigError
 from chop.files import write_json
 from chop.files.documents import read_json
+from chop.mixed_precision.allocation import Allocation
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.layer_sensitivity import gradient_rows

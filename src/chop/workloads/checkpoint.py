@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rich import get_console
 from torch import nn
 
-from chop.actions.pictures import SETTINGS, pictures_for
 from chop.data import (
     check_classes,
     check_vocabulary,
@@ -27,11 +26,12 @@ from chop.errors import ConfigError, did_you_mean
 from chop.files import make_folder
 from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
 from chop.train import TASKS, Task, find_task, read_label_column
+from chop.workloads.pictures import SETTINGS, pictures_for
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from chop.actions.settings.workload import WorkloadConfig
+    from chop.workloads.settings import WorkloadConfig
 
 AUTO_TASKS = {"token-classification": "token-classification", "causal-lm": "text-generation"}
 """Tasks whose model is of another class than the classifiers'."""

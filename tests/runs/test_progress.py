@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from chop.actions import progress
-from chop.actions.progress import Estimate, Stages
+from chop.runs import progress
+from chop.runs.progress import Estimate, Stages
 from chop.train import evaluate, fit, read_rows
 
 

@@ -19,7 +19,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.files.documents import read_json
 
 if TYPE_CHECKING:
-    from chop.actions.settings.workload import WorkloadConfig
+    from chop.workloads.settings import WorkloadConfig
 
 SETTINGS = ("pixel_mean", "pixel_std", "image_size", "channels")
 _PREPROCESSOR = "preprocessor_config.json"

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -16,10 +16,6 @@ from rich import get_console
 from torch import Tensor, nn
 
 from chop import passes
-from chop.actions.checkpoint import load_checkpoint
-from chop.actions.pictures import SETTINGS
-from chop.actions.probe import check_forward
-from chop.actions.settings.workload import WorkloadConfig, short_name
 from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
@@ -44,6 +40,11 @@ from chop.train.dtypes import in_dtype_of
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
 from chop.train.tasks import CLASSIFICATION
 from chop.train.train_loop import Progress
+from chop.workloads.checkpoint import load_checkpoint
+from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.pictures import SETTINGS
+from chop.workloads.probe import check_forward
+from chop.workloads.settings import WorkloadConfig, short_name
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -338,29 +339,6 @@ def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
         order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
         drawn[name] = split if limit is None else split.take(order[:limit])
     return drawn
-
-
-def fingerprint_of_weights(model: nn.Module) -> str:
-    """Text that is another where a parameter or buffer is."""
-    return _fingerprint(sorted(model.state_dict().items()))
-
-
-def fingerprint_of_rows(rows: Rows) -> str:
-    """Text that is another where a column or label is: rows cut elsewhere are other rows."""
-    listed = [
-        (name, value)
-        for name, column in [*sorted(rows.columns.items()), ("labels", rows.labels)]
-        for value in ([column] if isinstance(column, Tensor) else column)
-    ]
-    return _fingerprint(listed)
-
-
-def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    digest = hashlib.sha256()
-    for name, value in tensors:
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
 
 
 def raise_to_graph(workload: Workload) -> MaseGraph:

@@ -1,67 +1,88 @@
-"""Sweep results: tables and figures, each written in one step."""
+"""Tables of measured rows: numbers with intervals, ranges over seeds, and their columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-from rich.console import Console
+from typing import Any, TypeVar
 
 from chop.files import write_csv
-from chop.tables import print_table, write_markdown
+from chop.report.report import Block, Cell, Note, Report, Table, Writer, show, write_document
 from chop.train import Metric
 from chop.train.intervals import format_cell
 
-FIGURE_SUFFIXES = (".svg", ".png")
 LEAST, GREATEST = "{} (least)", "{} (greatest)"
 """Columns of the range of a number over the seeds; its own column has the mean."""
 LOW, HIGH = "{} (95 % low)", "{} (95 % high)"
 """Columns of the interval of a number that one model has."""
 NUMBERS = ("bits", "seconds")
 """Columns of fractions that are no shares."""
+R = TypeVar("R")
 
 
-def write_table(
-    folder: Path,
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    measured: Mapping[str, Metric] | None = None,
-    note: str = "",
-    name: str = "table",
-    unprinted: Collection[str] = (),
-) -> None:
-    """Prints rows; writes `table.csv` with full precision, and `table.md` as printed.
+@dataclass(frozen=True)
+class MeasuredTable:
+    """Table of measured rows, with a paragraph below it.
 
-    Args:
-        folder: where to.
+    Attributes:
         title: above the printed table.
         rows: equal columns each; fractions are printed in percent, but for those of `NUMBERS`, and
             numbers together with their `LOW` and `HIGH`.
         measured: column -> its metric, which says how its numbers and their ranges are printed.
-        note: a paragraph below the table, printed too.
-        name: of the files.
+        note: the paragraph.
         unprinted: columns of the CSV file alone.
     """
-    metrics = dict(measured or {})
-    for column, metric in (measured or {}).items():
-        metrics |= {LEAST.format(column): metric, GREATEST.format(column): metric}
-    columns = list(rows[0])
-    ends = {end.format(column) for column in columns for end in (LOW, HIGH)}
-    shown = [column for column in columns if column not in unprinted and column not in ends]
-    write_csv(folder / f"{name}.csv", columns, ([row.get(n) for n in columns] for row in rows))
-    texts = [{n: _format(n, row, metrics.get(n)) for n in shown} for row in rows]
-    write_markdown(folder / f"{name}.md", texts, note)
-    print_table(title, texts)
-    if note:
-        Console().print(note, highlight=False)
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    measured: Mapping[str, Metric] = field(default_factory=dict)
+    note: str = ""
+    unprinted: Collection[str] = ()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The table and its note, for a report."""
+        metrics = dict(self.measured)
+        for column, metric in self.measured.items():
+            metrics |= {LEAST.format(column): metric, GREATEST.format(column): metric}
+        ends = {end.format(column) for column in self.rows[0] for end in (LOW, HIGH)}
+        shown = [n for n in self.rows[0] if n not in self.unprinted and n not in ends]
+        cells = [{n: _cell(n, row, metrics.get(n)) for n in shown} for row in self.rows]
+        return [Table(self.title, cells), Note(self.note)]
+
+    def write_csv(self, path: Path) -> None:
+        """Writes all columns with full precision."""
+        columns = list(self.rows[0])
+        write_csv(path, columns, ([row.get(n) for n in columns] for row in self.rows))
+
+    def write(self, folder: Path) -> None:
+        """Prints the table; writes `table.csv`, and `table.md` as printed."""
+        self.write_csv(folder / "table.csv")
+        write_document(folder / "table.md", show(*self.blocks))
 
 
-def write_figure(path: Path, plot: Callable[..., Path], *args: Any, **kwargs: Any) -> None:
-    """Draws the same figure as `path.svg`, for a page, and `path.png`, for everything else."""
-    for suffix in FIGURE_SUFFIXES:
-        plot(path.with_name(path.name + suffix), *args, **kwargs)
+def report_of_tables(
+    tables: Mapping[str, MeasuredTable], result: R, figures: Mapping[str, Writer]
+) -> Report[R]:
+    """Report whose tables each have a CSV and a Markdown file.
+
+    Args:
+        tables: stem of the files -> table; the first is that of the manifest.
+        result: what the job returns.
+        figures: by file.
+    """
+    first = next(iter(tables.values()))
+    return Report(
+        first.title,
+        {f"{name}.md": table.blocks for name, table in tables.items()},
+        result,
+        first.rows,
+        figures=figures,
+        files={f"{name}.csv": table.write_csv for name, table in tables.items()},
+        result_file="",
+    )
 
 
 def over_seeds(
@@ -121,9 +142,11 @@ def points_of(
     return points, {row[x]: (row[ends[0]], row[ends[1]]) for row in rows if ends[0] in row}
 
 
-def _format(name: str, row: Mapping[str, Any], metric: Metric | None) -> Any:
+def _cell(name: str, row: Mapping[str, Any], metric: Metric | None) -> Any:
     """Shares as percentages, intervals in brackets; settings, bits and seconds as they are."""
     value, low, high = (row.get(column) for column in (name, LOW.format(name), HIGH.format(name)))
     if metric is not None and isinstance(value, float):
-        return format_cell(value, None if low is None or high is None else (low, high), metric)
-    return f"{value:.2%}" if isinstance(value, float) and name not in NUMBERS else value
+        ends = None if low is None or high is None else (low, high)
+        return Cell(value, format_cell(value, ends, metric))
+    is_share = isinstance(value, float) and name not in NUMBERS
+    return Cell.of(value, ".2%") if is_share else value

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from chop.actions.search.manage import find_storage, read_ledger, study_names
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.files import atomic_file
+from chop.search.reading import find_storage, read_ledger, study_names
 
 if TYPE_CHECKING:
     from optuna.storages import InMemoryStorage

@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 
-from chop.actions.search.allocation import Allocation
-from chop.actions.search.warm_start import measured_loss_increases
 from chop.errors import ConfigError
+from chop.mixed_precision.allocation import Allocation
 from chop.mixed_precision.fisher import fisher_loss_increases
 from chop.mixed_precision.layer_sensitivity import gradient_rows
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.mixed_precision.warm_start import measured_loss_increases
 from chop.search import Constraint, Goal
 from chop.search.objective import constraints_of
 from tests.workloads import graph, rows
@@ -113,7 +113,7 @@ def test_loss_increases_that_are_no_numbers_are_avoided():
 
 
 def test_too_many_ways_are_not_tried(monkeypatch):
-    monkeypatch.setattr("chop.actions.search.allocation.MOST_WAYS", 8)
+    monkeypatch.setattr("chop.mixed_precision.allocation.MOST_WAYS", 8)
     found = problem()
     goals = [KL, Constraint("bit_operations", 1.0)]
     assert Allocation(found, goals).solve(drawn(found, 0)) is None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from chop.config import check_text
+from chop.config import MORE, check_text
 from chop.errors import ConfigError
 
 
@@ -87,25 +87,27 @@ class WorkloadConfig:
     model: str = "vit"
     dataset: str | None = None
     out: Path = Path("runs")
-    train_epochs: int = 0
+    train_epochs: int = field(default=0, metadata=MORE)
     limit: int | None = None
     max_length: int | None = None
-    stride: int | None = None
-    tokenizer: str | None = None
-    text_column: str | None = None
-    label_column: str | None = None
-    pixel_mean: tuple[float, ...] | None = None
-    pixel_std: tuple[float, ...] | None = None
-    image_size: tuple[int, ...] | None = None
-    channels: int | None = None
-    weights: str | None = None
-    task: str | None = None
-    metric: str | None = None
-    force: bool = False
-    batch_size: int = 64
+    stride: int | None = field(default=None, metadata=MORE)
+    tokenizer: str | None = field(default=None, metadata=MORE)
+    text_column: str | None = field(default=None, metadata=MORE)
+    label_column: str | None = field(default=None, metadata=MORE)
+    pixel_mean: tuple[float, ...] | None = field(default=None, metadata=MORE)
+    pixel_std: tuple[float, ...] | None = field(default=None, metadata=MORE)
+    image_size: tuple[int, ...] | None = field(default=None, metadata=MORE)
+    channels: int | None = field(default=None, metadata=MORE)
+    weights: str | None = field(default=None, metadata=MORE)
+    task: str | None = field(default=None, metadata=MORE)
+    metric: str | None = field(default=None, metadata=MORE)
+    force: bool = field(default=False, metadata=MORE)
+    batch_size: int = field(default=64, metadata=MORE)
     seed: int = 0
     device: str | None = None
-    matmul_precision: Literal["highest", "high", "medium"] | None = None
+    matmul_precision: Literal["highest", "high", "medium"] | None = field(
+        default=None, metadata=MORE
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -1,0 +1,24 @@
+"""Goals of a search over formats: what a trial measures, and which way is better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from chop.mixed_precision.costs import COSTS
+from chop.mixed_precision.problem import SCORES
+from chop.search.objective import Constraint, Direction, Goal, named_goals
+from chop.train import TASKS
+
+METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
+DIRECTIONS: dict[str, Direction] = {
+    **{name: "maximize" if m.higher_is_better else "minimize" for name, m in METRICS.items()},
+    **dict.fromkeys((*SCORES, *COSTS), "minimize"),
+}
+"""What a trial measures, and which way is better."""
+
+
+def precision_goals(
+    names: Iterable[str], budgets: Mapping[str, float]
+) -> tuple[Goal | Constraint, ...]:
+    """Objectives and budgets of a search over formats, see `named_goals`."""
+    return named_goals(names, budgets, DIRECTIONS, sizes=COSTS)

@@ -1,0 +1,131 @@
+"""Held-out rows: configurations of a search judged on rows that no trial saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chop.mixed_precision.problem import SCORES, PrecisionProblem
+from chop.search import Config
+from chop.statistics.intervals import bootstrap
+from chop.statistics.verdicts import sign_of, verdict_of
+from chop.train import Metric
+from chop.train.evaluator import Evaluator
+from chop.train.intervals import format_interval, interval_of
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """A configuration on rows that no trial saw.
+
+    Attributes:
+        value: the task's metric.
+        interval: of the value, see `chop.train.intervals.interval_of`.
+        predictions: (K, ...) as the metric takes them, K the answers that are compared.
+        divergences: of classes float64 (K,), KL from the float model's answers in nats.
+        losses: float64 (K,), the task's loss of each answer; None where it is not searched for.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    predictions: Tensor
+    divergences: Tensor | None
+    losses: Tensor | None = None
+
+    def formatted(self, metric: Metric) -> str:
+        """The metric with its interval."""
+        return metric.format_value(self.value) + format_interval(self.interval, metric)
+
+    @property
+    def kl(self) -> float | None:
+        """The mean divergence."""
+        return None if self.divergences is None else self.divergences.mean().item()
+
+
+class HeldOutRows:
+    """Judges configurations of a problem on rows that no trial saw.
+
+    Args:
+        found: the problem.
+        held_out: the rows.
+        goal: the first objective of the search, by which `compare` decides if it is the task's
+            metric, "kl" or "loss"; else the metric decides.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self, found: PrecisionProblem, held_out: Evaluator, goal: str | None = None
+    ) -> None:
+        self.found, self.held_out = found, held_out
+        self.metric: Metric = held_out.task.metric
+        self.goal = goal if goal in SCORES else self.metric.name
+        self.reference = held_out.of(found.model(None)).logits()
+
+    def score(self, config: Config | None) -> HeldOutScore:
+        """Of None, the float model."""
+        logits = self.held_out.of(self.found.model(config)).logits()
+        labels, divergences = self.held_out.labels, None
+        if self.held_out.task.is_categorical:
+            p, q = (x.double().log_softmax(-1) for x in (self.reference, logits))
+            divergences = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+        predictions = self.metric.predict(logits, labels)
+        value = self.held_out.scores(logits)[self.held_out.task.metric.name]
+        interval = interval_of(self.metric, predictions.cpu(), labels.cpu())
+        losses = self._losses(logits) if self.goal == "loss" else None
+        return HeldOutScore(value, interval, predictions, divergences, losses)
+
+    def _losses(self, logits: Tensor) -> Tensor:
+        pairs = zip(logits.float().split(1), self.held_out.labels.split(1), strict=True)
+        return torch.stack([self.held_out.task.loss(*pair).double() for pair in pairs])
+
+    def compare(self, mine: HeldOutScore, other: HeldOutScore, label: str) -> tuple[str, str]:
+        """What a searched configuration gains on one that needed no search.
+
+        Intervals are those of the paired bootstrap: the same rows of both, drawn with replacement.
+
+        Returns: the verdict for a line, and a sentence with the numbers. The search's goal decides;
+            another number that differs beyond its error is named.
+        """
+        if torch.equal(mine.predictions, other.predictions) and mine.kl == other.kl:
+            return (
+                f", as of {label}",
+                f"The best is {label} itself: the search found nothing better.",
+            )
+        gains = self._gains(mine, other)
+        signs = {name: sign_of(ends) for name, ends in gains.items()}
+        verdict = verdict_of(signs, self.goal, label)
+        scales = {self.metric.name: (100, " points") if self.metric.is_share else (1, "")}
+        words, parts = {1: "better", 0: "within error", -1: "worse"}, []
+        for name, (low, high) in gains.items():
+            factor, unit = scales.get(name, (1, ""))
+            ends = f"{factor * low:+.3g} to {factor * high:+.3g}{unit}"
+            parts.append(f"{name} {ends} ({words[signs[name]]})")
+        gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
+        return f", {verdict}", f"{gained}{'; '.join(parts)}: {verdict}."
+
+    def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
+        """The interval of what is gained, by the name of the number."""
+        labels, metric = self.held_out.labels, self.metric
+        ends = bootstrap(
+            lambda i: metric.gain(
+                metric.score(mine.predictions[i], labels[i]),
+                metric.score(other.predictions[i], labels[i]),
+            ),
+            len(labels),
+        )
+        gains = {metric.name: ends}
+        for name, parts in (
+            ("kl", (mine.divergences, other.divergences)),
+            ("loss", (mine.losses, other.losses)),
+        ):
+            if parts[0] is not None and parts[1] is not None:
+                gains[name] = _mean_interval(parts[1] - parts[0])
+        return gains
+
+
+def _mean_interval(values: Tensor) -> tuple[float, float]:
+    return bootstrap(lambda i: values[i].mean().item(), len(values))

@@ -1,0 +1,16 @@
+"""Goals of an architecture search: what a trial measures, and which way is better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from chop.search.objective import Constraint, Direction, Goal, named_goals
+
+SIZES = ("parameters", "size_bytes")
+DIRECTIONS: dict[str, Direction] = {"accuracy": "maximize", **dict.fromkeys(SIZES, "minimize")}
+"""What a trial measures, and which way is better."""
+
+
+def nas_goals(names: Iterable[str], budgets: Mapping[str, float]) -> tuple[Goal | Constraint, ...]:
+    """Objectives and budgets of an architecture search, see `named_goals`."""
+    return named_goals(names, budgets, DIRECTIONS, SIZES)

@@ -1,0 +1,205 @@
+"""Searches side by side: read from their storages, grouped into curves, labeled by settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chop.errors import ConfigError, check_known
+from chop.notices import warn_once
+from chop.search.location import without_password
+from chop.search.objective import Goal, constraints_of
+from chop.search.reading import find_storage, load_search, study_names
+from chop.search.result import Result
+
+HOW_LONG = ("trials", "workers", "device")
+"""Settings that label a curve only where all others are equal."""
+SEED_ALONE = ("seed", "out", "name", "keep", "storage")
+"""Settings in which the searches of one curve differ."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One search among those that are compared.
+
+    Attributes:
+        source: where it was found, without a password.
+        name: of its study.
+        url: of its storage.
+        settings: of its job, nested ones by dotted names; None where a program ran it.
+        result: its trials, judged by the goal of the comparison.
+    """
+
+    source: str
+    name: str
+    url: str
+    settings: Mapping[str, Any] | None
+    result: Result
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"{self.source}:{self.name}"
+
+
+def read_compared(source: str | Path | tuple[str, str], name: str | None) -> Iterator[Compared]:
+    """The searches that a folder, file or URL names."""
+    storage, own = source if isinstance(source, tuple) else _split(str(source))
+    url, own = find_storage(storage, own or name)
+    shown = without_password(url) if "://" in storage else storage
+    found = [own] if own else study_names(url)
+    if not found:
+        raise ConfigError(f"there is no search in '{shown}'.")
+    for study in found:
+        noted, result = load_search(url, study)
+        job = noted["job"]
+        settings = None if job is None else {"job": job["name"], **_flat(job["settings"])}
+        yield Compared(shown, noted["name"], url, settings, result)
+
+
+def _split(source: str) -> tuple[str, str | None]:
+    """`OUT:NAME` as a storage and the name of a study, if there is one.
+
+    >>> _split("postgresql://user:secret@host:5432/db:tpe")
+    ('postgresql://user:secret@host:5432/db', 'tpe')
+    """
+    if "://" in source:
+        parts = re.fullmatch(r"(\w[^:]*://[^/]*/[^:?]*):(.+)", source)
+        return (parts[1], parts[2]) if parts else (source, None)
+    places = [i for i, letter in enumerate(source) if letter == ":"]
+    for place in [] if Path(source).exists() else places:
+        if Path(source[:place]).exists():
+            return source[:place], source[place + 1 :]
+    return source, None
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names.
+
+    >>> _flat({"sampler": "tpe", "budgets": {"bits": 4}})
+    {'sampler': 'tpe', 'budgets.bits': 4}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        nested = isinstance(value, Mapping)
+        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flat
+
+
+def judged(search: Compared, goal: Goal) -> Compared:
+    """A search with one objective, within its own budgets."""
+    for trial in search.result.measured:
+        check_known(goal.name, trial.values, f"search {search.label} did not measure")
+    limits = constraints_of(search.result.goals)
+    return dataclasses.replace(search, result=Result((goal, *limits), search.result.trials))
+
+
+def curves_of(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[Compared]]:
+    """Label -> the searches of a curve, those without a trial within their budgets left out."""
+    kept: dict[str, list[Compared]] = {}
+    for label, group in _labeled(found, labels):
+        for search in group:
+            if any(math.isfinite(value) for _, value in search.result.best_so_far()):
+                kept.setdefault(label, []).append(search)
+                continue
+            warn_once(
+                f"search {search.label} is left out: it measured nothing finite within its budgets."
+            )
+    if not kept:
+        raise ConfigError("none of these searches measured anything finite within its budgets.")
+    return kept
+
+
+def _labeled(found: Sequence[Compared], labels: Sequence[str]) -> list[tuple[str, list[Compared]]]:
+    places = [(each.url, each.name) for each in found]
+    twice = next(
+        (each for each, at in zip(found, places, strict=True) if places.count(at) > 1), None
+    )
+    if twice is not None:
+        raise ConfigError(f"search {twice.label} is given twice.")
+    groups = _groups(found)
+    if not labels:
+        return list(zip(_labels_of(groups), groups, strict=True))
+    if len(labels) == len(found):
+        return [
+            (label, [each for each, own in zip(found, labels, strict=True) if own == label])
+            for label in dict.fromkeys(labels)
+        ]
+    if len(labels) != len(groups):
+        raise ConfigError(
+            f"labels: expected {len(found)}, one for each search"
+            + (f", or {len(groups)}, one for each curve" if len(groups) < len(found) else "")
+            + f", got {len(labels)}; the searches: {', '.join(each.label for each in found)}."
+        )
+    if len(set(labels)) < len(labels):
+        raise ConfigError("labels: expected a different one for each curve.")
+    return list(zip(labels, groups, strict=True))
+
+
+def _groups(found: Sequence[Compared]) -> list[list[Compared]]:
+    """Searches that differ in their seed alone, together; of equal seeds, each alone."""
+    together: dict[str, list[Compared]] = {}
+    for each in found:
+        left_out = (*SEED_ALONE, *HOW_LONG)
+        settings = {k: v for k, v in (each.settings or {}).items() if k not in left_out}
+        key = json.dumps(settings, sort_keys=True) if settings else each.label
+        together.setdefault(key, []).append(each)
+    groups: list[list[Compared]] = []
+    for group in together.values():
+        seeds = {(each.settings or {}).get("seed") for each in group}
+        groups += [group] if len(seeds) == len(group) else [[each] for each in group]
+    return groups
+
+
+def _labels_of(groups: Sequence[Sequence[Compared]]) -> list[str]:
+    """Labels of the curves: the settings that differ; studies and sources where none does."""
+    noted = [group[0].settings for group in groups if group[0].settings is not None]
+    names = dict.fromkeys(("sampler", *(name for settings in noted for name in settings)))
+    differing = [
+        name
+        for name in names
+        if name not in SEED_ALONE and len({json.dumps(s.get(name)) for s in noted}) > 1
+    ]
+    first = [name for name in differing if name not in HOW_LONG] or ["sampler"]
+    more = [*first, *(name for name in differing if name in HOW_LONG)]
+    labels = [_label(group[0], first) for group in groups]
+    labelers: tuple[Callable[[Compared], str], ...] = (
+        lambda each: _label(each, more),
+        lambda each: f"{each.name} ({each.source})",
+    )
+    for labeler in labelers:
+        labels = [
+            label if labels.count(label) == 1 else labeler(group[0])
+            for label, group in zip(labels, groups, strict=True)
+        ]
+    return labels
+
+
+def _label(search: Compared, names: Sequence[str]) -> str:
+    if search.settings is None:
+        return search.name
+    return ", ".join(_format(name, search.settings.get(name)) for name in names)
+
+
+def _format(name: str, value: Any) -> str:
+    if value is None:
+        return f"no {name}"
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if name in ("sampler", "job") else f"{name}={text}"
+
+
+def title_of(found: Sequence[Compared]) -> str:
+    """The model and data, where all searches have the same."""
+    titles = {
+        " on ".join(each.settings[key] for key in ("model", "dataset") if each.settings.get(key))
+        for each in found
+        if each.settings is not None
+    }
+    is_one = len(titles) == 1 and all(each.settings is not None for each in found)
+    return titles.pop() if is_one else f"{len(found)} searches"

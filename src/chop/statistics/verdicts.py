@@ -1,0 +1,27 @@
+"""Verdicts: which of two configurations is better, by the intervals of what one gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def sign_of(ends: tuple[float, float]) -> int:
+    """1 where an interval lies above 0, -1 below, 0 where it holds 0."""
+    low, high = ends
+    return (low > 0) - (high < 0)
+
+
+def verdict_of(signs: Mapping[str, int], goal: str, label: str) -> str:
+    """Which configuration is better, in words.
+
+    >>> verdict_of({"accuracy": -1, "kl": 1}, "kl", "no search")
+    'better than no search by more than its error, but worse in accuracy'
+    """
+    own = signs[goal]
+    verdict = {1: "better", 0: "not better", -1: "worse"}[own]
+    parts = [f"{verdict} than {label} by more than its error"]
+    for name, sign in signs.items():
+        if name != goal and sign:
+            joined = "and" if (sign > 0) == (own > 0) else "but"
+            parts.append(f"{joined} {'better' if sign > 0 else 'worse'} in {name}")
+    return ", ".join(parts)

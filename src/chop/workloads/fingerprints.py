@@ -1,0 +1,34 @@
+"""Fingerprints of weights and rows: which model and data a result is of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from chop.train import Rows
+
+
+def fingerprint_of_weights(model: nn.Module) -> str:
+    """Text that is another where a parameter or buffer is."""
+    return _fingerprint(sorted(model.state_dict().items()))
+
+
+def fingerprint_of_rows(rows: Rows) -> str:
+    """Text that is another where a column or label is: rows cut elsewhere are other rows."""
+    listed = [
+        (name, value)
+        for name, column in [*sorted(rows.columns.items()), ("labels", rows.labels)]
+        for value in ([column] if isinstance(column, Tensor) else column)
+    ]
+    return _fingerprint(listed)
+
+
+def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, value in tensors:
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
