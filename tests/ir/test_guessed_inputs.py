@@ -14,7 +14,7 @@ from chop import MaseGraph, passes
 from chop.capture.inputs import dummy_inputs
 from chop.errors import CaptureError, GraphError, GuardError
 from chop.ir.graph import metadata_of
-from chop.passes.analysis.add_common_metadata import _say_guessed
+from chop.passes.analysis.add_common_metadata import _warn_guessed
 
 
 def pictures(side: int) -> nn.Module:
@@ -202,7 +202,7 @@ def test_a_copy_of_a_guessed_graph_and_a_given_one_refuse_what_does_not_fit() ->
 
 
 def test_a_guess_that_is_relied_on_is_said_once(caplog) -> None:
-    _say_guessed.cache_clear()
+    _warn_guessed.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             mg, _ = passes.init_metadata_analysis_pass(MaseGraph(Flattening()))

@@ -10,7 +10,7 @@ HOME = Path(passes.__file__).parent
 FILES = [
     path
     for path in sorted(HOME.rglob("*.py"))
-    if path.stem not in ("__init__", "base") and path.parent != HOME / "graph"
+    if path.stem not in ("__init__", "base", "documentation", "docstrings")
 ]
 
 
