@@ -1,5 +1,6 @@
 """Notebooks: graphs, figures and search results have the representations that IPython shows."""
 
+import json
 import pickle
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,7 +10,9 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.files import Picture
+from chop.report.notebook import with_display
 from chop.report.plots import Curve, plot_accuracy
+from chop.report.report import Cell, Heading, Note, Report, Table
 from chop.search import Constraint, Goal, Result, TrialRecord
 from chop.tables import html_table
 
@@ -75,3 +78,31 @@ def test_a_table_escapes_what_others_wrote():
     assert [cell.text for cell in page.iter("th")] == ["<b>", "x"]
     assert [cell.text for cell in page.iter("td")] == ["<script>&\\x1b[2J", "-"]
     assert html_table([]) == ""
+
+
+def report_of(result, **named):
+    blocks = [
+        Heading("Formats"),
+        Table("net on data", [{"format": "8.auto", "bits": Cell.of(8.0, ".2f")}]),
+        Note("<2 rows>"),
+        Note(None),
+    ]
+    return Report("net on data", {"table.md": blocks}, result, [], **named)
+
+
+@pytest.mark.parametrize("result", [{"saved": None, "rows": [1]}, [{"width": 4}], []])
+def test_a_jobs_result_is_shown_as_its_report(result, tmp_path):
+    figures = {"accuracy.svg": None, "gone.svg": None, "accuracy.png": None}
+    (tmp_path / "accuracy.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    shown = with_display(report_of(result, figures=figures), tmp_path)
+    assert shown == result and isinstance(shown, type(result))
+    assert json.loads(json.dumps(shown)) == result
+    page = ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")
+    assert [part.tag for part in page] == ["h3", "h4", "table", "p", SVG]
+    assert [cell.text for cell in page.iter("td")] == ["8.auto", "8.00"]
+    assert page.find("p").text == "<2 rows>"
+
+
+@pytest.mark.parametrize("result", [None, 4, "text", (1, 2)])
+def test_other_results_stay_as_they_are(result, tmp_path):
+    assert with_display(report_of(result), tmp_path) is result

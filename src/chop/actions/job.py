@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from chop import runs
 from chop.kernels.matmul_precision import matmul_precision
+from chop.report.notebook import with_display
 from chop.report.report import Report, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
 from chop.workloads.chance import check_float_model
@@ -125,7 +126,7 @@ def run_job(
         config: the settings.
         workload: a trained model and rows of the caller; None loads what `config` names.
         folder: in the place of the output folder, whose name it gets later.
-    Returns: the result of the report.
+    Returns: the result of the report, which a notebook shows as the report.
     Raises:
         ChopError: settings, model and data do not go together, or something is not there.
         WriteError: the disk is full or read-only.
@@ -149,4 +150,5 @@ def run_job(
             run.written += report.written
         for sentence in report.closing:
             say(sentence)
-    return report.result
+    result: R = with_display(report, job.folder(config))
+    return result
