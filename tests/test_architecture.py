@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.subcases import subcases
@@ -55,3 +56,31 @@ def test_every_room_has_a_layer():
 def test_module_docstrings_open_with_the_fields_keyword():
     opens = re.compile(r'"""(What|How|Where|Which)\b', re.I)
     assert [str(path) for path in SOURCE.rglob("*.py") if opens.match(path.read_text())] == []
+
+
+def test_files_form_no_circles():
+    """Imports inside functions count, those for type checkers do not."""
+    paths = {module_of(path): path for path in SOURCE.rglob("*.py")}
+    graph = {name: set(imported(path, paths)) - {name} for name, path in paths.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
+
+
+def module_of(path):
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path, known):
+    """The modules of `chop` that a file imports, at the top or in a function."""
+    nodes = [ast.parse(path.read_text())]
+    for node in nodes:  # grows
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        nodes += ast.iter_child_nodes(node)
+        names = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+        for each in names:
+            home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            full = f"{home}{each.name}"
+            name = full if full in known else full.rpartition(".")[0]
+            if name in known:
+                yield name

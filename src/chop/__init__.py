@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 from chop.paths.on_import import REGISTERS, register_imported
 from chop.paths.on_import import find_spec as register_when_imported
-from chop.version import __version__ as __version__
 
 TYPE_CHECKING = False  # not that of `typing`, whose import would double the cost of this one
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from chop import formats, passes
     from chop.actions.api import compress, quantize
+    from chop.installed import __version__ as __version__
     from chop.ir.graph import MaseGraph
     from chop.ir.huggingface.quantizer import ChopConfig
 
@@ -30,6 +30,7 @@ __all__ = ["ChopConfig", "MaseGraph", "compress", "formats", "passes", "quantize
 HOMES = {
     "ChopConfig": "chop.ir.huggingface.quantizer",
     "MaseGraph": "chop.ir.graph",
+    "__version__": "chop.installed",
     "compress": "chop.actions.api",
     "quantize": "chop.actions.api",
 }

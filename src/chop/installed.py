@@ -1,4 +1,4 @@
-"""Installed packages beside `chop`: whether their versions fit, and how to get others."""
+"""The version of `chop`, and installed packages beside it: whether they fit, how to get others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chop.errors import ChopError, UnavailableError, first_line
 
+__version__ = "0.1.0"
 DISTRIBUTION = "mase-chop"
 COMPILED = {"torchvision": "timm"}
 """Packages whose compiled code fits one release of torch alone, and the part that they are of."""

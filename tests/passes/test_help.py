@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.docstrings import entries, split_section
 from chop.ir.graph import Provenance
 from chop.passes import module as module_passes
 from chop.passes.base import PASSES, NoConfig, graph_pass
-from chop.passes.docstrings import entries, split_section
 from chop.passes.documentation import pass_docstring, settings_lines, type_text
 from tests.subcases import subcases
 

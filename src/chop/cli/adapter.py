@@ -22,7 +22,7 @@ from chop.cli.command import COMMON, Command
 from chop.cli.execute import execute
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE
-from chop.passes.docstrings import entries, split_section
+from chop.docstrings import entries, split_section
 
 ALIASES = {
     "batch_sizes": "batch",

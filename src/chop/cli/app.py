@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from chop import __version__
 from chop.cli.adapter import CommandGroup, flowing
 from chop.cli.bench import bench_app
 from chop.cli.command import AS_JSON, QUIET, VERBOSE
@@ -71,6 +70,8 @@ for group, name in ((bench_app, "bench"), (search_app, "search"), (sweep_app, "s
 
 def _print_version(asked: bool) -> None:
     if asked:
+        from chop.installed import __version__
+
         typer.echo(f"chop {__version__}")
         raise typer.Exit
 

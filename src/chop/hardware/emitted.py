@@ -22,10 +22,10 @@ from chop.hardware.project import DESIGN, Project, project_of, write_design
 from chop.hardware.testbench import VECTORS, testbench_files
 from chop.hardware.vectors import codes_of, write_vectors
 from chop.hardware.verify import Check, Codes, Verification, check_sources, checks, run_check
+from chop.installed import __version__
 from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.native import cores
-from chop.version import __version__
 
 KIND = "emit"
 """Of the manifest."""

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chop.docstrings import entries
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.formats import NumberFormat, formats
 from chop.kernels.cpu.packed import bfloat16_roundings
-from chop.passes.docstrings import entries
 from chop.report.grid_picture import grid_picture
 from chop.report.layout_text import describe_layout
 from chop.tables import markdown_table

@@ -26,11 +26,11 @@ from chop.files import (
 )
 from chop.files.documents import read_json
 from chop.files.temporary import remove_orphans
+from chop.installed import __version__
 from chop.notices import warn_each_time
 from chop.runs.environment import now, read_environment
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
-from chop.version import __version__
 
 MANIFEST = "manifest.json"
 FORMAT = 1

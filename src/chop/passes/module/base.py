@@ -7,8 +7,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from torch import nn
 
+from chop.docstrings import entries
 from chop.errors import ConfigError
-from chop.passes.docstrings import entries
 from chop.passes.documentation import pass_docstring
 
 F = TypeVar("F", bound=Callable[..., Any])

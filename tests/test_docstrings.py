@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.passes.docstrings import entries
+from chop.docstrings import entries
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 
