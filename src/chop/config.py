@@ -213,7 +213,8 @@ def renamed(settings: Mapping[str, Any], aliases: Mapping[str, str], where: str)
 def check_fields(instance: Any, where: str) -> None:
     """Checks the types of a dataclass's values, for instances that were not made by `parse`.
 
-    NumPy's numbers are put in as Python's.
+    Values are put in as `parse` has them: NumPy's numbers as Python's, lists as tuples, texts as
+    paths, each where the field says so.
 
     Raises:
         ConfigError: a value has the wrong type.
@@ -221,8 +222,8 @@ def check_fields(instance: Any, where: str) -> None:
     hints = _type_hints(type(instance))  # type: ignore[arg-type]
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        found = convert(value, hints[field.name], f"{where}.{field.name}")
-        if isinstance(value, numbers.Number) and type(found) is not type(value):
+        found = _value(value, hints[field.name], field, where)
+        if found is not value:
             object.__setattr__(instance, field.name, found)
 
 

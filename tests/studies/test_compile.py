@@ -4,7 +4,7 @@ import torch
 from chop.errors import ConfigError
 from chop.models.named import get_model
 from chop.native import compiler
-from chop.studies.compile import BenchCompileConfig, bench_compile, quick_config, random_inputs
+from chop.studies.compile import BenchCompileConfig, bench_compile, random_inputs
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,6 @@ def test_inputs_have_the_rows_that_are_asked_for(name, shapes):
         output = model(**inputs)
     assert len(output if isinstance(output, torch.Tensor) else output.logits) == 5
     assert not torch.equal(*next(iter(inputs.values()))[:2])
-
-
-def test_quick_leaves_what_is_given():
-    given = BenchCompileConfig(models=("cnn",), batch_sizes=(3,), quick=True)
-    quick = quick_config(given)
-    assert (quick.models, quick.batch_sizes) == (("cnn",), (3,))
-    assert quick.modes == ("default",) and quick.seconds < given.seconds
 
 
 @pytest.mark.slow

@@ -32,8 +32,6 @@ from chop.studies.attention_implementations import (
 from chop.studies.settings import BenchAttentionConfig
 from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
 
-QUICK_SHAPES = ("2x3x32x16",)
-
 
 @dataclass(frozen=True)
 class AttentionRow:
@@ -126,12 +124,8 @@ def _short(backend: str) -> str:
 
 def bench_attention(config: BenchAttentionConfig) -> AttentionComparison:
     """Measures every shape, dtype and mask in turn."""
-    shapes = (
-        QUICK_SHAPES
-        if config.quick and config.shapes == BenchAttentionConfig.shapes
-        else config.shapes
-    )
-    cases = [Case.parse(*parts) for parts in itertools.product(shapes, config.dtypes, config.masks)]
+    combined = itertools.product(config.shapes, config.dtypes, config.masks)
+    cases = [Case.parse(*parts) for parts in combined]
     rooflines = _rooflines(config)
     comparisons, rows, course = {}, [], []
     for case in cases:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from chop.bench.timing import Variant, compare
 from chop.ir.graph import dummy_inputs
 from chop.models.named import get_model
 from chop.studies.graph_breaks import Compilations, compilations
-from chop.studies.settings import QUICK_SECONDS, BenchCompileConfig
+from chop.studies.settings import BenchCompileConfig
 from chop.studies.short_runs import (
     ShortRun,
     short_runs,
@@ -38,12 +38,6 @@ MODES_OF_DEVICE = {
     # On a CPU reduce-overhead, which is CUDA graphs, is the default.
     "cpu": ("default", "max-autotune", "freezing"),
     "cuda": ("default", "reduce-overhead", "max-autotune"),
-}
-QUICK: Mapping[str, Any] = {
-    "models": ("mlp",),
-    "batch_sizes": (2,),
-    "modes": ("default",),
-    "seconds": QUICK_SECONDS,
 }
 PROBE_LENGTH = 2
 """Texts are as many times shorter in the last call that recompiles are counted in."""
@@ -155,7 +149,6 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
         ConfigError: a model has no such name, or its inputs cannot be made.
         UnavailableError: a model is not there.
     """
-    config = quick_config(config) if config.quick else config
     place = torch.device(config.device)
     modes = config.modes or MODES_OF_DEVICE.get(place.type, ("default",))
     start, graphs = compiler_start_seconds(place), {}
@@ -172,13 +165,6 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
         calls.append(give(max(config.batch_sizes) + 1, max(1, config.length // PROBE_LENGTH)))
         graphs[name] = compilations(model, calls)
     return CompileComparison(tuple(rows), comparisons, graphs, start)
-
-
-def quick_config(config: BenchCompileConfig) -> BenchCompileConfig:
-    """With the settings of `QUICK` for those that were not given."""
-    usual = BenchCompileConfig()
-    left = [name for name in QUICK if getattr(config, name) == getattr(usual, name)]
-    return replace(config, **{name: QUICK[name] for name in left})
 
 
 def compiler_start_seconds(device: torch.device) -> float:
@@ -229,7 +215,7 @@ def _measure(
     torch.compiler.reset()
     variants = [Variant(EAGER, partial(model, **inputs))]
     variants += [Variant(mode, prepare=partial(_compiled, model, mode, inputs)) for mode in modes]
-    return compare(variants, **{**config.how, "seconds": config.seconds})
+    return compare(variants, **config.how)
 
 
 def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Callable[[], Any]:

@@ -26,8 +26,6 @@ from chop.studies.weight_memory import (
     total_of,
 )
 
-QUICK_SHAPE = (96, 1024)
-
 
 @dataclass(frozen=True)
 class DequantizeComparison:
@@ -73,7 +71,7 @@ def bench_dequantize(config: BenchDequantizeConfig) -> DequantizeComparison:
     Raises:
         ConfigError: the model has no linear layers, or is not known.
     """
-    shape = QUICK_SHAPE if config.quick else (config.outputs, config.inputs)
+    shape = (config.outputs, config.inputs)
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)) * 0.02
     weight = weight.to(config.device, DTYPES[config.dtype])
     comparisons: dict[str, Comparison] = {}
@@ -84,7 +82,7 @@ def bench_dequantize(config: BenchDequantizeConfig) -> DequantizeComparison:
     first = comparisons[f"decode-{config.formats[0]}"]
     copied_per_second = 2 * weight.nbytes / first.decisive_seconds(COPY)
     products: list[ProductRow] = []
-    for count in config.rows[:1] if config.quick else config.rows:
+    for count in config.rows:
         found, own = compare_products(
             weight, config.formats, count, copied_per_second, **config.how
         )

@@ -22,7 +22,6 @@ from chop.studies.decoding import FORMATS
 from chop.studies.generation_peers import Contender, peers_of, saved_bytes
 from chop.studies.settings import BenchGenerateConfig
 
-QUICK_TOKENS = 8
 PREFILL, DECODE = "prefill", "decode"
 LOAD_AS = "text-generation"
 
@@ -99,7 +98,7 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
     missing: Mapping[str, str] = {}
     contenders = [Contender("float32", model)]
     contenders += [Contender(name, packed_twin(model, name)) for name in config.formats]
-    if config.peers and not config.quick:
+    if config.peers:
         found, missing = peers_of(model)
         contenders += found
     calls = {PREFILL: prefill_call, DECODE: decode_call}
@@ -136,10 +135,11 @@ def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:
             f"model '{config.model}': expected a decoder, which has generate() and a cache, such "
             f"as gpt-tiny; got a {type(model).__name__}."
         )
-    count = QUICK_TOKENS if config.quick else config.prompt
     vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
     drawn = torch.Generator().manual_seed(config.seed)
-    return torch.randint(vocabulary, (config.batch, count), generator=drawn).to(config.device)
+    return torch.randint(vocabulary, (config.batch, config.prompt), generator=drawn).to(
+        config.device
+    )
 
 
 def _generates_with_cache(model: nn.Module) -> bool:

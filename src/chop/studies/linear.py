@@ -21,7 +21,6 @@ from chop.nn.fused import LinearActivation
 from chop.studies.settings import BenchLinearConfig, parse_shape
 from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
 
-QUICK_SHAPES = ("32x64x128",)
 NAIVE, CALLS, FUSED = "naive", "linear, relu", "fused"
 FLOAT_BYTES = 4
 
@@ -125,10 +124,8 @@ class LinearComparison:
 
 def bench_linear(config: BenchLinearConfig) -> LinearComparison:
     """Measures every shape in turn."""
-    is_usual = config.shapes == BenchLinearConfig.shapes
-    shapes = QUICK_SHAPES if config.quick and is_usual else config.shapes
     comparisons, rows, course = {}, [], []
-    for case in map(Case.parse, shapes):
+    for case in map(Case.parse, config.shapes):
         found, own = _measure(case, config)
         comparisons[case.name] = found
         rows += own

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from chop.errors import ConfigError
 
@@ -58,11 +59,15 @@ class StudyConfig:
             one variant after the other.
         device: torch device: `cpu`, `cuda`, `cuda:1` ...
         out: folder for tables, plots and measurements.
-        quick: a small case and little time: shows that all runs; the times mean nothing.
+        quick: a small case and little time in the place of defaults; what is given is measured as
+            given. Shows that all runs; the times mean nothing.
         matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
             lets packed layers round to bfloat16 where that is faster. Default: as torch is set,
             highest.
     """
+
+    QUICK: ClassVar[Mapping[str, Any]] = {}
+    """What `quick` puts in the place of defaults."""
 
     seconds: float = 0.3
     threads: int = 1
@@ -76,13 +81,17 @@ class StudyConfig:
         from chop.config import check_fields
 
         check_fields(self, type(self).__name__)
+        if self.quick:
+            usual = {each.name: each.default for each in fields(self)}
+            for name, value in {"seconds": QUICK_SECONDS, **self.QUICK}.items():
+                if getattr(self, name) == usual[name]:
+                    object.__setattr__(self, name, value)
 
     @property
     def how(self) -> dict[str, Any]:
         """Settings of `chop.bench.compare`."""
-        seconds = QUICK_SECONDS if self.quick else self.seconds
-        names = ("threads", "method", "device")
-        return {"seconds": seconds, **{name: getattr(self, name) for name in names}}
+        names = ("seconds", "threads", "method", "device")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,8 @@ class BenchAttentionConfig(StudyConfig):
 
     The other settings are those of `StudyConfig`.
     """
+
+    QUICK: ClassVar[Mapping[str, Any]] = {"shapes": ("2x3x32x16",)}
 
     out: Path = Path("runs/bench/attention")
     shapes: tuple[str, ...] = ("1x12x128x64", "8x12x128x64", "1x12x1024x64")
@@ -129,6 +140,8 @@ class BenchLinearConfig(StudyConfig):
     The other settings are those of `StudyConfig`.
     """
 
+    QUICK: ClassVar[Mapping[str, Any]] = {"shapes": ("32x64x128",)}
+
     out: Path = Path("runs/bench/linear")
     shapes: tuple[str, ...] = ("1x768x3072", "128x768x3072", "2048x128x512")
     iterations: tuple[int, ...] = (5, 50, 200)
@@ -154,6 +167,8 @@ class BenchSoftmaxConfig(StudyConfig):
 
     The other settings are those of `StudyConfig`.
     """
+
+    QUICK: ClassVar[Mapping[str, Any]] = {"shapes": ("64x100",)}
 
     seconds: float = 0.5
     out: Path = Path("runs/bench/softmax")
@@ -184,6 +199,12 @@ class BenchCompileConfig(StudyConfig):
 
     The other settings are those of `StudyConfig`.
     """
+
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "models": ("mlp",),
+        "batch_sizes": (2,),
+        "modes": ("default",),
+    }
 
     seconds: float = 1.0
     out: Path = Path("runs/bench/compile")
@@ -222,6 +243,8 @@ class BenchDequantizeConfig(StudyConfig):
     The other settings are those of `StudyConfig`.
     """
 
+    QUICK: ClassVar[Mapping[str, Any]] = {"outputs": 96, "inputs": 1024, "rows": (1,)}
+
     out: Path = Path("runs/bench/dequantize")
     formats: tuple[Literal["mxint8", "mxint4", "mxfp8", "mxfp4"], ...] = (
         *("mxint8", "mxint4", "mxfp8", "mxfp4"),
@@ -254,6 +277,8 @@ class BenchGenerateConfig(StudyConfig):
 
     The other settings are those of `StudyConfig`.
     """
+
+    QUICK: ClassVar[Mapping[str, Any]] = {"prompt": 8, "peers": False}
 
     seconds: float = 2.0
     out: Path = Path("runs/bench/generate")

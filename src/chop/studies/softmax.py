@@ -19,7 +19,6 @@ from chop.native import compiler
 from chop.studies.attention_implementations import DTYPES
 from chop.studies.settings import SOFTMAX_SHAPE, BenchSoftmaxConfig, parse_shape
 
-QUICK_SHAPES = ("64x100",)
 INTERPRETED_SHAPES = ("40x100", "3x1000", "2x20000")
 """Short rows, of which a program takes several; a row for each; and one that is read in parts."""
 NAIVE, TORCH, COMPILED, TRITON = "naive", "torch", "torch.compile", "Triton"
@@ -140,9 +139,8 @@ class SoftmaxComparison:
 
 def bench_softmax(config: BenchSoftmaxConfig) -> SoftmaxComparison:
     """Measures every shape and dtype; on a CPU it also checks the Triton kernel."""
-    shapes = QUICK_SHAPES if config.quick else config.shapes
     comparisons, rows = {}, []
-    for case in (Case.parse(shape, dtype) for dtype in config.dtypes for shape in shapes):
+    for case in (Case.parse(shape, dtype) for dtype in config.dtypes for shape in config.shapes):
         comparisons[case.name], own = _measure(case, config)
         rows += own
     interpreted = []

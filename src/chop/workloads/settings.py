@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from chop.config import MORE, check_text
+from chop.config import MORE, check_fields, check_text
 from chop.errors import ConfigError
 
 
@@ -112,11 +112,12 @@ class WorkloadConfig:
     def __post_init__(self) -> None:
         for each in fields(self):
             check_text(getattr(self, each.name), each.name)
-        object.__setattr__(self, "out", Path(self.out).expanduser())
         for name in IN_FILES:
             value = getattr(self, name)
-            if isinstance(value, str) and value.startswith("~"):
+            if isinstance(value, Path) or (isinstance(value, str) and value.startswith("~")):
                 object.__setattr__(self, name, str(Path(value).expanduser()))
+        check_fields(self, type(self).__name__)
+        object.__setattr__(self, "out", self.out.expanduser())
         for name, (least, most) in self._ranges().items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from chop.config import MORE
+from chop.config import MORE, check_fields
 from chop.errors import ConfigError
 
 
@@ -49,6 +49,7 @@ class BenchModelConfig:
     )
 
     def __post_init__(self) -> None:
+        check_fields(self, type(self).__name__)
         if not self.seconds > 0 or self.threads < 1:
             raise ConfigError(
                 f"expected seconds above 0 and 1 or more threads, got {self.seconds} and "

@@ -81,7 +81,10 @@ class CompressConfig(QuantizationSettings):
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
-    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, metadata=MORE)
+    layers: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict,
+        metadata={**MORE, "hint": """Example: --layers 'fc1={"weight": "4.auto"}'."""},
+    )
     qat: Literal["worst", "all"] = field(
         default="worst", metadata={**MORE, "hint": "--qat-epochs 0 measures without QAT."}
     )

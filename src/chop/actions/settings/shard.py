@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from chop.config import MORE, check_text
+from chop.config import MORE, check_fields, check_text
 from chop.errors import ConfigError
 
 
@@ -76,7 +76,8 @@ class ShardConfig:
 
         for each in fields(self):
             check_text(getattr(self, each.name), each.name)
-        object.__setattr__(self, "out", Path(self.out).expanduser())
+        check_fields(self, type(self).__name__)
+        object.__setattr__(self, "out", self.out.expanduser())
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
         if self.batch < 1 or self.length < 1:

@@ -1,0 +1,68 @@
+"""Settings made in Python are checked field by field, as those of files and options are."""
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chop.actions.settings.bench import BenchModelConfig
+from chop.actions.settings.compress import CompressConfig
+from chop.actions.settings.emit import EmitConfig
+from chop.actions.settings.lower import LowerConfig
+from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
+from chop.actions.settings.shard import ShardConfig
+from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
+from chop.cli.values import is_list
+from chop.errors import ConfigError
+from chop.studies.settings import StudyConfig
+from chop.workloads.settings import WorkloadConfig
+
+JOBS = (
+    *(WorkloadConfig, CompressConfig, QuantizeSweepConfig, PruneSweepConfig, PrecisionConfig),
+    *(NasConfig, SensitivityConfig, LowerConfig, EmitConfig, ShardConfig, BenchModelConfig),
+    *StudyConfig.__subclasses__(),
+)
+
+
+@pytest.mark.parametrize("settings", JOBS)
+def test_no_field_of_a_job_takes_a_value_of_another_type(settings):
+    hints = typing.get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        wrong = object()
+        with pytest.raises(ConfigError, match=rf"\.{field.name}: (expected|got) .*object"):
+            settings(**{field.name: wrong})
+        if is_list(hints[field.name]):
+            with pytest.raises(ConfigError, match=rf"\.{field.name}: expected a list of"):
+                settings(**{field.name: "8.auto"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        (CompressConfig, {"max_drop": "1%"}, "max_drop: expected float, got '1%'"),
+        (CompressConfig, {"out": None}, "out: expected Path, got nothing"),
+        (CompressConfig, {"keep_best": "no"}, "keep_best: expected bool, got 'no'"),
+        (
+            CompressConfig,
+            {"layers": {"fc1": "4.auto"}},
+            r"layers.fc1: .*. Example: --layers .fc1={",
+        ),
+        (ShardConfig, {"batch": "4"}, "batch: expected int, got '4'"),
+        (BenchModelConfig, {"seconds": "1s"}, "seconds: expected float, got '1s'"),
+        (PrecisionConfig, {"ranges": {"block_size": 16}}, "ranges.block_size: expected a list"),
+        (NasConfig, {"trials": 2.5}, "trials: expected int, got 2.5"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(settings, given, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**given)
+
+
+def test_lists_paths_and_numpy_numbers_are_as_those_of_files():
+    given = {"formats": ["8.auto", "mxint"], "out": "runs/x", "dataset": Path("data.csv")}
+    config = CompressConfig(**given, limit=np.int64(3), max_drop=np.float32(0.5))
+    assert (config.formats, config.out) == (("8.auto", "mxint"), Path("runs/x"))
+    assert (config.dataset, config.limit, config.max_drop) == ("data.csv", 3, 0.5)
+    assert type(config.limit) is int and type(config.max_drop) is float
