@@ -27,58 +27,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Output:
-    """Where a running job writes.
-
-    Args:
-        run: its manifest.
-        stack: ends when the report is written.
-    """
-
-    def __init__(self, run: runs.Run, stack: ExitStack) -> None:
-        self.run, self._stack = run, stack
-
-    @property
-    def folder(self) -> Path:
-        """The output folder, for what goes there at once: journals, circuits."""
-        return self.run.folder
-
-    @cached_property
-    def results(self) -> Path:
-        """Folder whose files are put in place with those of the report, all or none."""
-        return self._stack.enter_context(self.run.results())
-
-    def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enters a context that ends after the report is written."""
-        return self._stack.enter_context(context)
-
-
-def load_checked(config: Any, workload: Workload | None) -> Workload:
-    """The workload, whose float model is better than a constant answer.
-
-    Raises:
-        ConfigError: it is not, or settings, model and data set do not go together.
-        UnavailableError: model or data set are not there.
-    """
-    workload = workload_for(config, workload)
-    check_float_model(workload, config)
-    return workload
-
-
-def load_with_validation(config: Any, workload: Workload | None) -> Workload:
-    """The workload with rows to choose by; a job that measures the float model checks it itself.
-
-    Raises:
-        ConfigError: settings, model and data set do not go together.
-        UnavailableError: model or data set are not there.
-    """
-    return workload_for(config, workload).with_validation()
-
-
-def load_nothing(config: Any, workload: Workload | None) -> None:
-    """Of a job without a workload."""
-
-
 def nothing_is_kept(config: Any) -> str:
     """Of a job that writes when it ends."""
     return f"no results were written to {config.out}/; the same command starts again."
@@ -148,7 +96,59 @@ def run_job(
             write_report(report, output.results)
             run.rows = report.rows
             run.written += report.written
-        for sentence in report.closing:
-            say(sentence)
+    for sentence in report.closing:
+        say(sentence)
     result: R = with_display(report, job.folder(config))
     return result
+
+
+def load_checked(config: Any, workload: Workload | None) -> Workload:
+    """The workload, whose float model is better than a constant answer.
+
+    Raises:
+        ConfigError: it is not, or settings, model and data set do not go together.
+        UnavailableError: model or data set are not there.
+    """
+    workload = workload_for(config, workload)
+    check_float_model(workload, config)
+    return workload
+
+
+def load_with_validation(config: Any, workload: Workload | None) -> Workload:
+    """The workload with rows to choose by; a job that measures the float model checks it itself.
+
+    Raises:
+        ConfigError: settings, model and data set do not go together.
+        UnavailableError: model or data set are not there.
+    """
+    return workload_for(config, workload).with_validation()
+
+
+def load_nothing(config: Any, workload: Workload | None) -> None:
+    """Of a job without a workload."""
+
+
+class Output:
+    """Where a running job writes.
+
+    Args:
+        run: its manifest.
+        stack: ends when the report is written.
+    """
+
+    def __init__(self, run: runs.Run, stack: ExitStack) -> None:
+        self.run, self._stack = run, stack
+
+    @property
+    def folder(self) -> Path:
+        """The output folder, for what goes there at once: journals, circuits."""
+        return self.run.folder
+
+    @cached_property
+    def results(self) -> Path:
+        """Folder whose files are put in place with those of the report, all or none."""
+        return self._stack.enter_context(self.run.results())
+
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        """Enters a context that ends after the report is written."""
+        return self._stack.enter_context(context)
