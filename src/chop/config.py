@@ -1,4 +1,4 @@
-"""Turns user dicts and TOML files into frozen dataclasses, once, at the door.
+"""Configuration: user dicts and TOML files become frozen dataclasses, once.
 
 Nothing else in `chop` reads string keys. `parse` checks every key and every type and says which
 key was meant; after it, settings are attributes.

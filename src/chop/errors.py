@@ -1,4 +1,4 @@
-"""Every error that `chop` raises on purpose.
+"""Errors that `chop` raises on purpose.
 
 ::
 

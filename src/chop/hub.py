@@ -1,4 +1,4 @@
-"""The two places outside the process: the user's cache folder and the Hugging Face hub."""
+"""Cache folder of the user, and the Hugging Face hub."""
 
 from __future__ import annotations
 

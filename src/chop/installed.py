@@ -1,4 +1,4 @@
-"""The version of `chop`, and installed packages beside it: whether they fit, how to get others."""
+"""Installed packages: chop's version, whether others fit, and how to get them."""
 
 from __future__ import annotations
 

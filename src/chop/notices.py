@@ -1,19 +1,23 @@
-"""Warnings that are given once: in the process, or for each model, whatever the filters show."""
+"""Notices: loggers of the package, and warnings given once for a process or a model."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from weakref import WeakKeyDictionary
 
-from chop.errors import bounded
+from chop.errors import ConfigError, bounded, did_you_mean
 
 
 class AdjustedWarning(UserWarning):
     """A setting cannot be had as it was given, and was replaced or left out."""
 
 
+ROOT = "chop"
+"""Name of the logger that all others of the package are below."""
 _GIVEN: set[str] = set()
 _GIVEN_OF: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 """By model, or what stands for it: what was said of it."""
@@ -74,3 +78,63 @@ def forget_notices() -> None:
     """Lets every message be given again."""
     _GIVEN.clear()
     _GIVEN_OF.clear()
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of that name below `chop`; the first call attaches one handler for all.
+
+    >>> get_logger("mine").name, get_logger("chop.passes").name
+    ('chop.mine', 'chop.passes')
+    """
+    root = logging.getLogger(ROOT)
+    if not root.handlers:
+        root.addHandler(_handler())
+        root.propagate = False
+        root.setLevel(logging.INFO)
+    inside = name == ROOT or name.startswith(f"{ROOT}.")
+    return logging.getLogger(name if inside else f"{ROOT}.{name}")
+
+
+def set_logging_verbosity(level: str | int = "info") -> None:
+    """How much the package says: `debug`, `info`, `warning`, `error` or `critical`.
+
+    Args:
+        level: a name in any case, or a number of the `logging` module.
+    Raises:
+        ConfigError: no such level; the message names the nearest.
+    """
+    levels = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
+    number = level if isinstance(level, int) else levels.get(level.lower())
+    if number is None:
+        raise ConfigError(f"unknown logging level '{level}': {did_you_mean(level, levels)}")
+    root_logger().setLevel(number)
+
+
+@contextlib.contextmanager
+def at_level(level: int, *names: str) -> Iterator[None]:
+    """Inside, loggers of other packages say nothing below a level.
+
+    Args:
+        level: a number of the `logging` module.
+        names: of the loggers.
+    """
+    before = [(logger, logger.level) for logger in map(logging.getLogger, names)]
+    try:
+        for logger, _ in before:
+            logger.setLevel(level)
+        yield
+    finally:
+        for logger, own in before:
+            logger.setLevel(own)
+
+
+def root_logger() -> logging.Logger:
+    """The logger that all others of the package are below."""
+    return get_logger(ROOT)
+
+
+def _handler() -> logging.Handler:
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    return RichHandler(console=Console(stderr=True), show_path=False)

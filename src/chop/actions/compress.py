@@ -1,4 +1,4 @@
-"""The main job: a model goes in, the smallest quantized model that still answers well comes out."""
+"""Compression job: evaluates each format, saves the smallest model within `max_drop`."""
 
 from __future__ import annotations
 

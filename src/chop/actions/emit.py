@@ -1,4 +1,4 @@
-"""The job of `chop emit`: a model goes in, a circuit that equals it on every output comes out."""
+"""Emit job: lowers a model to integers, writes its circuit and verifies every output."""
 
 from __future__ import annotations
 

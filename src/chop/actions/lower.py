@@ -1,4 +1,4 @@
-"""The job of `chop lower`: a model goes in, a graph of integers and its golden values come out."""
+"""Lower job: quantizes a model, lowers it to a graph of integers, writes golden values."""
 
 from __future__ import annotations
 

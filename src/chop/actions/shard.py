@@ -1,4 +1,4 @@
-"""The job of `chop shard`: a model and a plan go in, a checked run on processes comes out."""
+"""Shard job: plans which process keeps what of a model, runs it and checks the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run of a sharded model: on this process and those of its group, or on processes of its own.
+"""Run of a sharded model: on this process and its group, or on processes of its own.
 
 Settings, plan, result and errors of the processes that `run_on_processes` starts are files of a
 temporary folder.

@@ -1,4 +1,4 @@
-"""The model of `chop shard`: its graph, where the weights are read from, and rows of a forward."""
+"""Model to shard: its graph, the source of its weights, and rows of a forward."""
 
 from __future__ import annotations
 

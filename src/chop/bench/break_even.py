@@ -1,4 +1,4 @@
-"""The number of calls after which compiling has paid for itself."""
+"""Break-even: the number of calls after which compiling has paid for itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call recorded once as a CUDA graph, and launched as one piece."""
+"""CUDA graph of a call: recorded once, launched as one piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `chop`: its groups, exit codes and version."""
+"""Command `chop`: its groups, exit codes and version."""
 
 from __future__ import annotations
 

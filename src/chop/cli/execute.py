@@ -16,7 +16,7 @@ import typer
 
 from chop.cli.command import COMMON, Command, load
 from chop.cli.values import read_value
-from chop.logs import set_logging_verbosity
+from chop.notices import set_logging_verbosity
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 

@@ -1,4 +1,4 @@
-"""The data sets that users name: what each is, and where it comes from. A data set is one row."""
+"""Catalogue of data sets: a row for each, with its kind and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One loader for built-in data sets, local files and hub names."""
+"""Data loader for built-in data sets, local files and hub names."""
 
 from __future__ import annotations
 

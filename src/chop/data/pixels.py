@@ -1,4 +1,4 @@
-"""From pictures to tensors: decoded when a row is read, so that a data set need not fit in memory.
+"""Pixels: pictures decoded to tensors when a row is read.
 
 Shapes: C channels, H rows, W columns.
 """

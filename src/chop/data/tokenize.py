@@ -1,4 +1,4 @@
-"""From texts to token columns, ready for a trainer."""
+"""Tokenization: texts to token columns, ready for a trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards a graph by a plan: parameters become DTensors, nodes read in the layouts of the plan."""
+"""Sharding of a graph by a plan: parameters become DTensors, nodes read in planned layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sharding plan: the mesh of processes, what each keeps, and how each node reads its inputs."""
+"""Sharding plan: the mesh of processes, what each keeps, and how each node reads its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a model on whole tensors, though no process holds more than one module's."""
+"""Reference run of a model on whole tensors, of which a process holds one module's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three tools that circuits are checked with: Verilator, Icarus Verilog and Yosys."""
+"""Hardware tools: Verilator, Icarus Verilog and Yosys."""
 
 from __future__ import annotations
 

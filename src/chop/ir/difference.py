@@ -1,4 +1,4 @@
-"""The difference of two graphs: which nodes are gone, new, or call something else."""
+"""Difference of two graphs: nodes that are gone, new, or call something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that a graph is what passes may rely on."""
+"""Verification of a graph: invariants that passes rely on."""
 
 from __future__ import annotations
 

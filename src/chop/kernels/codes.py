@@ -1,4 +1,4 @@
-"""A number format's codes in tables of float32, from which kernels read packed tensors."""
+"""Decode tables: a format's codes as float32, from which kernels read packed tensors."""
 
 from __future__ import annotations
 

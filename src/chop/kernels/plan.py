@@ -1,4 +1,4 @@
-"""A layout in the numbers that kernels work with: a row for each element and each scaling."""
+"""Loop parameters of a layout: numbers that kernels work with, by element and scaling."""
 
 from __future__ import annotations
 

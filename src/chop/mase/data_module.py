@@ -1,4 +1,4 @@
-"""A data set as loaders of batches, for code that trains and searches with plain loops.
+"""Data module: a data set as loaders of batches, for plain training loops.
 
 Shapes: B rows of a batch, T tokens of its longest text.
 """

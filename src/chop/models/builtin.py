@@ -1,4 +1,4 @@
-"""The built-in models: what each is built from, the data set it is for, how it is trained."""
+"""Built-in models: construction, data set and training of each."""
 
 from __future__ import annotations
 

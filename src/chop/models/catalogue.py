@@ -1,4 +1,4 @@
-"""The models that users name: what each is, and what builds it. A model is one row."""
+"""Catalogue of models: a row for each, with its kind and builder."""
 
 from __future__ import annotations
 

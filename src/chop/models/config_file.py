@@ -1,4 +1,4 @@
-"""The config.json of a folder, looked at before a library makes a model of it.
+"""config.json of a folder, checked before a library makes a model of it.
 
 Transformers makes a model, without data, before it looks at the weights. A hidden size of a billion
 then takes all of memory, as many layers or labels take for ever.

@@ -1,4 +1,4 @@
-"""One loader for built-in models, local folders and hub names."""
+"""Model loader for built-in models, local folders and hub names."""
 
 from __future__ import annotations
 

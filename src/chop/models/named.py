@@ -1,4 +1,4 @@
-"""A model and its tokenizer by name, as MASE's users ask for them."""
+"""Named models: a model and its tokenizer by name, as MASE's users ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer that hands its input on, in the place of one that takes more."""
+"""Identity layer that takes the arguments of the layer that it replaces."""
 
 from __future__ import annotations
 

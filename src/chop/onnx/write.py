@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from chop.errors import ChopError, GraphError, first_line, shorten
-from chop.logs import at_level
+from chop.notices import at_level
 from chop.onnx.flat import WHERE, FlatGraph
 from chop.onnx.operators import DEQUANTIZE, OPSET, translations
 

@@ -1,4 +1,4 @@
-"""A list of passes that survives being killed."""
+"""Pipeline: a list of passes that resumes after a kill."""
 
 from __future__ import annotations
 

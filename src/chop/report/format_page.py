@@ -1,4 +1,4 @@
-"""The page of number formats, made from the registry: `python -m chop.report.format_page`.
+"""Page of number formats, from the registry: `python -m chop.report.format_page`.
 
 Every format has its definition from its docstring, its settings, and per example what it is made of
 and what is measured: bits, range, smallest step, the noise it adds to normal data, and a picture of

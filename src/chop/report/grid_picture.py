@@ -1,4 +1,4 @@
-"""A picture of the values that number formats have: one line of marks per format."""
+"""Figure of number formats: one line of marks for the values of each."""
 
 from __future__ import annotations
 

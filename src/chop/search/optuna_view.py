@@ -1,4 +1,4 @@
-"""A search as Optuna's own tools see it: live in its dashboard, or as a database of its own."""
+"""Optuna view of a search: live in its dashboard, or as a database of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as it is, against what torch.compile makes of it."""
+"""Study of torch.compile: a model in eager mode and compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few training rows, as a model takes them, to look at what flows through it."""
+"""Calibration rows: a few training rows, as a model takes them."""
 
 from __future__ import annotations
 

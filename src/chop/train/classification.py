@@ -1,4 +1,4 @@
-"""The Trainer behind `get_trainer`. Importing this module imports transformers' Trainer.
+"""Trainer subclass behind `get_trainer`. Importing this module imports transformers' Trainer.
 
 Shapes: B rows, C classes.
 """

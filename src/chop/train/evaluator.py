@@ -1,4 +1,4 @@
-"""A model measured on the same rows again and again: batches are made once and kept.
+"""Evaluator: measures models on the same rows; batches are made once and kept.
 
 Shapes: N rows, B rows of a batch, C classes.
 """

@@ -1,4 +1,4 @@
-"""Prunes a model little by little while it trains."""
+"""Gradual pruning during training."""
 
 from __future__ import annotations
 

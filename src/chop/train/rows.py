@@ -1,4 +1,4 @@
-"""A labeled data set read once into tensors, and given in batches.
+"""Rows: a labeled data set, read once into tensors and given in batches.
 
 Tokenized texts are cut into batches of similar length and padded within the batch, which is
 several times cheaper than padding all of them to one length.

@@ -1,4 +1,4 @@
-"""One place that seeds every generator in use."""
+"""Seeds of every random generator in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lean training and evaluation loop, for the many short runs of a search."""
+"""Training and evaluation loop for the many short runs of a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of the user's own and its data: what belongs together, by settings."""
+"""Checkpoint workload: a model of the user's own and its data, by settings."""
 
 from __future__ import annotations
 

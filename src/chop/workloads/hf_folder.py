@@ -1,4 +1,4 @@
-"""The folder that transformers loads, beside the checkpoint of a job."""
+"""Hugging Face folder of a job, beside its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of a model of the user's own on its rows, before anything is trained or captured."""
+"""Probe: one call of a user's model on its rows, before anything is trained or captured."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from chop.capture.sizes.shape_env import GuardedShapeEnv
 from chop.capture.sizes.size_functions import COMPUTE, PAIRWISE, SizePrinter
 from chop.captured.guards.shape_guards import ShapeGuard
 from chop.errors import CaptureError
-from chop.logs import at_level
+from chop.notices import at_level
 from chop.private.symbolic_shapes import (
     DimDynamic,
     FakeTensor,

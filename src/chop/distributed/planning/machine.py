@@ -1,4 +1,4 @@
-"""The machine that a plan is for: how fast processes compute, and how fast they send."""
+"""Machine of a sharding plan: speeds of computing and sending, and memory."""
 
 from __future__ import annotations
 

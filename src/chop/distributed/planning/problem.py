@@ -1,4 +1,4 @@
-"""The integer program of a graph: layouts, transfers, time and memory of every node on a mesh."""
+"""Integer program of a sharded graph: layouts, transfers, time and memory of every node."""
 
 from __future__ import annotations
 

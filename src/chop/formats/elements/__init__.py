@@ -1,4 +1,4 @@
-"""THE SETS OF NUMBERS that formats are made of, before any scale: fixed point, floats, powers."""
+"""Elements: sets of numbers before any scale, as fixed point, floats and powers."""
 
 from chop.formats.elements.element import Element, Rounding
 from chop.formats.elements.fixed import Fixed

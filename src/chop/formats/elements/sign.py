@@ -1,4 +1,4 @@
-"""One bit: the sign."""
+"""Sign element: one bit."""
 
 from __future__ import annotations
 

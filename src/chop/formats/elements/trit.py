@@ -1,4 +1,4 @@
-"""One ternary digit."""
+"""Ternary element: one digit of -1, 0 or 1."""
 
 from __future__ import annotations
 

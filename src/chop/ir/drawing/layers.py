@@ -1,4 +1,4 @@
-"""One frame of a picture: the order of what stands in each layer, and how far from the left."""
+"""Frame layout of a drawing: the order in each layer, and positions from the left."""
 
 from __future__ import annotations
 

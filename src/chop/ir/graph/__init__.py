@@ -1,4 +1,4 @@
-"""The captured model as passes see it."""
+"""MaseGraph, the captured model as passes see it."""
 
 from chop.capture import dummy_inputs
 from chop.ir.graph.mase_graph import MaseGraph

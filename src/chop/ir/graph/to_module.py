@@ -1,4 +1,4 @@
-"""A graph's operators in a model of the original class."""
+"""Conversion to a module: a graph's operators in a model of the original class."""
 
 from __future__ import annotations
 

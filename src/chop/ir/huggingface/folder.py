@@ -1,4 +1,4 @@
-"""A folder that Hugging Face loads: the model's files with packed weights and their formats."""
+"""Hugging Face folder: a model's files with packed weights and their formats."""
 
 from __future__ import annotations
 

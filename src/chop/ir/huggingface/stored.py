@@ -1,4 +1,4 @@
-"""The quantized modules of a model as plain data, and back on a model without weights."""
+"""Stored modules: quantized modules as plain data, and back on a model without weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a folder by their names and shapes, and whether they are what a model needs."""
+"""Weight files of a folder: names and shapes of tensors, checked against a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator table; see `table` for its rows and `row` for what they say."""
+"""Operator table: `table` has its rows, `row` their fields."""
 
 from chop.ir.ops.row import (
     Arguments,

@@ -1,4 +1,4 @@
-"""The operator table: the only place that knows what "a linear" is. Everything else looks up here.
+"""Operator table: the only place that knows what "a linear" is.
 
 A row names one operator and all the ways in which models call it, and says what passes need of it.
 """

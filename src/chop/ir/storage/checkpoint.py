@@ -1,4 +1,4 @@
-"""Writes a graph to two files and reads it back, without pickle.
+"""Checkpoint: writes a graph to two files and reads it back, without pickle.
 
 `name.pt` is a safetensors file: parameters, buffers and constants. `name.mz` is JSON that a person
 can read: the nodes, the module tree, number formats and conditions on inputs. Only what passes

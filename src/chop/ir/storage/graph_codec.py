@@ -1,4 +1,4 @@
-"""A graph as plain data and back. What a file says is checked before torch.fx sees it.
+"""Graph codec: a graph as plain data and back; a file is checked before torch.fx sees it.
 
 torch.fx generates Python code from a graph, so every name that could end up in that code is
 checked here: node names, inputs, paths, methods and keywords.

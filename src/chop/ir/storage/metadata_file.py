@@ -1,4 +1,4 @@
-"""The metadata of a graph's nodes as a JSON file, for the same graph in another process."""
+"""Metadata file: the metadata of a graph's nodes as JSON, for the same graph elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module tree as plain data and back. Modules are rebuilt without running their `__init__`.
+"""Module codec: a module tree as plain data and back, without running any `__init__`.
 
 A module is its class, its plain attributes, parameters, buffers and children, and that is what is
 written down: one record per path. Code is never part of it.

@@ -27,7 +27,7 @@ from chop.captured.specs import TensorSpec
 from chop.captured.state.preserve_state import preserve_state
 from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
 from chop.ir.ops import OPS, module_of_node, of_node
-from chop.logs import at_level
+from chop.notices import at_level
 from chop.private.modules import buffers_of, parameters_of
 from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode, schema_of
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: each stored once, tied again on load, in a safetensors file."""
+"""Tensor store of a checkpoint: each tensor once, tied again on load, in safetensors."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""A kernel in CUDA C++, built when it is first called."""
+"""CUDA C++ kernel for dequantization, built when it is first called."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The kernels as chop calls them: on CUDA devices, where Triton is installed."""
+"""Registration of Triton kernels for CUDA devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layout in the constants that the kernels are compiled with. Needs no Triton.
+"""Layout constants that Triton kernels are compiled with. Needs no Triton.
 
 The kernels compute in float32, where the readable references use float64. A format whose steps
 float32 cannot take exactly has no rule, and the reference does the work.

@@ -1,4 +1,4 @@
-"""A linear layer with the activation that follows, in one pass over its result."""
+"""Fused linear layer and activation, in one pass over the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packed twins that compute with codes directly, and those that decode them first."""
+"""Packed operators: those that compute with codes, and those that decode them first."""
 
 from __future__ import annotations
 

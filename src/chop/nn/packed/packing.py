@@ -1,4 +1,4 @@
-"""From a quantized operator to its packed twin."""
+"""Packing of a quantized operator: its twin that stores codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One class per `torch.nn` operator. Each forward is the float one with its operands quantized.
+"""Quantized operators: one class per `torch.nn` operator, its operands quantized.
 
 The forwards are written out on purpose: one that several operators share makes `torch.compile`
 recompile for each of them until it gives up.

@@ -1,4 +1,4 @@
-"""The mask of a pruned weight: put on, taken off, made permanent, counted."""
+"""Pruning masks of weights: set, removed, made permanent, counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default sampler."""
+"""Default sampler."""
 
 from chop.search.samplers.sensitivity import SensitivitySampler
 
