@@ -60,7 +60,8 @@ def config_of_run(config: PruneSweepConfig, workload: Workload | None) -> PruneS
             raise ConfigError(
                 f"{option} {given}: '{config.start_from}' used {used}; leave {option} out."
             )
-        taken[name] = own
+        if name in manifest.settings:  # versions before a setting have no entry
+            taken[name] = own
     assert config.start_from is not None
     _bring_fine_tuned(config.start_from, config.out)
     return dataclasses.replace(config, **taken)
