@@ -26,7 +26,7 @@ from chop.ir.graph import MaseGraph
 from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.mixed_precision.layer_sensitivity import Sensitivity
 from chop.mixed_precision.warm_start import warm_start
-from chop.report.report import write_report
+from chop.report.report import Note, show, write_report
 from chop.runs import read_manifest
 from chop.train import evaluate
 from chop.train.evaluator import Evaluator
@@ -256,9 +256,9 @@ def search(tmp_path, given=None, **settings):
     config = PrecisionConfig(out=tmp_path, **settings)
     given = given or with_validation()
     result = precision.prepare(config, given).run(config.trials, progress=False)
-    write_report(
-        precision.report(config, precision.prepare(config, given), result, given), config.folder
-    )
+    report = precision.report(config, precision.prepare(config, given), result, given)
+    show(*report.blocks, *map(Note, report.closing))
+    write_report(report, config.folder)
     lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
     return result, {row["formats"]: row for row in csv.DictReader(lines)}
 

@@ -10,7 +10,7 @@ from chop.actions.search import precision
 from chop.actions.search.precision import PrecisionConfig
 from chop.errors import ConfigError
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.report.report import write_report
+from chop.report.report import Note, show, write_report
 from chop.search import Goal
 from chop.workloads.workload import Workload
 from tests.workloads import graph, language, rows
@@ -22,9 +22,9 @@ UNTRAINED = {"trials": 4, "widths": "3,8", "force": True}
 def search(given, folder, **settings):
     config = PrecisionConfig(out=folder, **{**UNTRAINED, **settings})
     result = precision.prepare(config, given).run(config.trials, progress=False)
-    write_report(
-        precision.report(config, precision.prepare(config, given), result, given), config.folder
-    )
+    report = precision.report(config, precision.prepare(config, given), result, given)
+    show(*report.blocks, *map(Note, report.closing))
+    write_report(report, config.folder)
     return result, json.loads((config.folder / "best.json").read_text())
 
 
