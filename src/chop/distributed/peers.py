@@ -6,10 +6,11 @@ import contextlib
 import os
 import re
 import threading
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from chop.runs.heartbeats import SilenceCounter
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -104,7 +105,7 @@ class Heartbeat(threading.Thread):
         super().__init__(daemon=True, name="heartbeat")
         self._peers, self._what = peers, what
         self._left = threading.Event()
-        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._silence = SilenceCounter[int]()
 
     def run(self) -> None:
         """Beats until `leave`."""
@@ -140,13 +141,11 @@ class Heartbeat(threading.Thread):
                 self._peers.note(AWAY)
 
     def _silent(self) -> str:
-        now = time.monotonic()
-        for rank, entry in self._peers.entries().items():
-            if rank not in self._heard or self._heard[rank][0] != entry:
-                self._heard[rank] = entry, now
-            if entry != AWAY and now - self._heard[rank][1] > SILENCE_S:
-                return f"process {rank} of {self._peers.processes}"
-        return ""
+        entries = self._peers.entries().items()
+        present = {rank: entry for rank, entry in entries if entry != AWAY}
+        self._silence.observe(present, longest_s=2 * PERIOD_S)
+        silent = (rank for rank, seconds in self._silence.seconds.items() if seconds > SILENCE_S)
+        return next((f"process {rank} of {self._peers.processes}" for rank in silent), "")
 
     def _exit(self, silent: str) -> None:
         text = (

@@ -9,6 +9,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial
 
+from chop.errors import ConfigError
 from chop.search.space import Config, SearchSpace
 
 
@@ -36,7 +37,17 @@ class JointSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next configuration."""
+        """The parameters of the next configuration.
+
+        Raises:
+            ConfigError: another sampler has fixed some of them.
+        """
+        fixed = [name for name in self.space.by_name if name not in search_space]
+        if fixed:
+            raise ConfigError(
+                f"{type(self).__name__} proposes all choices jointly, but another sampler fixes "
+                f"'{fixed[0]}': fix it by a space where it has one option."
+            )
         return self.space.to_params(self.next_config(study, trial))
 
     def sample_independent(self, study: Study, trial: FrozenTrial, *parameter: Any) -> Any:

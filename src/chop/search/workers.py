@@ -12,12 +12,13 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from chop.children import end_with
 from chop.errors import ChopError, UnavailableError
+from chop.runs.heartbeats import SilenceCounter
 from chop.runs.process import process_id, process_status
 from chop.search.ledger import NO_WORKER, RUNNING, Ledger, Row
 
@@ -64,14 +65,13 @@ class HeartbeatMonitor:
 
     A worker on this machine is dead when its process has ended. The heartbeats of any other are
     counted in the ledger; it is dead when its count stays the same for its timeout while this
-    process sends its own. Clocks of machines are not compared, and time without polls does not
-    count: a stalled machine or server, or one that takes no writes, makes no worker dead.
+    process sends its own (`SilenceCounter`): a stalled machine or server, or one that takes no
+    writes, makes no worker dead.
     """
 
     def __init__(self) -> None:
         self._polled: float | None = None
-        self._heartbeats: Mapping[str, int] = {}
-        self._silent: dict[str, float] = {}
+        self._silence = SilenceCounter[str]()
 
     def is_due(self) -> bool:
         """True when the last poll is `HEARTBEAT_SECONDS` ago, or there was none."""
@@ -80,15 +80,8 @@ class HeartbeatMonitor:
     def poll(self, ledger: Ledger, me: str) -> None:
         """Sends a heartbeat, and adds up the seconds in which other workers sent none."""
         ledger.heartbeat(me)
-        now, heartbeats = time.monotonic(), ledger.heartbeats()
-        passed = 0.0 if self._polled is None else min(now - self._polled, 2 * HEARTBEAT_SECONDS)
-        self._silent = {
-            worker: self._silent.get(worker, 0.0) + passed
-            if self._heartbeats.get(worker) == count
-            else 0
-            for worker, count in heartbeats.items()
-        }
-        self._heartbeats, self._polled = heartbeats, now
+        self._silence.observe(ledger.heartbeats(), longest_s=2 * HEARTBEAT_SECONDS)
+        self._polled = time.monotonic()
 
     def is_dead(self, name: str) -> bool:
         """True when a worker is dead, according to the polls so far.
@@ -98,16 +91,14 @@ class HeartbeatMonitor:
         limit = 0.0 if name == NO_WORKER else heartbeat_timeout(name)
         if limit in (0.0, math.inf) or self._polled is None:
             return limit == 0.0
-        return self._silent.get(name, limit) >= limit
+        return self._silence.seconds.get(name, limit) >= limit
 
     def orphaned(self, ledger: Ledger) -> list[Row]:
         """Running trials whose worker is dead."""
         running = ledger.unfinished(RUNNING)
-        if {row.worker for row in running} - {
-            NO_WORKER,
-            *self._silent,
-        }:  # started since the last poll
-            self._silent = dict.fromkeys(ledger.heartbeats(), 0.0) | self._silent
+        polled = {NO_WORKER, *self._silence.seconds}
+        if any(row.worker not in polled for row in running):  # one joined since the last poll
+            self._silence.include(ledger.heartbeats())
         return [row for row in running if self.is_dead(row.worker)]
 
 
