@@ -1,12 +1,14 @@
-"""What keeping trials costs: writing one, opening many, several workers at once.
+"""Trial storage: cost of writing and opening, several workers, and what `kill -9` leaves.
 
-Trials take no time here, the sampler is random, the storage is SQLite. Beside a search stands plain
-Optuna on the same file system, tuned alike (write-ahead log, synchronous=NORMAL), in two ways: as
-people write it (`study.ask`, `study.tell`), and with each finished trial added at once
-(`study.add_trial`). Costs are processor time of one process, medians; workers are counted in
-trials per second of wall time, each number of workers beside one worker in the same run.
+Trials take no time here, the sampler is random, the storage is SQLite. Beside a search stand two
+storages of Optuna on the same file system: `RDBStorage` in SQLite, tuned alike (write-ahead log,
+synchronous=NORMAL), and `JournalStorage` in a file. Each is measured in two ways: as people write
+it (`study.ask`, `study.tell`), and with each finished trial added at once (`study.add_trial`).
+Costs are processor time of one process, medians. Whole searches (`search_storage_runs.py`) run in
+processes of their own, ours and `JournalStorage` in turns (A B B A): processor time includes all
+workers, wall time the start of the processes; ratios are medians over pairs of the same turn.
 
-    python benchmarks/search_storage.py [--choices 10 50] [--trials 2000] [--workers 1 2 8]
+    python benchmarks/search_storage.py [--choices 10 50] [--trials 2000] [--rounds 5] [--kills 20]
 """
 
 from __future__ import annotations
@@ -18,33 +20,29 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 import sqlalchemy as sa
+from search_storage_runs import (
+    GOALS,
+    OPTUNA_STORAGES,
+    kills,
+    measure,
+    repeats,
+    space_of,
+    whole_searches,
+)
 
-from chop.search import Choice, Constraint, Goal, Search, SearchSpace
+from chop.search import Search, SearchSpace
 from chop.tables import print_table
 
-WIDTHS = {f"{width}.mse": width for width in range(2, 9)}
-GOALS = (Goal("kl", "minimize"), Constraint("bits", 4.5))
-OPENED = 5000
+OPENED = 2000
 REPEATS = 40
 BLOCK = 20
 """Trials of a run that is timed."""
-
-
-def space_of(choices: int) -> SearchSpace:
-    """Layers that take one of seven widths."""
-    return SearchSpace(tuple(Choice(f"layer{i}", WIDTHS) for i in range(choices)))
-
-
-def measure(config: Any, report: Any) -> dict[str, float]:
-    """A number that costs nothing."""
-    widths = [WIDTHS[text] for text in config.values()]
-    return {"kl": 1 / sum(widths), "bits": sum(widths) / len(widths)}
 
 
 def filled(folder: Path, space: SearchSpace, trials: int, keep: int) -> Search:
@@ -80,17 +78,15 @@ def filled(folder: Path, space: SearchSpace, trials: int, keep: int) -> Search:
     return search
 
 
-def plain(folder: Path, trials: int, space: SearchSpace) -> optuna.Study:
-    """Optuna's tables with so many trials."""
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/optuna.db")
-
-    @sa.event.listens_for(storage.engine, "connect")
-    def tune(connection: Any, record: Any) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-
-    storage.engine.dispose()
-    study = optuna.create_study(storage=storage, sampler=optuna.samplers.RandomSampler(seed=0))
+def plain(
+    storage: Callable[[Path], optuna.storages.BaseStorage],
+    folder: Path,
+    trials: int,
+    space: SearchSpace,
+) -> optuna.Study:
+    """An Optuna study with so many trials."""
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    study = optuna.create_study(storage=storage(folder), study_name="search", sampler=sampler)
     for _ in range(trials):
         study.add_trial(finished(space))
     return study
@@ -139,20 +135,15 @@ def writing(choices: int, trials: int) -> list[dict[str, Any]]:
             took = block / BLOCK
             found.append({"way": name, "ms per trial": took})
     few = trials // 20  # Optuna's cost hardly depends on what is there
-    with tempfile.TemporaryDirectory() as folder:
-        study = plain(Path(folder), few, space)
-        found.append(
-            {
-                "way": "Optuna, ask and tell",
-                "ms per trial": cost(lambda: asked_and_told(study, space)),
-            }
-        )
-        found.append(
-            {
-                "way": "Optuna, add_trial",
-                "ms per trial": cost(lambda: study.add_trial(finished(space))),
-            }
-        )
+    for name, storage in OPTUNA_STORAGES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            study = plain(storage, Path(folder), few, space)
+            told = cost(lambda s=study: asked_and_told(s, space))
+            added = cost(lambda s=study: s.add_trial(finished(space)))
+        found += [
+            {"way": f"{name}, ask and tell", "ms per trial": told},
+            {"way": f"{name}, add_trial", "ms per trial": added},
+        ]
     return found
 
 
@@ -167,30 +158,17 @@ def opening(choices: int) -> list[dict[str, Any]]:
 
         found.append({"way": "chop, the result", "s": cost(lambda: opened().result(), 3) / 1000})
         found.append({"way": "chop, as a sampler", "s": cost(lambda: opened().study, 3) / 1000})
-    few = OPENED // 20
-    with tempfile.TemporaryDirectory() as folder:
-        study = plain(Path(folder), few, space)
-        url = f"sqlite:///{folder}/optuna.db"
-
-        def read() -> None:
-            optuna.load_study(study_name=study.study_name, storage=url).get_trials(deepcopy=False)
-
-        found.append({"way": f"Optuna (from {few})", "s": 20 * cost(read, 3) / 1000})
-    return found
-
-
-def working(counts: Sequence[int], trials: int) -> list[dict[str, Any]]:
-    """Trials per second of several workers, whose trials take no time."""
-    space, rates = space_of(10), {}
-    for count in counts:
+    for name, storage in OPTUNA_STORAGES.items():
+        share = 1 if name == "JournalStorage" else 20  # what the other takes grows with the trials
         with tempfile.TemporaryDirectory() as folder:
-            search = Search(space, measure, GOALS, sampler="random", out=folder)
-            search.run(until=1, progress=False)
-            begin = time.perf_counter()
-            search.run(until=trials, workers=count, progress=False)
-            rates[count] = trials / (time.perf_counter() - begin)
-    first = rates[counts[0]]
-    return [{"workers": count, "rate beside one": rate / first} for count, rate in rates.items()]
+            plain(storage, Path(folder), OPENED // share, space)
+
+            def read(make: Any = storage, where: Path = Path(folder)) -> None:
+                study = optuna.load_study(study_name="search", storage=make(where))
+                study.get_trials(deepcopy=False)
+
+            found.append({"way": name, "s": share * cost(read, 3) / 1000})
+    return found
 
 
 def main() -> None:
@@ -200,14 +178,19 @@ def main() -> None:
     )
     parser.add_argument("--choices", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--trials", type=int, default=2000, help="in the study that is written to")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 8])
+    parser.add_argument("--rounds", type=int, default=5, help="of whole searches: two turns each")
+    parser.add_argument("--kills", type=int, default=20)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for choices in options.choices:
         print_table(f"one more trial, {choices} choices", writing(choices, options.trials))
     most = max(options.choices)
     print_table(f"opening {OPENED} trials of {most} choices", opening(most))
-    print_table("workers on two cores, trials of no length", working(options.workers, 800))
+    for workers in (1, 2):
+        title = f"a search of 200 trials of no length, {workers} worker(s)"
+        print_table(title, whole_searches(workers, options.rounds))
+    print_table("200 configurations of 256, two workers", repeats())
+    print_table(f"after kill -9, {options.kills} searches each", kills(options.kills))
 
 
 if __name__ == "__main__":
