@@ -188,13 +188,18 @@ def whole_searches(workers: int, rounds: int) -> list[dict[str, Any]]:
         {
             "storage": name,
             "processor ms per trial": statistics.median(busy[name]),
-            "beside chop": format_ratio(paired_ratio(busy[name], busy[first])),
+            "beside chop": beside(busy[name], busy[first]),
             "wall ms per trial": statistics.median(walls[name]),
-            "wall beside chop": format_ratio(paired_ratio(walls[name], walls[first])),
+            "wall beside chop": beside(walls[name], walls[first]),
             "file (kB)": sizes[name] / 1000,
         }
         for name in walls
     ]
+
+
+def beside(times: Sequence[float], first: Sequence[float]) -> str:
+    """Ratio to those of the first storage; of itself, 1."""
+    return "1" if times is first else format_ratio(paired_ratio(times, first))
 
 
 def noting(path: Path) -> Measure:

@@ -8,8 +8,8 @@ Optuna 4 all of them as one list, which samplers with a `constraints_func` read.
 whichever wrote them.
 
 Optuna's own tables are not used: a trial of 50 choices takes them ten times as long to write and
-twenty times as long to read as one row of the ledger (`benchmarks/search_storage.py`), and they
-cannot say who runs a trial.
+to read as one row of the ledger (`benchmarks/search_storage.py`), and they cannot say who runs a
+trial.
 """
 
 from __future__ import annotations
