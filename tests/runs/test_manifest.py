@@ -3,6 +3,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -364,3 +365,31 @@ def test_a_folder_that_may_only_be_read(tmp_path):
 
     error = as_nobody(start)
     assert isinstance(error, WriteError) and "Permission denied" in str(error)
+
+
+MLP = {"model": "mlp", "dataset": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("compress", {"model": "vit"}, "holds results of chop compress with model mlp, and"),
+        ("sweep prune", MLP, "this run of chop sweep prune replaces the manifest and files"),
+        ("emit", {"out": "x"}, "'.*' holds results .* Give each its own --out"),
+        ("compress", MLP, None),
+        ("compress", {**MLP, "dataset": "digits"}, None),
+    ],
+)
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_results_of_something_else_are_named_before_they_are_replaced(
+    kind, settings, message, is_failed, tmp_path, recwarn
+):
+    with runs.start("compress", MLP, tmp_path):
+        pass
+    if is_failed:
+        with pytest.raises(ValueError), runs.start("compress", MLP, tmp_path):
+            raise ValueError("stopped")
+    with runs.start(kind, settings, tmp_path):
+        warned = [str(each.message) for each in recwarn]
+    assert len(warned) == (message is not None)
+    assert message is None or re.search(message, warned[0])

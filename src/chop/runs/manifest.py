@@ -36,6 +36,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the file's format."""
 APART = "Give each its own --out."
+IDENTITY = ("model", "dataset")
+"""Settings without which results are of something else."""
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
@@ -212,6 +214,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         settings: settings of the job: a dataclass or a mapping.
         folder: output folder; made if missing.
     Yields: the run, whose `rows` become the manifest's.
+    Warns: where the results in the folder are of another job, model or data set.
     Raises:
         WriteError: the folder cannot be written to.
 
@@ -238,6 +241,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         started=now(),
         last_finished=_last_finished(folder),
     )
+    _warn_of_other_results(folder, manifest)
     write_json(folder / MANIFEST, as_json(manifest))
     with recording_writes() as written:
         run = Run(folder, manifest, written)
@@ -261,6 +265,26 @@ def _warn_of_a_running_one(folder: Path) -> None:
                 f"last replaces the results of the other. {APART}",
                 UserWarning,
             )
+
+
+def _warn_of_other_results(folder: Path, manifest: Manifest) -> None:
+    """Warns where results are replaced that are no earlier ones of the same."""
+    held = manifest.last_finished
+    if held is None:
+        return
+    named = [
+        (name, old, manifest.settings.get(name))
+        for name in IDENTITY
+        if (old := held.settings.get(name)) is not None
+    ]
+    is_other = any(new not in (old, None) for _, old, new in named)
+    if is_other or held.kind != manifest.kind:
+        what = " and ".join(f"{name} {old}" for name, old, _ in named)
+        warn_each_time(
+            f"'{folder}' holds results of chop {held.kind}{what and f' with {what}'}, and this run "
+            f"of chop {manifest.kind} replaces the manifest and files of the same names. {APART}",
+            UserWarning,
+        )
 
 
 def _described(manifest: Manifest) -> str:
