@@ -14,6 +14,7 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, TypeVar
 
 from chop.errors import ConfigError, did_you_mean
@@ -22,6 +23,8 @@ from chop.files.documents import read_toml
 T = TypeVar("T")
 LARGEST = 2**1023
 """Beyond it no float has an integer's value."""
+LONGEST = 200
+"""Characters of a value in a message."""
 COMMAND = "chop "
 """What the name of a command begins with."""
 NA = "NA"
@@ -276,7 +279,10 @@ def _plain(value: Any, hint: Any) -> Any:
 
 
 def _describe(value: Any) -> str:
-    return "nothing (None)" if value is None else f"{value!r} ({type(value).__name__})"
+    """In one line, cut where it is long."""
+    if value is None:
+        return "nothing (None)"
+    return f"{shorten(repr(value), LONGEST, placeholder=' ...')} ({type(value).__name__})"
 
 
 def _format(hint: Any) -> str:

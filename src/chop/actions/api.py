@@ -15,7 +15,8 @@ from chop import passes
 from chop.actions.compress import compress as run_compression
 from chop.actions.compress_results import MODEL_FILES
 from chop.actions.settings.compress import CompressConfig
-from chop.config import parse
+from chop.captured.wrappers import check_is_module
+from chop.config import convert, parse
 from chop.data import label_column
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
@@ -23,7 +24,9 @@ from chop.ir.graph import MaseGraph
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
 from chop.train import Metric, Rows, Task, read_rows, split_rows
 from chop.train.calibration import calibrated, example_inputs
+from chop.train.dtypes import in_dtype_of
 from chop.train.model_io import LABELS
+from chop.train.reading import as_column
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def quantize(
             scales that wait for data follow each batch.
         operators: to quantize, by name: linear, conv2d ... Default: all with a weight.
         weights_only: leaves inputs and biases in float.
-        calibration_rows: rows of `data` that calibrate.
+        calibration_rows: rows of `data` that calibrate, 1 or more.
     Returns: the model in its mode. `chop.MaseGraph` gives the graph, with packing and export.
     Raises:
         ConfigError: unknown format or operator, or rows that the model cannot be fed.
@@ -63,10 +66,17 @@ def quantize(
         >>> type(quantize(net, "mxint:width=4", torch.randn(64, 4))[0]).__name__
         'QuantLinear'
     """
+    check_is_module(model, "chop.quantize")
+    if not isinstance(format, str | NumberFormat):
+        raise ConfigError(
+            f"format: expected a text such as '8.auto' or a number format, got {format!r:.80}."
+        )
     number_format = parse_format_string(format) if isinstance(format, str) else format
-    names = weighted_operators() if operators is None else tuple(operators)
-    check_operators(names)
-    rows = None if data is None else _unlabeled_rows(data)
+    names = weighted_operators() if operators is None else operators
+    check_operators(convert(names, tuple[str, ...], "operators"))
+    if calibration_rows < 1:
+        raise ConfigError(f"calibration_rows: got {calibration_rows}, expected 1 or more.")
+    rows = None if data is None else in_dtype_of(model, {"": _unlabeled_rows(data)})[""]
     dummy_in = None if rows is None else example_inputs(model, rows)
     mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=dummy_in))
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
@@ -118,7 +128,8 @@ def compress(
         ConfigError: rows or settings that cannot be used.
         CaptureError: the model cannot be captured.
     """
-    named = {"max_drop": max_drop, "out": Path(out)}
+    check_is_module(model, "chop.compress")
+    named = {"max_drop": max_drop, "out": out}
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     splits = _splits(data, test)
     workload = Workload.of(model, **splits, task=task, metric=metric)
@@ -152,5 +163,6 @@ def _unlabeled_rows(data: Any) -> Rows:
     if isinstance(data, Tensor | np.ndarray):
         data = (data, torch.zeros(len(data)))
     elif isinstance(data, Mapping) and "train" not in data and label_column(list(data)) is None:
-        data = {**data, LABELS: torch.zeros(len(next(iter(data.values()))))}
+        data = {name: as_column(column) for name, column in data.items()}
+        data[LABELS] = torch.zeros(len(next(iter(data.values()))))
     return read_rows(data["train"] if isinstance(data, Mapping) and "train" in data else data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import torch
@@ -9,11 +10,47 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from chop.captured.overrides import is_compiled_wrapper
-from chop.errors import CaptureError
+from chop.errors import CaptureError, ConfigError
 from chop.private.modules import wrapped_by_compile
+from chop.private.transformers_api import is_of_flex_attention
 
 _PARALLEL = (DataParallel, DistributedDataParallel)
 _EXPORTED = "torch.export"
+
+
+def check_is_module(value: object, where: str) -> None:
+    """Checks that a model is an `nn.Module`.
+
+    Args:
+        value: what was given as a model.
+        where: what it was given to, for the message.
+    Raises:
+        ConfigError: it is none; the message has the way out.
+
+    >>> check_is_module(nn.Linear, "MaseGraph")
+    Traceback (most recent call last):
+    chop.errors.ConfigError: MaseGraph: expected an nn.Module, got the class Linear; pass an \
+instance, Linear(...).
+    """
+    if isinstance(value, nn.Module):
+        return
+    got, way_out = type(value).__name__, ""
+    if value is None:
+        got = "None"
+    elif isinstance(value, type):
+        got, way_out = f"the class {value.__name__}", f"pass an instance, {value.__name__}(...)"
+    elif is_exported(value):
+        way_out = "pass the module that was exported"
+    elif isinstance(value, str | PathLike):
+        way_out = (
+            "to read a checkpoint, use MaseGraph.from_checkpoint(path), and of a model's name "
+            "chop.models.load_model(name)"
+        )
+    elif hasattr(type(value), "model"):
+        way_out = f"of a {got}, pass mg.model"
+    elif callable(value):
+        way_out = "pass the module whose forward it is, or one that calls it"
+    raise ConfigError(f"{where}: expected an nn.Module, got {got}{way_out and f'; {way_out}'}.")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -38,8 +75,9 @@ def check_has_python(model: nn.Module) -> None:
     Submodules that TorchScript has compiled become nodes.
 
     Raises:
-        CaptureError: TorchScript has compiled the model, torch.export has made a part of it, or a
-            part is a wrapper that spreads its calls over processes.
+        CaptureError: TorchScript has compiled the model, torch.export has made a part of it, a
+            part is a wrapper that spreads its calls over processes, or its attention is
+            flex_attention, which torch.compile makes of Python.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
@@ -52,6 +90,13 @@ def check_has_python(model: nn.Module) -> None:
             raise CaptureError(
                 f"expected a model with layers, got {part}of torch.export, which has operators in "
                 "their places; pass the module that was exported"
+            )
+        if is_of_flex_attention(module):
+            raise CaptureError(
+                f"the attention of {path or type(module).__name__} is flex_attention, which "
+                "torch.compile makes of a Python function for its mask, and no graph can hold; "
+                'load the model with attn_implementation="sdpa", or call '
+                'model.set_attn_implementation("sdpa")'
             )
         if path and isinstance(module, DistributedDataParallel):
             raise CaptureError(

@@ -50,6 +50,12 @@ def attention_name(config: Any) -> str:
     return str(config._attn_implementation)
 
 
+def is_of_flex_attention(model: Any) -> bool:
+    """Whether a model, or a layer of one, has a configuration that asks for flex_attention."""
+    config = getattr(model, "config", None)
+    return getattr(config, "_attn_implementation", None) == "flex_attention"
+
+
 def set_attention_name(config: Any, name: str) -> None:
     """Makes models of a configuration call the attention function of this name, unchecked."""
     config._attn_implementation = name

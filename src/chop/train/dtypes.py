@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def in_dtype_of(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]:
     """Rows with their floating-point inputs in the dtype of the model's parameters.
 
-    A model whose parameters are float32, or of several dtypes, gets the rows as they are.
+    A model whose parameters are of several dtypes gets the rows as they are.
 
     Args:
         model: its parameters are read.
@@ -25,7 +25,7 @@ def in_dtype_of(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]
     Warns: by the logger, where inputs are converted.
     """
     dtypes = {x.dtype for x in model.parameters() if x.is_floating_point()}
-    if len(dtypes) != 1 or dtypes == {torch.float32}:
+    if len(dtypes) != 1:
         return dict(splits)
     (dtype,) = dtypes
     found = {name: _converted(rows, dtype) for name, rows in splits.items()}

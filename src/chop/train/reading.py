@@ -52,6 +52,11 @@ def read_columns(dataset: Any) -> dict[str, Column]:
     if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):
         form = getattr(dataset, "format", None)
         return _of_table(dataset) if form and form["type"] != "custom" else _of_items(dataset)
+    if isinstance(dataset, Iterator) and not (dataset := list(dataset)):
+        raise ConfigError(
+            "expected rows, got an iterator that has none: one that was read before, for another "
+            "split, has none left. Give a list, or a new iterator for each."
+        )
     if isinstance(dataset, Mapping):
         return {name: as_column(column) for name, column in dataset.items()}
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -65,12 +70,13 @@ def read_columns(dataset: Any) -> dict[str, Column]:
 
 
 def _of_table(dataset: Dataset) -> dict[str, Column]:
-    names = [name for name in dataset.column_names if _is_numeric(dataset, name)]
+    names = [name for name in dataset.column_names if is_numeric(dataset, name)]
     table = dataset.select_columns(names).with_format("numpy")[:]
     return {name: as_column(table[name]) for name in names}
 
 
-def _is_numeric(dataset: Dataset, name: str) -> bool:
+def is_numeric(dataset: Dataset, name: str) -> bool:
+    """Whether a column of a table holds numbers, or lists of them."""
     feature = dataset.features[name]
     while hasattr(feature, "feature"):
         feature = feature.feature
@@ -101,6 +107,7 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
 
 
 def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
+    arrays = [list(array) if isinstance(array, Iterator) else array for array in arrays]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
         raise ConfigError(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from chop.data import label_column
 from chop.errors import ConfigError, enumerate_names
 from chop.train.model_io import LABELS
-from chop.train.reading import Column, as_column, read_columns
+from chop.train.reading import Column, as_column, is_numeric, read_columns
 from chop.train.tasks import IGNORED, Task, infer_task
 
 if TYPE_CHECKING:
@@ -205,8 +205,19 @@ def check_no_gaps(name: str, column: Column) -> None:
 
 
 def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
-    """The labels alone, as `read_rows` reads them, and the task that they are of."""
+    """The labels alone, as `read_rows` reads them, and the task that they are of.
+
+    Raises:
+        ConfigError: they are texts.
+    """
     label = label_column(dataset.column_names)
+    if not is_numeric(dataset, label):
+        first = dataset.with_format(None)[label][0]
+        raise ConfigError(
+            f"label column '{label}': expected numbers, got {first!r:.60}; number the classes from "
+            f"0, those of tokens too ({IGNORED} of tokens that do not count), or name another "
+            "column by --label-column, label= in Python."
+        )
     labels = _labels(as_column(dataset.with_format("numpy")[label][:]))
     return labels, infer_task({}, labels)
 
@@ -232,6 +243,8 @@ def _labels(column: Column) -> Column:
 
 
 def _as_labels(column: Tensor) -> Tensor:
+    if column.is_complex():
+        raise ConfigError(f"labels: got complex numbers ({column.dtype}), expected real ones.")
     if not column.is_floating_point():
         whole = column.long()
         return whole.squeeze(-1) if whole.dim() == 2 and whole.shape[1] == 1 else whole

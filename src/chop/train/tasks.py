@@ -331,6 +331,16 @@ def find_task(task: str | Task) -> Task:
     return TASKS[task]
 
 
+def check_metric_name(name: str) -> None:
+    """Checks that some task has a metric of that name.
+
+    Raises:
+        ConfigError: none has; the message names the nearest.
+    """
+    known = {metric for task in TASKS.values() for metric in task.metrics}
+    check_known(name, known, "unknown metric")
+
+
 def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | list[Tensor]) -> Task:
     """The task that labels are of.
 

@@ -1,4 +1,4 @@
-"""Probe: one call of a user's model on its rows, before anything is trained or captured."""
+"""Probe: weights of a model, and one call on its rows, before it is trained or captured."""
 
 from __future__ import annotations
 
@@ -8,21 +8,46 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from chop.errors import ChopError, ConfigError, first_line
+from chop.errors import ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows
 from chop.train.calibration import example_inputs
-from chop.workloads.settings import WorkloadConfig
+
+SHOWN_WEIGHTS = 5
+"""Parameters and buffers that a message names."""
 
 
-def check_forward(model: nn.Module, rows: Rows, config: WorkloadConfig) -> None:
+def check_weights(model: nn.Module) -> None:
+    """Checks that no parameter and no buffer has NaN; those without data are not looked at.
+
+    Raises:
+        ConfigError: some have; the message names them.
+    """
+    found = []
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor) or is_lazy(value) or value.is_meta:
+            continue
+        if value.is_floating_point() or value.is_complex():
+            wide = value.float() if value.element_size() == 1 else value  # 8-bit floats
+            count = int(wide.isnan().sum())
+            found += [f"{name} ({count} of {value.numel()} numbers)"] if count else []
+    if found:
+        raise ConfigError(
+            f"the weights of the float model have NaN: {enumerate_names(found, SHOWN_WEIGHTS)}. A "
+            "training that diverged leaves them: train with a lower rate, or take other weights."
+        )
+
+
+def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None:
     """Calls a model on three rows, without gradients; random numbers that it draws do not count.
 
     Args:
         model: on the device that it is to run on.
         rows: for training.
-        config: names both.
+        name: of the model.
+        dataset: of the rows.
     Raises:
         ConfigError: its forward raises; the message has the line, and what the rows are.
     """
@@ -34,12 +59,12 @@ def check_forward(model: nn.Module, rows: Rows, config: WorkloadConfig) -> None:
     except ChopError:
         raise
     except Exception as error:
-        file = re.match(r".+\.py(?=:)", config.model)
+        file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain
         pictures = "; --image-size and --channels change pictures"
         raise ConfigError(
-            f"'{config.model}' cannot take rows of '{config.dataset}', {_listed(inputs)}: {reason} "
+            f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             f"The model is called with these columns alone, in these shapes and types"
             f"{pictures if 'pixel_values' in rows.columns else ''}."
         ) from error

@@ -16,6 +16,7 @@ from rich import get_console
 from torch import Tensor, nn
 
 from chop import passes
+from chop.captured.wrappers import check_is_module
 from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
@@ -38,12 +39,12 @@ from chop.train import (
 from chop.train.calibration import example_inputs
 from chop.train.dtypes import in_dtype_of
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
-from chop.train.tasks import CLASSIFICATION
+from chop.train.tasks import CLASSIFICATION, check_metric_name
 from chop.train.train_loop import Progress
 from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.pictures import SETTINGS
-from chop.workloads.probe import check_forward
+from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import WorkloadConfig, short_name
 
 if TYPE_CHECKING:
@@ -156,17 +157,20 @@ class Workload:
             dataset: name of the data in tables.
             device: default, a GPU where there is one.
         Raises:
-            ConfigError: rows that cannot be read, an unknown task or metric, or one with a name
-                that no column and file can have.
+            ConfigError: rows that cannot be read or that the model cannot take, an unknown task or
+                metric, or one with a name that no column and file can have.
         """
+        check_is_module(model, "model")
         asked = None if task is None else find_task(task)
         given = {"train": train, "test": test, "validation": validation}
         read = {k: read_rows(split, asked) for k, split in given.items() if split is not None}
         rows = in_dtype_of(model, read)
-        place = usable_device(device)
+        place, own = usable_device(device), copy.deepcopy(model)
+        name = name or type(model).__name__
+        check_forward(own.to(place), rows["train"], name, dataset)
         return cls(
-            copy.deepcopy(model).to(place).eval(),
-            name or type(model).__name__,
+            own.eval(),
+            name,
             dataset,
             train=rows["train"],
             test=rows["test"],
@@ -260,9 +264,12 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
         WriteError: `config.out` cannot be written to.
     """
     if workload is None:
-        return load_workload(config)
-    make_folder(config.out)
-    return replace(workload, task=workload.task.with_metric(config.metric))
+        found = load_workload(config)
+    else:
+        make_folder(config.out)
+        found = replace(workload, task=workload.task.with_metric(config.metric))
+    check_weights(found.model)
+    return found
 
 
 def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
@@ -282,6 +289,8 @@ def load_workload(config: WorkloadConfig) -> Workload:
         WriteError: `config.out` cannot be written to.
     """
     place = usable_device(config.device)
+    if config.metric is not None:
+        check_metric_name(config.metric)
     get_console().print(f"loading {config.model} and its rows", highlight=False)
     if config.model in BUILTIN_MODELS:
         _check_is_of_builtin(config)
@@ -301,7 +310,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
     else:
         model, data, task = load_checkpoint(config)
         rows = in_dtype_of(model, _rows_of(data, task))
-        check_forward(model.to(place), rows["train"], config)
+        check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
         dataset, epochs, lr = str(config.dataset), CHECKPOINT_EPOCHS, CHECKPOINT_LR

@@ -11,7 +11,8 @@ from torch import fx, nn
 
 from chop.captured.module import CapturedModule
 from chop.captured.overrides import why_not_copyable
-from chop.captured.wrappers import check_has_python, is_exported, unwrapped
+from chop.captured.wrappers import check_has_python, check_is_module, unwrapped
+from chop.config import convert
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.files import Picture
 from chop.ir.difference import difference_lines
@@ -65,15 +66,7 @@ class MaseGraph:
         dummy_in: Mapping[str, Any] | None = None,
         strict: bool = False,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            way_out = "to read a checkpoint, use MaseGraph.from_checkpoint(path)"
-            if is_exported(model):
-                way_out = "pass the module that was exported"
-            elif callable(model):
-                way_out = "pass the module whose forward it is, or one that calls it"
-            raise ConfigError(
-                f"MaseGraph: expected an nn.Module, got {type(model).__name__}; {way_out}."
-            )
+        check_is_module(model, "MaseGraph")
         model = unwrapped(model)
         check_has_python(model)
         self._guess: ProvisionalCapture | None = None
@@ -397,9 +390,11 @@ class MaseGraph:
 
         Raises:
             CheckpointError: files are missing, broken, or name a class that is not allowed.
+            ConfigError: `checkpoint` is no path.
         """
         from chop.ir.storage.checkpoint import read_checkpoint
 
+        checkpoint = convert(checkpoint, Path, "MaseGraph.from_checkpoint")
         model, provenance = read_checkpoint(checkpoint, propagate_missing_metadata, allow, meta)
         mg = cls(model)
         mg.provenance = provenance

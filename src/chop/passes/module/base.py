@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, get_type_hints
 
-from torch import nn
-
 from chop.docstrings import entries
-from chop.errors import ConfigError
 from chop.passes.documentation import pass_docstring
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,12 +26,3 @@ def documented(config: Any, result: str = "the module") -> Callable[[F], F]:
         return function
 
     return decorate
-
-
-def check_module(module: object, where: str) -> None:
-    """Raises ConfigError unless `module` is an `nn.Module`."""
-    if not isinstance(module, nn.Module):
-        raise ConfigError(
-            f"{where}: expected an nn.Module, got {type(module).__name__}; of a MaseGraph, pass "
-            "mg.model."
-        )

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from chop.captured.module import CapturedModule
+from chop.captured.wrappers import check_is_module
 from chop.config import parse
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import (
@@ -16,7 +17,7 @@ from chop.ir.parameters import (
     total_bits,
 )
 from chop.passes.base import NoConfig
-from chop.passes.module.base import check_module, documented
+from chop.passes.module.base import documented
 
 M = TypeVar("M", bound=nn.Module)
 NAME = "calculate_avg_bits_module_analysis_pass"
@@ -41,7 +42,7 @@ def calculate_avg_bits_module_analysis_pass(
     Raises:
         ConfigError: `module` is no module, or a setting is given.
     """
-    check_module(module, NAME)
+    check_is_module(module, NAME)
     parse(NoConfig, pass_args, NAME)
     if isinstance(module, CapturedModule):
         # Quantized calls of functions take parameters too; only the graph knows which.

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from chop.captured.wrappers import check_is_module
 from chop.errors import ConfigError
 from chop.ir.unreached import unreached_matrices_of, unreached_sentence, warn_of_share
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import MASE_KEYS
-from chop.passes.module.base import check_module, documented
+from chop.passes.module.base import documented
 from chop.private.modules import parameters_of
 from chop.quantization.modules import quantize_modules
 from chop.quantization.selection import QuantizeConfig
@@ -43,7 +44,7 @@ def quantize_module_transform_pass(
 
         {"by": "type", "linear": {"config": {"name": "integer", "data_in_width": 8, ...}}}
     """
-    check_module(network, NAME)
+    check_is_module(network, NAME)
     if not isinstance(pass_args, Mapping):
         raise ConfigError(f"{NAME}: expected a mapping, got {pass_args!r}.")
     config = QuantizeConfig.from_settings(pass_args, NAME, MASE_KEYS)

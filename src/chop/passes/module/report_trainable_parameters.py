@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from chop.captured.wrappers import check_is_module
 from chop.config import parse
 from chop.ir.parameters import ParameterCount
-from chop.passes.module.base import check_module, documented
+from chop.passes.module.base import documented
 from chop.tables import print_table
 
 M = TypeVar("M", bound=nn.Module)
@@ -52,7 +53,7 @@ def report_trainable_parameters_analysis_pass(
     Raises:
         ConfigError: a setting is unknown, or `module` is no module.
     """
-    check_module(module, NAME)
+    check_is_module(module, NAME)
     config = parse(ReportConfig, pass_args, NAME)
     whole = ParameterCount.of(module)
     rows = [

@@ -1,0 +1,171 @@
+"""Models, rows and names that cannot be used are one sentence; other dtypes are converted."""
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from torch import nn
+
+import chop
+from chop.actions.compress import compress
+from chop.actions.settings.compress import CompressConfig
+from chop.errors import CaptureError, ConfigError
+from chop.train import evaluate, read_label_column
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import Workload, load_workload, workload_for
+
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+DOORS = {
+    "MaseGraph": chop.MaseGraph,
+    "chop.quantize": lambda model: chop.quantize(model, data=X),
+    "chop.compress": lambda model: chop.compress(model, (X, Y)),
+    "model": lambda model: Workload.of(model, (X, Y), (X, Y)),
+}
+
+
+@pytest.mark.parametrize("where", DOORS)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "got None."),
+        (nn.Linear, r"got the class Linear; pass an instance, Linear\(...\)."),
+        (
+            "runs/demo/model",
+            r"got str; to read a checkpoint, use MaseGraph.from_checkpoint\(path\)",
+        ),
+        (lambda: chop.MaseGraph(nn.Linear(4, 2)), "got MaseGraph; of a MaseGraph, pass mg.model."),
+        (torch.relu, "got .*; pass the module whose forward it is"),
+        ([nn.Linear(4, 2)], "got list."),
+    ],
+)
+def test_what_is_no_model_is_one_sentence_at_every_door(where, given, message):
+    given = given() if getattr(given, "__name__", "") == "<lambda>" else given
+    with pytest.raises(ConfigError, match=rf"^{where}: expected an nn.Module, {message}"):
+        DOORS[where](given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(None, "got nothing"), (3, r"got 3 \(int\)"), ("", "an empty text"), (nn.ReLU(), r"got ReLU")],
+)
+def test_a_checkpoint_that_is_no_path(given, message):
+    with pytest.raises(ConfigError, match=rf"^MaseGraph.from_checkpoint: .*{message}"):
+        chop.MaseGraph.from_checkpoint(given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_rows_of_another_float_dtype_are_those_of_the_model(net, dtype):
+    rows = (X.to(dtype), Y)
+    workload = Workload.of(net, rows, rows)
+    same = X.to(dtype).float()
+    assert torch.equal(workload.test.columns["input 0"], same)
+    assert workload.evaluate(workload.model, workload.test) == evaluate(net, (same, Y))
+    assert chop.quantize(net, "8.auto", rows)(X).dtype == torch.float32
+
+
+def pairs():
+    return ((x, int(y)) for x, y in zip(X, Y, strict=True))
+
+
+@pytest.mark.parametrize(
+    "rows", [pairs, lambda: ((x for x in X), Y), lambda: {"x": (x for x in X), "label": Y}]
+)
+def test_iterators_are_read_once(net, rows):
+    workload = Workload.of(net, rows(), rows())
+    assert len(workload.train) == len(workload.test) == len(X)
+    assert isinstance(chop.quantize(net, "8.auto", rows()), nn.Sequential)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((X, Y + 0j), "labels: got complex numbers"),
+        ((X + 0j, Y), "'Sequential' cannot take rows of 'own data', input complex64"),
+        ((X[:, :3], Y), r"cannot take rows of 'own data', input float32 \(3, 3\)"),
+        (iter(()), "got an iterator that has none"),
+    ],
+)
+def test_rows_that_a_model_cannot_take(net, rows, message):
+    with pytest.raises(ConfigError, match=message):
+        Workload.of(net, rows, (X, Y))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"operators": "linear"}, "operators: expected a list of str, got 'linear'"),
+        ({"calibration_rows": 0}, "calibration_rows: got 0"),
+        ({"format": 8}, "format: expected a text such as '8.auto' or a number format, got 8"),
+    ],
+)
+def test_settings_of_quantize(net, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        chop.quantize(net, data=X, **settings)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "count"), [(0, "weight", 1), (0, "bias", 8), (2, "weight", 16)]
+)
+def test_weights_that_are_nan_are_named_where_a_job_starts(net, layer, name, count, tmp_path):
+    getattr(net[layer], name).data.flatten()[:count] = float("nan")
+    config = CompressConfig(out=tmp_path, formats=("8.auto",), force=True)
+    with pytest.raises(ConfigError, match=rf"have NaN: {layer}.{name} \({count} of \d+ numbers\)"):
+        compress(config, Workload.of(net, (X, Y), (X, Y)))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_infinite_weights_and_small_floats_are_no_gaps(net, tmp_path):
+    net[0].bias.data[0] = -float("inf")
+    net.register_buffer("small", torch.ones(2).to(torch.float8_e4m3fn))
+    workload = Workload.of(net, (X, Y), (X, Y))
+    assert workload_for(WorkloadConfig(out=tmp_path), workload).model is workload.model
+
+
+@pytest.mark.parametrize("model", ["mlp", "net.py:Net", "./folder"])
+@pytest.mark.parametrize(
+    ("metric", "message"), [("acuracy", "did you mean 'accuracy'"), ("bleu", "choose from: acc")]
+)
+def test_a_metric_that_no_task_has_is_refused_before_anything_is_loaded(
+    model, metric, message, tmp_path
+):
+    config = WorkloadConfig(model=model, dataset=None, metric=metric, out=tmp_path / "out")
+    with pytest.raises(ConfigError, match=f"unknown metric '{metric}': {message}"):
+        load_workload(config)
+    assert not config.out.exists()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["yes", "no"], [["O", "B"], ["B"]], [[["a"]], [["b"]]]],
+    ids=["text", "words", "deep"],
+)
+def test_labels_that_are_texts_are_numbered_by_the_user(labels):
+    table = Dataset.from_dict({"input_ids": [[1, 2], [3]], "labels": labels})
+    with pytest.raises(ConfigError, match="label column 'labels': expected numbers, got .*-100"):
+        read_label_column(table)
+
+
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 30}
+FLEX = [("Llama", "ForCausalLM"), ("Bert", "ForSequenceClassification"), ("Qwen3", "Model")]
+
+
+@pytest.mark.parametrize(("family", "head"), FLEX)
+def test_flex_attention_is_named_with_the_way_out(family, head):
+    config = getattr(transformers, f"{family}Config")(
+        **SIZES, num_attention_heads=2, num_key_value_heads=2
+    )
+    kind = getattr(transformers, f"{family}{head}")
+    model = kind._from_config(config, attn_implementation="flex_attention")
+    with pytest.raises(CaptureError, match=r'is flex_attention, .* attn_implementation="sdpa"'):
+        chop.MaseGraph(nn.Sequential(model) if head == "Model" else model)
+    model.set_attn_implementation("sdpa")
+    assert chop.MaseGraph(model).is_captured
