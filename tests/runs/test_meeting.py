@@ -62,5 +62,5 @@ def test_runs_that_are_over_or_ones_own_are_no_others(case, other, tmp_path):
         "own": process_id(),
     }[case]
     begun(tmp_path, process, "finished" if case == "finished" else "running")
-    with runs.start("compress", {}, tmp_path):  # warnings are errors
+    with runs.start("sweep prune", {}, tmp_path):  # warnings are errors
         pass

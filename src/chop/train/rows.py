@@ -211,6 +211,7 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
         ConfigError: they are texts.
     """
     label = label_column(dataset.column_names)
+    assert label is not None, "callers look for it"
     if not is_numeric(dataset, label):
         first = dataset.with_format(None)[label][0]
         raise ConfigError(
