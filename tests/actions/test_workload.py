@@ -255,7 +255,7 @@ def test_a_model_of_a_file_with_its_weights(net, suffix):
         (
             "{net}:Line",
             {"weights": "{net.parent}/net.pt"},
-            "does not fit the model Line: missing bias",
+            "does not fit the model Line: of another shape bias, weight",
         ),
         ("mlp", {"weights": "x.pt"}, "weights: 'mlp' has its own"),
         ("timm:resnet18", {}, "needs the package timm: pip install "),
