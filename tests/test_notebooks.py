@@ -16,7 +16,9 @@ from chop.report.report import Cell, Heading, Note, Report, Table
 from chop.search import Constraint, Goal, Result, TrialRecord
 from chop.tables import html_table
 
-SVG = "{http://www.w3.org/2000/svg}svg"
+SPACE = "http://www.w3.org/2000/svg"
+SVG = f"{{{SPACE}}}svg"
+PROLOGUE = '<?xml version="1.0"?>\n<!DOCTYPE svg PUBLIC "x" "y.dtd">\n'
 
 
 @pytest.fixture
@@ -43,6 +45,8 @@ def test_a_figure_is_shown_by_its_kind(tmp_path, suffix, shown):
     figure = plot_accuracy(path, curves, xlabel="bits", title="net on data")
     assert figure == path and type(pickle.loads(pickle.dumps(figure))) is Picture
     svg, png = figure._repr_svg_(), figure._repr_png_()
+    gone = Picture(tmp_path / f"gone.{suffix}")
+    assert gone._repr_svg_() is None and gone._repr_png_() is None
     assert (svg is not None) == (shown == "svg") and (png is not None) == (shown == "png")
     assert shown != "svg" or ElementTree.fromstring(svg).tag == SVG
     assert shown != "png" or png.startswith(b"\x89PNG")
@@ -85,22 +89,23 @@ def report_of(result, **named):
         Heading("Formats"),
         Table("net on data", [{"format": "8.auto", "bits": Cell.of(8.0, ".2f")}]),
         Note("<2 rows>"),
+        Note("for the terminal", is_written=False),
         Note(None),
     ]
-    return Report("net on data", {"table.md": blocks}, result, [], **named)
+    return Report("net on data", {"table.md": blocks}, result, [], closing=["saved."], **named)
 
 
 @pytest.mark.parametrize("result", [{"saved": None, "rows": [1]}, [{"width": 4}], []])
 def test_a_jobs_result_is_shown_as_its_report(result, tmp_path):
     figures = {"accuracy.svg": None, "gone.svg": None, "accuracy.png": None}
-    (tmp_path / "accuracy.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (tmp_path / "accuracy.svg").write_text(f"{PROLOGUE}<svg xmlns='{SPACE}'/>")
     shown = with_display(report_of(result, figures=figures), tmp_path)
     assert shown == result and isinstance(shown, type(result))
     assert json.loads(json.dumps(shown)) == result
     page = ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")
-    assert [part.tag for part in page] == ["h3", "h4", "table", "p", SVG]
+    assert [part.tag for part in page] == ["h3", "h4", "table", "p", "p", SVG]
     assert [cell.text for cell in page.iter("td")] == ["8.auto", "8.00"]
-    assert page.find("p").text == "<2 rows>"
+    assert [part.text for part in page.iter("p")] == ["<2 rows>", "saved."]
 
 
 @pytest.mark.parametrize("result", [None, 4, "text", (1, 2)])

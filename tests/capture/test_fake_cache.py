@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from chop.capture.fallback import DynamicDims
-from chop.capture.recording.fake_cache import FakeCache
+from chop.capture.recording.fake_result_cache import FakeCache
 from chop.capture.sizes.symbols import FakeTensor, Sizes
 from chop.capture.tracer import capture
 

@@ -77,9 +77,13 @@ def test_corrupt_and_foreign_text_is_refused(written: Path, text: str, match: st
     refused(written, match)
 
 
-def test_a_file_from_the_future_is_refused(written: Path) -> None:
-    edit(written, lambda document: document.update(version=99))
-    refused(written, "version 99.*reads version 3")
+@pytest.mark.parametrize(
+    ("version", "way_out"),
+    [(99, "Upgrade mase-chop"), (4, "Upgrade"), (2, "Capture the model again"), ("3", "Capture")],
+)
+def test_a_file_of_another_version_is_refused(written: Path, version: Any, way_out: str) -> None:
+    edit(written, lambda document: document.update(version=version))
+    refused(written, f"version '?{version}'?; this chop reads version 3. {way_out}")
 
 
 @pytest.mark.parametrize("key", ["nodes", "modules", "tensors", "attributes", "tensor_file"])

@@ -41,11 +41,14 @@ def library_fields() -> frozenset[str]:
 
 
 def defined_names(trees: Iterable[ast.AST]) -> set[str]:
-    """Functions, classes, attributes of `self` and variables of modules and classes."""
+    """Classes, methods, attributes of `self` and variables of modules and classes."""
     found: set[str] = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (
+                x for x in node.body if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)
+            )
+            found |= {node.name, *(method.name for method in methods)}
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _of_self(node):
             found.add(node.attr)
         if isinstance(node, ast.ClassDef | ast.Module):

@@ -1,6 +1,9 @@
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
+from chop.report.report import Note, Table, announce, say, show
 from chop.tables import markdown_table, print_table
 
 ROWS = [
@@ -42,3 +45,12 @@ def test_a_heat_map_has_a_number_per_cell(tmp_path):
     text = path.read_text()
     assert all(f"<!-- {number} -->" in text for number in ("12.5", "50.0", "99.0"))
     assert "nan" not in text
+
+
+@pytest.mark.parametrize("text", ["column [/b]", "runs/[a]/ is p[bold]", "[link=x]y", "1 of [1/3]"])
+def test_texts_of_others_are_printed_as_they_are(text, capsys):
+    show(Table(text, [{text: text}]), Note(text))
+    say(text)
+    announce(text, "planning")
+    printed = "".join(capsys.readouterr().out.split())
+    assert printed.count("".join(text.split())) == 6

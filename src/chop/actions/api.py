@@ -100,6 +100,11 @@ class Compressed:
     folder: Path
     result: Mapping[str, Any]
 
+    def _repr_html_(self) -> str:
+        """The report of the job, for notebooks."""
+        shown: Any = self.result
+        return str(shown._repr_html_())
+
 
 def compress(
     model: nn.Module,

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich import get_console
-
 from chop import passes
 from chop.actions.compress_results import (
     MODEL_FILES,
@@ -28,7 +26,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.quantization.unreached import describe_unreached
-from chop.report.report import Note, Report, show
+from chop.report.report import Note, Report, announce, show
 from chop.runs.progress import Stages
 from chop.train import Metric
 from chop.workloads.chance import check_scores, warn_of_large_drop
@@ -66,7 +64,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
 
 def _compress(config: CompressConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
     title, metric = workload.title, workload.task.metric
-    get_console().print(f"[bold]{title}[/]: raising the model to a graph")
+    announce(title, "raising the model to a graph")
     baseline, rounded, trained = _measure_all(config, workload)
     candidates = [baseline, *rounded, *trained]
     measured = show(
@@ -122,7 +120,7 @@ def _measure_all(
 def _saved(saved: Candidate, exact: Candidate, config: CompressConfig, metric: Metric) -> str:
     row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
     return (
-        f"saved [bold]{row.format} ({row.method})[/]: {metric.name} {mine.format(metric)} on "
+        f"saved {row.format} ({row.method}): {metric.name} {mine.format(metric)} on "
         f"{mine.rows} test rows against {reference.format(metric)} float, "
         f"{exact.row.bits / row.bits:.1f}x fewer bits per weight, in {config.out}/"
     )

@@ -284,7 +284,9 @@ def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
             f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
         )
     entries = ", ".join(f"{name}={value}" for name, value in info["session_config"].items())
-    Console().print(f"{path.name}: sessions of onnxruntime need the entries {entries}")
+    Console().print(
+        f"{path.name}: sessions of onnxruntime need the entries {entries}", markup=False
+    )
     return {name: info[name] for name in ("quantized", "fallback", "size_bytes", "session_config")}
 
 

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import get_console
 from torch import Tensor
 
 from chop import passes
@@ -18,7 +17,7 @@ from chop.formats import NumberFormat, parse_format_string
 from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
-from chop.report.report import Cell, Note, Report, Table
+from chop.report.report import Cell, Note, Report, Table, announce
 from chop.statistics.intervals import Interval, wilson_of_share
 from chop.train.calibration import calibration_batches
 from chop.train.intervals import format_interval
@@ -125,7 +124,7 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     Raises:
         ConfigError: the model has no integer form.
     """
-    get_console().print(f"[bold]{workload.title}[/]: quantizing and lowering")
+    announce(workload.title, "quantizing and lowering")
     mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload))
     number_format = parse_format_string(config.formats)
     quantized = quantize_after_training(

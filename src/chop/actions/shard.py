@@ -25,7 +25,7 @@ from chop.errors import ConfigError, PlanError, enumerate_names
 from chop.files import write_json
 from chop.private.dtensor import operators_without_rule
 from chop.report.plan_plots import plot_plans
-from chop.report.report import Cell, Note, Report, Table, Writer, figure, show
+from chop.report.report import Cell, Note, Report, Table, Writer, announce, figure, show
 
 MEMORY_BANDWIDTH = 1.5e12
 """Bytes per second between a process and its memory, for predictions."""
@@ -66,7 +66,7 @@ def shard(config: ShardConfig) -> dict[str, Any]:
 
 def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[str, Any]]:
     model = ShardedModel.of(config)
-    get_console().print(f"[bold]{config.model}[/]: planning", highlight=False)
+    announce(str(config.model), "planning")
     found = _planned(model, config)
     plan = found.plan
     result = _result(model, found, config)
@@ -133,7 +133,7 @@ def _machine(mesh: tuple[int, ...], config: ShardConfig) -> Machine:
 def _run(model: ShardedModel, plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
     if is_launched():
         return run_here(model, plan, config)
-    get_console().print(f"starting {plan.processes} processes", highlight=False)
+    get_console().print(f"starting {plan.processes} processes", highlight=False, markup=False)
     return run_on_processes(plan, config)
 
 

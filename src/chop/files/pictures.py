@@ -14,7 +14,9 @@ class Picture(type(Path())):  # type: ignore[misc]
     __slots__ = ()
 
     def _repr_svg_(self) -> str | None:
-        return self.read_text(encoding="utf-8") if self.suffix.lower() == ".svg" else None
+        is_svg = self.suffix.lower() == ".svg" and self.is_file()
+        return self.read_text(encoding="utf-8") if is_svg else None
 
     def _repr_png_(self) -> bytes | None:
-        return self.read_bytes() if self.suffix.lower() == ".png" else None
+        is_png = self.suffix.lower() == ".png" and self.is_file()
+        return self.read_bytes() if is_png else None

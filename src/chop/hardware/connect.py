@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chop.hardware.buffers import SKID_BEATS, fifo_depths
+from chop.hardware.fifo_depths import SKID_BEATS, fifo_depths
 from chop.hardware.netlist import Boundary, Instance, Netlist
 from chop.hardware.stream import Stream
 

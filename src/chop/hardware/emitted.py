@@ -240,7 +240,7 @@ def verify(
         try:
             for job, check in zip(jobs, planned, strict=True):
                 found.append(job.result())
-                console.print(f"{check.title}: equal", highlight=False)
+                console.print(f"{check.title}: equal", highlight=False, markup=False)
         finally:
             pool.shutdown(cancel_futures=True)
     return found
@@ -252,4 +252,4 @@ def shown_step(name: str) -> Iterator[None]:
     console = get_console()
     with console.status(name):
         yield
-    console.print(f"{name}: done", highlight=False)
+    console.print(f"{name}: done", highlight=False, markup=False)

@@ -69,12 +69,14 @@ def _loss_increases(
     try:
         found["Fisher"] = fisher_loss_increases(problem, gradient_rows(problem, train))
     except ConfigError as error:
-        get_console().print(f"{LABEL}: without Fisher information: {error}", highlight=False)
+        get_console().print(
+            f"{LABEL}: without Fisher information: {error}", highlight=False, markup=False
+        )
     part = problem.evaluator.part(evaluations / len(problem.pairs))
     is_small = len(part) < min(LEAST_ROWS, len(problem.evaluator))
     if not is_small and len(part) * len(problem.pairs) <= evaluations * len(problem.evaluator):
         what = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
-        get_console().print(f"{LABEL}: measuring {what}", highlight=False)
+        get_console().print(f"{LABEL}: measuring {what}", highlight=False, markup=False)
         kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
         found[kind] = measured_loss_increases(problem, part)
     return found

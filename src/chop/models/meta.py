@@ -17,6 +17,7 @@ from chop.distributed.weight_files import stored_dtype
 from chop.errors import CheckpointError, check_known
 from chop.models.load import AUTO_CLASSES, model_class_of, read_config
 from chop.private.modules import buffers_of, not_persistent
+from chop.private.transformers_api import constructor_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +49,7 @@ def meta_model(
         check_known(task, AUTO_CLASSES, "unknown task")
     config = read_config(str(folder), num_labels)
     model_class = model_class_of(config, task, wants_labels=num_labels is not None)
-    make = getattr(model_class, "from_config", None) or model_class._from_config
+    make = constructor_of(model_class)
     wanted = dtype or config.dtype or stored_dtype(folder)
     with torch.random.fork_rng(devices=[]), _parameters_on_meta():
         model: PreTrainedModel = make(config, dtype=wanted)

@@ -111,7 +111,7 @@ class Pipeline:
         else:
             mg = resumed[0]
             done = f"{len(resumed[1])} of {len(names)} stages are done"
-            console.print(f"{journal.folder if journal else ''}: {done}: continuing")
+            console.print(f"{journal.folder if journal else ''}: {done}: continuing", markup=False)
         found = dict(zip(names, resumed[1] if resumed else (), strict=False))
         for i in range(len(found), len(names)):
             start = time.perf_counter()
@@ -120,7 +120,7 @@ class Pipeline:
                 journal.record(i, mg, found[names[i]])
             seconds = time.perf_counter() - start
             rows.append({"stage": names[i], "seconds": seconds})
-            console.print(f"[{i + 1}/{len(names)}] {names[i]}: {seconds:.1f} s")
+            console.print(f"[{i + 1}/{len(names)}] {names[i]}: {seconds:.1f} s", markup=False)
         return mg, found, rows
 
 

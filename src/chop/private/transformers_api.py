@@ -61,6 +61,12 @@ def set_attention_name(config: Any, name: str) -> None:
     config._attn_implementation = name
 
 
+def constructor_of(model_class: Any) -> Callable[..., Any]:
+    """What makes a model from a configuration: of an auto class, or of a class of models."""
+    make: Callable[..., Any] = getattr(model_class, "from_config", None) or model_class._from_config
+    return make
+
+
 def tied_keys(model: Any) -> Any:
     """What a model's class says of tied weights: a dict of target and source, a list, or None."""
     return model._tied_weights_keys

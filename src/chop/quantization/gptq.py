@@ -275,7 +275,7 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
 
 
 def _hessians(layer: Any, x: Tensor, weights: Tensor | None) -> Tensor:
-    """X diag(weights) X^T of the quantized inputs, float64 (G, D, D), summed over rows."""
+    """Hessians of one batch, X diag(weights) X^T, float64 (G, D, D); GPTQ accumulates them."""
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2
     columns = _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from chop.report.report import Block, Heading, Note, Report, Table
 from chop.tables import html_table
+
+_SVG = re.compile(r"^.*?<svg\b", re.DOTALL)
+"""What stands before a picture in a file, which a page has no place for, and its first tag."""
 
 
 class _Shown:
@@ -17,7 +21,11 @@ class _Shown:
     _figures: list[Path]
 
     def _repr_html_(self) -> str:
-        found = (path.read_text(encoding="utf-8") for path in self._figures if path.is_file())
+        found = (
+            _SVG.sub("<svg", path.read_text(encoding="utf-8"), 1)
+            for path in self._figures
+            if path.is_file()
+        )
         return "\n".join([self._text, *found])
 
 
@@ -41,7 +49,9 @@ def with_display(report: Report[Any], folder: Path) -> Any:
     if kind is None:
         return report.result
     shown = kind(report.result)
-    parts = [f"<h3>{escape(report.title)}</h3>", *map(_html, report.blocks)]
+    blocks = [block for block in report.blocks if block.is_written]
+    closing = map(Note, report.closing)
+    parts = [f"<h3>{escape(report.title)}</h3>", *map(_html, blocks), *map(_html, closing)]
     shown._text = "\n".join(filter(None, parts))
     shown._figures = [folder / name for name in report.figures if name.endswith(".svg")]
     return shown

@@ -1,6 +1,7 @@
 """Report of a job: tables, sentences, figures and files, printed and written by one function each.
 
-A report is data: the terminal (`show`), Markdown and JSON (`write_report`) render the same blocks.
+A report is data: the terminal (`show`), Markdown (`write_report`) and notebooks
+(`chop.report.notebook`) render the same blocks; its result is written as JSON.
 """
 
 from __future__ import annotations
@@ -137,7 +138,15 @@ def say(text: str) -> None:
     """Prints a sentence of the results, which `--quiet` leaves."""
     from rich.console import Console
 
-    Console().print(text, highlight=False)
+    Console().print(text, highlight=False, markup=False)
+
+
+def announce(subject: str, step: str) -> None:
+    """Prints the step of a job that begins, with its subject in bold; `--quiet` silences it."""
+    from rich import get_console
+    from rich.text import Text
+
+    get_console().print(Text.assemble((subject, "bold"), f": {step}"))
 
 
 def write_report(report: Report[Any], folder: Path) -> None:

@@ -139,4 +139,6 @@ class Stages:
         self._bar.advance(self._task)
         if not self._bar.console.is_terminal:
             total, left = self._bar.tasks[0].total, _clock(self._estimate.seconds)
-            self._bar.console.print(f"{self._done} of {total:.0f}: {label}, {left} left")
+            self._bar.console.print(
+                f"{self._done} of {total:.0f}: {label}, {left} left", markup=False
+            )

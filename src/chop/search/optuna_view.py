@@ -98,7 +98,9 @@ def serve_dashboard(
     run_server = _server()
     follower = Follower(storage, name)
     follower.refresh()
-    Console().print(f"dashboard: http://{host}:{port} (stop it with Ctrl-C)", highlight=False)
+    Console().print(
+        f"dashboard: http://{host}:{port} (stop it with Ctrl-C)", highlight=False, markup=False
+    )
     try:
         with follower.following():
             run_server(follower.memory, host=host, port=port)

@@ -58,13 +58,15 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, force: bool) -
     few = [f"{score.rows} {name} rows" for name, score in scores.items() if score.rows < FEW_ROWS]
     if few:
         text = f"Few rows: {' and '.join(few)}; at least {FEW_ROWS} tell formats apart that differ."
-        Console().print(text, highlight=False)
+        Console().print(text, highlight=False, markup=False)
     for name, score in scores.items():
         reason = _why_uninformative(name, score, workload)
         if reason and not force:
             raise ConfigError(f"{reason} {_way_out(workload)}")
         if reason:
-            Console().print(f"{reason} Going on, because of --force.", highlight=False)
+            Console().print(
+                f"{reason} Going on, because of --force.", highlight=False, markup=False
+            )
 
 
 def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> None:
@@ -83,6 +85,7 @@ def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> Non
             f"{metric.format_value(score.value)}, and so does any format; --max-drop 0.01 allows "
             f"{metric.format_drop(0.01)}.",
             highlight=False,
+            markup=False,
         )
 
 

@@ -134,7 +134,7 @@ def _as_numbers(
 ) -> DatasetDict:
     if picture_column(data) is not None:
         pictures = pictures_for(config, model, describe_dataset(str(config.dataset), data))
-        get_console().print(str(pictures), highlight=False)
+        get_console().print(str(pictures), highlight=False, markup=False)
         return with_pixels(data, pictures.info, pictures.size)
     for name in SETTINGS:
         if getattr(config, name) is not None:

@@ -291,7 +291,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
     place = usable_device(config.device)
     if config.metric is not None:
         check_metric_name(config.metric)
-    get_console().print(f"loading {config.model} and its rows", highlight=False)
+    get_console().print(f"loading {config.model} and its rows", highlight=False, markup=False)
     if config.model in BUILTIN_MODELS:
         _check_is_of_builtin(config)
         builtin = BUILTIN_MODELS[config.model]

@@ -217,7 +217,9 @@ def _describe(
         model: nn.Module = MaseGraph.from_checkpoint(saved).model
     else:
         message = f"the model of trial {best.number} is not in {saved.parent}"
-        get_console().print(f"{message}: training it again, for its test accuracy", highlight=False)
+        get_console().print(
+            f"{message}: training it again, for its test accuracy", highlight=False, markup=False
+        )
         model = _measure(config, found, workload).trained(best.config)
     accuracy = evaluate(model, workload.test, device=workload.device)
     count = _labeled(workload.test)

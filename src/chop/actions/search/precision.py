@@ -309,6 +309,7 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
             f"in {config.folder}/best, and chop compress trains its own for {config.epochs} epochs "
             "where the rounded model is not within its --max-drop.",
             highlight=False,
+            markup=False,
         )
     own = {"out", "batch_size", "device"}
     same = [field.name for field in dataclasses.fields(WorkloadConfig) if field.name not in own]

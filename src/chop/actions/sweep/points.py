@@ -45,7 +45,9 @@ def measure_all(
     estimate = Estimate(point.kind for point in todo.values())
     with work_bar(estimate) as bar:
         if done:
-            bar.console.print(f"{done} of {len(points)} points are there already: {journal.path}")
+            bar.console.print(
+                f"{done} of {len(points)} points are there already: {journal.path}", markup=False
+            )
         task = bar.add_task(title, total=len(todo))
         for point in todo.values():
             bar.update(task, description=f"{title}: {point.label}")
@@ -54,7 +56,7 @@ def measure_all(
             estimate.end()
             if metric.name in result:
                 score = metric.format_value(result[metric.name])
-                bar.console.print(f"{point.label}: {score}", highlight=False)
+                bar.console.print(f"{point.label}: {score}", highlight=False, markup=False)
             bar.advance(task)
         bar.update(task, description=title)
     return [journal.get(point.settings) for point in points]

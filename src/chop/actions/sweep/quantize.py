@@ -73,7 +73,7 @@ def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[lis
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
     if left_out:
         text = f"Not measured, because a fraction has to be below its width: {', '.join(left_out)}."
-        get_console().print(text, highlight=False)
+        get_console().print(text, highlight=False, markup=False)
     found = Sweep(rounding_of(config, workload), workload).measure(settings, config.out)
     rows = [
         {"width": width, "frac_width": frac, **row_of(found, (width, frac), workload)}

@@ -103,7 +103,7 @@ def _useful(integer: Sequence[int], ranges: Sequence[ValueRange], rows: int) -> 
             f" Not measured, because no weight and no input of {rows} training rows needs more "
             f"than {most}: {', '.join(beyond)}."
         )
-    get_console().print(text, highlight=False)
+    get_console().print(text, highlight=False, markup=False)
     return tuple(bits for bits in integer if bits <= most)
 
 
@@ -147,6 +147,7 @@ def _least(rows: Rows, varied: str, workload: Workload) -> int:
         f"Least number of {NAMES[varied]} that loses nothing by {PTQ}: {chosen}, within an error "
         f"of {metric.format_drop(error)} of {metric.format_value(best)}, the best on {where} rows.",
         highlight=False,
+        markup=False,
     )
     return chosen
 

@@ -123,13 +123,16 @@ def _start_of_sweep(
     get_console().print(
         f"start: {stage} {label} of {folder}, {metric.format_value(score)} on its test rows",
         highlight=False,
+        markup=False,
     )
     settings = sweep.settings_at(stage, setting, seed)
     path = config.out / f"start-{key_of(settings)[:12]}"
 
     def made() -> MaseGraph:
         if not path.with_suffix(".mz").exists():
-            get_console().print(f"start: making {stage} {label} again", highlight=False)
+            get_console().print(
+                f"start: making {stage} {label} again", highlight=False, markup=False
+            )
             sweep.graph_at(stage, setting, seed).export(path)
         return _read(path, workload)
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from chop.capture.recording.autocast import AutocastRegions
 from chop.capture.recording.eager_output import EagerOutput, check_has_fake_kernel
 from chop.capture.recording.eager_probe import EagerReads
-from chop.capture.recording.fake_cache import FakeCache
+from chop.capture.recording.fake_result_cache import FakeCache
 from chop.capture.recording.grad_modes import GradModes
 from chop.capture.recording.graph_break import GraphBreak
 from chop.capture.recording.graph_writer import GraphWriter

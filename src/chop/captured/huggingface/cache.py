@@ -1,8 +1,8 @@
-"""Key-value caches of transformers: optional inputs of a graph, read and written by its nodes.
+"""KV caches (key-value caches) of transformers: optional inputs of a graph.
 
-A graph holds a cache as one value. Its nodes ask it for lengths and give it keys and values, so
-that one graph serves prefill and single tokens, and dynamic, sliding and static caches alike.
-Without a cache (None) the same nodes pass keys and values on.
+A graph holds a cache as one value, which its nodes read and write. They ask it for lengths and give
+it keys and values, so that one graph serves prefill and single tokens, and dynamic, sliding and
+static caches alike. Without a cache (None) the same nodes pass keys and values on.
 """
 
 from __future__ import annotations

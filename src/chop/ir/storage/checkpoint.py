@@ -346,10 +346,16 @@ def _parse(path: Path) -> dict[str, Json]:
     version = document.get("version")
     if version != VERSION:
         raise CheckpointError(
-            f"'{path}' has version {version!r}; this chop reads version {VERSION}. Export the "
-            "model again with it."
+            f"'{path}' has version {version!r}; this chop reads version {VERSION}. "
+            f"{_way_out(version)}"
         )
     return document
+
+
+def _way_out(version: Any) -> str:
+    if isinstance(version, int) and version > VERSION:
+        return "Upgrade mase-chop."
+    return "Capture the model again, and export it with this chop."
 
 
 def _check_tensor_file(tensor_path: Path, graph_path: Path, document: Json, verify: bool) -> None:

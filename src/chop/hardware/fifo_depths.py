@@ -27,7 +27,7 @@ LATENCY_CYCLES = 8
 
 
 def fifo_depths(netlist: Netlist) -> dict[str, list[int]]:
-    """Beats of the FIFO ahead of each input of each instance.
+    """Beats of the FIFO ahead of each input of each instance: residual connections are sized here.
 
     Times are in samples: the inputs of the design arrive at its own pace, each beat of a component
     leaves when the beats of its inputs that it needs have come, and no faster than the component
