@@ -1,5 +1,6 @@
 """Results of a run are one set; what a killed run has left is removed by the next one."""
 
+import contextlib
 import errno
 import json
 import multiprocessing
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chop import runs
-from chop.errors import WriteError
+from chop.errors import CheckpointError, WriteError
 from chop.files import (
     atomic_file,
     atomic_folder,
@@ -102,6 +103,32 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(tmp_path):
     write_text(tmp_path / "deep" / "file", "whole")
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file"]
     assert json.loads((tmp_path / "best.json").read_text()) == {"value": 16}
+
+
+def job_with_files_below(folder, value):
+    with runs.start("sweep", {}, folder) as run:
+        write_text(folder / "best" / "7" / "model", str(value))
+        run.rows = [{"value": value}]
+
+
+@pytest.mark.parametrize("place", ["best/7", "."])
+def test_what_is_left_beside_files_of_the_last_results_is_removed(tmp_path, place):
+    job_with_files_below(tmp_path, 4)
+    in_a_process(half_written, tmp_path / place / "other")
+    assert list(tmp_path.rglob(".*.part"))
+    job_with_files_below(tmp_path, 8)
+    assert not list(tmp_path.rglob(".*.part"))
+
+
+def test_a_manifest_that_names_files_outside_removes_nothing_there(tmp_path):
+    job_with_files_below(tmp_path / "out", 4)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest["artifacts"][0]["path"] = "../elsewhere/model"
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
+    in_a_process(half_written, tmp_path / "elsewhere" / "file")
+    with contextlib.suppress(CheckpointError):
+        job_with_files_below(tmp_path / "out", 8)
+    assert list((tmp_path / "elsewhere").glob(".*.part"))
 
 
 def marks():

@@ -206,8 +206,8 @@ class Run:
 def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
     """Run: writes the manifest of a job when the block begins, and again when it ends.
 
-    What killed runs have half written into the folder is removed, but nothing below it: a file
-    half written there is removed by the next writer of that file.
+    What killed runs have half written into the folder is removed, and into the folders below that
+    the last results have files in. Elsewhere the next writer of a file removes what is left of it.
 
     Args:
         kind: name of the job, as on the command line.
@@ -228,7 +228,9 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         ('finished', {'widths': [4, 8]}, ({'width': 4, 'accuracy': 0.5},))
     """
     folder = make_folder(folder)
-    remove_orphans(folder.glob(".*.part"))
+    last_finished = _last_finished(folder)
+    for place in (folder, *_folders_of(folder, last_finished)):
+        remove_orphans(place.glob(".*.part"))
     _warn_of_a_running_one(folder)
     manifest = Manifest(
         kind=kind,
@@ -239,7 +241,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         environment=read_environment(),
         version=__version__,
         started=now(),
-        last_finished=_last_finished(folder),
+        last_finished=last_finished,
     )
     _warn_of_other_results(folder, manifest)
     write_json(folder / MANIFEST, as_json(manifest))
@@ -323,6 +325,14 @@ def read_manifest(folder: str | Path) -> Manifest:
         return manifest
     except ConfigError as error:
         raise CheckpointError(f"'{path}' is broken: {error}") from None
+
+
+def _folders_of(folder: Path, results: Manifest | None) -> set[Path]:
+    """The folders below one that results have files in; a manifest may name anything."""
+    inside = folder.resolve()
+    artifacts = () if results is None else results.artifacts
+    found = {(inside / artifact.path).resolve().parent for artifact in artifacts}
+    return {place for place in found - {inside} if place.is_relative_to(inside) and place.is_dir()}
 
 
 def _last_finished(folder: Path) -> Manifest | None:
