@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.cli import execute as execution
+from chop.cli import adapter
 from chop.cli.app import app
 from tests import programs
 from tests.subcases import subcases
@@ -44,13 +44,13 @@ def by_programs(words):
 @pytest.fixture
 def parsed(monkeypatch):
     """Settings of commands, which are parsed and not run."""
-    found, execute = [], execution.execute
+    found, execute = [], adapter.execute
 
     def parse_only(command, ctx, given):
         kept = {"run": found.append, "exit_code": lambda result: 0, "is_slow": False}
         execute(dataclasses.replace(command, **kept), ctx, given)
 
-    monkeypatch.setattr(execution, "execute", parse_only)
+    monkeypatch.setattr(adapter, "execute", parse_only)
     return found
 
 
