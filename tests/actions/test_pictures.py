@@ -167,7 +167,7 @@ def test_a_processor_s_configuration_tells(tmp_path, config):
         ({"net": "Told", "channels": 1}, "pixel_mean: expected one number, or one for each of 1"),
         ({"net": "Mean"}, "default_cfg of Mean has the mean of pixels but no std"),
         ({"net": "Deviation"}, "has the std of pixels but no mean: .* pass --pixel-mean"),
-        ({"net": "Pairs"}, "default_cfg of Pairs: expected dict, got .*list"),
+        ({"net": "Pairs"}, "default_cfg of Pairs: expected a table of .*, got .*list"),
         ({"net": "Text"}, "default_cfg of Text: mean: expected"),
         ({"net": "Zero"}, "default_cfg of Zero: std: got .* expected more than 0"),
         ({"net": "Side"}, "default_cfg of Side: input_size: expected"),
