@@ -131,14 +131,6 @@ def test_what_is_new_is_read_alone(rows):
     assert [row.number for row in other.sync()] == [1, 2] and other.rows == rows.rows
 
 
-def test_outcomes_of_version_01_have_the_names_of_now(rows):
-    rows.add("impossible", {"config": A, "note": "odd"})
-    rows.claim("b", {"config": B}, "me", limit=9)
-    other = Ledger(rows.engine, rows.study)
-    assert [row.outcome for row in other.sync()] == ["infeasible", RUNNING]
-    assert other.rows[0].is_finished and other.records[0].note == "odd"
-
-
 def test_heartbeats_are_counted(rows):
     assert rows.heartbeats() == {}
     for _ in range(3):
