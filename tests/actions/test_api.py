@@ -101,6 +101,7 @@ def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
     settings = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0}
     found = chop.compress(trained, (X, Y), max_drop=0.1, out=tmp_path / "run", **settings)
     assert type(found.model) is Net and found.result["saved"]["format"] == "integer 8.auto"
+    assert "<h3>Net on own data</h3>" in found._repr_html_()
     assert (found.folder / "model.pt").exists() and found.result["row_counts"]["test"] == 24
     agree = (found.model(X).argmax(1) == trained(X).argmax(1)).float().mean()
     assert agree > 0.9
@@ -119,3 +120,14 @@ def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
         bench_seconds=0,
     )
     assert none.model is None and none.result["saved"] is None
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(8, 4), nn.Conv2d(1, 2, 3), nn.Embedding(4, 2)])
+def test_a_single_layer_is_to_be_put_into_a_model(layer):
+    with pytest.raises(ConfigError, match=r"got a single \w+: pass nn\.Sequential\(layer\)"):
+        chop.quantize(layer, "8.auto", X)
+
+
+def test_operators_may_be_any_list(net):
+    for operators in (["linear"], ("linear",)):
+        assert isinstance(chop.quantize(net, "4.2", X, operators=operators).first, QuantLinear)

@@ -67,13 +67,16 @@ def quantize(
         'QuantLinear'
     """
     check_is_module(model, "chop.quantize")
+    _check_has_layers(model)
     if not isinstance(format, str | NumberFormat):
         raise ConfigError(
             f"format: expected a text such as '8.auto' or a number format, got {format!r:.80}."
         )
     number_format = parse_format_string(format) if isinstance(format, str) else format
-    names = weighted_operators() if operators is None else operators
-    check_operators(convert(names, tuple[str, ...], "operators"))
+    names = convert(
+        weighted_operators() if operators is None else operators, tuple[str, ...], "operators"
+    )
+    check_operators(names)
     if calibration_rows < 1:
         raise ConfigError(f"calibration_rows: got {calibration_rows}, expected 1 or more.")
     rows = None if data is None else in_dtype_of(model, {"": _unlabeled_rows(data)})[""]
@@ -143,6 +146,15 @@ def compress(
         return Compressed(None, config.out, result)
     graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem)
     return Compressed(graph.to_module(like=model), config.out, result)
+
+
+def _check_has_layers(model: nn.Module) -> None:
+    """Raises ConfigError for a single layer, whose class would have to become another one."""
+    if type(model).__module__.startswith("torch.nn") and not any(model.children()):
+        raise ConfigError(
+            f"chop.quantize: expected a model with layers, got a single {type(model).__name__}: "
+            "pass nn.Sequential(layer)."
+        )
 
 
 def _splits(data: Any, test: Any) -> dict[str, Any]:
