@@ -32,17 +32,28 @@ def is_flag(parameter):
 
 
 def parse(name, words):
-    """Raises at an option that the command does not have. The last may lack its value."""
+    """The parsed command line; raises at an option that the command does not have.
+
+    The last option may lack its value.
+    """
     takes_value = {o for p in COMMANDS[name].params for o in p.opts if not is_flag(p)}
     words = words[:-1] if words and words[-1] in takes_value else words
-    COMMANDS[name].make_context(name, [word for word in words if word != "--help"])
+    return COMMANDS[name].make_context(name, [word for word in words if word != "--help"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_take_the_options_that_a_page_shows(page, monkeypatch):
     monkeypatch.setenv("CHOP_STORAGE", "postgresql://chop@db/chop")
     for name, words in filter(None, map(words_of, shown_on(page))):
+        assert parse(name, words).command is COMMANDS[name]
+
+
+def test_pages_show_commands_and_a_wrong_option_is_found():
+    assert sum(len(shown_on(page)) for page in PAGES) > 100
+    name, words = words_of("compress --modell vit")
+    with pytest.raises(Exception, match="No such option: --modell") as found:
         parse(name, words)
+    assert type(found.value).__name__ == "NoSuchOption"
 
 
 def test_commands_take_the_options_that_help_shows():
