@@ -5,6 +5,7 @@ What a machine lacks must not keep the others from running: this file imports to
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS, TEST_SECONDS = ("tests/kernels", "tests/test_devices.py"), 150
+TESTS, TEST_SECONDS, MAX_WORKERS = ("tests/kernels", "tests/test_devices.py"), 150, 12
 Rows = Sequence[Mapping[str, Any]]
 Tables = Iterator[tuple[str, Rows]]
 
@@ -111,20 +112,29 @@ def _missing() -> Iterator[dict[str, str]]:
 
 def tests(place: Place) -> Tables:
     """Every test that needs a GPU; what pytest says is in OUT/tests.log too."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-ra"]
+    # Names as they come: what a run that is cut short has found is there.
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-ra", "-v"]
     command += ["-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=default"]
     if importlib.util.find_spec("xdist") is not None:
-        command += ["-n", "0" if place.is_dry else "4"]
+        workers = 0 if place.is_dry else min(MAX_WORKERS, os.cpu_count() or 1)
+        command += ["-n", str(workers)]
     command += [*TESTS[1:], "--collect-only"] if place.is_dry else [*TESTS]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     log = place.out / "tests.log"
-    with log.open("w") as told:
+    ended: int | None = None
+    with log.open("w") as told, contextlib.suppress(subprocess.TimeoutExpired):
         ended = subprocess.run(
             command, cwd=ROOT, env=env, stdout=told, stderr=told, timeout=TEST_SECONDS
-        )
+        ).returncode
     lines = log.read_text().splitlines() or ["no output"]
-    marks = ("FAILED", "ERROR", "SKIPPED")
-    rows = [{"test": line.replace("|", "/")} for line in lines if line.startswith(marks)]
-    yield f"Tests that need a GPU: {lines[-1].strip('= ')}", rows
-    if ended.returncode:
-        raise RuntimeError("\n".join(lines[-40:]))
+    rows = [{"test": line.replace("|", "/")} for line in lines if _is_told(line)]
+    how = f"stopped after {TEST_SECONDS} s" if ended is None else lines[-1].strip("= ")
+    yield f"Tests that need a GPU: {how}", rows
+    if ended != 0:
+        raise RuntimeError("\n".join([how, *lines[-40:]]))
+
+
+def _is_told(line: str) -> bool:
+    """Whether a line of pytest's names a test that did not pass."""
+    return bool(re.match(r"(\[gw\d+\] \[ *\d+%\] )?(FAILED|ERROR|SKIPPED)", line))

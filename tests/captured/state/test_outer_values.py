@@ -32,7 +32,22 @@ class Settings:
     scale: float = 2.0
 
 
+class Registry(dict[str, float]):
+    """A dictionary whose methods take other arguments, and which has attributes."""
+
+    scale = 2.0
+
+    def get(self, owner: Any) -> float:  # type: ignore[override]
+        return super().get(type(owner).__name__, self.scale)
+
+    def values(self, owner: Any) -> list[float]:  # type: ignore[override]
+        return [self.get(owner)]
+
+    items = keys = values  # type: ignore[assignment]
+
+
 SETTINGS = Settings()
+REGISTRY = Registry()
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -90,6 +105,16 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], Any], st
         lambda m: setattr(SETTINGS, "scale", 5.0),
         "SETTINGS.scale",
     ),
+    "a mapping of its own methods": (
+        lambda self, x: x * REGISTRY.get(self),
+        lambda m: REGISTRY.update({type(m).__name__: 5.0}),
+        "REGISTRY",
+    ),
+    "an attribute of a mapping": (
+        lambda self, x: x * REGISTRY.scale,
+        lambda m: setattr(REGISTRY, "scale", 5.0),
+        "REGISTRY.scale",
+    ),
     "another tensor": (lambda self, x: x * ROW, set_global("ROW", torch.zeros(4)), "ROW"),
     "a function": (lambda self, x: scaled(x), set_global("scaled", torch.relu), "scaled"),
     "a closure": (FROM_CLOSURE, lambda m: CHANGE_CLOSURE(5.0), "scale"),
@@ -122,7 +147,9 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(values, "unused", 0.0)
         monkeypatch.setitem(values, "scale", 2.0)
         monkeypatch.setitem(values, "x", 2.0)
-    monkeypatch.setattr(SETTINGS, "scale", 2.0)
+    for settings in (SETTINGS, REGISTRY):
+        monkeypatch.setattr(settings, "scale", 2.0)
+    REGISTRY.clear()
     monkeypatch.setenv("CHOP_TEST_SCALE", "2")
     CHANGE_CLOSURE(2.0)
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
     [
         ("fake_quantize", 8),
         ("linear", 12),
-        pytest.param("dequantize", 30, marks=pytest.mark.long),
+        pytest.param("dequantize", 5, marks=pytest.mark.long),
         pytest.param("softmax", 16, marks=pytest.mark.long),
     ],
 )

@@ -229,7 +229,7 @@ def _add(reads: dict[Any, _Read], key: Any, label: str, where: str, now: Callabl
 
 def _member(owner: Any, name: str) -> Any:
     """The value of a name in globals, in an object or in its class, without properties' results."""
-    if isinstance(owner, dict):
+    if type(owner) is dict:
         return owner.get(name, MISSING)
     if not isinstance(owner, type):
         fields = getattr(owner, "__dict__", {})
@@ -262,7 +262,7 @@ def _texts(code: types.CodeType) -> Iterator[str]:
 def _is_value(value: Any) -> bool:
     """Whether a value is compared: no tables of tensors, which calls fill and graphs compute."""
     if isinstance(value, dict | list | set | tuple):
-        items = value.values() if isinstance(value, dict) else value
+        items = dict.values(value) if isinstance(value, dict) else value
         return len(value) > _MAX_ITEMS or not any(isinstance(x, Tensor) for x in items)
     return value is None or isinstance(value, (*_PLAIN, Tensor))
 
@@ -274,7 +274,7 @@ def _content(value: Any) -> Any:
     if isinstance(value, dict | list | set | tuple):
         if len(value) > _MAX_ITEMS:
             return type(value), len(value)
-        items: Iterable[Any] = value.items() if isinstance(value, dict) else value
+        items: Iterable[Any] = dict.items(value) if isinstance(value, dict) else value
         if isinstance(value, set):
             return type(value), frozenset(value)
         return type(value), tuple(map(_content, items))

@@ -48,8 +48,9 @@ def decode_blocks(
     exponent = tl.load(scales + block, mask=is_block, other=127).to(tl.int32)
     scale = float_of(tl.where(exponent == 0, SMALLEST_SCALE, exponent << FRACTION_BITS))
     scale = tl.where(exponent == NAN_SCALE, float("nan"), scale)
-    first = tl.multiple_of(first, RULE.alignment)[:, None]
-    column = tl.multiple_of(column, RULE.alignment)[:, None]
+    ALIGNMENT: tl.constexpr = RULE.alignment
+    first = tl.multiple_of(first, ALIGNMENT)[:, None]
+    column = tl.multiple_of(column, ALIGNMENT)[:, None]
     if RULE.is_paired:  # two codes of four bits from one byte, which is read once
         is_there = lanes_of(column // 2, is_block, row_size // 2, block_size // 2, LANES // 2)
         pointer = codes + first // 2 + tl.arange(0, LANES // 2)[None, :]

@@ -75,12 +75,16 @@ def round_blocks(
 def shared_exponent(values, SCALE: tl.constexpr):
     """The exponent for the largest finite magnitude of each row, and where NaN or infinity is."""
     bits = bits_of(tl.abs(values))
-    amax = float_of(tl.max(tl.where(bits < INFINITE, bits, 0), axis=1))
+    largest = tl.max(bits, axis=1)
+    has_non_finite = largest >= INFINITE
+    if not SCALE.has_nan:  # else no value of such a row is kept
+        largest = tl.max(tl.where(bits < INFINITE, bits, 0), axis=1)
+    amax = float_of(largest)
     is_tiny = amax < 2.0**-126
     normal = bits_of(tl.where(is_tiny, amax * 2.0**24, amax))
     exponent = ((normal + SCALE.rounding_bias) >> FRACTION_BITS) - 127 + SCALE.offset
     exponent = tl.where(is_tiny, exponent - 24, exponent)
-    return clamp(exponent, SCALE.lowest, SCALE.highest), tl.max(bits, axis=1) >= INFINITE
+    return clamp(exponent, SCALE.lowest, SCALE.highest), has_non_finite
 
 
 def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:

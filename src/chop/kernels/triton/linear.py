@@ -67,8 +67,9 @@ def columns_of(block, block_size, columns, RULE: tl.constexpr, LANES: tl.constex
     column = tl.reshape(
         block[:, None] * block_size + tl.arange(0, LANES)[None, :], (block.shape[0] * LANES,)
     )
-    lane = tl.max_contiguous(tl.multiple_of(lane, RULE.alignment), RULE.alignment)
-    column = tl.max_contiguous(tl.multiple_of(column, RULE.alignment), RULE.alignment)
+    ALIGNMENT: tl.constexpr = RULE.alignment
+    lane = tl.max_contiguous(tl.multiple_of(lane, ALIGNMENT), ALIGNMENT)
+    column = tl.max_contiguous(tl.multiple_of(column, ALIGNMENT), ALIGNMENT)
     return column, (lane < block_size) & (column < columns)
 
 
