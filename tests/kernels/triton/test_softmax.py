@@ -51,7 +51,9 @@ def test_what_is_not_finite_is_as_torch_has_it(softmax):
     y, expected = softmax(x), x.softmax(-1)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-7, equal_nan=True)
     assert y.isnan().all(-1).tolist() == [True, False, True, True] + 5 * [False]
-    assert (y[4, 500], y[1, -1]) == (0, 1) and (y[8] == 1 / 600).all()
+    assert (y[4, 500], y[1, -1]) == (0, 1)
+    # A GPU divides to two units in the last place.
+    torch.testing.assert_close(y[8].cpu(), torch.full((600,), 1 / 600), rtol=3e-7, atol=0)
 
 
 def test_large_numbers_and_one_number_do_not_overflow(softmax):
