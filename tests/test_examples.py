@@ -56,6 +56,7 @@ def test_tutorial_2_on_the_built_in_reviews(tmp_path):
     assert {"adapter", "input_ids.svg", "tutorial_2_lora.pt", "tutorial_2_lora.mz"} <= written
 
 
+@pytest.mark.long
 def test_tutorials_3_and_4_take_a_model_of_ones_own(tmp_path):
     own = ("--checkpoint", own_text_model(tmp_path / "own"), "--limit", 40, "--max-length", 32)
     formats = ("--formats", "4.2,4.auto", "--qat", "4.auto")
@@ -84,6 +85,7 @@ def test_tutorial_3_on_the_built_in_reviews(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.data
 def test_tutorial_3_on_real_reviews(tmp_path, data_folder):
     out = tmp_path / "rows.json"
@@ -231,6 +233,7 @@ def test_tutorial_8_finds_the_fault_that_it_plants(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # test_hf_folder does the same by the command
 def test_tutorial_10_saves_a_decoder_that_transformers_loads(tmp_path):
     text = run("tutorial_10.py", "--quick", "--rows", 4, "--out", tmp_path)
     assert "mxint:width=4, a LlamaForCausalLM" in text
@@ -259,6 +262,7 @@ def test_tutorial_9_counts_what_moves_and_times_it(tmp_path):
         assert "The Triton kernel in Triton's interpreter" in tables
 
 
+@pytest.mark.long
 def test_lab_4_fuses_attention(tmp_path):
     text = run("lab_4.py", "--quick", "--parts", 2, "--out", tmp_path)
     assert "fused in the graph of bert-tiny: softmax, softmax_1" in text

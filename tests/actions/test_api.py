@@ -122,6 +122,13 @@ def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
     assert none.model is None and none.result["saved"] is None
 
 
+def test_errors_name_keyword_arguments_and_no_options(net, tmp_path):
+    random = torch.randint(0, 2, (120,), generator=torch.Generator().manual_seed(1))
+    with pytest.raises(ConfigError, match=r"\(train_epochs\); force goes on") as refused:
+        chop.compress(net, (X, random), max_drop=0.01, out=tmp_path / "run")
+    assert "--" not in str(refused.value)
+
+
 @pytest.mark.parametrize("layer", [nn.Linear(8, 4), nn.Conv2d(1, 2, 3), nn.Embedding(4, 2)])
 def test_a_single_layer_is_to_be_put_into_a_model(layer):
     with pytest.raises(ConfigError, match=r"got a single \w+: pass nn\.Sequential\(layer\)"):

@@ -173,6 +173,7 @@ def growth(small: Path, large: Path) -> dict[str, tuple[int | None, int]]:
     return found
 
 
+@pytest.mark.long
 def test_no_process_has_more_in_memory_than_its_share_and_one_tensor(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     stack(8).export(small)

@@ -43,6 +43,7 @@ def test_a_figure_that_is_drawn_again_has_the_same_bytes(twice):
     assert [name for name in first if first[name] != second[name]] == []
 
 
+@pytest.mark.long
 def test_no_figure_says_when_it_was_drawn(twice):
     for name, content in twice[0].items():
         assert b"date>" not in content and b"CreationDate" not in content, name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from chop.actions.settings.compress import CompressConfig
 from chop.captured.wrappers import check_is_module
 from chop.config import convert, parse
 from chop.data import label_column
-from chop.errors import ConfigError
+from chop.errors import ChopError, ConfigError
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
@@ -139,13 +141,28 @@ def compress(
     check_is_module(model, "chop.compress")
     named = {"max_drop": max_drop, "out": out}
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
-    splits = _splits(data, test)
-    workload = Workload.of(model, **splits, task=task, metric=metric)
-    result = run_compression(config, workload)
+    with _options_as_keywords():
+        workload = Workload.of(model, **_splits(data, test), task=task, metric=metric)
+        result = run_compression(config, workload)
     if result["saved"] is None:
         return Compressed(None, config.out, result)
     graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem)
     return Compressed(graph.to_module(like=model), config.out, result)
+
+
+@contextmanager
+def _options_as_keywords() -> Iterator[None]:
+    """Context whose errors name keyword arguments, where commands have options: `max_drop`."""
+    try:
+        yield
+    except ChopError as error:
+        text = re.sub(r"(?<!\S)(\(?)--([a-z][a-z-]+)", _keyword, str(error))
+        error.args = (text, *error.args[1:])
+        raise
+
+
+def _keyword(option: re.Match[str]) -> str:
+    return option[1] + option[2].replace("-", "_")
 
 
 def _check_has_layers(model: nn.Module) -> None:

@@ -111,7 +111,7 @@ def _story_tokenizer() -> PreTrainedTokenizerBase:
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", STORY_TOKENS.index("<s>"))]
     )
     pad, bos, eos, unknown = STORY_TOKENS
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=pad,
         bos_token=bos,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chop.data.stories import END
 from chop.data.tokenizer import STORY_LIMIT, STORY_TOKENS, STORY_VOCABULARY
@@ -57,7 +57,7 @@ def _cnn(num_labels: int) -> nn.Module:
 def _vit(num_labels: int) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(  # type: ignore[call-arg]
+    config = ViTConfig(
         image_size=8,
         patch_size=2,
         num_channels=1,
@@ -69,7 +69,8 @@ def _vit(num_labels: int) -> nn.Module:
         attention_probs_dropout_prob=0.0,
         num_labels=num_labels,
     )
-    return ViTForImageClassification(config)
+    model: nn.Module = ViTForImageClassification(config)
+    return model
 
 
 def _bert_tiny(num_labels: int) -> nn.Module:
@@ -77,7 +78,7 @@ def _bert_tiny(num_labels: int) -> nn.Module:
 
     # Trained from nothing on short texts: without dropout and from larger weights it learns
     # to read in a few epochs, and with BERT's settings it stays at counting words.
-    config = BertConfig(  # type: ignore[call-arg]
+    config = BertConfig(
         vocab_size=512,
         hidden_size=128,
         num_hidden_layers=2,
@@ -89,15 +90,15 @@ def _bert_tiny(num_labels: int) -> nn.Module:
         attention_probs_dropout_prob=0.0,
         num_labels=num_labels,
     )
-    return BertForSequenceClassification(config)
+    model: nn.Module = BertForSequenceClassification(config)
+    return model
 
 
 def _gpt_tiny(num_labels: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     # Grouped queries and a tied embedding, as in small decoders of today.
-    make: Any = LlamaConfig
-    config = make(
+    config = LlamaConfig(
         vocab_size=num_labels,
         hidden_size=128,
         num_hidden_layers=2,
@@ -111,7 +112,8 @@ def _gpt_tiny(num_labels: int) -> nn.Module:
         bos_token_id=STORY_TOKENS.index("<s>"),
         eos_token_id=STORY_TOKENS.index(END),
     )
-    return LlamaForCausalLM(config)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
 
 
 BUILTIN_MODELS: dict[str, BuiltinModel] = {

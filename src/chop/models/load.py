@@ -120,7 +120,7 @@ def _read_weights(
 
     verbosity = transformers.logging.get_verbosity()
     # One line below says what its table of the weights that were not read would say.
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     model: nn.Module
     hint = "expected model.safetensors (in Python, pretrained=False draws fresh ones)"
     try:

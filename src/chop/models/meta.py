@@ -57,7 +57,7 @@ def meta_model(
         for name in buffers_of(module).keys() - not_persistent(module):
             buffer = buffers_of(module)[name]
             buffers_of(module)[name] = None if buffer is None else buffer.to("meta")
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model
 
 

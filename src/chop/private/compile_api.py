@@ -16,4 +16,5 @@ def fresh_cache() -> AbstractContextManager[None]:
     """A context in which Inductor compiles anew, whatever its cache on disk has."""
     from torch._inductor import utils
 
-    return utils.fresh_cache()
+    found: AbstractContextManager[None] = utils.fresh_cache()
+    return found

@@ -62,7 +62,7 @@ def _class_of(label: Any) -> int:
     return int(label)
 
 
-class ClassificationTrainer(Trainer):
+class ClassificationTrainer(Trainer):  # type: ignore[misc]
     """A Trainer for models that do not take `labels`, or answer with bare logits, as well."""
 
     # The loss below is the mean of one batch.

@@ -120,7 +120,7 @@ class GradualPruning:
 
         pruning = self
 
-        class PruningCallback(TrainerCallback):
+        class PruningCallback(TrainerCallback):  # type: ignore[misc]
             def on_pre_optimizer_step(
                 self, args: Any, state: Any, control: Any, **kwargs: Any
             ) -> None:

@@ -67,6 +67,6 @@ def _processor(config: WorkloadConfig) -> Any:
     try:
         if config.tokenizer is not None:
             return AutoTokenizer.from_pretrained(config.tokenizer)
-        return AutoProcessor.from_pretrained(config.model)  # type: ignore[no-untyped-call]
+        return AutoProcessor.from_pretrained(config.model)
     except (OSError, ValueError):  # a folder with a model alone
         return None

@@ -290,7 +290,7 @@ def test_at_half_sparsity_l1_holds_and_random_does_not(model, tmp_path):
 def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     grid = {"quantize": ["--widths", "4:8:2", "--qat-epochs", "3"]}
     grid["prune"] = ["--sparsity", "0.5,0.8", "--finetune-epochs", "3"]
-    command = [COMMAND, "sweep", kind, "--model", "mlp", *grid[kind]]
+    command = [COMMAND, "sweep", kind, "--model", "mlp", "--limit", "300", *grid[kind]]
     whole_run, broken = tmp_path / "whole", tmp_path / "broken"
     assert programs.run(*command, "--out", whole_run).returncode == 0
     draw = random.Random()

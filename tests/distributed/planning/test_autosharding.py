@@ -232,6 +232,7 @@ def test_the_result_is_the_same_again_and_the_best_of_all():
     assert first.planning_seconds.keys() == {"layouts", "solving", "simulation"}
 
 
+@pytest.mark.long
 def test_joined_processes_plan_and_stay_joined():
     machine, phases = Machine.of((2,), FLOPS, MEMORY, 1e9, 0.0), []
     process.start((1,), "gloo")

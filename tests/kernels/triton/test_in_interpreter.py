@@ -21,11 +21,11 @@ HERE = Path(__file__).parent
     [
         ("fake_quantize", 8),
         ("linear", 12),
-        pytest.param("dequantize", 5, marks=pytest.mark.long),
-        pytest.param("softmax", 16, marks=pytest.mark.long),
+        ("dequantize", 5),
+        ("softmax", 16),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long  # the gate compiles the kernels
 def test_kernels_in_the_interpreter(triton, name, least):
     if os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available():
         pytest.skip("the kernels are tested in this process")

@@ -325,7 +325,7 @@ def traced_node(cache: Any) -> fx.Node:
 def _traced_class() -> Any:
     from transformers import DynamicCache
 
-    class TracedCache(DynamicCache):
+    class TracedCache(DynamicCache):  # type: ignore[misc]
         """Asks no layer: what is not followed fails at `layers`."""
 
         def __init__(self, example: Any, node: fx.Node, recording: Recording) -> None:

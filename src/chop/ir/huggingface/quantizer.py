@@ -41,7 +41,7 @@ KEYS = ("format", "data_in", "operators", "skip", "modules", "quant_method")
 
 
 @register_quantization_config(METHOD)
-class ChopConfig(QuantizationConfigMixin):
+class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """Quantization settings for `from_pretrained`, and what a folder says of its modules.
 
     Args:
@@ -80,7 +80,7 @@ class ChopConfig(QuantizationConfigMixin):
             )
         from chop.ir.huggingface.stored import StoredModule
 
-        self.quant_method = quant_method  # type: ignore[assignment]
+        self.quant_method = quant_method
         self.format = None if format is None else _with_width(format, of_weights=True)
         self.data_in = None if data_in is None else _with_width(data_in)
         self.operators = None if operators is None else _operators(operators)
@@ -144,7 +144,7 @@ def _operators(given: str | Sequence[str]) -> list[str]:
 
 
 @register_quantizer(METHOD)
-class ChopQuantizer(HfQuantizer):
+class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
     """Puts packed layers into a model of transformers before or while its weights are read.
 
     Args:
@@ -271,7 +271,7 @@ def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-class PackWeight(ConversionOps):
+class PackWeight(ConversionOps):  # type: ignore[misc]
     """Replaces a layer by its packed twin when its weight has been read.
 
     Args:

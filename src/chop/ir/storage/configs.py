@@ -108,7 +108,8 @@ def _class_of(reference: str, model_type: str | None, allowed: AllowList) -> typ
             "plain PretrainedConfig.",
             stacklevel=6,
         )
-        return PretrainedConfig
+        plain: type = PretrainedConfig
+        return plain
     if not _is_record_class(found):
         raise CheckpointError(f"'{reference}' is no class of configurations.")
     config_class: type = found
