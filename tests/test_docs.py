@@ -53,7 +53,7 @@ def labels(svg):
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_the_code_of_a_page_runs(page, tmp_path):
     """In a process of its own: formats, passes and operators are registered in it."""
     code, name = python_of(page), name_of(page)

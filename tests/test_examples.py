@@ -27,6 +27,7 @@ def run(name, *arguments):
     return done.stdout
 
 
+@pytest.mark.long  # its snippets run in test_user_snippets
 def test_tutorial_1(tmp_path):
     text = run("tutorial_1.py", "--out", tmp_path)
     assert "dropouts: 6 before, 0 after" in text
@@ -114,6 +115,7 @@ def test_tutorial_4_on_the_built_in_reviews(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # its commands have tests of their own
 def test_lab_1_draws_its_figures(tmp_path):
     text = run("lab_1.py", "--quick", "--model", "mlp", "--out", tmp_path)
     assert "narrowest within a point: 4.auto" in text

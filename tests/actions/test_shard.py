@@ -164,6 +164,7 @@ def under_torchrun(folder: str, out: str) -> dict[str, Any]:
     return shard(ShardConfig(model=folder, out=Path(out), run=True, memory="75kB"))
 
 
+@pytest.mark.long
 def test_under_torchrun_all_processes_run_it_and_the_first_writes(folders, tmp_path):
     found = cluster.run(under_torchrun, 2, str(folders / "bert"), str(tmp_path))
     written = json.loads((tmp_path / "result.json").read_text())

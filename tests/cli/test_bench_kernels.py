@@ -15,7 +15,7 @@ def chop(*arguments, code=0):
 @pytest.mark.parametrize(
     ("command", "cases"),
     [
-        (["softmax", "--dtype", "float32"], ["64x100-float32"]),
+        pytest.param(["softmax", "--dtype", "float16"], ["64x100-float16"], marks=pytest.mark.long),
         pytest.param(
             ["dequantize", "--format", "mxint4", "--rows", 3, "--model", "mlp"],
             ["decode-mxint4", "product-3-rows"],

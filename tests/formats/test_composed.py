@@ -74,7 +74,7 @@ def test_no_registered_format_is_composed_alike():
     assert not [kind.name for kind in KINDS if parts(kind().layout()) in known]
 
 
-@subcases("check", checks.CHECKS, ids=lambda check: check.name, kept=60)
+@subcases("check", checks.CHECKS, ids=lambda check: check.name, kept=30)
 @every_kind()
 def test_conformance(check, kind):
     if check.applies(kind()):

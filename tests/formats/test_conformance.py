@@ -17,7 +17,7 @@ def cases():
             yield pytest.param(check, fmt, id=f"{check.name}-{fmt.label.replace(' ', '-')}")
 
 
-@subcases("check, fmt", list(cases()), kept=300)
+@subcases("check, fmt", list(cases()), kept=150)
 def test_format(check, fmt):
     check.run(fmt)
 

@@ -209,6 +209,7 @@ SWEEPS = {
 
 
 @pytest.mark.parametrize(("sweep", "kind", "settings"), SWEEPS.values(), ids=SWEEPS)
+@pytest.mark.sampled(1)
 def test_a_full_disk_leaves_no_table_without_its_figures(
     sweep, kind, settings, tmp_path, monkeypatch
 ):

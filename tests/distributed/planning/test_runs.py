@@ -260,7 +260,7 @@ def test_outputs_equal_those_of_one_process(case: Case, folder: Path):
 
 
 @of_cases(CASES, LONG_CASES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_collectives_are_those_predicted(case: Case, folder: Path):
     predicted = {x.operation: x for x in sharding(case).simulation.collectives}
     assert predicted
@@ -269,6 +269,7 @@ def test_collectives_are_those_predicted(case: Case, folder: Path):
 
 
 @of_cases(CASES, LONG_CASES)
+@pytest.mark.long
 def test_memory_is_that_predicted(case: Case, folder: Path):
     simulation = sharding(case).simulation
     for seen in observed(case, folder):
