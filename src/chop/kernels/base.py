@@ -16,8 +16,16 @@ from chop.kernels.eager import round_eagerly
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
 
+Line = Callable[[int, int, int], object]
+"""Rounds so many elements from one address to another."""
+
+
 def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:
     return number_format.round(x)
+
+
+def _no_line(number_format: NumberFormat, x: Tensor) -> Line | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Kernel:
             returns True; or False if it cannot take them, and nothing is written. `mask` is None,
             or boolean and takes `saturates(x)`; `scales` is None, or float32 (n,) and stands for
             the scales that the format would find.
+        line: (format, x): the short way for small tensors, where elements of `x` can be rounded
+            one after the other to memory that lies as `x` does; else None.
         reference: what it must equal.
         tolerance: largest difference from the reference; 0 means bit for bit.
     """
@@ -38,6 +48,7 @@ class Kernel:
     name: str
     device: str
     run: Callable[[Tensor, NumberFormat, Tensor, Tensor | None, Tensor | None], bool]
+    line: Callable[[NumberFormat, Tensor], Line | None] = _no_line
     reference: Callable[[NumberFormat, Tensor], Tensor] = _reference
     tolerance: float = 0.0
 
@@ -112,7 +123,12 @@ def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gra
     """
     if is_followed(x):
         return number_format(x, gradient)
-    return _rounded(x, number_format, torch.empty_like(x))
+    out, kernel = torch.empty_like(x), KERNELS.get(x.device.type)
+    line = None if kernel is None else kernel.line(number_format, x)
+    if line is None:
+        return _rounded(x, number_format, out)
+    line(x.data_ptr(), out.data_ptr(), x.numel())
+    return out
 
 
 def is_followed(x: Tensor) -> bool:

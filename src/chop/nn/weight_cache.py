@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,35 +17,55 @@ KEPT_BYTES = 2**28
 """Of parameters whose rounded values are kept beside them."""
 
 
+class _Source(NamedTuple):
+    """A tensor, and what tells that it was written or given other memory since.
+
+    Attributes:
+        tensor: it lives on, so that no other can come to have its identity.
+        alias: holds its memory, so that no other tensor can come to lie at its address.
+    """
+
+    tensor: Tensor
+    alias: Tensor
+    version: int
+    address: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Source:
+        return cls(x, x.detach(), version_of(x), x.data_ptr(), x.shape, x.dtype)
+
+    def is_still(self, x: Tensor) -> bool:
+        """Whether it is the same tensor with the same values."""
+        return (
+            x is self.tensor
+            and version_of(x) == self.version
+            and x.data_ptr() == self.address
+            and x.shape == self.shape
+            and x.dtype == self.dtype
+        )
+
+
 @dataclass(frozen=True)
 class _Kept:
     """A result, and what it was made from.
 
     Attributes:
-        state: of the sources when the result was made.
-        sources: the tensors, and an alias of each: they live on, and hold the memory, so that no
-            other tensor can come to have the same identity or to lie at the same address.
+        sources: the tensors.
         result: without a gradient.
         version: of the result, when it was made: an operator may write into its operands.
     """
 
-    state: object
-    sources: tuple[tuple[Tensor, Tensor], ...]
+    sources: tuple[_Source, ...]
     result: Tensor
     version: int
 
-    def holds(self, state: object) -> bool:
+    def holds(self, sources: Sequence[Tensor]) -> bool:
         """Whether the result would be the same again."""
-        return self.state == state and version_of(self.result) == self.version
-
-
-def _state(sources: Sequence[Tensor]) -> list[object]:
-    """Of all that have a version: those of inference have none."""
-    return [
-        (id(x), version_of(x), x.data_ptr(), x.dtype, x.device, x.shape)
-        for x in sources
-        if not x.is_inference()
-    ]
+        if version_of(self.result) != self.version or len(sources) != len(self.sources):
+            return False
+        return all(map(_Source.is_still, self.sources, sources))
 
 
 @dataclass
@@ -187,19 +208,18 @@ def _from(
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
-    if any(map(is_fake, sources)):  # without numbers, nor an address to know them by
-        return make()
-    state = _state(sources)
-    if len(state) < len(sources):
-        return make()
     found = shelf.find(operand, rule)
-    if found is not None and found.holds(state):
+    if found is not None and found.holds(sources):
         if shelf.formats > 1:
             shelf.put(operand, rule, found)
         return found.result
+    # Those without numbers have no address to be known by, those of inference no version.
+    if any(is_fake(x) or x.is_inference() for x in sources):
+        return make()
     with torch.inference_mode(False), torch.no_grad():
         result = make()
     if type(result) is Tensor:
-        aliases = tuple((x, x.detach()) for x in sources)
-        shelf.put(operand, rule, _Kept(state, aliases, result, version_of(result)))
+        shelf.put(
+            operand, rule, _Kept(tuple(map(_Source.of, sources)), result, version_of(result))
+        )
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import byref, c_int32, c_int64, c_void_p
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor
 from chop.formats import NumberFormat
 from chop.formats.groups import BlockTiling, Groups
 from chop.formats.layout import Layout
-from chop.kernels.base import Kernel, register
+from chop.kernels.base import Kernel, Line, register
 from chop.kernels.cpu import measure
-from chop.kernels.cpu.build import is_ready, library
+from chop.kernels.cpu.build import is_loaded, is_ready, library
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.measure import by_reference
 from chop.kernels.plan import (
@@ -122,9 +122,10 @@ def run(
     loops = library().library
     if loops is None:
         return False
-    line = _whole_line(loops, number_format, x.dtype) if mask is None else None
-    if line is not None and scales is None and x.is_contiguous() and out.is_contiguous():
-        return line(x.data_ptr(), out.data_ptr(), x.numel()) == 0
+    line = line_of(number_format, x) if mask is None and scales is None else None
+    if line is not None and out.is_contiguous():
+        line(x.data_ptr(), out.data_ptr(), x.numel())
+        return True
     number_format = number_format.fitted(x)
     plan = plan_of(number_format, x.dtype, scales is not None)
     layout = layout_of(number_format)
@@ -265,14 +266,31 @@ def _lines_loop(loops: ctypes.CDLL) -> Callable[..., int]:
     return prototype(("chop_fake_quantize", loops))
 
 
-@lru_cache(maxsize=4096)
-def _whole_line(
-    loops: ctypes.CDLL, number_format: NumberFormat, dtype: torch.dtype
-) -> Callable[[int, int, int], int] | None:
-    """Rounds so many elements from one address to another, where nothing has to be measured first.
+_LINES: dict[tuple[int, torch.dtype], tuple[NumberFormat, Line | None]] = {}
+"""By the identity of the format, which is kept: hashing one takes as long as a small tensor."""
+MOST_LINES = 4096
 
-    The short way for small tensors, whose plan would otherwise take longer than they do.
+
+def line_of(number_format: NumberFormat, x: Tensor) -> Line | None:
+    """The short way for small tensors, whose plan would otherwise take longer than they do.
+
+    None where something has to be measured first, or the library is not loaded yet.
     """
+    key = id(number_format), x.dtype
+    found = _LINES.get(key)
+    if found is None:
+        if not is_loaded():
+            return None
+        if len(_LINES) >= MOST_LINES:
+            _LINES.clear()
+        found = _LINES[key] = number_format, _whole_line(number_format, x.dtype)
+    return found[1] if x.is_contiguous() else None
+
+
+def _whole_line(number_format: NumberFormat, dtype: torch.dtype) -> Line | None:
+    loops = library().library
+    if loops is None or dtype not in TYPES:
+        return None
     plan = plan_of(number_format, dtype) if number_format.is_fitted else None
     if plan is None or plan.scale != NONE or plan.core == RESIDUAL:
         return None
@@ -303,4 +321,4 @@ def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 
 torch.library.register_kernel("chop::clip_gradient", "cpu", clip_gradient)
-CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantize", "cpu", run))
+CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantize", "cpu", run, line_of))

@@ -138,6 +138,12 @@ class PackedOperator(QuantizedOperator):
             raise ConfigError(not_a_parameter(type(self).__name__, name))
         super().register_parameter(name, param)
 
+    def operand(self, name: str) -> Any:
+        """The decoded values of a parameter, to be read only; a float one as it is."""
+        if name not in self.packed_shapes:
+            return self._parameters.get(name)
+        return self._decoded(name)
+
     def _writable(self, name: str) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             values = self._decoded(name)
