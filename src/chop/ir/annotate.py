@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.formats import Float, NumberFormat
 from chop.ir.graph import MaseGraph, metadata_of
@@ -65,9 +65,15 @@ def common_metadata(
     return common
 
 
-def record_formats(node: fx.Node, module: QuantizedOperator) -> None:
-    """Notes in a node's metadata the formats of the quantized module that it calls."""
-    _record_formats(metadata_of(node).common, module)
+def record_formats(node: fx.Node, module: nn.Module) -> None:
+    """Notes in a node's metadata the formats of the module that it calls: floats of a plain one."""
+    common = metadata_of(node).common
+    if isinstance(module, QuantizedOperator):
+        _record_formats(common, module)
+        return
+    for info in (*common.args.values(), *common.results.values()):
+        if isinstance(info, TensorInfo) and info.is_floating:
+            info.record_format(Float())
 
 
 def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:

@@ -15,7 +15,6 @@ from chop.formats.reference import round_by
 from chop.kernels.eager import round_eagerly
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
-
 Line = Callable[[int, int, int], object]
 """Rounds so many elements from one address to another."""
 

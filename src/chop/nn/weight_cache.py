@@ -219,7 +219,5 @@ def _from(
     with torch.inference_mode(False), torch.no_grad():
         result = make()
     if type(result) is Tensor:
-        shelf.put(
-            operand, rule, _Kept(tuple(map(_Source.of, sources)), result, version_of(result))
-        )
+        shelf.put(operand, rule, _Kept(tuple(map(_Source.of, sources)), result, version_of(result)))
     return result

@@ -45,6 +45,7 @@ from chop.passes.transforms.emit_bram import emit_bram_transform_pass
 from chop.passes.transforms.emit_cocotb import emit_cocotb_transform_pass
 from chop.passes.transforms.emit_internal_rtl import emit_internal_rtl_transform_pass
 from chop.passes.transforms.emit_verilog_top import emit_verilog_top_transform_pass
+from chop.passes.transforms.freeze import freeze_transform_pass
 from chop.passes.transforms.fuse_attention import fuse_attention_transform_pass
 from chop.passes.transforms.fuse_linear_activation import fuse_linear_activation_transform_pass
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
@@ -82,6 +83,7 @@ __all__ = [
     "emit_internal_rtl_transform_pass",
     "emit_verilog_top_transform_pass",
     "export_onnx_interface_pass",
+    "freeze_transform_pass",
     "fuse_attention_transform_pass",
     "fuse_linear_activation_transform_pass",
     "fuse_lora_weights_transform_pass",

@@ -4,12 +4,21 @@ Known for torch 2.13; `tests/private/test_fences.py` fails first where a name is
 takes a second, since TorchDynamo does: import it where it is used.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
+from torch import fx
 from torch._dynamo import explain
 from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
-__all__ = ["clear_compilation_metrics", "explain", "fresh_cache", "get_compilation_metrics"]
+__all__ = [
+    "clear_compilation_metrics",
+    "explain",
+    "fresh_cache",
+    "get_compilation_metrics",
+    "inductor_after",
+]
 
 
 def fresh_cache() -> AbstractContextManager[None]:
@@ -18,3 +27,11 @@ def fresh_cache() -> AbstractContextManager[None]:
 
     found: AbstractContextManager[None] = utils.fresh_cache()
     return found
+
+
+def inductor_after(rewrite: Callable[[fx.GraphModule], fx.GraphModule]) -> Callable[..., Any]:
+    """A backend of torch.compile: Inductor, on what `rewrite` makes of each graph."""
+    from torch._dynamo import lookup_backend
+
+    inductor = lookup_backend("inductor")
+    return lambda graph, inputs, **how: inductor(rewrite(graph), inputs, **how)

@@ -23,8 +23,8 @@ class QuantLinear(QuantizedOperator, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        y = F.linear(Q("data_in", input), Q("weight", self.operand("weight")), Q("bias", self.operand("bias")))
-        return Q("data_out", y)
+        weight, bias = Q("weight", self.operand("weight")), Q("bias", self.operand("bias"))
+        return Q("data_out", F.linear(Q("data_in", input), weight, bias))
 
 
 class QuantConv1d(QuantizedOperator, nn.Conv1d):

@@ -1,0 +1,58 @@
+"""Freezes a quantized graph for running: weights rounded once, and compiled where that is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from chop.ir.graph import MaseGraph
+from chop.passes.base import graph_pass
+from chop.quantization.freezing import freeze_layers
+
+
+@dataclass(frozen=True)
+class FreezeConfig:
+    """Settings of `freeze_transform_pass`.
+
+    Attributes:
+        compile: gives the model as `torch.compile` makes it too; the first call then compiles,
+            which takes seconds to minutes and needs a C++ compiler.
+    """
+
+    compile: bool = False
+
+
+@graph_pass(config=FreezeConfig, takes_packed=True)
+def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]:
+    """Rounds all weights once: the graph computes what it did in evaluation, in less time.
+
+    A layer that rounds nothing else becomes a plain layer of torch; one that rounds its inputs or
+    results keeps to that. Packed linear layers of 65,536 weights or more stay packed, since their
+    products from codes are faster; compiled, they become floats too. Parameters get no gradients,
+    and learned scales become part of the formats.
+
+    Frozen weights are floats: a graph that is to be small is packed and not frozen.
+
+    Returns:
+        frozen: paths of the layers that still round inputs or results.
+        plain: paths of those that are layers of torch now.
+        packed: paths of those that stayed packed.
+        compiled: what to call instead of `mg.model`, compiled; None without `compile`.
+
+    Raises:
+        ConfigError: nothing is quantized, a format of a weight waits for data, or learned scales
+            for a first batch.
+
+    Example::
+
+        frozen, info = freeze_transform_pass(mg, {"compile": True})
+        y = info["compiled"](x)
+    """
+    mg.model.eval()
+    found: dict[str, Any] = freeze_layers(mg, keeps_products=not config.compile)
+    compiled = None
+    if config.compile:
+        from chop.quantization.compilation import compiled_model
+
+        compiled = compiled_model(mg.model)
+    return {**found, "compiled": compiled}
