@@ -19,7 +19,7 @@ from chop.formats.statistic import LARGEST
 from chop.kernels import KERNELS, fake_quantize, integers, plan
 from chop.kernels.codes import WHOLE, Packed, fixed_tables
 from chop.kernels.cpu import build, int8
-from chop.kernels.cpu.fake_quantize import _whole_line
+from chop.kernels.cpu import fake_quantize as cpu_fake_quantize
 from chop.kernels.cpu.reader import find_reader
 from chop.kernels.eager import round_eagerly
 from chop.kernels.integers import Integers
@@ -115,7 +115,7 @@ class RowPercent(NumberFormat):
 KINDS = (BlockNF4, RowPercent)
 for _kind in KINDS:
     del REGISTRY[_kind.name]
-CACHES = (plan.layout_of, plan.plan_of, fixed_tables, _whole_line, rules.element_rule)
+CACHES = (plan.layout_of, plan.plan_of, fixed_tables, rules.element_rule)
 
 
 def every_kind(kept=None):
@@ -137,6 +137,7 @@ def forget():
     """What was concluded from the tables before they had, or after they have lost, a row."""
     for cache in (*CACHES, from_key):
         cache.cache_clear()
+    cpu_fake_quantize._LINES.clear()
 
 
 @pytest.fixture

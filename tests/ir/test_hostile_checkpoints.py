@@ -148,7 +148,7 @@ def parametrized(path: str, tensor: str, shapes: list[list[int]]) -> Callable[[D
         entry = {**document["tensors"].pop(key), "parameter": True}
         for name, shape in zip(names, shapes, strict=True):
             document["tensors"][name] = {**entry, "shape": shape}
-            zeros = zlib.compress(bytes(4 * math.prod(shape)), 9)
+            zeros = zlib.compress(bytes(4 * math.prod(shape)), 1)
             document.setdefault("inline", {})[name] = base64.b64encode(zeros).decode()
         record["parametrized"] = True
         parts = {"original0": names[0], "original1": names[1]}
@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[Callable[[Document], None], str]] = {
     "deep-lists": (attribute("deep lists"), "cut off or corrupt"),
     "deep-slices": (call("torch:relu", "deep slice"), "nested deeper"),
     "inline-zeros": (
-        inline(zlib.compress(bytes(100_000_000), 9), shape=[BIG], dtype="float32"),
+        inline(zlib.compress(bytes(100_000_000), 1), shape=[BIG], dtype="float32"),
         "unpacks to 8000000000 bytes, too much for the file's size",
     ),
     "inline-none": (inline(b"no zlib", shape=[2]), "cannot be unpacked"),

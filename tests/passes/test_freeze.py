@@ -12,7 +12,7 @@ from chop.errors import ConfigError
 from chop.formats import Integer, parse_format_string
 from chop.nn.packed import PackedLinear
 from chop.nn.quantized import QuantConv2d, QuantLinear
-from chop.quantization.compilation import round_in_steps, takes_steps
+from chop.quantization.compilation import round_in_steps, takes_steps, with_steps
 from tests.passes.conftest import with_metadata
 
 CHANNEL = "scale_integer:width=8:granularity=channel"
@@ -99,6 +99,69 @@ def test_learned_scales_and_masks_are_part_of_the_weights(graph):
     assert not frozen.model.first.spec.lsq_operands
 
 
+class Doubles(QuantLinear):
+    """An operator with a forward of its own: what it rounds is not the weight as it is stored."""
+
+    def forward(self, input):
+        return nn.functional.linear(input, self.quantize("weight", 2 * self.weight), self.bias)
+
+
+def frozen_layer(layer, x):
+    """A graph of one layer, frozen, and whether it answers as before."""
+    mg = MaseGraph(nn.Sequential(layer).eval(), dummy_in={"input": x})
+    with torch.no_grad():
+        expected = mg.model(x)
+        frozen, info = passes.freeze_transform_pass(mg)
+        return frozen.modules["0"], info, torch.equal(frozen.model(x), expected)
+
+
+MXINT4 = {"weight": {"name": "mxint", "width": 4}}
+ODD = {
+    "a forward of its own": lambda: Doubles(8, 8, config=MXINT4),
+    "drawn at random": lambda: QuantLinear(
+        8, 8, config={"weight": {"name": "binary", "stochastic": True}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_not_known_to_be_the_same_stays(name):
+    layer = ODD[name]()
+    stays, info, _ = frozen_layer(layer, torch.randn(3, 8))
+    assert isinstance(stays, type(layer)) and info["kept"] == ["0"]
+    assert stays.spec == layer.spec
+
+
+def test_weights_that_are_computed_are_frozen_as_computed():
+    layer, x = QuantLinear(8, 8, config=MXINT4), torch.randn(3, 8)
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    twin, info, same = frozen_layer(layer, x)
+    assert same and type(twin) is nn.Linear and info["plain"] == ["0"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_keep_their_dtype(dtype):
+    layer = QuantLinear(8, 8, config={**MXINT4, "data_in": {"name": "mxint"}}).to(dtype)
+    twin, _, same = frozen_layer(layer, torch.randn(3, 8, dtype=dtype))
+    assert same and twin.weight.dtype == dtype and twin.spec.weight.is_identity
+
+
+def test_layers_with_one_weight_and_other_masks_are_kept_apart():
+    first = QuantLinear(8, 8, bias=False, config={"weight": {"name": "binary"}})
+    second = QuantLinear(8, 8, bias=False, config={"weight": {"name": "binary"}})
+    second.weight = first.weight
+    x = torch.randn(3, 8)
+    mg = MaseGraph(nn.Sequential(first, second, second).eval(), dummy_in={"input": x})
+    mg.modules["0"].register_buffer("weight_mask", torch.rand(8, 8) > 0.5)
+    with torch.no_grad():
+        expected = mg.model(x)
+        frozen, _ = passes.freeze_transform_pass(mg)
+        assert torch.equal(frozen.model(x), expected)
+    assert (frozen.modules["0"].weight == 0).any() and (frozen.modules["1"].weight != 0).all()
+    calls = [frozen.module_of(node) for node in frozen.nodes if node.op == "call_module"]
+    assert len(calls) == 3 and calls[1] is calls[2]
+
+
 def test_large_packed_layers_stay_packed():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)).eval()
@@ -131,7 +194,7 @@ def test_frozen_graphs_are_copied_pickled_and_stored(graph, tmp_path):
 def test_what_cannot_be_frozen_is_refused(graph):
     with pytest.raises(ConfigError, match="no quantized layer with a weight; quantize it first"):
         passes.freeze_transform_pass(graph)
-    with pytest.raises(ConfigError, match="learned scales|scales of its|wait"):
+    with pytest.raises(ConfigError, match="scales of its data_in wait"):
         waiting = quantized(graph, CHANNEL, gradient="lsq")
         passes.freeze_transform_pass(waiting)
 
@@ -161,6 +224,23 @@ def test_other_formats_stay_one_operator():
     assert not takes_steps(parse_format_string("8.auto")) and takes_steps(Integer(24, 8))
 
 
+def test_rounding_is_rewritten_for_compilers_where_no_gradient_is_wanted():
+    def model(x):
+        y = torch.ops.chop.fake_quantize(x, Integer(8, 4).key)
+        return torch.ops.chop.fake_quantize(y, parse_format_string("mxint").key)
+
+    def rewritten(x):
+        graph = with_steps(torch.fx.symbolic_trace(model), [x])
+        targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+        assert torch.equal(graph(x), model(x))
+        return [target is round_in_steps for target in targets]
+
+    assert rewritten(X) == [True, False]
+    assert rewritten(X.clone().requires_grad_()) == [False, False]
+    with torch.no_grad():
+        assert rewritten(X.clone().requires_grad_()) == [True, False]
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["8.5", "mxint"])
@@ -169,3 +249,21 @@ def test_a_compiled_graph_answers_the_same(graph, name):
     _, info = passes.freeze_transform_pass(mg, {"compile": True})
     with torch.no_grad():
         torch.testing.assert_close(info["compiled"](X), answers(mg), rtol=1e-5, atol=1e-5)
+    gradients = []
+    for model in (mg.model, info["compiled"]):
+        x = X.clone().requires_grad_()
+        model(x).square().sum().backward()
+        gradients.append(x.grad)
+    assert gradients[0].abs().sum() > 0
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*writes to its parameters")
+def test_tables_with_a_largest_norm_stay_as_they_are():
+    table = nn.Embedding(8, 4, max_norm=0.5)
+    index = torch.arange(8)
+    mg = MaseGraph(nn.Sequential(table, nn.Linear(4, 4)).eval(), dummy_in={"input": index})
+    mg = quantized(mg, "4.2", weights_only=True)
+    expected = mg.copy().model(index)
+    frozen, info = passes.freeze_transform_pass(mg)
+    assert torch.equal(frozen.model(index), expected) and info["plain"] == ["1"]

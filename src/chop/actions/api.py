@@ -156,7 +156,7 @@ def _options_as_keywords() -> Iterator[None]:
     try:
         yield
     except ChopError as error:
-        text = re.sub(r"(?<!\S)(\(?)--([a-z][a-z-]+)", _keyword, str(error))
+        text = re.sub(r"(^|[\s('`\"])--([a-z][a-z-]+)", _keyword, str(error))
         error.args = (text, *error.args[1:])
         raise
 

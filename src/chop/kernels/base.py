@@ -15,8 +15,8 @@ from chop.formats.reference import round_by
 from chop.kernels.eager import round_eagerly
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
-Line = Callable[[int, int, int], object]
-"""Rounds so many elements from one address to another."""
+Line = Callable[[int, int, int], int]
+"""Rounds so many elements from one address to another, and returns 0; else nothing is written."""
 
 
 def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:
@@ -124,9 +124,8 @@ def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gra
         return number_format(x, gradient)
     out, kernel = torch.empty_like(x), KERNELS.get(x.device.type)
     line = None if kernel is None else kernel.line(number_format, x)
-    if line is None:
+    if line is None or line(x.data_ptr(), out.data_ptr(), x.numel()) != 0:
         return _rounded(x, number_format, out)
-    line(x.data_ptr(), out.data_ptr(), x.numel())
     return out
 
 

@@ -30,19 +30,22 @@ class _Source(NamedTuple):
     version: int
     address: int
     shape: torch.Size
+    strides: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, x: Tensor) -> _Source:
-        return cls(x, x.detach(), version_of(x), x.data_ptr(), x.shape, x.dtype)
+        return cls(x, x.detach(), version_of(x), x.data_ptr(), x.shape, x.stride(), x.dtype)
 
     def is_still(self, x: Tensor) -> bool:
         """Whether it is the same tensor with the same values."""
         return (
             x is self.tensor
+            and not x.is_inference()
             and version_of(x) == self.version
             and x.data_ptr() == self.address
             and x.shape == self.shape
+            and x.stride() == self.strides
             and x.dtype == self.dtype
         )
 
@@ -52,7 +55,7 @@ class _Kept:
     """A result, and what it was made from.
 
     Attributes:
-        sources: the tensors.
+        sources: the tensors that it was made of.
         result: without a gradient.
         version: of the result, when it was made: an operator may write into its operands.
     """

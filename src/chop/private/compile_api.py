@@ -29,9 +29,9 @@ def fresh_cache() -> AbstractContextManager[None]:
     return found
 
 
-def inductor_after(rewrite: Callable[[fx.GraphModule], fx.GraphModule]) -> Callable[..., Any]:
-    """A backend of torch.compile: Inductor, on what `rewrite` makes of each graph."""
+def inductor_after(rewrite: Callable[[fx.GraphModule, Any], fx.GraphModule]) -> Callable[..., Any]:
+    """A backend of torch.compile: Inductor, on what `rewrite` makes of a graph and its inputs."""
     from torch._dynamo import lookup_backend
 
     inductor = lookup_backend("inductor")
-    return lambda graph, inputs, **how: inductor(rewrite(graph), inputs, **how)
+    return lambda graph, inputs, **how: inductor(rewrite(graph, inputs), inputs, **how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,14 +22,24 @@ ROUNDING = (torch.ops.chop.fake_quantize, torch.ops.chop.fake_quantize.default)
 
 
 def compiled_model(model: nn.Module) -> Any:
-    """`torch.compile(model)` whose rounding to whole steps is fused with what is around it."""
+    """`torch.compile(model)` whose rounding to whole steps is fused with what is around it.
+
+    Where gradients are wanted it stays one operator, which hands them on.
+    """
     return torch.compile(model, backend=inductor_after(with_steps))
 
 
-def with_steps(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph with `round_in_steps` in the place of the operator, where the format allows it."""
+def with_steps(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """The graph with `round_in_steps` in the place of the operator, where the format allows it.
+
+    Args:
+        graph: is changed.
+        inputs: its examples, parameters among them.
+    """
+    if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs):
+        return graph
     for node in graph.graph.nodes:
-        key = node.args[1] if node.target in ROUNDING else None
+        key = node.args[1] if node.target in ROUNDING and len(node.args) > 1 else None
         if isinstance(key, str) and takes_steps(from_key(key)):
             node.target = round_in_steps
     graph.recompile()
@@ -43,7 +54,7 @@ def takes_steps(number_format: NumberFormat) -> bool:
 
 
 def round_in_steps(x: Tensor, key: str) -> Tensor:
-    """Rounds to whole steps of a power of two, bit for bit as the format, by PyTorch's operations.
+    """Rounds to whole steps of a power of two, bit for bit as the format, without a gradient.
 
     Args:
         x: any shape, floating.

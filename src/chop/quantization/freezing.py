@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.ir.annotate import record_formats
@@ -13,109 +15,157 @@ from chop.kernels.cpu.reader import is_large
 from chop.nn.adoption import adopt
 from chop.nn.packed import PackedLinear, PackedOperator
 from chop.nn.quantized import QuantizedOperator, ops
+from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import FULL, MASK
 from chop.private.modules import buffers_of, parameters_of, set_members
 
 WHERE = "freeze_transform_pass"
+OPERATORS = frozenset(
+    found
+    for found in vars(ops).values()
+    if isinstance(found, type) and issubclass(found, QuantizedOperator)
+)
+"""Operators that round their weight and bias as they are stored, and then do what torch does."""
+NOT_OF_TORCH = ("spec", "waiting", "running")
+"""Attributes that a plain layer does not have."""
+
+
+class Rounded(NamedTuple):
+    """A parameter that was rounded, and the tensors by whose identities it is found again."""
+
+    sources: tuple[Tensor | None, ...]
+    parameter: nn.Parameter
+
+
+Known = dict[tuple[Any, ...], Rounded]
 
 
 def freeze_layers(mg: MaseGraph, keeps_products: bool) -> dict[str, list[str]]:
     """Replaces quantized layers by those that compute the same from rounded weights.
 
     Args:
-        mg: the graph; it is changed.
+        mg: the graph; it is changed, unless an error is raised.
         keeps_products: leaves packed linear layers that are large enough to be multiplied from
             their codes faster than from floats.
     Returns: paths by what became of them: `frozen`, layers that still round their inputs or
-        results; `plain`, layers of torch; `packed`, those that stayed.
+        results; `plain`, layers of torch; `packed`, those that stayed packed for their products;
+        `kept`, other layers that stayed, see `frozen`.
 
     Raises:
-        ConfigError: a format of a weight waits for data, or learned scales for a first batch.
+        ConfigError: nothing is quantized, a format of a weight waits for data, or learned scales
+            for a first batch.
     """
-    found: dict[str, list[str]] = {"frozen": [], "plain": [], "packed": []}
-    rounded: dict[tuple[int, str], nn.Parameter] = {}
-    for layer in layers_of(mg, lambda _, module: isinstance(module, QuantizedOperator)):
+    found: dict[str, list[str]] = {"frozen": [], "plain": [], "packed": [], "kept": []}
+    known: Known = {}
+    layers = layers_of(mg, lambda _, module: isinstance(module, QuantizedOperator))
+    replaced = []
+    for layer in layers:
         module = layer.module
         assert isinstance(module, QuantizedOperator)
+        if not _parameters(module):
+            continue
         if keeps_products and _multiplies_codes(module):
             found["packed"].append(layer.path)
             continue
-        twin = frozen(module, rounded)
-        if twin is module:
-            continue
-        mg.replace(layer.nodes[0], twin)
-        for node in layer.nodes if "mase" in layer.nodes[0].meta else ():
-            record_formats(node, twin)
-        found["frozen" if isinstance(twin, QuantizedOperator) else "plain"].append(layer.path)
+        twin = frozen(module, known)
+        kind = "frozen" if isinstance(twin, QuantizedOperator) else "plain"
+        found["kept" if twin is module else kind].append(layer.path)
+        replaced.append((layer, twin))
     if not any(found.values()):
         raise ConfigError(
             f"{WHERE}: the graph has no quantized layer with a weight; quantize it first with "
             "quantize_transform_pass."
         )
+    for layer, twin in replaced:
+        mg.replace(layer.nodes[0], twin)
+        for node in layer.nodes:
+            if "mase" in node.meta:
+                record_formats(node, twin)
     return found
 
 
-def frozen(layer: QuantizedOperator, known: dict[tuple[int, str], nn.Parameter]) -> nn.Module:
+def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
     """What a quantized layer computes in evaluation, from constant parameters.
 
     Args:
-        layer: stays as it is; one without parameters to round is given back.
-        known: rounded parameters by the identity of the original and the format; those that layers
-            share stay shared.
-    Returns: a layer of torch's class where nothing else is rounded, else an operator that rounds
-        its inputs and results alone.
+        layer: stays as it is.
+        known: rounded parameters; those that layers share stay shared. It is added to.
+    Returns: a layer of torch's class where nothing else is rounded; else an operator that rounds
+        inputs and results alone. The layer itself where that is not known to be the same, since it
+        draws at random, shortens the rows of a table that are looked up, or has a forward of one's
+        own.
 
     Raises:
         ConfigError: a format of a parameter waits for data, or learned scales for a first batch.
     """
-    names = [name for name in layer.present_operands(layer) if name in ("weight", "bias")]
-    if not names:
+    names = _parameters(layer)
+    home = _operator_of(layer)
+    if home is None or getattr(layer, "max_norm", None) is not None or _draws(layer, names):
         return layer
-    settled = layer.unpack().freeze_scales()
+    plain = with_plain_weights(layer)
+    assert isinstance(plain, QuantizedOperator)
+    settled = plain.unpack().freeze_scales()
     for name in names:
         if not getattr(settled.spec, name).is_fitted:
             raise ConfigError(
                 f"{WHERE}: {type(layer).__name__}: the format of its {name} waits for data; run "
                 "calibrate_transform_pass first."
             )
-    parameters = dict(parameters_of(settled))
-    for name in names:
-        parameters[name] = _rounded(layer, settled, name, known)
+    new = {name: _rounded(plain, settled, name, known) for name in names}
     buffers = {name: x for name, x in buffers_of(settled).items() if name not in (MASK, FULL)}
     spec = settled.spec.keeping("data_in", "data_out")
-    is_plain = spec.is_float and type(settled).__module__ == ops.__name__
-    twin = adopt(_torch_class(settled) if is_plain else type(settled), settled)
-    set_members(twin, parameters, buffers)
+    twin = adopt(_torch_class(home) if spec.is_float else type(settled), settled)
+    set_members(twin, {**parameters_of(settled), **new}, buffers)
     if isinstance(twin, QuantizedOperator):
         twin.spec = spec
     else:
-        vars(twin).pop("spec", None)
+        for name in NOT_OF_TORCH:
+            vars(twin).pop(name, None)
     return twin
 
 
 @torch.no_grad()
 def _rounded(
-    layer: QuantizedOperator,
-    settled: QuantizedOperator,
-    name: str,
-    known: dict[tuple[int, str], nn.Parameter],
+    layer: QuantizedOperator, settled: QuantizedOperator, name: str, known: Known
 ) -> nn.Parameter:
-    is_packed, source = False, getattr(layer, name)
+    sources: tuple[Tensor | None, ...]
     if isinstance(layer, PackedOperator) and name in layer.packed_shapes:
-        is_packed, source = True, layer.encoded(name).codes
-    key = id(source), settled.spec.number_format(name).key
-    if key not in known:  # codes are not rounded again: a scale may follow the rounded values
-        operand = settled.operand(name)
-        values = operand if is_packed else settled.quantize(name, operand)
-        known[key] = nn.Parameter(values.detach().clone(), requires_grad=False)
-    return known[key]
+        sources = (layer.encoded(name).codes,)
+    else:
+        sources = (parameters_of(layer)[name], buffers_of(layer).get(MASK))
+    key = (*map(id, sources), name, settled.spec.number_format(name).key)
+    if key not in known:
+        values = getattr(settled, name)
+        if len(sources) > 1:  # codes are not rounded again: a scale may follow the rounded values
+            values = settled.quantize(name, values)
+        parameter = nn.Parameter(values.detach().clone(), requires_grad=False)
+        known[key] = Rounded(sources, parameter)
+    return known[key].parameter
+
+
+def _parameters(layer: QuantizedOperator) -> list[str]:
+    return [name for name in layer.present_operands(layer) if name in ("weight", "bias")]
+
+
+def _draws(layer: QuantizedOperator, names: list[str]) -> bool:
+    """Whether what a parameter becomes is drawn anew at each call, or seen by a stand-in."""
+    return any(getattr(layer.spec, name).cache_key is None for name in names)
+
+
+def _operator_of(layer: QuantizedOperator) -> type[QuantizedOperator] | None:
+    """The operator of chop whose forward a layer has; None for a forward of one's own."""
+    unpacked = layer.operator if isinstance(layer, PackedOperator) else type(layer)
+    home = next((base for base in unpacked.__mro__ if base in OPERATORS), None)
+    return home if home is not None and unpacked.forward is home.forward else None
+
+
+def _torch_class(operator: type[QuantizedOperator]) -> type[nn.Module]:
+    """The class of torch that an operator is made of."""
+    bases = (base for base in operator.__mro__ if issubclass(base, nn.Module))
+    return next(base for base in bases if not issubclass(base, QuantizedOperator))
 
 
 def _multiplies_codes(layer: nn.Module) -> bool:
-    return isinstance(layer, PackedLinear) and is_large(layer.packed_shapes["weight"])
-
-
-def _torch_class(layer: QuantizedOperator) -> type[nn.Module]:
-    """The class of torch that an operator is made of."""
-    bases = (base for base in type(layer).__mro__ if issubclass(base, nn.Module))
-    return next(base for base in bases if not issubclass(base, QuantizedOperator))
+    if not isinstance(layer, PackedLinear) or layer.packed_exact:
+        return False
+    return is_large(layer.packed_shapes["weight"])

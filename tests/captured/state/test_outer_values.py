@@ -46,8 +46,18 @@ class Registry(dict[str, float]):
     items = keys = values  # type: ignore[assignment]
 
 
+class Attributes(dict[str, Any]):
+    """A dictionary whose keys are attributes; with a tensor in it, it is compared key by key."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
 SETTINGS = Settings()
 REGISTRY = Registry()
+ATTRIBUTES = Attributes(scale=2.0, row=torch.ones(4))
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -115,6 +125,11 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], Any], st
         lambda m: setattr(REGISTRY, "scale", 5.0),
         "REGISTRY.scale",
     ),
+    "a key that is an attribute": (
+        lambda self, x: x * ATTRIBUTES.scale,
+        lambda m: ATTRIBUTES.update(scale=5.0),
+        "ATTRIBUTES.scale",
+    ),
     "another tensor": (lambda self, x: x * ROW, set_global("ROW", torch.zeros(4)), "ROW"),
     "a function": (lambda self, x: scaled(x), set_global("scaled", torch.relu), "scaled"),
     "a closure": (FROM_CLOSURE, lambda m: CHANGE_CLOSURE(5.0), "scale"),
@@ -150,6 +165,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     for settings in (SETTINGS, REGISTRY):
         monkeypatch.setattr(settings, "scale", 2.0)
     REGISTRY.clear()
+    ATTRIBUTES["scale"] = 2.0
     monkeypatch.setenv("CHOP_TEST_SCALE", "2")
     CHANGE_CLOSURE(2.0)
 

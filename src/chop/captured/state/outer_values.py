@@ -231,12 +231,15 @@ def _member(owner: Any, name: str) -> Any:
     """The value of a name in globals, in an object or in its class, without properties' results."""
     if type(owner) is dict:
         return owner.get(name, MISSING)
-    if not isinstance(owner, type):
+    cls = owner if isinstance(owner, type) else type(owner)
+    if cls is not owner:
         fields = getattr(owner, "__dict__", {})
         if name in fields:
             return fields[name]
-        owner = type(owner)
-    return next((vars(home)[name] for home in owner.__mro__ if name in vars(home)), MISSING)
+    found = next((vars(home)[name] for home in cls.__mro__ if name in vars(home)), MISSING)
+    if found is MISSING and isinstance(owner, dict):  # one that has its keys as attributes
+        return dict.get(owner, name, MISSING)
+    return found
 
 
 def _is_own_thing(thing: Any) -> bool:

@@ -124,8 +124,7 @@ def run(
         return False
     line = line_of(number_format, x) if mask is None and scales is None else None
     if line is not None and out.is_contiguous():
-        line(x.data_ptr(), out.data_ptr(), x.numel())
-        return True
+        return line(x.data_ptr(), out.data_ptr(), x.numel()) == 0
     number_format = number_format.fitted(x)
     plan = plan_of(number_format, x.dtype, scales is not None)
     layout = layout_of(number_format)

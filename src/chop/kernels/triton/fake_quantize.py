@@ -77,7 +77,8 @@ def shared_exponent(values, SCALE: tl.constexpr):
     bits = bits_of(tl.abs(values))
     largest = tl.max(bits, axis=1)
     has_non_finite = largest >= INFINITE
-    if not SCALE.has_nan:  # else no value of such a row is kept
+    # A row with NaN or infinity becomes NaN where scales have one: its exponent does not matter.
+    if not SCALE.has_nan:
         largest = tl.max(tl.where(bits < INFINITE, bits, 0), axis=1)
     amax = float_of(largest)
     is_tiny = amax < 2.0**-126

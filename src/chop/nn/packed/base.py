@@ -138,7 +138,7 @@ class PackedOperator(QuantizedOperator):
             raise ConfigError(not_a_parameter(type(self).__name__, name))
         super().register_parameter(name, param)
 
-    def operand(self, name: str) -> Any:
+    def _operand(self, name: str) -> Any:
         """The decoded values of a parameter, to be read only; a float one as it is."""
         if name not in self.packed_shapes:
             return self._parameters.get(name)

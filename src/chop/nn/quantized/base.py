@@ -139,7 +139,7 @@ class QuantizedOperator(nn.Module):
         scales = {name: self._parameters[SCALE_NAMES[name]] for name in learned}
         return self.with_spec(self.spec.with_scales(scales)) if learned else self  # type: ignore[arg-type]
 
-    def operand(self, name: str) -> Any:
+    def _operand(self, name: str) -> Any:
         """The parameter that the operator computes with, not yet quantized; None without one.
 
         It is the attribute of that name; a packed operator gives the decoded values at less cost.
@@ -154,7 +154,7 @@ class QuantizedOperator(nn.Module):
         """Fake-quantizes `x` as that operand; what is no floating tensor passes unchanged."""
         if operand is None or not isinstance(x, Tensor) or not torch.is_floating_point(x):
             return x
-        if getattr(self.spec, operand).is_identity and MASK not in self._buffers:
+        if getattr(self.spec, operand).is_identity and not (operand == "weight" and self.is_pruned):
             return x
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
         if operand in self.waiting and self.spec.learns(operand):

@@ -23,7 +23,7 @@ class QuantLinear(QuantizedOperator, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        weight, bias = Q("weight", self.operand("weight")), Q("bias", self.operand("bias"))
+        weight, bias = Q("weight", self._operand("weight")), Q("bias", self._operand("bias"))
         return Q("data_out", F.linear(Q("data_in", input), weight, bias))
 
 
@@ -34,7 +34,7 @@ class QuantConv1d(QuantizedOperator, nn.Conv1d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        weight, bias = Q("weight", self.operand("weight")), Q("bias", self.operand("bias"))
+        weight, bias = Q("weight", self._operand("weight")), Q("bias", self._operand("bias"))
         y: Tensor = self._conv_forward(Q("data_in", input), weight, bias)
         return Q("data_out", y)
 
@@ -46,7 +46,7 @@ class QuantConv2d(QuantizedOperator, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        weight, bias = Q("weight", self.operand("weight")), Q("bias", self.operand("bias"))
+        weight, bias = Q("weight", self._operand("weight")), Q("bias", self._operand("bias"))
         y: Tensor = self._conv_forward(Q("data_in", input), weight, bias)
         return Q("data_out", y)
 
@@ -65,8 +65,8 @@ class QuantConvTranspose2d(QuantizedOperator, nn.ConvTranspose2d):
         )
         y = F.conv_transpose2d(
             Q("data_in", input),
-            Q("weight", self.operand("weight")),
-            Q("bias", self.operand("bias")),
+            Q("weight", self._operand("weight")),
+            Q("bias", self._operand("bias")),
             self.stride,
             self.padding,
             padding,
@@ -97,8 +97,8 @@ class _QuantBatchNorm(QuantizedOperator, BatchNorm):
             Q("data_in", input),
             self.running_mean if stored else None,
             self.running_var if stored else None,
-            Q("weight", self.operand("weight")),
-            Q("bias", self.operand("bias")),
+            Q("weight", self._operand("weight")),
+            Q("bias", self._operand("bias")),
             from_batch,
             momentum,
             self.eps,
@@ -121,7 +121,7 @@ class QuantLayerNorm(QuantizedOperator, nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        weight, bias = Q("weight", self.operand("weight")), Q("bias", self.operand("bias"))
+        weight, bias = Q("weight", self._operand("weight")), Q("bias", self._operand("bias"))
         y = F.layer_norm(Q("data_in", input), self.normalized_shape, weight, bias, self.eps)
         return Q("data_out", y)
 
@@ -133,7 +133,7 @@ class QuantRMSNorm(QuantizedOperator, nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        weight = Q("weight", self.operand("weight"))
+        weight = Q("weight", self._operand("weight"))
         y = F.rms_norm(Q("data_in", input), self.normalized_shape, weight, self.eps)
         return Q("data_out", y)
 
@@ -145,7 +145,7 @@ class QuantGroupNorm(QuantizedOperator, nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        weight, bias = Q("weight", self.operand("weight")), Q("bias", self.operand("bias"))
+        weight, bias = Q("weight", self._operand("weight")), Q("bias", self._operand("bias"))
         return Q(
             "data_out", F.group_norm(Q("data_in", input), self.num_groups, weight, bias, self.eps)
         )
@@ -163,7 +163,7 @@ class QuantEmbedding(QuantizedOperator, nn.Embedding):
             torch.embedding_renorm_(table, rows, self.max_norm, self.norm_type)
         y = F.embedding(
             input,
-            Q("weight", self.operand("weight")),
+            Q("weight", self._operand("weight")),
             self.padding_idx,
             scale_grad_by_freq=self.scale_grad_by_freq,
             sparse=self.sparse,

@@ -24,19 +24,23 @@ class FreezeConfig:
 
 @graph_pass(config=FreezeConfig, takes_packed=True)
 def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]:
-    """Rounds all weights once: the graph computes what it did in evaluation, in less time.
+    """Rounds the weights of quantized layers once: a graph that only runs rounds them no more.
 
-    A layer that rounds nothing else becomes a plain layer of torch; one that rounds its inputs or
-    results keeps to that. Packed linear layers of 65,536 weights or more stay packed, since their
-    products from codes are faster; compiled, they become floats too. Parameters get no gradients,
-    and learned scales become part of the formats.
+    It answers as before, in evaluation, which it comes back in. A layer that rounds nothing else
+    becomes a layer of torch; one that rounds inputs or results keeps to that. Without `compile`,
+    packed linear layers of 65,536 weights or more stay packed: they multiply codes. The parameters
+    of replaced layers get no gradients, and learned scales become part of the formats. Quantized
+    calls of functions, and operators with a forward of one's own, stay as they are.
 
-    Frozen weights are floats: a graph that is to be small is packed and not frozen.
+    Frozen weights are floats: a graph that is to be small is packed and not frozen. Compiled, the
+    rounding of inputs to `integer` is fused with what is around it, where no gradient is wanted.
 
     Returns:
         frozen: paths of the layers that still round inputs or results.
         plain: paths of those that are layers of torch now.
         packed: paths of those that stayed packed.
+        kept: paths of other quantized layers that stayed: they draw at random, shorten rows of a
+            table, or have a forward of one's own.
         compiled: what to call instead of `mg.model`, compiled; None without `compile`.
 
     Raises:
