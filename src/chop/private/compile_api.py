@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import fx
-from torch._dynamo import explain
+from torch._dynamo import explain, lookup_backend
 from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
 __all__ = [
@@ -31,7 +31,5 @@ def fresh_cache() -> AbstractContextManager[None]:
 
 def inductor_after(rewrite: Callable[[fx.GraphModule, Any], fx.GraphModule]) -> Callable[..., Any]:
     """A backend of torch.compile: Inductor, on what `rewrite` makes of a graph and its inputs."""
-    from torch._dynamo import lookup_backend
-
     inductor = lookup_backend("inductor")
     return lambda graph, inputs, **how: inductor(rewrite(graph, inputs), inputs, **how)

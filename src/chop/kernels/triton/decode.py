@@ -48,6 +48,7 @@ def decode_blocks(
     exponent = tl.load(scales + block, mask=is_block, other=127).to(tl.int32)
     scale = float_of(tl.where(exponent == 0, SMALLEST_SCALE, exponent << FRACTION_BITS))
     scale = tl.where(exponent == NAN_SCALE, float("nan"), scale)
+    # Before Triton 3.7 hints take a constant, and no field of one.
     ALIGNMENT: tl.constexpr = RULE.alignment
     first = tl.multiple_of(first, ALIGNMENT)[:, None]
     column = tl.multiple_of(column, ALIGNMENT)[:, None]

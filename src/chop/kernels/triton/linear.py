@@ -67,6 +67,7 @@ def columns_of(block, block_size, columns, RULE: tl.constexpr, LANES: tl.constex
     column = tl.reshape(
         block[:, None] * block_size + tl.arange(0, LANES)[None, :], (block.shape[0] * LANES,)
     )
+    # Before Triton 3.7 hints take a constant, and no field of one.
     ALIGNMENT: tl.constexpr = RULE.alignment
     lane = tl.max_contiguous(tl.multiple_of(lane, ALIGNMENT), ALIGNMENT)
     column = tl.max_contiguous(tl.multiple_of(column, ALIGNMENT), ALIGNMENT)

@@ -10,7 +10,6 @@ from chop.formats import Float, NumberFormat
 from chop.kernels import packed_linear_directly
 from chop.nn import quantized as q
 from chop.nn.packed.base import PackedOperator, packed_twin
-from chop.nn.packed.decoded import plain
 from chop.private.torch_api import is_transformed
 
 FLOAT = Float()
@@ -48,7 +47,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             buffers.get("weight_tensor_scale"),
             self.passed_shape("weight"),
             spec.number_format("weight").key,
-            plain(self.bias),
+            self._operand("bias"),
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
