@@ -64,6 +64,14 @@ def works(place):
     yield "a table", [{"value": 1}, {"value": 2}]
 
 
+def test_tests_that_did_not_pass_are_named_of_any_worker(gpu):
+    from gpu_place import _is_told
+
+    named = ["FAILED tests/a.py::b", "[gw1] [  2%] FAILED tests/a.py::b ", "[gw11] [100%] ERROR a"]
+    others = ["[gw1] [ 10%] PASSED tests/a.py::b ", "E  FAILED", "tests/a.py::FAILED"]
+    assert [*map(_is_told, named + others)] == 3 * [True] + 3 * [False]
+
+
 def test_a_step_that_fails_is_recorded_and_the_rest_goes_on(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "_step", {"first": fails, "second": works}.get)
     place = gpu.Place(torch.device("cpu"), time.monotonic() + 60, tmp_path)
