@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from chop.kernels.cpu import build
+
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = {
     "sse": {
@@ -24,6 +26,7 @@ SETTINGS = {
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        **({"CHOP_INSTRUCTIONS": "x86-64-v3"} if "x86-64-v3" in build.known_sets() else {}),
     },
     "compatible": {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "baseline": {"CHOP_INSTRUCTIONS": "baseline"},

@@ -433,7 +433,7 @@ def test_settings_of_tasks_are_checked(settings, message):
     "name, settings, message",
     [
         ("rows.csv", {"label_column": "moood"}, "label column 'moood': did you mean 'mood'"),
-        ("rows.csv", {}, "its columns are 'body', 'mood'; --label-column names"),
+        ("rows.csv", {}, "its columns are 'body', 'mood', 'id'; --label-column names"),
         ("rows.csv", {"label_column": "mood", "text_column": "bdy"}, "--text-column"),
         ("rows.xlsx", {}, "rows.xlsx': expected one of .csv"),
         ("torn.json", {}, "torn.json' cannot be read as json"),

@@ -18,7 +18,19 @@ def test_loops_of_every_processor_can_be_asked_for(monkeypatch):
     monkeypatch.setenv(build.SWITCH, "baseline")
     assert build.target.__wrapped__() == ("-DCHOP_ONE_INSTRUCTION_SET",)
     monkeypatch.setenv(build.SWITCH, "avx2")
-    with pytest.raises(ConfigError, match="CHOP_INSTRUCTIONS: expected 'baseline' or nothing"):
+    with pytest.raises(ConfigError, match=r"CHOP_INSTRUCTIONS: expected .*'baseline' or nothing"):
+        build.target.__wrapped__()
+
+
+def test_fewer_instructions_than_the_machine_has_can_be_asked_for(tmp_path, monkeypatch):
+    told = tmp_path / "cpuinfo"
+    monkeypatch.setattr(build, "CPU_INFO", told)
+    monkeypatch.setenv(build.SWITCH, "x86-64-v3")
+    told.write_text(f"flags\t\t: {AVX2} {AVX512}\n")
+    assert build.target.__wrapped__() == ('-DCHOP_TARGET="arch=x86-64-v3"', "-DCHOP_LEVEL=3")
+    told.write_text(f"flags\t\t: {AVX2}\n")
+    monkeypatch.setenv(build.SWITCH, "x86-64-v4")
+    with pytest.raises(ConfigError, match="expected 'x86-64-v3', 'baseline' or nothing, got"):
         build.target.__wrapped__()
 
 
@@ -38,7 +50,7 @@ def test_loops_are_compiled_for_the_best_set_that_the_machine_has(
     told = tmp_path / "cpuinfo"
     told.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n")
     monkeypatch.setattr(build, "CPU_INFO", told)
-    expected = () if name is None else (f'-DCHOP_TARGET="arch={name}"',)
+    expected = () if name is None else (f'-DCHOP_TARGET="arch={name}"', f"-DCHOP_LEVEL={name[-1]}")
     assert build.target.__wrapped__() == expected
 
 

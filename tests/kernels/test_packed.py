@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,6 +79,9 @@ FORMATS = [
     ScaleInteger(8, granularity="channel"),
     ScaleInteger(4, granularity="group", group_size=64),
     ScaleInteger(5, granularity="row"),
+    parse_format_string("group_integer:width=4"),
+    parse_format_string("group_affine:width=4"),
+    parse_format_string("group_affine:width=8"),
 ]
 WITHOUT_LOOPS = [MXInt(8, block_dim=0), BlockFP(8, block_size=(4, 16)), BlockLog(8), Integer(20, 8)]
 SHAPES = [(64, 96), (7, 33), (5, 768), (9, 50), (3, 4, 5, 6), (40,), ()]
@@ -173,7 +177,7 @@ def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
 
 
 GROUPED = [parse_format_string(f"group_{kind}:width=8") for kind in ("integer", "affine")]
-BOUND_COLUMNS = 320
+BOUND_COLUMNS, MANY = 320, 80
 
 
 @subcases("fmt", [*FORMATS, *GROUPED], ids=lambda fmt: fmt.label)
@@ -181,7 +185,7 @@ BOUND_COLUMNS = 320
 def test_many_rows_differ_by_what_the_setting_of_torch_allows(fmt, setting, monkeypatch):
     """As on a CPU that multiplies bfloat16, whichever this one is."""
     monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: True)
-    weight, x = torch.randn(256, BOUND_COLUMNS), torch.randn(40, BOUND_COLUMNS)
+    weight, x = torch.randn(256, BOUND_COLUMNS), torch.randn(MANY, BOUND_COLUMNS)
     bias = torch.randn(256)
     encoded = fmt.encode(weight)
     stored, decoded = parts(encoded, fmt), fmt.decode(encoded)
@@ -222,7 +226,7 @@ def test_a_compiled_layer_follows_the_switch(monkeypatch):
     monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: True)
     layer = pack(q.QuantLinear(320, 256, config={"weight": {"name": "mxint"}})).eval()
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    x = torch.randn(40, 320)
+    x = torch.randn(MANY, 320)
     exact = F.linear(x, layer.weight, layer.bias)
     for setting in ("highest", "medium", "highest"):
         with torch.no_grad(), matmul_precision(setting):
@@ -268,8 +272,6 @@ WHOLE_INPUTS = [
     ids=lambda fmt: fmt.label,
 )
 def test_integers_are_multiplied_exactly(x_format, fmt):
-    if not int8.is_exact():
-        pytest.skip("this CPU adds products of 8-bit integers in 16 bits: floats multiply them")
     weight, x = torch.randn(256, 320) * 0.05, torch.randn(600, 320)
     x[3], x[5, 7] = 0, 1e4
     encoded, bias = fmt.encode(weight), torch.randn(256)
@@ -416,25 +418,98 @@ def test_only_signed_integers_to_nearest_are_multiplied_as_such(number_format, t
     assert (int8.whole_rule(number_format) is not None) == takes
 
 
-@pytest.mark.parametrize("flags", [(), ("-march=x86-64-v3",)], ids=["baseline", "AVX2"])
-@pytest.mark.sampled(1)
-def test_every_instruction_set_reads_and_multiplies_alike(flags, loops, monkeypatch, small_ones):
-    if flags and loops.library.chop_instruction_set() == b"baseline":
+ONE_SET = "-DCHOP_ONE_INSTRUCTION_SET"
+SETS = {
+    "baseline": (ONE_SET,),
+    "AVX2 by the compiler": (ONE_SET, "-march=x86-64-v3"),
+    "AVX2": ('-DCHOP_TARGET="arch=x86-64-v3"', "-DCHOP_LEVEL=3"),
+}
+
+
+def one_set(name, source, loops):
+    """The loops of one file alone: those that round take the compiler ten times longer."""
+    if name != "baseline" and loops.library.chop_instruction_set() == b"baseline":
         pytest.skip("this CPU has no AVX2")
-    # Alone: the loops that round take the compiler ten times longer, see test_conformance.py.
-    sources = native.Sources("packed", (build.FOLDER / "packed.cpp",), build.SOURCES.headers)
-    flags = (*build.FLAGS, "-DCHOP_ONE_INSTRUCTION_SET", *flags)
-    path = sources.compiled(native.compiler(), flags)
-    one_set = build.Build(ctypes.CDLL(str(path)), "")
-    monkeypatch.setattr("chop.kernels.cpu.reader.library", lambda: one_set)
+    sources = native.Sources(source, (build.FOLDER / f"{source}.cpp",), build.SOURCES.headers)
+    path = sources.compiled(native.compiler(), (*build.FLAGS, *SETS[name]))
+    return build.Build(ctypes.CDLL(str(path)), "")
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.sampled(2)
+def test_every_instruction_set_reads_and_multiplies_alike(name, loops, monkeypatch, small_ones):
+    found = one_set(name, "packed", loops)
+    monkeypatch.setattr("chop.kernels.cpu.reader.library", lambda: found)
     reader._fixed_reader.cache_clear()
-    x = torch.randn(3, 96)
+    x = torch.randn(70, 96)
     for fmt in FORMATS:
         encoded = fmt.encode(torch.randn(33, 96))
         assert same(packed.decode(parts(encoded, fmt), x.dtype), fmt.decode(encoded))
-        y = packed.linear(x, FLOAT, parts(encoded, fmt), None)
-        torch.testing.assert_close(y, F.linear(x, fmt.decode(encoded)), rtol=1e-4, atol=1e-4)
+        expected = F.linear(x, fmt.decode(encoded))
+        for rows in (1, 3, 6, 9, 33, 70):
+            y = packed.linear(x[:rows], FLOAT, parts(encoded, fmt), None)
+            torch.testing.assert_close(y, expected[:rows], rtol=1e-4, atol=1e-4)
     reader._fixed_reader.cache_clear()
+
+
+def whole_sums(x, x_format, weight, fmt, bias):
+    """What `int8.linear` says it computes, in whole numbers of 64 bits."""
+    codes, x_codes = fmt.encode(weight), x_format.encode(x)
+    numbers = codes.codes.view(torch.int8).view(weight.shape).long()
+    rounded = x_codes.codes.view(torch.int8).view(x.shape).long()
+    scales = codes.scales if codes.scales is not None else torch.tensor([2.0**-fmt.frac_width])
+    x_scales = x_codes.scales
+    x_scales = torch.tensor([2.0**-x_format.frac_width]) if x_scales is None else x_scales
+    sums = (rounded @ numbers.T).float() * (x_scales.view(-1, 1) * scales.view(1, -1))
+    return sums + (0 if bias is None else bias)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.sampled(2)
+def test_products_of_integers_are_those_of_whole_numbers(name, loops, monkeypatch, small_ones):
+    found = one_set(name, "int8", loops)
+    whole = {"channel": ScaleInteger(8, granularity="channel"), "one": Integer(8, 6)}
+    rows_of = {"row": ScaleInteger(8, granularity="row"), "one": Integer(8, 5)}
+    monkeypatch.setattr(int8, "is_exact", lambda: False)
+    for outputs, columns in [(1, 7), (2, 16), (17, 33), (40, 320), (15, 800), (35, 1601)]:
+        weight, bias = torch.randn(outputs, columns), torch.randn(outputs)
+        for fmt in whole.values():
+            stored = parts(fmt.encode(weight), fmt)
+            own = replace(reader.find_reader(stored), loops=found.library)
+            for x_format in rows_of.values():
+                rule = int8.known_rule(x_format, own, columns)
+                for given in (None, bias):
+                    product = int8.Product(own, rule, stored, given)
+                    for rows in (1, 3, 4, 7, 8, 13, 40):
+                        x = 2 * torch.randn(rows, columns)
+                        assert same(product(x), whole_sums(x, x_format, weight, fmt, given))
+
+
+def test_more_rows_than_are_rounded_together_are_multiplied_alike(small_ones):
+    fmt, x_format = ScaleInteger(8, granularity="channel"), ScaleInteger(8)
+    weight, x = torch.randn(3, 20000), torch.randn(120, 20000)
+    assert 2 * x.numel() > int8.ROUNDED_BYTES
+    stored = parts(fmt.encode(weight), fmt)
+    product = int8.prepared_product(x_format, stored, None)
+    assert same(product(x), whole_sums(x, x_format, weight, fmt, None))
+
+
+def test_quotients_next_to_a_tie_are_rounded_as_those_of_float64(loops):
+    scales = torch.rand(50) * torch.logspace(-30, 20, 50)
+    for scale in scales.float():
+        ties = (torch.arange(-128, 128) + 0.5) * scale
+        below, above = (torch.nextafter(ties, torch.tensor(end)) for end in (-1e38, 1e38))
+        x = torch.cat((ties, below, above, torch.randn(200) * 100 * scale))
+        codes, found_scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(1)
+        rule = int8.Rule(-128, 127, scale.item(), 1e-30, 1.0)
+        loops.library.chop_int8_codes(
+            *map(pointer, (x, codes, found_scales)),
+            *map(ctypes.c_int64, (1, x.numel())),
+            ctypes.byref(rule),
+            1,
+        )
+        expected = (x.double() / scale.double()).round().clamp(-128, 127)
+        assert torch.equal(codes.double(), expected)
 
 
 def test_the_operators_are_wellformed():
@@ -483,10 +558,9 @@ def test_a_packed_layer_agrees_with_its_layer_in_every_setting(rows):
 def test_the_code_of_nan_is_zero_as_the_reference_stores_it(loops):
     x = torch.tensor([[torch.nan, 3.0, -torch.nan, torch.inf, -2.0, -torch.inf, 0.4, torch.nan]])
     codes, scales = torch.full(x.shape, 99, dtype=torch.int8), torch.empty(1)
-    ends = map(ctypes.c_double, (-128, 127))
-    rest = map(ctypes.c_float, (1.0, 1e-30, 1.0))
+    rule = int8.Rule(-128, 127, 1.0, 1e-30, 1.0)
     found = loops.library.chop_int8_codes(
-        *map(pointer, (x, codes, scales)), ctypes.c_int64(1), ctypes.c_int64(8), *ends, *rest, 1
+        *map(pointer, (x, codes, scales)), *map(ctypes.c_int64, (1, 8)), ctypes.byref(rule), 1
     )
     assert found == 1
     stored = Integer(8, 0).decode(Integer(8, 0).encode(x))

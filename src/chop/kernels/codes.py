@@ -21,7 +21,7 @@ from chop.formats.scaling import Scaling, Unscaled
 from chop.kernels.plan import layout_of
 
 # The enumerations of cpu/codes.h.
-TABLE, WHOLE, FLOAT, TRITS = range(4)
+TABLE, WHOLE, NATURAL, MAGNITUDE, MIRRORED, FLOAT, TRITS = range(7)
 NO_SCALE, SCALE_CODES, SCALE_FLOATS, SCALES_AND_ZEROS = range(4)
 ZERO_WIDTHS = (16, 8)
 """Bits of a scale and of a zero point, where groups have both: whole bytes."""
@@ -277,23 +277,54 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
     reading = tables.reading if step <= LARGEST_POWER else TABLE
     tables = replace(tables, values=values, reading=reading, step=step)
     scaled = replace(tables, groups=groups, scale_values=scale_values, scale_width=scaling.width)
-    return _whole(scaled) if zeros is None else replace(scaled, zero_values=zeros)
+    return _whole(scaled if zeros is None else replace(scaled, zero_values=zeros))
 
 
 def _whole(tables: CodeTables) -> CodeTables:
-    """Two's complement of 8 bits is read as whole numbers, and the scales take over their step."""
-    step, whole = tables.values[1], _every_code(8)
-    whole = (whole - ((whole >> 7) << 8)).float()
-    if tables.width != 8 or not torch.equal(tables.values, whole * step):
-        return tables
-    if tables.stores_floats and step != 1:  # products by whole numbers could overflow
-        return tables
-    if tables.scale_values is None:
-        return replace(tables, reading=WHOLE, values=whole, factor=step.item())
+    """Whole numbers are read as such, and the scales take over their step."""
+    step = tables.values[1]
+    for reading, read in WHOLE_NUMBERS.items():
+        whole = read(tables.width) if tables.width in BYTES_AND_NIBBLES else None
+        if whole is not None and _same(tables.values, whole * step):
+            return _with_whole(tables, reading, whole, step)
+    if tables.width == 4 and _same(tables.values[8:], -tables.values[:8]):
+        return replace(tables, reading=MIRRORED)
+    return tables
+
+
+def _with_whole(tables: CodeTables, reading: int, whole: Tensor, step: Tensor) -> CodeTables:
+    read = replace(tables, reading=reading, values=whole)
+    if step == 1:
+        return read
+    if tables.groups is None:
+        return replace(read, factor=step.item())
+    if tables.scale_values is None or tables.zero_values is not None:
+        return tables  # products by whole numbers could overflow
     scales = _exact(tables.scale_values.double() * step.double())
-    if scales is None:
-        return tables
-    return replace(tables, reading=WHOLE, values=whole, scale_values=scales)
+    return tables if scales is None else replace(read, scale_values=scales)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
+
+
+def _in_twos_complement(width: int) -> Tensor:
+    codes = _every_code(width)
+    return (codes - ((codes >> width - 1) << width)).float()
+
+
+def _in_sign_and_magnitude(width: int) -> Tensor | None:
+    magnitudes = torch.arange(2 ** (width - 1), device="cpu").float()
+    return None if width == 4 else torch.cat((magnitudes, -magnitudes))  # 4 bits: MIRRORED
+
+
+BYTES_AND_NIBBLES = (8, 4)
+WHOLE_NUMBERS: dict[int, Callable[[int], Tensor | None]] = {
+    WHOLE: _in_twos_complement,
+    NATURAL: lambda width: _every_code(width).float(),
+    MAGNITUDE: _in_sign_and_magnitude,
+}
+"""Codes that are computed with: the numbers that they stand for, by their width."""
 
 
 def _scale_values(scaling: Scaling) -> Tensor:

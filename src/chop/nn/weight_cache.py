@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -56,17 +56,19 @@ class _Kept:
 
     Attributes:
         sources: the tensors that it was made of.
-        result: without a gradient.
+        result: without a gradient, or what was prepared from them.
         version: of the result, when it was made: an operator may write into its operands.
     """
 
     sources: tuple[_Source, ...]
-    result: Tensor
-    version: int
+    result: Any
+    version: int | None
 
     def holds(self, sources: Sequence[Tensor]) -> bool:
         """Whether the result would be the same again."""
-        if version_of(self.result) != self.version or len(sources) != len(self.sources):
+        if self.version is not None and version_of(self.result) != self.version:
+            return False
+        if len(sources) != len(self.sources):
             return False
         return all(map(_Source.is_still, self.sources, sources))
 
@@ -176,10 +178,41 @@ def decoded_once(
     What cannot be seen, a write past autograd, happens to parameters that are trained, and codes
     are not.
     """
+    return _from(_shelf_of(owner), operand, sources, rule, make)
+
+
+def prepared_once(
+    owner: nn.Module,
+    name: str,
+    sources: Sequence[Tensor],
+    rule: object,
+    make: Callable[[], Any],
+) -> Any:
+    """As `decoded_once`, of what is no tensor: how `owner` computes with its codes; or None.
+
+    Args:
+        owner: the operator.
+        name: of what is prepared.
+        sources: all tensors that it reads.
+        rule: what else it depends on; hashable.
+        make: prepares it.
+    """
+    shelf = _shelf_of(owner)
+    found = shelf.find(name, rule)
+    if found is not None and found.holds(sources):
+        return found.result
+    if any(is_fake(x) or x.is_inference() for x in sources):
+        return None
+    result = make()
+    shelf.put(name, rule, _Kept(tuple(map(_Source.of, sources)), result, None))
+    return result
+
+
+def _shelf_of(owner: nn.Module) -> _Shelf:
     shelf = _decoded.get(owner)
     if shelf is None:
         shelf = _decoded[owner] = _Shelf(formats=1)
-    return _from(shelf, operand, sources, rule, make)
+    return shelf
 
 
 def forget(model: nn.Module) -> None:
@@ -201,7 +234,7 @@ def kept_bytes(model: nn.Module) -> int:
     """
     shelves = [found for m in model.modules() for by in (_kept, _decoded) if (found := by.get(m))]
     entries = [each for s in shelves for results in s.results.values() for each in results.values()]
-    return sum(entry.result.nbytes for entry in entries)
+    return sum(entry.result.nbytes for entry in entries if isinstance(entry.result, Tensor))
 
 
 def _from(
@@ -215,7 +248,8 @@ def _from(
     if found is not None and found.holds(sources):
         if shelf.formats > 1:
             shelf.put(operand, rule, found)
-        return found.result
+        kept_tensor: Tensor = found.result
+        return kept_tensor
     # Those without numbers have no address to be known by, those of inference no version.
     if any(is_fake(x) or x.is_inference() for x in sources):
         return make()

@@ -38,7 +38,7 @@ SETS = {
 next one lacks."""
 CPU_INFO = Path("/proc/cpuinfo")
 SWITCH, BASELINE = "CHOP_INSTRUCTIONS", "baseline"
-"""An environment variable, and its only value: loops that every processor runs."""
+"""An environment variable, and its value for loops that every processor runs."""
 _building = threading.Lock()
 
 
@@ -104,27 +104,36 @@ def target() -> tuple[str, ...]:
     """Flags that compile loops for this machine's instructions alone, in a third of the time.
 
     None where the machine does not tell them, or has the least: loops are then compiled for each
-    set. A cache folder that several machines share has a library for each set. Where the variable
-    CHOP_INSTRUCTIONS is "baseline", loops are those of a processor without vector instructions
-    beyond the least, which shows on any machine what others compute.
+    set. A cache folder that several machines share has a library for each set. The variable
+    CHOP_INSTRUCTIONS asks for fewer, which shows on any machine what others compute: "x86-64-v3"
+    for AVX2, "baseline" for no vector instructions beyond the least.
 
     Raises:
-        ConfigError: the variable has another value.
+        ConfigError: the variable has another value, or one that this machine has not.
     """
-    if asked := os.environ.get(SWITCH):
-        if asked != BASELINE:
-            raise ConfigError(f"{SWITCH}: expected '{BASELINE}' or nothing, got '{asked}'.")
+    asked, sets = os.environ.get(SWITCH), known_sets()
+    if asked == BASELINE:
         return ("-DCHOP_ONE_INSTRUCTION_SET",)
+    if asked and asked not in sets:
+        expected = ", ".join(repr(name) for name in (*sets, BASELINE))
+        raise ConfigError(f"{SWITCH}: expected {expected} or nothing, got '{asked}'.")
+    best = asked or next(iter(sets), None)
+    return () if best is None else (f'-DCHOP_TARGET="arch={best}"', f"-DCHOP_LEVEL={best[-1]}")
+
+
+def known_sets() -> list[str]:
+    """The sets that the machine has, as far as it tells."""
     try:
         text = CPU_INFO.read_text()
     except OSError:
-        return ()
+        return []
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    known = set(line.split())
-    for number, name in enumerate(SETS):
-        if known.issuperset(" ".join([*SETS.values()][number:]).split()):
-            return (f'-DCHOP_TARGET="arch={name}"',)
-    return ()
+    known, names = set(line.split()), [*SETS]
+    return [
+        name
+        for number, name in enumerate(names)
+        if known.issuperset(" ".join(SETS[other] for other in names[number:]).split())
+    ]
 
 
 def _loaded(compiler: str, more_flags: Sequence[str]) -> Build:

@@ -10,10 +10,13 @@
 namespace {
 
 enum Reading : int32_t {
-    TABLE,  // table[code]
-    WHOLE,  // 8 bits, two's complement
-    FLOAT,  // 8 bits: sign, exponent, fraction, up to `largest_code`; table[code] beyond
-    TRITS   // base 3, five digits to a byte; table[digit]
+    TABLE,      // table[code]; others of 8 or 4 bits may be computed, or looked up there too
+    WHOLE,      // two's complement
+    NATURAL,    // without a sign
+    MAGNITUDE,  // 8 bits: sign, whole number
+    MIRRORED,   // 4 bits: sign, table[the rest]
+    FLOAT,      // 8 bits: sign, exponent, fraction, up to `largest_code`; table[code] beyond
+    TRITS       // base 3, five digits to a byte; table[digit]
 };
 enum ScaleStorage : int32_t {
     NO_SCALE,
@@ -90,7 +93,7 @@ INLINE void read_trits(const Codes& c, const uint8_t* packed, int64_t first, int
 CLONES void read_values(const Codes& c, const uint8_t* packed, int64_t first, int64_t count,
                         float* out) {
     int64_t done = 0;
-    if (c.reading == WHOLE) {
+    if (c.reading == WHOLE && c.width == 8) {
         const int8_t* whole = reinterpret_cast<const int8_t*>(packed) + first;
         for (; done < count; done++) out[done] = whole[done];
     } else if (c.reading == TRITS) {

@@ -6,20 +6,71 @@
 #include "numeric.h"
 #include "statistics.h"
 #include "threads.h"
+#include "whole_products.h"
 
 namespace {
 
-// Returns whether there is a NaN, which has no code: it becomes 0, as the reference stores it.
-CLONES bool codes_of(const float* x, int8_t* codes, int64_t n, double divisor, double low,
-                     double high) {
-    int32_t found = 0;
+constexpr int64_t ROUNDED_AT_ONCE = 64;
+// Of a quotient of at most 128 in float32 by an inverse: three roundings and some more.
+constexpr float QUOTIENT_ERROR = 128 * 4 * 0x1p-24f;
+
+template <class Code>
+INLINE void round_exactly(const float* x, Code* codes, int64_t n, double divisor, double low,
+                          double high) {
     for (int64_t i = 0; i < n; i++) {
         const double v = clamp(std::rint(x[i] / divisor), low, high);
-        found |= x[i] != x[i];
-        codes[i] = static_cast<int8_t>(static_cast<int32_t>(v == v ? v : 0));
+        codes[i] = static_cast<Code>(static_cast<int32_t>(v == v ? v : 0));
+    }
+}
+
+// Returns whether there is a NaN, which has no code: it becomes 0, as the reference stores it.
+// Quotients are those of float32 where none is near a tie.
+template <class Code>
+INLINE bool round_line(const float* x, Code* codes, int64_t length, double divisor, double low,
+                       double high) {
+    int32_t found = 0;
+    const float inverse = 1 / static_cast<float>(divisor), least = low, most = high;
+    for (int64_t first = 0; first < length; first += ROUNDED_AT_ONCE) {
+        const int64_t left = length - first, n = left < ROUNDED_AT_ONCE ? left : ROUNDED_AT_ONCE;
+        int32_t near_a_tie = 0;
+        for (int64_t i = first; i < first + n; i++) {
+            const float v = x[i] * inverse, rounded = std::rint(v);
+            near_a_tie |= std::fabs(std::fabs(v - rounded) - 0.5f) < QUOTIENT_ERROR;
+            found |= x[i] != x[i];
+            codes[i] = static_cast<Code>(static_cast<int32_t>(
+                v == v ? clamp(rounded, least, most) : 0.0f));
+        }
+        if (near_a_tie) round_exactly(x + first, codes + first, n, divisor, low, high);
     }
     return found;
 }
+
+CLONES bool codes_of(const float* x, int8_t* codes, int64_t n, double divisor, double low,
+                     double high) {
+    return round_line(x, codes, n, divisor, low, high);
+}
+
+CLONES bool codes_of(const float* x, int16_t* codes, int64_t n, double divisor, double low,
+                     double high) {
+    return round_line(x, codes, n, divisor, low, high);
+}
+
+// How activations become whole numbers. The scale of a line is given, or follows its largest finite
+// magnitude if it is 0: float32(amax/high), at least `smallest`, and `of_zeros` in a line of zeros.
+// Mirrored field by field by chop.kernels.cpu.int8.
+struct Rule {
+    double low, high;
+    float given, smallest, of_zeros;
+
+    float scale_of(float largest) const {
+        if (given != 0) return given;
+        const double wanted = static_cast<double>(largest) / high;
+        return largest == 0 ? of_zeros : wanted < smallest ? smallest : static_cast<float>(wanted);
+    }
+    float scale_of(const float* x, int64_t n) const {
+        return scale_of(given != 0 ? 0.0f : bit_cast<float>(largest_of_tile(x, n)));
+    }
+};
 
 CLONES void rescale(const int32_t* sums, float x_scale, const float* scales, int64_t stride,
                     const float* bias, float* y, int64_t n) {
@@ -32,24 +83,16 @@ CLONES void rescale(const int32_t* sums, float x_scale, const float* scales, int
 
 extern "C" {
 
-// The integers of rows whose scale is given, or follows their largest finite magnitude if it is 0:
-// float32(amax/high), at least `smallest`, and `of_zeros` in a row of zeros. Returns 1 if there is a
-// NaN.
-int chop_int8_codes(const float* x, int8_t* codes, float* scales, int64_t rows, int64_t columns,
-                    double low, double high, float given, float smallest, float of_zeros,
-                    int32_t threads) {
+// The integers of lines and the scale of each. Returns 1 if there is a NaN.
+int chop_int8_codes(const float* x, int8_t* codes, float* scales, int64_t lines, int64_t length,
+                    const Rule* rule, int32_t threads) {
     std::atomic<bool> found{false};
-    parallel(rows, rows * columns, threads, [=, &found](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; row++) {
-            const float* from = x + row * columns;
-            float scale = given;
-            if (given == 0) {
-                const double amax = bit_cast<float>(largest_of_tile(from, columns));
-                const double wanted = amax / high;
-                scale = amax == 0 ? of_zeros : wanted < smallest ? smallest : float(wanted);
-            }
-            scales[row] = scale;
-            if (codes_of(from, codes + row * columns, columns, scale, low, high)) found = true;
+    parallel(lines, lines * length, threads, [=, &found](int64_t first, int64_t last) {
+        for (int64_t line = first; line < last; line++) {
+            const float* from = x + line * length;
+            scales[line] = rule->scale_of(from, length);
+            if (codes_of(from, codes + line * length, length, scales[line], rule->low, rule->high))
+                found = true;
         }
     });
     return found;
@@ -64,5 +107,36 @@ void chop_int8_rescale(const int32_t* sums, const float* x_scales, const float* 
             rescale(sums + row * outputs, x_scales[row], scales, stride, bias, y + row * outputs,
                     outputs);
     });
+}
+
+// y (rows, outputs) = the rounded x (rows, columns) times the transposed w, scaled, plus `bias` if
+// there is one. The lines of x that have a scale are its rows, or, if `is_one_line`, all of them
+// together. `stride` is 0 for one scale of weights. Returns 1 if there is a NaN in x: y is then
+// undefined.
+int chop_int8_linear(const float* x, const int8_t* w, const float* scales, int64_t stride,
+                     const float* bias, float* y, int64_t rows, int64_t outputs, int64_t columns,
+                     const Rule* rule, int32_t is_one_line, int32_t threads) {
+    const float of_all = is_one_line ? rule->scale_of(x, rows * columns) : 0.0f;
+    const int64_t at_once = rows_in(ROUNDED_BYTES, columns);
+    WholeRows whole(rows < at_once ? rows : at_once, columns);
+    for (int64_t row = 0; row < rows; row += at_once) {
+        whole.count = rows - row < at_once ? rows - row : at_once;
+        std::atomic<bool> found{false};
+        parallel(whole.count, whole.count * columns, threads, [&](int64_t first, int64_t last) {
+            for (int64_t m = first; m < last; m++) {
+                const float* from = x + (row + m) * columns;
+                whole.scales[m] = is_one_line ? of_all : rule->scale_of(from, columns);
+                if (codes_of(from, whole.row(m), columns, whole.scales[m], rule->low, rule->high))
+                    found = true;
+            }
+        });
+        if (found) return 1;
+        const Weights weights{w, columns, scales, stride, bias};
+        const int64_t cost = whole.count * outputs * columns / 4;
+        parallel(outputs, cost, threads, [&](int64_t first, int64_t last) {
+            multiply_whole(weights, whole, first, last, y + row * outputs, outputs);
+        });
+    }
+    return 0;
 }
 }

@@ -1,8 +1,9 @@
-"""Products of 8-bit integers, by oneDNN: exact, where float32 would round."""
+"""Products of 8-bit integers: exact, where float32 would round."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -14,13 +15,26 @@ from chop.formats.groups import WHOLE_TENSOR, Whole
 from chop.formats.scaling import EPSILON, TINY
 from chop.kernels.codes import WHOLE, Packed
 from chop.kernels.cpu.measure import pointer
-from chop.kernels.cpu.reader import CHUNK_ROWS, Reader
+from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader
 from chop.kernels.integers import integers_of, one_scale
 from chop.kernels.plan import layout_of
 from chop.private.torch_api import has_int8_products, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
+MANY_FOR_ONEDNN = 4
+"""Rows of activations from which oneDNN is faster than loops of our own."""
+WHOLE_LANES, ROUNDED_BYTES = 16, 2**21
+"""The constants of cpu/whole_products.h."""
+
+
+class Rule(ctypes.Structure):
+    """How loops round activations: see int8.cpp for the fields."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("low", "high")),
+        *((name, ctypes.c_float) for name in ("given", "smallest", "of_zeros")),
+    )
 
 
 class WholeRule(NamedTuple):
@@ -37,6 +51,16 @@ class WholeRule(NamedTuple):
     high: int
     scale: float
     by_row: bool
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether a row is rounded without looking at others."""
+        return self.by_row or self.scale != 0
+
+    @property
+    def structure(self) -> Rule:
+        """What the loops take."""
+        return Rule(self.low, self.high, self.scale, TINY, EPSILON)
 
 
 @cache
@@ -75,56 +99,128 @@ def linear(
     """`F.linear` of rounded rows (rows, columns) and a packed weight.
 
     None unless both are 8-bit integers times a scale that whole rows share, and `x` has no NaN.
+    Sums are exact and are scaled in one order, so that a row has the same result among any others,
+    by any instructions.
     """
-    rule, tables = known_rule(x_format, reader, x.size(1)), reader.tables
+    rule = known_rule(x_format, reader, x.size(1))
     if rule is None:
         return None
-    rounded = _rounded(reader.loops, x, rule)
+    x, product = x.contiguous(), Product(reader, rule, packed, bias)
+    return _by_onednn(x, product) if multiplies_by_onednn(x.size(0)) else product(x)
+
+
+class Product:
+    """`F.linear` of rounded rows and a packed weight in one call of the loops, prepared once.
+
+    Attributes:
+        loops: the library.
+        rule: how rows are rounded.
+        codes: of the weight, int8.
+        scales: of its rows, float32; one for all of them.
+        bias: float32 (outputs,), contiguous, or None.
+        shape: of the weight.
+    """
+
+    def __init__(
+        self, reader: Reader, rule: WholeRule, packed: Packed, bias: Tensor | None
+    ) -> None:
+        scales = packed.scales
+        if scales is None or not scales.numel():
+            scales = torch.tensor([reader.tables.factor], device="cpu")
+        self.loops, self.rule, self.codes, self.scales = reader.loops, rule, packed.codes, scales
+        self.bias, self.shape = bias, packed.shape
+        self._structure, self._multiply = rule.structure, _multiply(reader.loops)
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """Of contiguous float32 (..., columns); None if there is a NaN in it."""
+        outputs, columns = self.shape
+        y = x.new_empty((*x.shape[:-1], outputs))
+        found_nan = self._multiply(
+            x.data_ptr(),
+            self.codes.data_ptr(),
+            self.scales.data_ptr(),
+            int(self.scales.numel() > 1),
+            None if self.bias is None else self.bias.data_ptr(),
+            y.data_ptr(),
+            x.numel() // columns,
+            outputs,
+            columns,
+            ctypes.byref(self._structure),
+            not self.rule.has_own_rows,
+            torch.get_num_threads(),
+        )
+        return None if found_nan else y
+
+
+def prepared_product(x_format: NumberFormat, packed: Packed, bias: Tensor | None) -> Product | None:
+    """The product by a packed weight, where it and its rounded rows are 8-bit integers; else None.
+
+    Args:
+        x_format: of the rows.
+        packed: the weight.
+        bias: float32 (outputs,), contiguous, or None.
+    """
+    reader = find_reader(packed)
+    if reader is None or not reader.takes(packed):
+        return None
+    rule = known_rule(x_format, reader, packed.shape[1])
+    return None if rule is None else Product(reader, rule, packed, bias)
+
+
+@cache
+def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
+    """`chop_int8_linear` with declared arguments: building each would take as long as a product."""
+    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+    arguments = (*[pointer] * 3, size, *[pointer] * 2, *[size] * 3, pointer, number, number)
+    return ctypes.CFUNCTYPE(number, *arguments)(("chop_int8_linear", loops))
+
+
+def multiplies_by_onednn(rows: int) -> bool:
+    """Whether so many rows are multiplied by oneDNN rather than by loops of our own."""
+    return rows >= MANY_FOR_ONEDNN and is_exact()
+
+
+def _by_onednn(x: Tensor, product: Product) -> Tensor | None:
+    rounded = _rounded(product.loops, x, product.rule)
     if rounded is None:
         return None
     whole, x_scales = rounded
-    scales = packed.scales
-    if scales is None or not scales.numel():
-        scales = torch.tensor([tables.factor], device="cpu")
-    weight = packed.codes.view(torch.int8).view(*packed.shape)
+    weight = product.codes.view(torch.int8).view(*product.shape)
     y = x.new_empty(x.size(0), weight.size(0))
     for part, part_scales, target in zip(
         *(tensor.split(CHUNK_ROWS) for tensor in (whole, x_scales, y)), strict=True
     ):
         sums = multiply_int8(part, weight.t())
-        _rescale(reader.loops, sums, part_scales, scales, bias, target)
+        _rescale(product.loops, sums, part_scales, product.scales, product.bias, target)
     return y
 
 
 def known_rule(x_format: NumberFormat, reader: Reader, columns: int) -> WholeRule | None:
     """How rows of so many columns become integers; None where `linear` does not multiply them."""
     rule, tables = whole_rule(x_format), reader.tables
-    if tables.reading != WHOLE or tables.scale_values is not None:
+    if (tables.reading, tables.width) != (WHOLE, 8) or tables.scale_values is not None:
         return None
     return rule if reader.lines.groups_per_row <= 1 and columns <= LONGEST_SUM else None
 
 
 def workspace_bytes(rows: int, outputs: int, columns: int) -> int:
-    """What `linear` needs beside its result: integers of all rows, and sums of two chunks."""
-    return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
+    """What `linear` needs beside its result: integers of rows; for oneDNN, sums of two chunks."""
+    if multiplies_by_onednn(rows):
+        return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
+    stride = -(-columns // WHOLE_LANES) * WHOLE_LANES
+    at_once = max(ROUNDED_BYTES // (2 * columns) // 4 * 4, 4)
+    return min(rows, at_once) * (2 * stride + 4)
 
 
 def _rounded(loops: ctypes.CDLL, x: Tensor, rule: WholeRule) -> tuple[Tensor, Tensor] | None:
     """int8 (rows, columns) and float32 (rows,); None if there is a NaN."""
-    x = x.contiguous()
     whole = torch.empty(x.shape, dtype=torch.int8, device="cpu")
-    own_rows = rule.by_row or rule.scale != 0
-    lines = x.size(0) if own_rows else 1
+    lines = x.size(0) if rule.has_own_rows else 1
     scales = torch.empty(lines, device="cpu")
     found_nan = loops.chop_int8_codes(
-        pointer(x),
-        pointer(whole),
-        pointer(scales),
-        ctypes.c_int64(lines),
-        ctypes.c_int64(x.numel() // lines),
-        ctypes.c_double(rule.low),
-        ctypes.c_double(rule.high),
-        *map(ctypes.c_float, (rule.scale, TINY, EPSILON)),
+        *map(pointer, (x, whole, scales)),
+        *map(ctypes.c_int64, (lines, x.numel() // lines)),
+        ctypes.byref(rule.structure),
         torch.get_num_threads(),
     )
     return None if found_nan else (whole, scales.expand(x.size(0)).contiguous())

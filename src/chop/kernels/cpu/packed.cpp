@@ -4,33 +4,16 @@
 #include <memory>
 #include <vector>
 
-#include "codes.h"
-#include "codes_avx512.h"
 #include "halves.h"
 #include "plan.h"
 #include "threads.h"
+#include "vectors_avx2.h"
+#include "vectors_avx512.h"
 
 namespace {
 
-constexpr int64_t ROWS_AT_ONCE = 4;     // of activations, for one reading of a row of weights
-constexpr int32_t FEW_ROWS = 8, MORE_ROWS = 32;
-constexpr size_t CACHE_LINE = 64;       // bytes
-constexpr int64_t PAIRED = 32;          // columns that are parted into even and odd ones
-constexpr int64_t OUTPUTS_AT_ONCE = 4;  // rows of weights, for one reading of fewer activations
-
-// A packed matrix.
-struct Packed {
-    const Codes& codes;
-    const uint8_t* packed;
-    const void* scales;
-    int64_t columns;
-};
-
-// A row's values.
-using RowOf = void (*)(const Packed&, int64_t row, float* out);
-// Products of `outputs` rows from row `first` on with rows of x, written to y[m * stride + n].
-using ProductsOf = void (*)(const Packed&, int64_t first, int64_t outputs, const float* x,
-                            int64_t rows, float* y, int64_t stride);
+constexpr int32_t FEW_ROWS = 8;    // of x: portable loops multiply them faster than decoding first
+constexpr size_t CACHE_LINE = 64;  // bytes
 
 void portable_row(const Packed& w, int64_t row, float* out) {
     read_row(w.codes, w.packed, w.scales, row, w.columns, out);
@@ -57,92 +40,22 @@ void portable_products(const Packed& w, int64_t first, int64_t outputs, const fl
     }
 }
 
-#if defined(CHOP_AVX512)
-template <class Reader, bool ZEROS = false> void row16(const Packed& w, int64_t row, float* out) {
-    const uint8_t* from = w.packed + row * w.columns * w.codes.width / 8;
-    read_row16<Reader, ZEROS>(w.codes, from, w.scales, row * w.codes.groups_per_row, w.columns, out);
-}
-
-template <class Reader, bool ZEROS, int OUTPUTS, int ROWS>
-void block16(const Packed& w, int64_t first, const float* x, float* y, int64_t stride) {
-    const int64_t row_bytes = w.columns * w.codes.width / 8;
-    const Operands from{w.packed + first * row_bytes,        w.scales, x, row_bytes,
-                        first * w.codes.groups_per_row, w.columns};
-    float sums[OUTPUTS * ROWS];
-    products16<Reader, OUTPUTS, ROWS, ZEROS>(w.codes, from, sums);
-    for (int n = 0; n < OUTPUTS; n++)
-        for (int m = 0; m < ROWS; m++)
-            y[m * stride + n] = sums[n * ROWS + m] * w.codes.factor;
-}
-
-template <class Reader, bool ZEROS = false>
-void products16_of(const Packed& w, int64_t first, int64_t outputs, const float* x, int64_t rows,
-                   float* y, int64_t stride) {
-    int64_t m = 0;
-    for (; m + ROWS_AT_ONCE <= rows; m += ROWS_AT_ONCE) {
-        const float* from = x + m * w.columns;
-        float* to = y + m * stride;
-        int64_t n = 0;
-        for (; n + 2 <= outputs; n += 2)
-            block16<Reader, ZEROS, 2, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
-        if (n < outputs)
-            block16<Reader, ZEROS, 1, ROWS_AT_ONCE>(w, first + n, from, to + n, stride);
-    }
-    for (; m < rows; m++) {
-        const float* from = x + m * w.columns;
-        float* to = y + m * stride;
-        int64_t n = 0;
-        for (; n + OUTPUTS_AT_ONCE <= outputs; n += OUTPUTS_AT_ONCE)
-            block16<Reader, ZEROS, OUTPUTS_AT_ONCE, 1>(w, first + n, from, to + n, stride);
-        for (; n < outputs; n++) block16<Reader, ZEROS, 1, 1>(w, first + n, from, to + n, stride);
-    }
-}
-
 // Whether rows begin at whole bytes and groups are cut into vectors without much waste.
-bool suits_vectors(const Packed& w) {
-    static const bool has_avx512 = __builtin_cpu_supports("avx512f") &&
-                                   __builtin_cpu_supports("avx512bw") &&
-                                   __builtin_cpu_supports("avx512dq") &&
-                                   __builtin_cpu_supports("avx512vl") &&
-                                   __builtin_cpu_supports("bmi2");
+bool suits_vectors(const Packed& w, int64_t lanes) {
     const bool whole_bytes = w.columns * w.codes.width % 8 == 0 && w.codes.group % 2 == 0;
-    return has_avx512 && whole_bytes && (w.codes.group >= w.columns || w.codes.group >= VECTOR);
+    return whole_bytes && (w.codes.group >= w.columns || w.codes.group >= lanes);
 }
-#endif
-
-struct Ways {
-    RowOf row;
-    ProductsOf products;
-    int32_t few_rows = FEW_ROWS;  // of x: up to here it is faster than decoding first
-    bool pairs = false;           // x is to have even columns before odd ones in every 32 of a row
-};
-
-#if defined(CHOP_AVX512)
-template <bool ZEROS> Ways nibbles_of(const Packed& w) {
-    if (w.codes.group % PAIRED == 0 || w.codes.group >= w.columns)
-        return {row16<NibbleReader, ZEROS>, products16_of<PairedNibbleReader, ZEROS>, MORE_ROWS,
-                true};
-    return {row16<NibbleReader, ZEROS>, products16_of<NibbleReader, ZEROS>, MORE_ROWS};
-}
-#endif
 
 Ways ways_of(const Packed& w) {
-#if defined(CHOP_AVX512)
-    if (suits_vectors(w)) {
-        const bool has_zeros = w.codes.scale_storage == SCALES_AND_ZEROS;
-        if (w.codes.reading == WHOLE)
-            return {row16<WholeReader>, products16_of<WholeReader>, MORE_ROWS};
-        if (w.codes.reading == FLOAT)
-            return {row16<FloatReader>, products16_of<FloatReader>, MORE_ROWS};
-        if (w.codes.reading == TABLE && w.codes.width == 8)
-            return has_zeros ? Ways{row16<ByteReader, true>, products16_of<ByteReader, true>}
-                             : Ways{row16<ByteReader>, products16_of<ByteReader>};
-        if (w.codes.reading == TABLE && w.codes.width == 4)
-            return has_zeros ? nibbles_of<true>(w) : nibbles_of<false>(w);
-    }
+    Ways found{portable_row, portable_products, FEW_ROWS};
+#if CHOP_HAS_AVX512
+    if (avx512::is_supported() && suits_vectors(w, avx512::LANES) && avx512::find_ways(w, found))
+        return found;
 #endif
-    (void)w;
-    return {portable_row, portable_products};
+#if CHOP_HAS_AVX2
+    if (avx2::is_supported() && suits_vectors(w, avx2::LANES)) avx2::find_ways(w, found);
+#endif
+    return found;
 }
 
 // The rows of x with even columns before odd ones in every 32, the last few left as they are. They
@@ -158,10 +71,10 @@ struct PairedRows {
             std::align(CACHE_LINE, count * columns * sizeof(float), from, space));
         std::copy(x, x + count * columns, rows);
         for (int64_t row = 0; row < count; row++)
-            for (int64_t at = row * columns; at + PAIRED <= (row + 1) * columns; at += PAIRED)
-                for (int64_t i = 0; i < PAIRED / 2; i++) {
+            for (int64_t at = row * columns; at + BLOCK <= (row + 1) * columns; at += BLOCK)
+                for (int64_t i = 0; i < BLOCK / 2; i++) {
                     rows[at + i] = x[at + 2 * i];
-                    rows[at + PAIRED / 2 + i] = x[at + 2 * i + 1];
+                    rows[at + BLOCK / 2 + i] = x[at + 2 * i + 1];
                 }
     }
 };

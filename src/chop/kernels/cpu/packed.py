@@ -22,8 +22,6 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 """Of activations: products of float32 are as precise as these deserve."""
-MANY_FOR_INT8 = 4
-"""Rows of activations from which products of integers are faster than that."""
 
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
@@ -58,11 +56,10 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     x_format, is_float = from_key(x_key), x.dtype == torch.float32
     bias = None if bias is None else _float(bias)
     count = x.numel() // packed.shape[1]
-    if is_float and count < MANY_FOR_INT8 and count <= reader.few_rows:
-        rounded = x if x_format.is_identity else x_format(x)
-        return _few_rows(reader, _float(rounded), packed, bias)
+    if x_format.is_identity and is_float and count <= reader.few_rows:
+        return _few_rows(reader, _float(x), packed, bias)
     rows, y = _rows(x), None
-    if count >= MANY_FOR_INT8 and is_float and int8.is_exact():
+    if is_float and not x_format.is_identity:
         y = int8.linear(rows, x_format, reader, packed, bias)
     if y is None and count <= reader.few_rows:
         y = _few_rows(reader, _float(_rows(x_format(x))), packed, bias)
@@ -125,8 +122,7 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
         return None
     (outputs, columns), rows = packed.shape, x.numel() // x.size(-1)
     x_format, is_float = from_key(x_key), x.dtype == torch.float32
-    many_integers = rows >= MANY_FOR_INT8 and is_float and int8.is_exact()
-    if many_integers and int8.known_rule(x_format, reader, columns) is not None:
+    if is_float and int8.known_rule(x_format, reader, columns) is not None:
         return int8.workspace_bytes(rows, outputs, columns)
     rounded = 0 if x_format.is_identity else x.nbytes
     if rows <= reader.few_rows:

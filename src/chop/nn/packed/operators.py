@@ -8,8 +8,12 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats import Float, NumberFormat
 from chop.kernels import packed_linear_directly
+from chop.kernels.codes import Packed
+from chop.kernels.cpu.int8 import Product, prepared_product
+from chop.kernels.packed import multiplies_small
 from chop.nn import quantized as q
-from chop.nn.packed.base import PackedOperator, packed_twin
+from chop.nn.packed.base import BUFFER_NAMES, PackedOperator, packed_twin
+from chop.nn.weight_cache import prepared_once
 from chop.private.torch_api import is_transformed
 
 FLOAT = Float()
@@ -26,7 +30,8 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         if self._is_kept("weight"):
-            return super().forward(input)
+            small = self._in_one_call(input)
+            return super().forward(input) if small is None else small
         self._refuse_training("weight")
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
         # The operator has a rule for `backward()` only; the way without it has rules for the rest.
@@ -50,6 +55,47 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             self._operand("bias"),
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
+
+    def _in_one_call(self, input: Tensor) -> Tensor | None:
+        """The result of a small layer of 8-bit integers, inputs too; None of any other.
+
+        Rounding, product, scales and bias are one call of the kernels, where each of them takes
+        longer to call than to compute.
+        """
+        bias, is_recorded = self._parameters.get("bias"), torch.is_grad_enabled()
+        if is_recorded and (self.training or (bias is not None and bias.requires_grad)):
+            return None
+        if self.packed_exact or torch.is_autocast_enabled("cpu") or not multiplies_small(input):
+            return None
+        x_format, buffers = self.format_of("data_in"), self._buffers
+        if not isinstance(x_format, NumberFormat) or x_format.is_identity:
+            return None
+        sources = [x for name in BUFFERS_OF_BOTH if (x := buffers.get(name)) is not None]
+        if bias is not None:
+            sources.append(bias)
+        rule = x_format.key, self.spec.number_format("weight").key, self.packed_dtype
+        product = prepared_once(self, "product", sources, rule, lambda: self._prepared(x_format))
+        y = None if product is None else product(input)
+        return y if y is None or self.spec.data_out.is_identity else self.quantize("data_out", y)
+
+    def _prepared(self, x_format: NumberFormat) -> Product | None:
+        stored, bias = self.encoded("weight"), self._operand("bias")
+        bias = None if bias is None else bias.detach()
+        if not (_is_plain(stored.codes, torch.uint8) and self.packed_dtype == torch.float32):
+            return None
+        if not (bias is None or _is_plain(bias, torch.float32)):
+            return None
+        shape, key = self.packed_shapes["weight"], self.spec.number_format("weight").key
+        packed = Packed(stored.codes, stored.scales, stored.tensor_scale, shape, key)
+        return prepared_product(x_format, packed, bias)
+
+
+def _is_plain(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels of CPUs can read it as it lies in memory."""
+    return type(x) is Tensor and x.is_cpu and x.dtype == dtype and x.is_contiguous()
+
+
+BUFFERS_OF_BOTH = (*BUFFER_NAMES["weight"], *BUFFER_NAMES["bias"])
 
 
 class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[override]

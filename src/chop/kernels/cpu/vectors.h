@@ -1,0 +1,47 @@
+// Which vectors of x86-64 the compiler makes loops for: those of this machine, where it is known.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+
+#include "codes.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(CHOP_ONE_INSTRUCTION_SET)
+#include <immintrin.h>
+#ifndef CHOP_LEVEL
+#define CHOP_LEVEL 4  // of x86-64: the loops that a CPU does not have are compiled and not called
+#endif
+#define CHOP_HAS_AVX2 (CHOP_LEVEL >= 3)
+#define CHOP_HAS_AVX512 (CHOP_LEVEL >= 4)
+#else
+#define CHOP_HAS_AVX2 0
+#define CHOP_HAS_AVX512 0
+#endif
+
+namespace {
+
+constexpr int64_t BLOCK = 32;    // columns that are read together where a group holds them
+constexpr int64_t AHEAD = 3072;  // bytes: rows are too short for the processor to foresee the next
+
+// A packed matrix.
+struct Packed {
+    const Codes& codes;
+    const uint8_t* packed;
+    const void* scales;
+    int64_t columns;
+};
+
+// A row's values.
+using RowOf = void (*)(const Packed&, int64_t row, float* out);
+// Products of `outputs` rows from row `first` on with rows of x, written to y[m * stride + n].
+using ProductsOf = void (*)(const Packed&, int64_t first, int64_t outputs, const float* x,
+                            int64_t rows, float* y, int64_t stride);
+
+struct Ways {
+    RowOf row;
+    ProductsOf products;
+    int32_t few_rows;    // of x: up to here it is faster than decoding first
+    bool pairs = false;  // x is to have even columns before odd ones in every block of a row
+};
+
+}  // namespace

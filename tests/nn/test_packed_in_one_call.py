@@ -1,0 +1,168 @@
+"""Small packed layers of 8-bit integers: rounding, product, scales and bias in one call."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from chop.formats import Integer, MXInt, QuantSpec, ScaleInteger
+from chop.kernels.cpu import build, int8
+from chop.nn import quantized as q
+from chop.nn.packed import pack
+from tests.subcases import subcases
+
+SPECS = {
+    "fixed point": QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 7), bias=Integer(8, 7)),
+    "float bias": QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 7)),
+    "rows and channels": QuantSpec(
+        data_in=ScaleInteger(8, granularity="row"), weight=ScaleInteger(8, granularity="channel")
+    ),
+    "whole tensors": QuantSpec(
+        data_in=ScaleInteger(8), weight=ScaleInteger(8), data_out=Integer(12, 6)
+    ),
+}
+EXACT = ("fixed point", "float bias")
+"""Of powers of two and short sums: float32 adds them without rounding."""
+
+
+@pytest.fixture(autouse=True)
+def _loops():
+    if build.library().library is None:
+        pytest.skip(build.library().detail)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Which products are called."""
+    found = []
+    call = int8.Product.__call__
+
+    def counted(product, x):
+        y = call(product, x)
+        found.append(y is not None)
+        return y
+
+    monkeypatch.setattr(int8.Product, "__call__", counted)
+    return found
+
+
+def layer_of(name, bias=True):
+    layer = q.QuantLinear.from_float(nn.Linear(48, 20, bias=bias), SPECS[name]).eval()
+    return layer, pack(layer).eval()
+
+
+@subcases("name", SPECS)
+@subcases("bias", [True, False])
+def test_the_result_is_that_of_the_layer(name, bias, calls):
+    layer, twin = layer_of(name, bias)
+    for shape in [(48,), (1, 48), (3, 5, 48), (40, 48)]:
+        x = 3 * torch.randn(shape)
+        with torch.inference_mode():
+            expected, found = layer(x), twin(x)
+        assert calls.pop() and not calls
+        if name in EXACT:
+            assert torch.equal(found, expected)
+        else:
+            step = 2.0**-6 if name == "whole tensors" else 0
+            assert ((found - expected).abs() <= 1e-5 + step).all()
+
+
+@subcases("name", SPECS)
+def test_a_row_has_one_result_among_any_others(name):
+    _, twin = layer_of(name)
+    x = torch.randn(37, 48)
+    if name == "whole tensors":  # which share a scale
+        x[:] = x.sign()
+    with torch.no_grad():
+        together = twin(x)
+        for rows in (1, 2, 5, 9):
+            assert torch.equal(twin(x[:rows]), together[:rows])
+        assert torch.equal(twin(x[11]), together[11])
+
+
+def test_what_has_to_be_seen_takes_the_way_that_shows_it(calls):
+    layer, twin = layer_of("float bias")
+    x = torch.randn(4, 48)
+    assert twin(x).requires_grad  # its bias learns
+    given = x.clone().requires_grad_()
+    twin(given).sum().backward()
+    assert given.grad is not None
+    spread = torch.randn(4, 96)[:, ::2]
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert twin(x).dtype == torch.bfloat16
+        torch.testing.assert_close(twin(spread), layer(spread), rtol=0, atol=0)
+        assert twin(x[:0]).shape == (0, 20)
+        assert torch.equal(torch.vmap(twin)(x), layer(x))
+        assert torch.equal(pack(layer, exact=True).eval()(x), layer(x))
+        exported = torch.export.export(twin, (x,)).module()
+        assert torch.equal(exported(x), layer(x))
+    assert calls == []
+    with torch.no_grad():
+        assert twin.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    assert calls == []
+
+
+def test_nan_and_infinity_are_those_of_the_layer(calls):
+    for name in SPECS:
+        layer, twin = layer_of(name)
+        x = torch.randn(4, 48)
+        x[1, 2], x[3, 4] = torch.nan, -torch.inf
+        with torch.no_grad():
+            expected, found = layer(x), twin(x)
+        assert calls.pop() is False
+        assert torch.equal(found.isnan(), expected.isnan())
+
+
+def test_other_codes_and_another_bias_are_noticed(calls):
+    layer, twin = layer_of("float bias")
+    x = torch.randn(4, 48)
+
+    def check():
+        with torch.no_grad():
+            reference = q.QuantLinear.from_float(twin.unpack(), twin.spec).eval()
+            assert torch.equal(twin(x), reference(x))
+        assert calls.pop()
+
+    check()
+    with torch.no_grad():
+        twin.bias.add_(1)
+        check()
+        twin.bias = nn.Parameter(torch.randn(20))
+        check()
+        twin.weight = torch.randint(-100, 100, (20, 48)) / 128
+        check()
+        twin.weight_codes.zero_()
+        check()
+        twin.load_state_dict(pack(layer).state_dict())
+        check()
+    clone = copy.deepcopy(twin)
+    with torch.no_grad():
+        clone.weight_codes.zero_()
+        assert torch.equal(twin(x), layer_result := twin.unpack()(x)) and layer_result.any()
+
+
+def test_other_formats_are_left_to_the_long_way(calls):
+    for spec in (
+        QuantSpec(weight=Integer(8, 7)),
+        QuantSpec(data_in=MXInt(8), weight=Integer(8, 7)),
+        QuantSpec(data_in=Integer(8, 5), weight=MXInt(8)),
+        QuantSpec(data_in=Integer(8, 5), weight=Integer(4, 3)),
+        QuantSpec(data_in=Integer(12, 5), weight=Integer(8, 7)),
+    ):
+        layer = q.QuantLinear.from_float(nn.Linear(64, 20), spec).eval()
+        x = torch.randn(4, 64)
+        with torch.no_grad():
+            assert torch.equal(pack(layer).eval()(x), layer(x))
+    assert calls == []
+
+
+def test_what_is_prepared_goes_with_the_layer():
+    _, twin = layer_of("fixed point")
+    with torch.no_grad():
+        twin(torch.randn(2, 48))
+    del twin
+    gc.collect()
+    assert not [x for x in gc.get_objects() if type(x) is int8.Product and x.shape == (20, 48)]
