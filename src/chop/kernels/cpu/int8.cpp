@@ -72,6 +72,15 @@ struct Rule {
     }
 };
 
+// Weights, and how the rows that they are multiplied by are rounded: each by itself or, if they are
+// one line, all of them together. Mirrored field by field by chop.kernels.cpu.int8.
+struct Product {
+    Rule rule;
+    Weights weights;
+    int64_t outputs;
+    int32_t is_one_line;
+};
+
 CLONES void rescale(const int32_t* sums, float x_scale, const float* scales, int64_t stride,
                     const float* bias, float* y, int64_t n) {
     INDEPENDENT
@@ -109,29 +118,29 @@ void chop_int8_rescale(const int32_t* sums, const float* x_scales, const float* 
     });
 }
 
-// y (rows, outputs) = the rounded x (rows, columns) times the transposed w, scaled, plus `bias` if
-// there is one. The lines of x that have a scale are its rows, or, if `is_one_line`, all of them
-// together. `stride` is 0 for one scale of weights. Returns 1 if there is a NaN in x: y is then
-// undefined.
-int chop_int8_linear(const float* x, const int8_t* w, const float* scales, int64_t stride,
-                     const float* bias, float* y, int64_t rows, int64_t outputs, int64_t columns,
-                     const Rule* rule, int32_t is_one_line, int32_t threads) {
-    const float of_all = is_one_line ? rule->scale_of(x, rows * columns) : 0.0f;
+// y (rows, outputs) = the rounded x (rows, columns) times the transposed weights, scaled, plus their
+// bias. Returns 1 if there is a NaN in x: y is then undefined.
+int chop_int8_linear(const Product* product, const float* x, float* y, int64_t rows,
+                     int32_t threads) {
+    const Rule& rule = product->rule;
+    const Weights& weights = product->weights;
+    const int64_t columns = weights.columns, outputs = product->outputs;
+    const bool is_one_line = product->is_one_line;
+    const float of_all = is_one_line ? rule.scale_of(x, rows * columns) : 0.0f;
     const int64_t at_once = rows_in(ROUNDED_BYTES, columns);
-    WholeRows whole(rows < at_once ? rows : at_once, columns);
+    WholeRows whole(std::min(rows, at_once), columns);
     for (int64_t row = 0; row < rows; row += at_once) {
-        whole.count = rows - row < at_once ? rows - row : at_once;
+        whole.count = std::min(rows - row, at_once);
         std::atomic<bool> found{false};
         parallel(whole.count, whole.count * columns, threads, [&](int64_t first, int64_t last) {
             for (int64_t m = first; m < last; m++) {
                 const float* from = x + (row + m) * columns;
-                whole.scales[m] = is_one_line ? of_all : rule->scale_of(from, columns);
-                if (codes_of(from, whole.row(m), columns, whole.scales[m], rule->low, rule->high))
+                whole.scales[m] = is_one_line ? of_all : rule.scale_of(from, columns);
+                if (codes_of(from, whole.row(m), columns, whole.scales[m], rule.low, rule.high))
                     found = true;
             }
         });
         if (found) return 1;
-        const Weights weights{w, columns, scales, stride, bias};
         const int64_t cost = whole.count * outputs * columns / 4;
         parallel(outputs, cost, threads, [&](int64_t first, int64_t last) {
             multiply_whole(weights, whole, first, last, y + row * outputs, outputs);

@@ -37,6 +37,21 @@ class Rule(ctypes.Structure):
     )
 
 
+class Arguments(ctypes.Structure):
+    """A product as loops take it: see `Product` of int8.cpp for the fields."""
+
+    _fields_ = (
+        ("rule", Rule),
+        ("codes", ctypes.c_void_p),
+        ("columns", ctypes.c_int64),
+        ("scales", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("is_one_line", ctypes.c_int32),
+    )
+
+
 class WholeRule(NamedTuple):
     """How activations become integers.
 
@@ -129,26 +144,25 @@ class Product:
             scales = torch.tensor([reader.tables.factor], device="cpu")
         self.loops, self.rule, self.codes, self.scales = reader.loops, rule, packed.codes, scales
         self.bias, self.shape = bias, packed.shape
-        self._structure, self._multiply = rule.structure, _multiply(reader.loops)
+        self._structure = Arguments(
+            rule=rule.structure,
+            codes=packed.codes.data_ptr(),
+            columns=packed.shape[1],
+            scales=scales.data_ptr(),
+            stride=int(scales.numel() > 1),
+            bias=None if bias is None else bias.data_ptr(),
+            outputs=packed.shape[0],
+            is_one_line=not rule.has_own_rows,
+        )
+        self._prepared = ctypes.byref(self._structure)
+        self._multiply = _multiply(reader.loops)
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Of contiguous float32 (..., columns); None if there is a NaN in it."""
         outputs, columns = self.shape
         y = x.new_empty((*x.shape[:-1], outputs))
-        found_nan = self._multiply(
-            x.data_ptr(),
-            self.codes.data_ptr(),
-            self.scales.data_ptr(),
-            int(self.scales.numel() > 1),
-            None if self.bias is None else self.bias.data_ptr(),
-            y.data_ptr(),
-            x.numel() // columns,
-            outputs,
-            columns,
-            ctypes.byref(self._structure),
-            not self.rule.has_own_rows,
-            torch.get_num_threads(),
-        )
+        rows, threads = x.numel() // columns, torch.get_num_threads()
+        found_nan = self._multiply(self._prepared, x.data_ptr(), y.data_ptr(), rows, threads)
         return None if found_nan else y
 
 
@@ -170,9 +184,9 @@ def prepared_product(x_format: NumberFormat, packed: Packed, bias: Tensor | None
 @cache
 def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
     """`chop_int8_linear` with declared arguments: building each would take as long as a product."""
-    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    arguments = (*[pointer] * 3, size, *[pointer] * 2, *[size] * 3, pointer, number, number)
-    return ctypes.CFUNCTYPE(number, *arguments)(("chop_int8_linear", loops))
+    pointer, number = ctypes.c_void_p, ctypes.c_int32
+    prototype = ctypes.CFUNCTYPE(number, *[pointer] * 3, ctypes.c_int64, number)
+    return prototype(("chop_int8_linear", loops))
 
 
 def multiplies_by_onednn(rows: int) -> bool:

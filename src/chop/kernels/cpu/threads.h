@@ -49,6 +49,7 @@ template <class Work> void parallel(int64_t items, int64_t cost, int threads, Wo
     const auto part_of = [=](int64_t part) {
         work(items * part / parts, items * (part + 1) / parts);
     };
+    if (parts == 1) return part_of(0);  // entering a parallel region takes a microsecond
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int64_t part = 0; part < parts; part++) part_of(part);

@@ -40,7 +40,8 @@ INLINE int64_t rows_in(int64_t size_bytes, int64_t columns) {
     return found < 4 ? 4 : found;
 }
 
-// Rows of `columns` codes of 8 bits; `stride` is 0 where all have the same scale.
+// Rows of `columns` codes of 8 bits; `stride` is 0 where all have the same scale, and `bias` null
+// without one. Mirrored field by field by chop.kernels.cpu.int8.
 struct Weights {
     const int8_t* codes;
     int64_t columns;
