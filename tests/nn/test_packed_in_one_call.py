@@ -166,3 +166,21 @@ def test_what_is_prepared_goes_with_the_layer():
     del twin
     gc.collect()
     assert not [x for x in gc.get_objects() if type(x) is int8.Product and x.shape == (20, 48)]
+
+
+@pytest.mark.parametrize("spec", [QuantSpec(weight=MXInt(8)), QuantSpec(weight=Integer(4, 3))])
+def test_operands_of_a_layer_with_float_inputs_are_looked_up_once(spec, monkeypatch):
+    layer = q.QuantLinear.from_float(nn.Linear(64, 20), spec).eval()
+    twin, x = pack(layer).eval(), torch.randn(4, 64)
+    assert torch.equal(twin(x), layer(x))
+    monkeypatch.setattr(type(twin), "_decode", None)  # what is kept is used
+    assert torch.equal(twin(x), layer(x))
+    assert torch.equal(torch.vmap(twin)(x), layer(x))
+    twin(x).sum().backward()
+    assert torch.equal(twin.bias.grad, torch.full((20,), 4.0))
+    twin.train()
+    with torch.no_grad():
+        assert torch.equal(twin(x), layer(x))
+    monkeypatch.undo()
+    twin.eval().bias = nn.Parameter(torch.zeros(20))
+    torch.testing.assert_close(twin(x), layer(x) - layer.bias)

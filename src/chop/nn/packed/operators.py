@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from chop.errors import ConfigError
@@ -30,7 +31,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         if self._is_kept("weight"):
-            small = self._in_one_call(input)
+            small = self._small_product(input)
             return super().forward(input) if small is None else small
         self._refuse_training("weight")
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
@@ -56,27 +57,45 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
-    def _in_one_call(self, input: Tensor) -> Tensor | None:
-        """The result of a small layer of 8-bit integers, inputs too; None of any other.
+    def _small_product(self, input: Tensor) -> Tensor | None:
+        """The result of a small layer, which takes longer to call than to compute.
 
-        Rounding, product, scales and bias are one call of the kernels, where each of them takes
-        longer to call than to compute.
+        What its codes give is looked up once for all operands. Of 8-bit integers, inputs too,
+        rounding, product, scales and bias are one call of the kernels. None where the way of all
+        operators has to be taken.
         """
-        bias, is_recorded = self._parameters.get("bias"), torch.is_grad_enabled()
-        if is_recorded and (self.training or (bias is not None and bias.requires_grad)):
+        x_format, bias = self.format_of("data_in"), self._parameters.get("bias")
+        is_trained = self.training and torch.is_grad_enabled()
+        if is_trained or not isinstance(x_format, NumberFormat):
             return None
-        if self.packed_exact or torch.is_autocast_enabled("cpu") or not multiplies_small(input):
-            return None
-        x_format, buffers = self.format_of("data_in"), self._buffers
-        if not isinstance(x_format, NumberFormat) or x_format.is_identity:
-            return None
+        buffers, keys = self._buffers, self._keys(x_format)
         sources = [x for name in BUFFERS_OF_BOTH if (x := buffers.get(name)) is not None]
         if bias is not None:
             sources.append(bias)
-        rule = x_format.key, self.spec.number_format("weight").key, self.packed_dtype
-        product = prepared_once(self, "product", sources, rule, lambda: self._prepared(x_format))
-        y = None if product is None else product(input)
+        if x_format.is_identity:
+            found = prepared_once(self, "numbers", sources, keys, self._numbers)
+            y = None if found is None else F.linear(input, *found)
+        elif self._is_recorded(bias) or not multiplies_small(input):
+            return None
+        else:
+            found = prepared_once(self, "product", sources, keys, lambda: self._prepared(x_format))
+            y = None if found is None else found(input)
         return y if y is None or self.spec.data_out.is_identity else self.quantize("data_out", y)
+
+    def _keys(self, x_format: NumberFormat) -> tuple[object, ...]:
+        """What tells apart what is prepared of the same tensors."""
+        return x_format.key, self.spec.number_format("weight").key, self.packed_dtype
+
+    def _is_recorded(self, bias: Tensor | None) -> bool:
+        """Whether decoded operands have to be multiplied, for a gradient, autocast or exactness."""
+        learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+        return learns or self.packed_exact or torch.is_autocast_enabled("cpu")
+
+    def _numbers(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias; None where a bias has a format that codes do not stand for."""
+        if "bias" not in self.packed_shapes and not self.spec.bias.is_identity:
+            return None
+        return self._operand("weight"), self._operand("bias")
 
     def _prepared(self, x_format: NumberFormat) -> Product | None:
         stored, bias = self.encoded("weight"), self._operand("bias")
