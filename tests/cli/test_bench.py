@@ -1,14 +1,22 @@
+import importlib.util
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress
-from chop.actions.latency import describe_speed
+from chop.actions.latency import describe_fastest, describe_speed
+from chop.actions.ways import make_ways
 from chop.errors import CheckpointError, ConfigError
+from chop.ir.graph import MaseGraph
 from chop.runs import MANIFEST, read_manifest
 from tests import programs
+
+ENGINES = [name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name)]
 
 
 def chop(*arguments, code=0):
@@ -26,8 +34,9 @@ def compressed(tmp_path_factory):
 
 def test_compress_ends_with_speed_and_size(compressed):
     out, info = compressed
+    models = ("float", "float graph", "compressed", "frozen", *ENGINES)
     assert [(row["model"], row["batch"]) for row in info["speed"]] == [
-        (model, batch) for batch in (1, 16) for model in ("float", "float graph", "compressed")
+        (model, batch) for batch in (1, 16) for model in models
     ]
     exact, graph, small = info["speed"][:3]
     assert graph["largest_difference"] < 1e-5
@@ -36,7 +45,9 @@ def test_compress_ends_with_speed_and_size(compressed):
     low, high = small["times_as_fast_interval_99"]
     assert low <= small["times_as_fast"] <= high
     assert exact["rows_per_second"] == pytest.approx(1000 / exact["latency_ms"])
-    assert (out / "table.md").read_text().splitlines()[-1] == describe_speed(info["speed"])
+    *_, speed, _, fastest = (out / "table.md").read_text().splitlines()
+    assert (speed, fastest) == (describe_speed(info["speed"]), info["fastest"])
+    assert fastest.startswith("Fastest: ") and str(out) in fastest
 
 
 def told(*rows):
@@ -66,13 +77,45 @@ def told(*rows):
 def test_a_smaller_model_that_is_slower_is_called_so(rows, slower):
     text = told(*rows)
     assert text.startswith(f"Speed: {rows[0][1]:.2f} (") and "times as fast as float" in text
-    assert ("slower" in text) == ("--onnx" in text) == (slower is not None)
+    assert ("slower" in text) == ("small layers" in text) == (slower is not None)
     assert slower is None or slower in text
     assert ("no difference shown (0.90 to 1.10) at batch 16" in text) == (rows[-1][1] == 0.98)
 
 
 def test_a_speed_that_was_not_measured_is_called_so():
     assert told() == "Speed: not measured, because of --bench-seconds 0."
+
+
+def timed(**times):
+    return [
+        {"model": model, "batch": batch, "times_as_fast": t}
+        for model, (one, many) in times.items()
+        for batch, t in ((1, one), (16, many))
+    ]
+
+
+def test_the_fastest_way_and_its_command_are_told():
+    rows = timed(float=(1, 1), compressed=(0.5, 0.9), frozen=(0.4, 1.0), onnxruntime=(2.0, 0.2))
+    text = describe_fastest(rows, Path("runs/one"), {})
+    assert text == (
+        "Fastest: compressed, 0.50 at batch 1, 0.90 at batch 16 times as fast as float: "
+        "MaseGraph.from_checkpoint('runs/one/model')."
+    )
+    rows += timed(compiled=(1.5, 1.2))
+    text = describe_fastest(rows, Path("runs/one"), {"openvino": "OpenVINO is not installed."})
+    assert "Fastest: compiled, 1.50 at batch 1, 1.20 at batch 16 times" in text
+    assert "{'compile': True})[1]['compiled']. Not measured: openvino: OpenVINO is not" in text
+    assert describe_fastest([], Path("runs/one"), {}) == ""
+
+
+def test_a_way_that_cannot_be_taken_says_why(compressed):
+    packed = MaseGraph.from_checkpoint(compressed[0] / "model")
+    made, missing = make_ways(packed, ["frozen", "onnxruntime"], "cuda")
+    assert [*made] == ["frozen"]
+    assert missing == {"onnxruntime": "it runs on the CPU, not on cuda."}
+    floats = MaseGraph(nn.Sequential(nn.Linear(4, 2)).eval(), dummy_in={"input": torch.ones(1, 4)})
+    made, missing = make_ways(floats, ["frozen"], "cpu")
+    assert not made and "has no quantized layer with a weight" in missing["frozen"]
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
@@ -84,9 +127,14 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
         (folder / MANIFEST).unlink()
     out = tmp_path / "bench"
     found = bench_model(
-        BenchModelConfig(compressed=folder, out=out, batch_sizes=(2,), seconds=0.05)
+        BenchModelConfig(compressed=folder, out=out, batch_sizes=(2,), seconds=0.05, compile=False)
     )
-    exact, graph, small = found.rows
+    exact, graph, small, frozen, *engines = found.rows
+    assert frozen.file_bytes is None and frozen.weight_bytes > small.weight_bytes
+    assert [engine.model for engine in engines] == ENGINES
+    for way in (frozen, *engines):
+        difference = way.measured.largest_difference
+        assert difference == pytest.approx(small.measured.largest_difference, rel=0.5)
     assert small.file_bytes == info["saved_bytes"]["model.pt"]
     assert exact.file_bytes == info["float_bytes"]["model.pt"]
     assert exact.weight_bytes == graph.weight_bytes > 6 * small.weight_bytes
@@ -106,8 +154,9 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
 
 def test_the_command_compresses_what_has_no_folder(tmp_path):
     arguments = ["--model", "mlp", "--format", "mxint", "--batch", "4", "--seconds", "0.02"]
-    text = chop("bench", "model", *arguments, "--out", tmp_path)
+    text = chop("bench", "model", *arguments, "--no-compile", "--out", tmp_path)
     assert "mxint" in text and "in turns" in text
+    assert "Fastest: " in text and "onnxruntime: " in text  # has no mxint
     assert "| float graph | 4 |" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "times-batch-4.svg").is_file()
 

@@ -13,7 +13,7 @@ from chop import runs
 from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.job import Job, Output, load_nothing, run_job
-from chop.actions.latency import compare_with_float, speed_tables
+from chop.actions.latency import compare_with_float, describe_fastest, speed_tables
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
 from chop.errors import CheckpointError
@@ -21,7 +21,7 @@ from chop.files import latest, shared_lock
 from chop.files.documents import read_json
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
-from chop.report.report import Report, figure
+from chop.report.report import Note, Report, figure
 from chop.studies.model import ModelComparison
 from chop.studies.results import flat_row
 from chop.workloads.settings import WorkloadConfig
@@ -45,7 +45,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         folder = config.compressed or _compressed(config, Path(name))
         loaded = load_workload(_workload_config(config, folder))
         exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
-        found = compare_with_float(
+        found, missing = compare_with_float(
             loaded,
             exact,
             packed,
@@ -53,11 +53,13 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
             batch_sizes=config.batch_sizes,
             seconds=config.seconds,
             threads=config.threads,
+            compile=config.compile,
         )
+    fastest = describe_fastest(found.numbers(), config.compressed or config.out, missing)
     title, times = loaded.title, found.by_batch.items()
     return Report(
         title,
-        {"table.md": speed_tables(title, found)},
+        {"table.md": [*speed_tables(title, found), Note(fastest)]},
         found,
         [flat_row(row) for row in found.rows],
         figures={

@@ -16,7 +16,12 @@ from rich.console import Console
 
 from chop import passes
 from chop.actions.job import Output
-from chop.actions.latency import compare_with_float, describe_speed, speed_tables
+from chop.actions.latency import (
+    compare_with_float,
+    describe_fastest,
+    describe_speed,
+    speed_tables,
+)
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
@@ -244,14 +249,15 @@ def _save(
         "versions": {"torch": torch.__version__},
     }
     packed.draw(folder / "graph.svg")
-    speed = _speed(exact, saved, result, workload, config)
+    speed, missing = _speed(exact, saved, result, workload, config)
     result["speed"] = [] if speed is None else speed.numbers()
+    result["fastest"] = describe_fastest(result["speed"], config.out, missing)
     result["why_no_folder"] = why_no_folder
     return [
         Note(sizes_of(result), is_printed=False),
         Note(packing_of(result), is_printed=False),
         *(speed_tables("The saved model beside float", speed) if speed else ()),
-        Note(describe_speed(result["speed"]), is_printed=False),
+        *(Note(text, is_printed=False) for text in _speed_of(result)),
     ]
 
 
@@ -271,8 +277,13 @@ def outcome_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
         sizes_of(result),
         packing_of(result),
         f"No folder for transformers: {reason}" if reason else where,
-        describe_speed(result["speed"]),
+        *_speed_of(result),
     ]
+
+
+def _speed_of(result: Mapping[str, Any]) -> list[str]:
+    """How fast the saved model is, and in which way it is fastest."""
+    return [text for text in (describe_speed(result["speed"]), result["fastest"]) if text]
 
 
 def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
@@ -296,11 +307,11 @@ def _speed(
     result: Mapping[str, Any],
     workload: Workload,
     config: CompressConfig,
-) -> ModelComparison | None:
-    """The saved model beside float; None where it is not to be measured."""
+) -> tuple[ModelComparison | None, dict[str, str]]:
+    """The saved model beside float, None where it is not to be measured; and what is missing."""
     batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(workload.test)]
     if not config.bench_seconds or not batch_sizes:
-        return None
+        return None, {}
     return compare_with_float(
         workload,
         exact.graph,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from chop.actions.ways import COMMANDS, COMPILED, SAVED, WAYS, make_ways
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Table
@@ -14,12 +17,9 @@ from chop.studies.model import Contender, Inputs, ModelComparison, compare_model
 from chop.train.calibration import example_inputs
 from chop.workloads.workload import Workload
 
-COMPRESSED = "compressed"
-"""The name of the saved model in tables."""
 WHY_SLOWER = (
-    "Each call rounds the inputs of the layers and decodes their weights, which PyTorch then "
-    "multiplies as floats; small layers do not win that back. Faster: an 8-bit integer format with "
-    "--onnx, which onnxruntime multiplies as integers, or larger layers and batches."
+    "Each call rounds the inputs of the layers, which small layers do not win back; larger layers "
+    "and batches do."
 )
 
 
@@ -30,9 +30,12 @@ def compare_with_float(
     *,
     file_bytes: tuple[int, int],
     threads: int = 1,
+    compile: bool = False,
     **how: Any,
-) -> ModelComparison:
-    """The model itself, its graph, and the compressed graph, in turns on rows of the test set.
+) -> tuple[ModelComparison, dict[str, str]]:
+    """The model itself, its graph, and the compressed graph in every way in which it can be run.
+
+    They take turns on rows of the test set.
 
     Args:
         workload: the model, its data and its device.
@@ -40,17 +43,24 @@ def compare_with_float(
         compressed: the graph that was saved.
         file_bytes: of the float and of the compressed weights' file.
         threads: of torch.
+        compile: also compiled, which takes a minute.
         how: `batch_sizes` and `seconds` of `chop.studies.model.compare_models`.
+    Returns: what was measured; and for each way that was not, why.
+
     Raises:
         ConfigError: the test set is smaller than a batch.
     """
+    device, packed = str(workload.device), compressed.model.to(workload.device).eval()
+    names = [name for name in WAYS if compile or name != COMPILED]
+    made, missing = make_ways(compressed, names, device)
     contenders = [
         Contender("float", workload.model.eval(), file_bytes[0]),
         Contender("float graph", exact.model.eval(), file_bytes[0]),
-        Contender(COMPRESSED, compressed.model.to(workload.device).eval(), file_bytes[1]),
+        Contender(SAVED, packed, file_bytes[1]),
+        *(Contender(name, each, getattr(each, "file_bytes", None)) for name, each in made.items()),
     ]
-    device = str(workload.device)
-    return compare_models(contenders, _rows_of(workload), threads=threads, device=device, **how)
+    rows = _rows_of(workload)
+    return compare_models(contenders, rows, threads=threads, device=device, **how), missing
 
 
 def speed_tables(title: str, found: ModelComparison) -> list[Block]:
@@ -65,7 +75,7 @@ def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:
     Args:
         rows: of `ModelComparison.numbers`; none where nothing was measured.
     """
-    found = [row for row in rows if row["model"] == COMPRESSED]
+    found = [row for row in rows if row["model"] == SAVED]
     if not found:
         return "Speed: not measured, because of --bench-seconds 0."
     each = ", ".join(f"{_times(row)} at batch {row['batch']}" for row in found)
@@ -75,6 +85,35 @@ def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{text}."
     where = "" if len(slower) == len(found) else f" at batch {' and '.join(slower)}"
     return f"{text}: slower{where}. {WHY_SLOWER}"
+
+
+def describe_fastest(
+    rows: Sequence[Mapping[str, Any]], folder: Path, missing: Mapping[str, str]
+) -> str:
+    """The fastest way to run the compressed model and the command for it, as one line.
+
+    Fastest is the largest geometric mean over batches of how many times as fast as float it is.
+
+    Args:
+        rows: of `ModelComparison.numbers`; none where nothing was measured.
+        folder: the output folder.
+        missing: why other ways were not measured, by name.
+    """
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        if row["model"] in COMMANDS:
+            times.setdefault(row["model"], []).append(row["times_as_fast"])
+    if not times:
+        return ""
+    best = max(times, key=lambda name: math.prod(times[name]) ** (1 / len(times[name])))
+    batches = [row["batch"] for row in rows if row["model"] == best]
+    each = ", ".join(
+        f"{found:.2f} at batch {batch}" for found, batch in zip(times[best], batches, strict=True)
+    )
+    command = COMMANDS[best].replace("{folder}", str(folder))
+    text = f"Fastest: {best}, {each} times as fast as float: {command}."
+    others = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in missing.items())
+    return f"{text} Not measured: {others}." if others else text
 
 
 def _ends(row: Mapping[str, Any]) -> tuple[float, float]:

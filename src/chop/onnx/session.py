@@ -1,13 +1,15 @@
-"""Sessions of onnxruntime that compute what a file says."""
+"""Engines that run ONNX files and compute what they say: onnxruntime and OpenVINO."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from chop.errors import UnavailableError
 
 SESSION_CONFIG = {
     "session.qdq_matmulnbits_accuracy_level": "1",
@@ -15,6 +17,8 @@ SESSION_CONFIG = {
 }
 """Entries without which onnxruntime rounds more than the file says."""
 FATAL = 4
+Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
+"""Outputs in the file's order, of inputs by name; inputs that the file does not read are left."""
 
 
 def is_installed() -> bool:
@@ -22,15 +26,65 @@ def is_installed() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
+def check_is_installed() -> None:
+    """Raises UnavailableError where onnxruntime cannot be imported."""
+    if not is_installed():
+        raise UnavailableError("onnxruntime is not installed: pip install 'mase-chop[onnx]'.")
+
+
+def check_openvino_is_installed() -> None:
+    """Raises UnavailableError where OpenVINO cannot be imported."""
+    if importlib.util.find_spec("openvino") is None:
+        raise UnavailableError("OpenVINO is not installed: pip install openvino.")
+
+
 def run(proto: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Outputs of an `onnx.ModelProto` on the CPU; inputs that it does not read are left out."""
+    """Outputs of an `onnx.ModelProto` on the CPU, by onnxruntime."""
+    return opened(proto.SerializeToString())(inputs)
+
+
+def opened(content: bytes) -> Run:
+    """What onnxruntime computes on the CPU, by as many threads as torch has.
+
+    Args:
+        content: of an ONNX file.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), FATAL
     for name, value in SESSION_CONFIG.items():
         options.add_session_config_entry(name, value)
-    content, providers = proto.SerializeToString(), ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(content, options, providers)
-    given = {each.name: inputs[each.name].numpy() for each in session.get_inputs()}
-    return [torch.as_tensor(x) for x in session.run(None, given)]
+    session = onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def outputs(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        given = {name: inputs[name].numpy() for name in names}
+        return [torch.as_tensor(x) for x in session.run(None, given)]
+
+    return outputs
+
+
+def opened_by_openvino(content: bytes) -> Run:
+    """What OpenVINO computes on the CPU in float32, by as many threads as torch has.
+
+    Args:
+        content: of an ONNX file.
+    """
+    import openvino
+
+    settings = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(content), "CPU", settings)
+    request = compiled.create_infer_request()
+    names = [port.any_name for port in compiled.inputs]
+
+    def outputs(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        found = request.infer({name: inputs[name].numpy() for name in names})
+        return [torch.from_numpy(found[port].copy()) for port in compiled.outputs]
+
+    return outputs

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
+from chop.formats import NumberFormat
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import layers_of
+from chop.kernels.cpu import int8
 from chop.kernels.cpu.reader import is_large
 from chop.nn.adoption import adopt
 from chop.nn.packed import PackedLinear, PackedOperator
@@ -45,8 +47,8 @@ def freeze_layers(mg: MaseGraph, keeps_products: bool) -> dict[str, list[str]]:
 
     Args:
         mg: the graph; it is changed, unless an error is raised.
-        keeps_products: leaves packed linear layers that are large enough to be multiplied from
-            their codes faster than from floats.
+        keeps_products: leaves packed linear layers that are multiplied from their codes faster
+            than from floats: large ones, and those of 8-bit integers, inputs too.
     Returns: paths by what became of them: `frozen`, layers that still round their inputs or
         results; `plain`, layers of torch; `packed`, those that stayed packed for their products;
         `kept`, other layers that stayed, see `frozen`.
@@ -168,4 +170,8 @@ def _torch_class(operator: type[QuantizedOperator]) -> type[nn.Module]:
 def _multiplies_codes(layer: nn.Module) -> bool:
     if not isinstance(layer, PackedLinear) or layer.packed_exact:
         return False
-    return is_large(layer.packed_shapes["weight"])
+    shape, x_format = layer.packed_shapes["weight"], layer.format_of("data_in")
+    if is_large(shape):
+        return True
+    weight_format = layer.spec.number_format("weight")
+    return isinstance(x_format, NumberFormat) and int8.takes(x_format, weight_format, shape)

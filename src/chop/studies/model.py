@@ -45,7 +45,7 @@ class ModelRow:
         batch: rows of an input.
         latency_seconds: of a forward, by the wall or the GPU; the median.
         throughput: rows per second, from the latency.
-        weight_bytes: that parameters and buffers hold.
+        weight_bytes: that parameters and buffers hold; None where a model has none.
         kept_bytes: of weights that layers keep rounded or decoded beside them, once they ran.
         file_bytes: of its weights' file; None where it was not saved.
         measured: all that was measured.
@@ -55,7 +55,7 @@ class ModelRow:
     batch: int
     latency_seconds: float
     throughput: float
-    weight_bytes: int
+    weight_bytes: int | None
     kept_bytes: int
     file_bytes: int | None
     measured: Measured
@@ -195,7 +195,7 @@ def _row(contender: Contender, batch: int, measured: Measured) -> ModelRow:
         batch,
         measured.seconds,
         batch / measured.seconds,
-        weight_bytes(contender.model),
+        weight_bytes(contender.model) or None,
         kept_bytes(contender.model),
         contender.file_bytes,
         measured,

@@ -26,6 +26,7 @@ class BenchModelConfig:
         seconds: seconds to measure per model and batch size; longer narrows the confidence
             intervals.
         threads: threads of torch; one gives the steadiest ratios.
+        compile: also measure the frozen model as `torch.compile` makes it, which takes a minute.
         max_length: number of tokens to truncate texts to. Default: that of `compressed`, else the
             model's limit.
         device: torch device: `cpu`, `cuda`, `cuda:1` ...
@@ -42,6 +43,7 @@ class BenchModelConfig:
     batch_sizes: tuple[int, ...] = (1, 16)
     seconds: float = 1.0
     threads: int = field(default=1, metadata=MORE)
+    compile: bool = True
     max_length: int | None = field(default=None, metadata=MORE)
     device: str = "cpu"
     matmul_precision: Literal["highest", "high", "medium"] | None = field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.groups import WHOLE_TENSOR, Whole
+from chop.formats.groups import WHOLE_TENSOR, Lines, Whole
 from chop.formats.scaling import EPSILON, TINY
-from chop.kernels.codes import WHOLE, Packed
+from chop.kernels.codes import WHOLE, CodeTables, Packed, fixed_tables
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader
 from chop.kernels.integers import integers_of, one_scale
@@ -211,10 +211,22 @@ def _by_onednn(x: Tensor, product: Product) -> Tensor | None:
 
 def known_rule(x_format: NumberFormat, reader: Reader, columns: int) -> WholeRule | None:
     """How rows of so many columns become integers; None where `linear` does not multiply them."""
-    rule, tables = whole_rule(x_format), reader.tables
+    return _rule(x_format, reader.tables, reader.lines) if columns <= LONGEST_SUM else None
+
+
+def takes(x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[int]) -> bool:
+    """Whether rows in a format and a weight in another are multiplied as 8-bit integers."""
+    tables = fixed_tables(weight_format)
+    lines = None if tables is None else tables.lines(shape)
+    if tables is None or lines is None or lines.columns > LONGEST_SUM:
+        return False
+    return _rule(x_format, tables, lines) is not None
+
+
+def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule | None:
     if (tables.reading, tables.width) != (WHOLE, 8) or tables.scale_values is not None:
         return None
-    return rule if reader.lines.groups_per_row <= 1 and columns <= LONGEST_SUM else None
+    return whole_rule(x_format) if lines.groups_per_row <= 1 else None
 
 
 def workspace_bytes(rows: int, outputs: int, columns: int) -> int:

@@ -28,9 +28,10 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
 
     It answers as before, in evaluation, which it comes back in. A layer that rounds nothing else
     becomes a layer of torch; one that rounds inputs or results keeps to that. Without `compile`,
-    packed linear layers of 65,536 weights or more stay packed: they multiply codes. The parameters
-    of replaced layers get no gradients, and learned scales become part of the formats. Quantized
-    calls of functions, and operators with a forward of one's own, stay as they are.
+    packed linear layers stay packed where they multiply codes: of 65,536 weights or more, and of
+    8-bit integers with inputs as such. The parameters of replaced layers get no gradients, and
+    learned scales become part of the formats. Quantized calls of functions, and operators with a
+    forward of one's own, stay as they are.
 
     Frozen weights are floats: a graph that is to be small is packed and not frozen. Compiled, the
     rounding of inputs to `integer` is fused with what is around it, where no gradient is wanted.

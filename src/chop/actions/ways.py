@@ -1,0 +1,120 @@
+"""Ways to run a compressed model: as it was saved, frozen, compiled, and by other engines."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from chop import passes
+from chop.errors import ChopError, UnavailableError, first_line
+from chop.ir.graph import MaseGraph
+from chop.onnx import session
+from chop.onnx.session import Run
+
+SAVED, COMPILED = "compressed", "compiled"
+"""The names of the saved model in tables, and of one that takes long to make."""
+LOADED = "MaseGraph.from_checkpoint('{folder}/model')"
+ONNX = "{folder}/model.onnx, which chop compress --onnx writes"
+FROZEN = f"freeze_transform_pass({LOADED}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a model.
+
+    Attributes:
+        make: takes the packed graph and gives what is called with inputs by name; it may raise a
+            ChopError that says why not.
+        command: how a user does it, with `{folder}` for the output folder.
+        is_on_cpu: it runs on CPUs only.
+    """
+
+    make: Callable[[MaseGraph], nn.Module]
+    command: str
+    is_on_cpu: bool = False
+
+
+class Engine(nn.Module):
+    """A file that another library runs, called as a module; outputs are in the file's order.
+
+    Args:
+        opened: makes of the file's content what takes inputs by name and gives the outputs.
+        content: of the file.
+
+    Attributes:
+        file_bytes: its size.
+    """
+
+    def __init__(self, opened: Callable[[bytes], Run], content: bytes) -> None:
+        super().__init__()
+        self.run, self.file_bytes = opened(content), len(content)
+
+    def forward(self, **inputs: Tensor) -> list[Tensor]:
+        """The outputs for inputs by name."""
+        return self.run(inputs)
+
+
+def make_ways(
+    mg: MaseGraph, names: Sequence[str], device: str
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """A compressed model in some ways, in evaluation.
+
+    Args:
+        mg: the packed graph.
+        names: of `WAYS`.
+        device: where it runs.
+    Returns: what is called, by name; and for each other way why it is not there, in a sentence.
+    """
+    made, missing = {}, {}
+    for name in names:
+        try:
+            if WAYS[name].is_on_cpu and device != "cpu":
+                raise UnavailableError(f"it runs on the CPU, not on {device}.")
+            made[name] = WAYS[name].make(mg).eval()
+        except ChopError as error:
+            missing[name] = first_line(error)
+    return made, missing
+
+
+def _frozen(mg: MaseGraph) -> nn.Module:
+    frozen, _ = passes.freeze_transform_pass(mg)
+    model: nn.Module = frozen.model
+    return model
+
+
+def _compiled(mg: MaseGraph) -> nn.Module:
+    _, info = passes.freeze_transform_pass(mg, {"compile": True})
+    model: nn.Module = info["compiled"]
+    return model
+
+
+def _in_onnxruntime(mg: MaseGraph) -> nn.Module:
+    session.check_is_installed()
+    return Engine(session.opened, _onnx_of(mg))
+
+
+def _in_openvino(mg: MaseGraph) -> nn.Module:
+    session.check_openvino_is_installed()
+    return Engine(session.opened_by_openvino, _onnx_of(mg))
+
+
+def _onnx_of(mg: MaseGraph) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        _, info = passes.export_onnx_interface_pass(mg, {"path": Path(folder) / "model.onnx"})
+        content: bytes = info["path"].read_bytes()
+    return content
+
+
+WAYS = {
+    "frozen": Way(_frozen, f"{FROZEN})"),
+    COMPILED: Way(_compiled, f"{FROZEN}, {{'compile': True}})[1]['compiled']"),
+    "onnxruntime": Way(_in_onnxruntime, f"onnxruntime with {ONNX}", True),
+    "openvino": Way(_in_openvino, f"OpenVINO with {ONNX}", True),
+}
+"""Beside the saved model itself, by name."""
+COMMANDS = {SAVED: LOADED, **{name: way.command for name, way in WAYS.items()}}
+"""How a user runs each of them."""
