@@ -11,11 +11,16 @@ from chop.formats import Integer, MXInt, QuantSpec, ScaleInteger
 from chop.kernels.cpu import build, int8
 from chop.nn import quantized as q
 from chop.nn.packed import pack
+from chop.nn.weight_cache import kept_bytes
 from tests.subcases import subcases
 
 SPECS = {
     "fixed point": QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 7), bias=Integer(8, 7)),
     "float bias": QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 7)),
+    "4 bits": QuantSpec(data_in=Integer(4, 2), weight=Integer(4, 3), bias=Integer(6, 4)),
+    "4 and 5 bits, rows and channels": QuantSpec(
+        data_in=ScaleInteger(4, granularity="row"), weight=ScaleInteger(5, granularity="channel")
+    ),
     "rows and channels": QuantSpec(
         data_in=ScaleInteger(8, granularity="row"), weight=ScaleInteger(8, granularity="channel")
     ),
@@ -23,7 +28,7 @@ SPECS = {
         data_in=ScaleInteger(8), weight=ScaleInteger(8), data_out=Integer(12, 6)
     ),
 }
-EXACT = ("fixed point", "float bias")
+EXACT = ("fixed point", "float bias", "4 bits")
 """Of powers of two and short sums: float32 adds them without rounding."""
 
 
@@ -149,7 +154,9 @@ def test_other_formats_are_left_to_the_long_way(calls):
         QuantSpec(weight=Integer(8, 7)),
         QuantSpec(data_in=MXInt(8), weight=Integer(8, 7)),
         QuantSpec(data_in=Integer(8, 5), weight=MXInt(8)),
-        QuantSpec(data_in=Integer(8, 5), weight=Integer(4, 3)),
+        QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 7, is_signed=False)),
+        QuantSpec(data_in=Integer(8, 5, is_signed=False), weight=Integer(8, 7)),
+        QuantSpec(data_in=Integer(8, 5), weight=Integer(9, 7)),
         QuantSpec(data_in=Integer(12, 5), weight=Integer(8, 7)),
     ):
         layer = q.QuantLinear.from_float(nn.Linear(64, 20), spec).eval()
@@ -157,6 +164,14 @@ def test_other_formats_are_left_to_the_long_way(calls):
         with torch.no_grad():
             assert torch.equal(pack(layer).eval()(x), layer(x))
     assert calls == []
+
+
+def test_codes_of_fewer_bits_are_kept_as_bytes():
+    _, twin = layer_of("4 bits")
+    before = kept_bytes(twin)
+    with torch.no_grad():
+        twin(torch.randn(2, 48))
+    assert kept_bytes(twin) - before == 20 * 48 + 4 * 20  # and the bias
 
 
 def test_what_is_prepared_goes_with_the_layer():

@@ -23,8 +23,8 @@ FORMATS = (
 X = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(2))
 
 
-WHOLE_NUMBERS = ("8.5", "scale_integer:width=8")
-"""Formats whose small packed products are those of 8-bit integers."""
+WHOLE_NUMBERS = ("8.5", "4.2", "scale_integer:width=8")
+"""Formats whose small packed products are those of integers of up to 8 bits."""
 
 
 class Net(nn.Module):

@@ -234,7 +234,12 @@ def kept_bytes(model: nn.Module) -> int:
     """
     shelves = [found for m in model.modules() for by in (_kept, _decoded) if (found := by.get(m))]
     entries = [each for s in shelves for results in s.results.values() for each in results.values()]
-    return sum(entry.result.nbytes for entry in entries if isinstance(entry.result, Tensor))
+    return sum(_bytes_of(entry.result) for entry in entries)
+
+
+def _bytes_of(result: Any) -> int:
+    """What a result takes beside the tensors that it was made of or that are kept themselves."""
+    return result.nbytes if isinstance(result, Tensor) else getattr(result, "kept_bytes", 0)
 
 
 def _from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -10,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chop.formats import NumberFormat
+from chop.formats import NumberFormat, from_key
 from chop.formats.groups import WHOLE_TENSOR, Lines, Whole
+from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY
 from chop.kernels.codes import WHOLE, CodeTables, Packed, fixed_tables
 from chop.kernels.cpu.measure import pointer
@@ -22,6 +24,7 @@ from chop.private.torch_api import has_int8_products, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
+BYTE = 8
 MANY_FOR_ONEDNN = 4
 """Rows of activations from which oneDNN is faster than loops of our own."""
 WHOLE_LANES, ROUNDED_BYTES = 16, 2**21
@@ -130,10 +133,11 @@ class Product:
     Attributes:
         loops: the library.
         rule: how rows are rounded.
-        codes: of the weight, int8.
+        codes: of the weight, a byte each.
         scales: of its rows, float32; one for all of them.
         bias: float32 (outputs,), contiguous, or None.
         shape: of the weight.
+        kept_bytes: of codes that are its own.
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class Product:
             scales = torch.tensor([reader.tables.factor], device="cpu")
         self.loops, self.rule, self.codes, self.scales = reader.loops, rule, packed.codes, scales
         self.bias, self.shape = bias, packed.shape
+        self.kept_bytes = packed.codes.nbytes if packed.codes.dtype == torch.int8 else 0
         self._structure = Arguments(
             rule=rule.structure,
             codes=packed.codes.data_ptr(),
@@ -178,7 +183,33 @@ def prepared_product(x_format: NumberFormat, packed: Packed, bias: Tensor | None
     if reader is None or not reader.takes(packed):
         return None
     rule = known_rule(x_format, reader, packed.shape[1])
-    return None if rule is None else Product(reader, rule, packed, bias)
+    if rule is not None:
+        return Product(reader, rule, packed, bias)
+    if not _is_narrow(from_key(packed.key), reader.tables, reader.lines):
+        return None
+    rule = whole_rule(x_format)
+    return None if rule is None else Product(reader, rule, _widened(packed), bias)
+
+
+def _is_narrow(number_format: NumberFormat, tables: CodeTables, lines: Lines) -> bool:
+    """Whether codes are whole numbers of fewer than 8 bits times a scale that rows share."""
+    integers = integers_of(layout_of(number_format))
+    has_one_scale = tables.scale_values is None and lines.groups_per_row <= 1
+    is_short = has_one_scale and lines.columns <= LONGEST_SUM
+    return is_short and integers is not None and integers.low < 0 and tables.width < BYTE
+
+
+def _widened(packed: Packed) -> Packed:
+    """The codes as bytes in two's complement, and the step among the scales."""
+    layout = layout_of(from_key(packed.key))
+    integers = integers_of(layout)
+    assert layout is not None and integers is not None
+    width, scales = layout.element.width, packed.scales
+    half, numel = 1 << width - 1, math.prod(packed.shape)
+    codes = ((unpack_bits(packed.codes, width, numel).int() ^ half) - half).to(torch.int8)
+    if scales is None or not scales.numel():
+        scales = torch.tensor([integers.step], device="cpu")
+    return packed._replace(codes=codes, scales=scales)
 
 
 @cache
@@ -215,16 +246,18 @@ def known_rule(x_format: NumberFormat, reader: Reader, columns: int) -> WholeRul
 
 
 def takes(x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[int]) -> bool:
-    """Whether rows in a format and a weight in another are multiplied as 8-bit integers."""
+    """Whether `prepared_product` takes rows in a format and a weight in another."""
     tables = fixed_tables(weight_format)
     lines = None if tables is None else tables.lines(shape)
     if tables is None or lines is None or lines.columns > LONGEST_SUM:
         return False
+    if _is_narrow(weight_format, tables, lines):
+        return whole_rule(x_format) is not None
     return _rule(x_format, tables, lines) is not None
 
 
 def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule | None:
-    if (tables.reading, tables.width) != (WHOLE, 8) or tables.scale_values is not None:
+    if (tables.reading, tables.width) != (WHOLE, BYTE) or tables.scale_values is not None:
         return None
     return whole_rule(x_format) if lines.groups_per_row <= 1 else None
 
