@@ -2,12 +2,16 @@
 
 import copy
 import gc
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
-from chop.formats import Integer, MXInt, QuantSpec, ScaleInteger
+from chop.formats import Binary, Integer, MXInt, QuantSpec, ScaleInteger
 from chop.kernels.cpu import build, int8
 from chop.nn import quantized as q
 from chop.nn.packed import pack
@@ -199,3 +203,119 @@ def test_operands_of_a_layer_with_float_inputs_are_looked_up_once(spec, monkeypa
     monkeypatch.undo()
     twin.eval().bias = nn.Parameter(torch.zeros(20))
     torch.testing.assert_close(twin(x), layer(x) - layer.bias)
+
+
+@pytest.mark.parametrize("shape", [(4, 12), (1, 96), (96,), (4, 49), ()])
+def test_inputs_of_another_size_are_refused_as_ever(shape, calls):
+    layer, twin = layer_of("fixed point")
+    with torch.no_grad():
+        twin(torch.randn(4, 48))
+        for each in (layer, twin):
+            with pytest.raises(RuntimeError):
+                each(torch.ones(shape))
+    assert calls == [True]
+
+
+def test_a_bias_of_another_shape_is_that_of_the_layer(calls):
+    layer, twin = layer_of("float bias")
+    x = torch.randn(3, 48)
+    with torch.no_grad():
+        for shape in [(1,), (3, 20), (3, 1)]:
+            layer.bias = nn.Parameter(torch.randn(shape))
+            twin.bias = layer.bias
+            assert torch.equal(twin(x), layer(x))
+        twin.bias = nn.Parameter(torch.randn(5))
+        with pytest.raises(RuntimeError):
+            twin(x)
+        negative = torch.randn(20)
+        twin.bias = nn.Parameter(torch._neg_view(negative))
+        layer.bias = nn.Parameter(-negative)
+        assert torch.equal(twin(x), layer(x))
+        assert torch.equal(twin(torch._neg_view(x)), layer(-x))
+    assert calls == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_changes_nothing(dtype, calls):
+    twins = {name: layer_of(name) for name in SPECS}
+    large = q.QuantLinear.from_float(nn.Linear(512, 256), SPECS["whole tensors"]).eval()
+    packed, x, many = pack(large).eval(), torch.randn(4, 48), torch.randn(9, 512)
+    with torch.no_grad():
+        expected = {name: layer(x) for name, (layer, _) in twins.items()}
+        torch.set_default_dtype(dtype)
+        try:
+            for name, (_, twin) in twins.items():
+                torch.testing.assert_close(twin(x), expected[name], rtol=0, atol=2.0**-6)
+            torch.testing.assert_close(packed(many), large(many), rtol=0, atol=2.0**-6)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert calls and all(calls)
+
+
+@pytest.mark.parametrize("spec", [SPECS["fixed point"], QuantSpec(weight=Integer(8, 7))])
+def test_what_a_mode_or_a_transform_gave_is_not_kept(spec):
+    layer = q.QuantLinear.from_float(nn.Linear(48, 20), spec).eval()
+    twin, x = pack(layer).eval(), torch.randn(4, 48)
+    with torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            twin(mode.from_tensor(x))
+        make_fx(twin, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+        assert torch.equal(twin(x), layer(x))
+        with Doubling():
+            twin(x)
+        assert torch.equal(twin(x), layer(x))
+
+
+class Doubling(TorchFunctionMode):
+    """Writes into the weight of `F.linear`."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            args[1].mul_(2)
+        return func(*args, **(kwargs or {}))
+
+
+def test_transforms_may_go_over_the_bias():
+    for spec in (SPECS["float bias"], QuantSpec(weight=Integer(8, 7))):
+        layer = q.QuantLinear.from_float(nn.Linear(48, 20), spec).eval()
+        twin, x, biases = pack(layer).eval(), torch.randn(4, 48), torch.randn(3, 20)
+
+        def called(bias, twin=twin, x=x):
+            return torch.func.functional_call(twin, {"bias": bias}, (x,))
+
+        found = torch.vmap(called)(biases)
+        for bias, each in zip(biases, found, strict=True):
+            torch.testing.assert_close(each, layer(x) - layer.bias + bias)
+        grad = torch.func.grad(lambda bias, called=called: called(bias).sum())(biases[0])
+        assert torch.equal(grad, torch.full((20,), 4.0))
+
+
+def test_a_bias_that_draws_at_random_is_drawn(calls):
+    spec = QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 7), bias=Binary(stochastic=True))
+    for inputs, outputs in ((48, 20), (512, 256)):
+        layer = q.QuantLinear.from_float(nn.Linear(inputs, outputs), spec).eval()
+        twin, x = pack(layer).eval(), torch.randn(1, inputs)
+        with torch.no_grad():
+            products = layer(x) - layer.bias.sign()
+            drawn = (twin(x) - products).abs().round()
+        assert set(drawn.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0} and calls == []
+
+
+def test_scales_elsewhere_are_not_read(calls):
+    _, twin = layer_of("rows and channels")
+    twin._buffers["weight_scales"] = twin.weight_scales.to("meta")
+    with torch.no_grad(), suppress(RuntimeError, NotImplementedError):
+        twin(torch.randn(2, 48))
+    assert calls == []
+
+
+@pytest.mark.parametrize("scale", [2.0**-140, 2.0**-130, 2.0**-127, 2.0**110])
+def test_inverses_that_float32_does_not_hold_are_not_taken(scale):
+    layer = q.QuantLinear.from_float(
+        nn.Linear(48, 20, bias=False),
+        QuantSpec(data_in=ScaleInteger(8, scales=(scale,)), weight=Integer(8, 7)),
+    ).eval()
+    x = torch.randn(4, 48) * 30 * scale
+    with torch.no_grad():
+        expected, found = layer(x).double(), pack(layer).eval()(x).double()
+    assert ((found - expected).abs() <= 1e-5 * expected.abs().max() + 2.0**-148).all()

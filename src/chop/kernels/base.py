@@ -130,13 +130,17 @@ def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gra
 
 
 def is_followed(x: Tensor) -> bool:
-    """Whether a gradient, a compiler, a tracer, a mode or a transform has to see what is called."""
+    """Whether a gradient, a compiler, a tracer, a mode or a transform has to see what is called.
+
+    So has PyTorch's dispatcher where numbers are not those in memory, as of a negative view.
+    """
     return (
         type(x) is not Tensor
         or (x.requires_grad and torch.is_grad_enabled())
         or torch.compiler.is_compiling()
         or is_transformed()
         or is_dispatch_observed()
+        or x.is_neg()
     )
 
 

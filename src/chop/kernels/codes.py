@@ -299,7 +299,7 @@ def _with_whole(tables: CodeTables, reading: int, whole: Tensor, step: Tensor) -
     if tables.groups is None:
         return replace(read, factor=step.item())
     if tables.scale_values is None or tables.zero_values is not None:
-        return tables  # products by whole numbers could overflow
+        return tables  # products by float scales could overflow, and zero points have the step
     scales = _exact(tables.scale_values.double() * step.double())
     return tables if scales is None else replace(read, scale_values=scales)
 

@@ -135,10 +135,12 @@ def packed_linear_directly(
     return y
 
 
-def multiplies_small(x: Tensor) -> bool:
-    """Whether a prepared product takes `x`, and nobody has to see that it was called."""
-    is_plain = type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu
-    return is_plain and x.numel() > 0 and x.is_contiguous() and is_ready() and not is_followed(x)
+def multiplies_small(x: Tensor, columns: int) -> bool:
+    """Whether a prepared product of so many columns takes `x`, and nobody has to see the call."""
+    if type(x) is not Tensor or x.dtype != torch.float32 or not x.is_cpu or x.numel() == 0:
+        return False
+    lies_well = x.ndim > 0 and x.size(-1) == columns and x.is_contiguous()
+    return lies_well and is_ready() and not is_followed(x)
 
 
 def workspace_bytes(operator: Any, arguments: Sequence[Any]) -> int:

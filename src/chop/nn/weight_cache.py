@@ -57,20 +57,30 @@ class _Kept:
     Attributes:
         sources: the tensors that it was made of.
         result: without a gradient, or what was prepared from them.
-        version: of the result, when it was made: an operator may write into its operands.
+        versions: of the tensors in the result, when it was made: an operator may write into its
+            operands.
     """
 
     sources: tuple[_Source, ...]
     result: Any
-    version: int | None
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sources: Sequence[Tensor], result: Any) -> _Kept:
+        return cls(tuple(map(_Source.of, sources)), result, _versions(result))
 
     def holds(self, sources: Sequence[Tensor]) -> bool:
         """Whether the result would be the same again."""
-        if self.version is not None and version_of(self.result) != self.version:
+        if _versions(self.result) != self.versions:
             return False
         if len(sources) != len(self.sources):
             return False
         return all(map(_Source.is_still, self.sources, sources))
+
+
+def _versions(result: Any) -> tuple[int, ...]:
+    parts = result if isinstance(result, tuple) else (result,)
+    return tuple(version_of(x) for x in parts if isinstance(x, Tensor))
 
 
 @dataclass
@@ -188,14 +198,17 @@ def prepared_once(
     rule: object,
     make: Callable[[], Any],
 ) -> Any:
-    """As `decoded_once`, of what is no tensor: how `owner` computes with its codes; or None.
+    """What `make` prepares of an operator's codes, once as long as they are the same.
+
+    None where that cannot be told: of sources
+    without numbers, or made in inference mode.
 
     Args:
         owner: the operator.
         name: of what is prepared.
         sources: all tensors that it reads.
         rule: what else it depends on; hashable.
-        make: prepares it.
+        make: prepares it, without a gradient; what it gives is kept, None too.
     """
     shelf = _shelf_of(owner)
     found = shelf.find(name, rule)
@@ -203,8 +216,9 @@ def prepared_once(
         return found.result
     if any(is_fake(x) or x.is_inference() for x in sources):
         return None
-    result = make()
-    shelf.put(name, rule, _Kept(tuple(map(_Source.of, sources)), result, None))
+    with torch.inference_mode(False), torch.no_grad():
+        result = make()
+    shelf.put(name, rule, _Kept.of(sources, result))
     return result
 
 
@@ -261,5 +275,5 @@ def _from(
     with torch.inference_mode(False), torch.no_grad():
         result = make()
     if type(result) is Tensor:
-        shelf.put(operand, rule, _Kept(tuple(map(_Source.of, sources)), result, version_of(result)))
+        shelf.put(operand, rule, _Kept.of(sources, result))
     return result

@@ -10,7 +10,7 @@
 namespace {
 
 enum Reading : int32_t {
-    TABLE,      // table[code]; others of 8 or 4 bits may be computed, or looked up there too
+    TABLE,      // table[code], which codes of every reading but TRITS have too
     WHOLE,      // two's complement
     NATURAL,    // without a sign
     MAGNITUDE,  // 8 bits: sign, whole number

@@ -1,6 +1,7 @@
 // What stands around a product of 8-bit integers: rounding activations, scaling sums.
 
 #include <atomic>
+#include <cfloat>
 #include <cmath>
 
 #include "numeric.h"
@@ -11,7 +12,8 @@
 namespace {
 
 constexpr int64_t ROUNDED_AT_ONCE = 64;
-// Of a quotient of at most 128 in float32 by an inverse: three roundings and some more.
+// Of a quotient of at most 128 in float32 by an inverse: three roundings and some more. Larger ones
+// are cut to the range, on whichever side of a tie they lie.
 constexpr float QUOTIENT_ERROR = 128 * 4 * 0x1p-24f;
 
 template <class Code>
@@ -30,6 +32,7 @@ INLINE bool round_line(const float* x, Code* codes, int64_t length, double divis
                        double high) {
     int32_t found = 0;
     const float inverse = 1 / static_cast<float>(divisor), least = low, most = high;
+    const bool is_normal = inverse >= FLT_MIN && inverse <= FLT_MAX;
     for (int64_t first = 0; first < length; first += ROUNDED_AT_ONCE) {
         const int64_t left = length - first, n = left < ROUNDED_AT_ONCE ? left : ROUNDED_AT_ONCE;
         int32_t near_a_tie = 0;
@@ -40,7 +43,7 @@ INLINE bool round_line(const float* x, Code* codes, int64_t length, double divis
             codes[i] = static_cast<Code>(static_cast<int32_t>(
                 v == v ? clamp(rounded, least, most) : 0.0f));
         }
-        if (near_a_tie) round_exactly(x + first, codes + first, n, divisor, low, high);
+        if (near_a_tie || !is_normal) round_exactly(x + first, codes + first, n, divisor, low, high);
     }
     return found;
 }

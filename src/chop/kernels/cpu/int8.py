@@ -27,7 +27,7 @@ LONGEST_SUM = (2**31 - 1) // 128**2
 BYTE = 8
 MANY_FOR_ONEDNN = 4
 """Rows of activations from which oneDNN is faster than loops of our own."""
-WHOLE_LANES, ROUNDED_BYTES = 16, 2**21
+WHOLE_LANES, ROUNDED_BYTES, NARROW, PANEL, SPAN = 16, 2**21, 256, 16, 768
 """The constants of cpu/whole_products.h."""
 
 
@@ -117,8 +117,9 @@ def linear(
     """`F.linear` of rounded rows (rows, columns) and a packed weight.
 
     None unless both are 8-bit integers times a scale that whole rows share, and `x` has no NaN.
-    Sums are exact and are scaled in one order, so that a row has the same result among any others,
-    by any instructions.
+    Sums are exact, and each is multiplied by the product of its two scales in float32: a row has
+    the same result among any others, by any instructions. Scales whose product float32 does not
+    hold give infinities, or NaN of a sum of 0.
     """
     rule = known_rule(x_format, reader, x.size(1))
     if rule is None:
@@ -145,7 +146,7 @@ class Product:
     ) -> None:
         scales = packed.scales
         if scales is None or not scales.numel():
-            scales = torch.tensor([reader.tables.factor], device="cpu")
+            scales = torch.tensor([reader.tables.factor], dtype=torch.float32, device="cpu")
         self.loops, self.rule, self.codes, self.scales = reader.loops, rule, packed.codes, scales
         self.bias, self.shape = bias, packed.shape
         self.kept_bytes = packed.codes.nbytes if packed.codes.dtype == torch.int8 else 0
@@ -208,7 +209,7 @@ def _widened(packed: Packed) -> Packed:
     half, numel = 1 << width - 1, math.prod(packed.shape)
     codes = ((unpack_bits(packed.codes, width, numel).int() ^ half) - half).to(torch.int8)
     if scales is None or not scales.numel():
-        scales = torch.tensor([integers.step], device="cpu")
+        scales = torch.tensor([integers.step], dtype=torch.float32, device="cpu")
     return packed._replace(codes=codes, scales=scales)
 
 
@@ -267,15 +268,16 @@ def workspace_bytes(rows: int, outputs: int, columns: int) -> int:
     if multiplies_by_onednn(rows):
         return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
     stride = -(-columns // WHOLE_LANES) * WHOLE_LANES
-    at_once = max(ROUNDED_BYTES // (2 * columns) // 4 * 4, 4)
-    return min(rows, at_once) * (2 * stride + 4)
+    at_once = max(ROUNDED_BYTES // (2 * max(columns, NARROW)) // 4 * 4, 4)
+    panels = torch.get_num_threads() * 4 * (PANEL * min(rows, at_once) + PANEL // 2 * SPAN)
+    return min(rows, at_once) * (2 * stride + 4) + panels
 
 
 def _rounded(loops: ctypes.CDLL, x: Tensor, rule: WholeRule) -> tuple[Tensor, Tensor] | None:
     """int8 (rows, columns) and float32 (rows,); None if there is a NaN."""
     whole = torch.empty(x.shape, dtype=torch.int8, device="cpu")
     lines = x.size(0) if rule.has_own_rows else 1
-    scales = torch.empty(lines, device="cpu")
+    scales = torch.empty(lines, dtype=torch.float32, device="cpu")
     found_nan = loops.chop_int8_codes(
         *map(pointer, (x, whole, scales)),
         *map(ctypes.c_int64, (lines, x.numel() // lines)),

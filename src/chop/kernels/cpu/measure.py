@@ -29,6 +29,10 @@ def pointer(x: Tensor | None) -> c_void_p:
     return c_void_p(None if x is None else x.data_ptr())
 
 
+def _column(lines: Tensor) -> Tensor:
+    return torch.empty(lines.size(0), 1, dtype=torch.float32, device="cpu")
+
+
 @dataclass(frozen=True)
 class NativeStatistics(Statistics):
     """One pass over memory for each.
@@ -45,14 +49,14 @@ class NativeStatistics(Statistics):
         beyond = lines.size(1) - math.ceil(statistic.quantile * lines.size(1))
         if beyond:
             return self.order_statistics(lines, mask, beyond)
-        lines, largest = lines.float(), torch.empty(lines.size(0), 1)
+        lines, largest = lines.float(), _column(lines)
         sizes = *map(c_int64, lines.shape), torch.get_num_threads()
         self.loops.chop_largest(pointer(lines), pointer(largest), mask, *sizes)
         return largest
 
     def order_statistics(self, lines: Tensor, mask: int, rank: int) -> Tensor:
         """float32, (lines, 1): the finite magnitudes with `rank` larger ones, or 0; or medians."""
-        lines, found = lines.float(), torch.empty(lines.size(0), 1)
+        lines, found = lines.float(), _column(lines)
         sizes = *map(c_int64, (rank, *lines.shape)), torch.get_num_threads()
         self.loops.chop_order_statistics(pointer(lines), pointer(found), mask, *sizes)
         return found

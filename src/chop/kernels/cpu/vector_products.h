@@ -1,7 +1,9 @@
 // Products with codes of 8 and 4 bits, a vector at a time. Included once for each set of
 // instructions, in its namespace, with TARGET as its attribute.
 
-#undef TARGET_INLINE
+#ifndef TARGET
+#error "TARGET: the attribute of functions for a set of instructions"
+#endif
 #define TARGET_INLINE TARGET INLINE_MEMBER
 
 // Readers give LANES values from column `at` of a row on, or, at its end, the first of them; and a
@@ -306,3 +308,5 @@ bool find_ways(const Packed& w, Ways& found) {
         found = ways_of_reader<Bytes<TableValues>>(w, FEW_LOOKED_UP);
     return true;
 }
+
+#undef TARGET_INLINE

@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 #if CHOP_HAS_AVX2
-#if defined(__clang__)
+#if defined(__clang__) || __GNUC__ < 12
 #define AVX2 __attribute__((target("avx2,fma,bmi2")))
 #else
 #define AVX2 __attribute__((target("arch=x86-64-v3")))
@@ -22,7 +22,12 @@ using Vector = __m256;
 using Whole = __m256i;
 
 INLINE bool is_supported() {
-    static const bool found = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(__clang__) || __GNUC__ < 12
+    static const bool found = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                              __builtin_cpu_supports("bmi2");
+#else
+    static const bool found = __builtin_cpu_supports("x86-64-v3");
+#endif
     return found;
 }
 

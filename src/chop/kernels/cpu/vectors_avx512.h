@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 #if CHOP_HAS_AVX512
-#if defined(__clang__)
+#if defined(__clang__) || __GNUC__ < 12
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,bmi2")))
 #else
 #define AVX512 __attribute__((target("arch=x86-64-v4")))
@@ -22,10 +22,14 @@ using Vector = __m512;
 using Whole = __m512i;
 
 INLINE bool is_supported() {
+#if defined(__clang__) || __GNUC__ < 12
     static const bool found = __builtin_cpu_supports("avx512f") &&
                               __builtin_cpu_supports("avx512bw") &&
                               __builtin_cpu_supports("avx512dq") &&
                               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2");
+#else
+    static const bool found = __builtin_cpu_supports("x86-64-v4");
+#endif
     return found;
 }
 

@@ -11,6 +11,7 @@ constexpr int64_t WHOLE_LANES = 16;         // 16 bits each
 constexpr int64_t ROUNDED_BYTES = 1 << 21;  // of rows of x that are rounded together
 constexpr int64_t PANEL = 16;               // rows of codes that are multiplied together
 constexpr int64_t SPAN = 768;               // columns of a panel, which the fastest cache holds
+constexpr int64_t NARROW = 256;             // columns: rows of fewer count as such, for their sums
 // From so many rows of x on, laying codes out for it pays; or where rows are short.
 constexpr int64_t PANEL_ROWS = 8, FEWER_PANEL_ROWS = 4, SHORT = 256;
 
@@ -36,7 +37,8 @@ struct WholeRows {
 
 // How many rows of so many columns have that size: whole tiles of them.
 INLINE int64_t rows_in(int64_t size_bytes, int64_t columns) {
-    const int64_t found = size_bytes / (sizeof(int16_t) * columns) / 4 * 4;
+    const int64_t width = columns < NARROW ? NARROW : columns;
+    const int64_t found = size_bytes / (sizeof(int16_t) * width) / 4 * 4;
     return found < 4 ? 4 : found;
 }
 
@@ -175,7 +177,7 @@ AVX2 void fill_panel(const Weights& w, int64_t row, int64_t count, int64_t first
             Whole rows[EIGHT];
             for (int64_t i = 0; i < EIGHT; i++) {
                 const int64_t place = half * EIGHT + i, left = place < count ? last - at : 0;
-                const int8_t* from = w.row(row + place) + at;
+                const int8_t* from = left > 0 ? w.row(row + place) + at : w.codes;
                 rows[i] = left >= WHOLE_LANES ? sixteen(from) : some_of_sixteen(from, left);
             }
             transpose(rows);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +18,7 @@ from chop.kernels.packed import multiplies_small
 from chop.nn import quantized as q
 from chop.nn.packed.base import BUFFER_NAMES, PackedOperator, packed_twin
 from chop.nn.weight_cache import prepared_once
-from chop.private.torch_api import is_transformed
+from chop.private.torch_api import is_dispatch_observed, is_transformed
 
 FLOAT = Float()
 
@@ -36,7 +39,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         self._refuse_training("weight")
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
         # The operator has a rule for `backward()` only; the way without it has rules for the rest.
-        if self.packed_exact or unlike or is_transformed():
+        if self.packed_exact or unlike or is_transformed() or not self._has_packed_or_float_bias():
             return super().forward(input)
         spec, buffers, x_format = self.spec, self._buffers, self.format_of("data_in")
         # Without a gradient to stop, the kernel rounds the input: to integers if it can.
@@ -60,58 +63,66 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
     def _small_product(self, input: Tensor) -> Tensor | None:
         """The result of a small layer, which takes longer to call than to compute.
 
-        What its codes give is looked up once for all operands. Of 8-bit integers, inputs too,
-        rounding, product, scales and bias are one call of the kernels. None where the way of all
-        operators has to be taken.
+        None where the way of all operators has to be taken.
         """
-        x_format, bias = self.format_of("data_in"), self._parameters.get("bias")
-        is_trained = self.training and torch.is_grad_enabled()
+        x_format, is_trained = self.format_of("data_in"), self.training and torch.is_grad_enabled()
         if is_trained or not isinstance(x_format, NumberFormat):
             return None
-        buffers, keys = self._buffers, self._keys(x_format)
-        sources = [x for name in BUFFERS_OF_BOTH if (x := buffers.get(name)) is not None]
-        if bias is not None:
-            sources.append(bias)
-        if x_format.is_identity:
-            found = prepared_once(self, "numbers", sources, keys, self._numbers)
-            y = None if found is None else F.linear(input, *found)
-        elif self._is_recorded(bias) or not multiplies_small(input):
+        if is_transformed() or is_dispatch_observed() or not self._has_packed_or_float_bias():
             return None
-        else:
-            found = prepared_once(self, "product", sources, keys, lambda: self._prepared(x_format))
-            y = None if found is None else found(input)
+        multiply = self._by_numbers if x_format.is_identity else self._by_integers
+        y = multiply(input, x_format)
         return y if y is None or self.spec.data_out.is_identity else self.quantize("data_out", y)
 
-    def _keys(self, x_format: NumberFormat) -> tuple[object, ...]:
-        """What tells apart what is prepared of the same tensors."""
-        return x_format.key, self.spec.number_format("weight").key, self.packed_dtype
+    def _by_numbers(self, input: Tensor, x_format: NumberFormat) -> Tensor | None:
+        """By decoded operands, which are looked up together."""
+        operands = self._once("numbers", x_format, self._numbers)
+        return None if operands is None else F.linear(input, *operands)
 
-    def _is_recorded(self, bias: Tensor | None) -> bool:
-        """Whether decoded operands have to be multiplied, for a gradient, autocast or exactness."""
+    def _by_integers(self, input: Tensor, x_format: NumberFormat) -> Tensor | None:
+        """Rounding, product, scales and bias in one call, where inputs and weight are integers."""
+        bias = self._parameters.get("bias")
         learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
-        return learns or self.packed_exact or torch.is_autocast_enabled("cpu")
-
-    def _numbers(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight and bias; None where a bias has a format that codes do not stand for."""
-        if "bias" not in self.packed_shapes and not self.spec.bias.is_identity:
+        if learns or self.packed_exact or torch.is_autocast_enabled("cpu"):
             return None
+        if not multiplies_small(input, self.packed_shapes["weight"][1]):
+            return None
+        product = self._once("product", x_format, lambda: self._prepared(x_format))
+        return None if product is None else product(input)
+
+    def _once(self, name: str, x_format: NumberFormat, make: Callable[[], Any]) -> Any:
+        """What `make` prepares from the operands' codes, once for the same codes and formats."""
+        buffers, bias = self._buffers, self._parameters.get("bias")
+        sources = [x for each in BUFFERS_OF_BOTH if (x := buffers.get(each)) is not None]
+        if bias is not None:
+            sources.append(bias)
+        rule = x_format.key, self.spec.number_format("weight").key, self.packed_dtype
+        return prepared_once(self, name, sources, rule, make)
+
+    def _has_packed_or_float_bias(self) -> bool:
+        """False of a bias whose format draws at random, which no code stands for."""
+        return "bias" in self.packed_shapes or self.spec.bias.is_identity
+
+    def _numbers(self) -> tuple[Tensor, Tensor | None]:
         return self._operand("weight"), self._operand("bias")
 
     def _prepared(self, x_format: NumberFormat) -> Product | None:
         stored, bias = self.encoded("weight"), self._operand("bias")
-        bias = None if bias is None else bias.detach()
-        if not (_is_plain(stored.codes, torch.uint8) and self.packed_dtype == torch.float32):
-            return None
-        if not (bias is None or _is_plain(bias, torch.float32)):
-            return None
         shape, key = self.packed_shapes["weight"], self.spec.number_format("weight").key
+        bias = None if bias is None else bias.detach()
+        is_known = bias is None or (_is_plain(bias, torch.float32) and bias.shape == shape[:1])
+        is_known &= stored.scales is None or _is_plain(stored.scales, torch.float32)
+        is_known &= stored.tensor_scale is None and _is_plain(stored.codes, torch.uint8)
+        if not is_known or self.packed_dtype != torch.float32:
+            return None
         packed = Packed(stored.codes, stored.scales, stored.tensor_scale, shape, key)
         return prepared_product(x_format, packed, bias)
 
 
 def _is_plain(x: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels of CPUs can read it as it lies in memory."""
-    return type(x) is Tensor and x.is_cpu and x.dtype == dtype and x.is_contiguous()
+    is_known = type(x) is Tensor and x.is_cpu and x.dtype == dtype
+    return is_known and x.is_contiguous() and not x.is_neg()
 
 
 BUFFERS_OF_BOTH = (*BUFFER_NAMES["weight"], *BUFFER_NAMES["bias"])
