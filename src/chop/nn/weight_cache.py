@@ -79,8 +79,11 @@ class _Kept:
 
 
 def _versions(result: Any) -> tuple[int, ...]:
-    parts = result if isinstance(result, tuple) else (result,)
-    return tuple(version_of(x) for x in parts if isinstance(x, Tensor))
+    if isinstance(result, Tensor):
+        return (version_of(result),)
+    if not isinstance(result, tuple):
+        return ()
+    return tuple([version_of(x) for x in result if x is not None])
 
 
 @dataclass
