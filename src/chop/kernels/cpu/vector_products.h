@@ -114,12 +114,12 @@ template <class Reader, int OUTPUTS, int ROWS, bool ZEROS> struct Products {
     const Reader read;
     const uint8_t* codes;
     const float* x;
-    int64_t row_bytes, index;
+    int64_t row_bytes, ahead, index;
     Vector sums[OUTPUTS][ROWS];
 
     TARGET_INLINE Products(const Packed& w_, int64_t first, const float* x_)
         : w(w_), c(w_.codes), read(w_.codes), x(x_), row_bytes(w.columns * c.width / 8),
-          index(first * c.groups_per_row) {
+          ahead(ahead_of(OUTPUTS * row_bytes)), index(first * c.groups_per_row) {
         codes = w.packed + first * row_bytes;
         for (int n = 0; n < OUTPUTS; n++)
             for (int m = 0; m < ROWS; m++) sums[n][m] = zeros();
@@ -136,7 +136,7 @@ template <class Reader, int OUTPUTS, int ROWS, bool ZEROS> struct Products {
     }
     // A block of one group. The sum for one row of x is scaled; for several, the values.
     TARGET_INLINE void add_block(int64_t at, int n, const Grid<ZEROS>& grid) {
-        if (ROWS == 1) _mm_prefetch(row(n) + at * c.width / 8 + AHEAD, _MM_HINT_T0);
+        if (ROWS == 1) _mm_prefetch(row(n) + at * c.width / 8 + ahead, _MM_HINT_T0);
         Vector values[BLOCK / LANES];
         read.block(row(n), at, values);
         add_parts<BLOCK / LANES>(at, n, grid, values);

@@ -21,7 +21,10 @@
 namespace {
 
 constexpr int64_t BLOCK = 32;    // columns that are read together where a group holds them
-constexpr int64_t AHEAD = 3072;  // bytes: rows are too short for the processor to foresee the next
+
+// How many bytes ahead codes are fetched, where a tile of rows has so many: the processor does not
+// foresee the next tile, nor the next page.
+INLINE int64_t ahead_of(int64_t tile_bytes) { return std::max<int64_t>(tile_bytes, 3072); }
 
 // A packed matrix.
 struct Packed {

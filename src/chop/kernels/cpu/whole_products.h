@@ -117,12 +117,13 @@ AVX2 void multiply_whole_tile(const Weights& w, const WholeRows& x, int64_t firs
     WholeSums<OUTPUTS, ROWS> found;
     const int8_t* codes = w.row(first);
     const int16_t* from = x.row(row);
+    const int64_t ahead = ahead_of(OUTPUTS * w.columns);
     Whole weights[OUTPUTS];
     int64_t at = 0;
 #pragma GCC unroll 2
     for (; at + WHOLE_LANES <= w.columns; at += WHOLE_LANES) {
         for (int n = 0; n < OUTPUTS; n++) {
-            if (ROWS == 1) _mm_prefetch(codes + n * w.columns + at + AHEAD, _MM_HINT_T0);
+            if (ROWS == 1) _mm_prefetch(codes + n * w.columns + at + ahead, _MM_HINT_T0);
             weights[n] = sixteen(codes + n * w.columns + at);
         }
         found.add(weights, from + at, x.stride);
