@@ -253,6 +253,15 @@ def test_rounding_is_rewritten_for_compilers_where_no_gradient_is_wanted():
         assert rewritten(X.clone().requires_grad_()) == [True, False]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"compile": "aot"}, {"path": "model.pt2"}, {"compile": True, "path": "model.pt2"}],
+)
+def test_a_package_has_a_path_and_nothing_else_has(graph, given):
+    with pytest.raises(ConfigError, match='expected a path with compile = "aot", and with nothing'):
+        passes.freeze_transform_pass(quantized(graph, "8.5"), given)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["8.5", "mxint"])

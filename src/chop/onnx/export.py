@@ -57,7 +57,7 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         VerificationError: onnxruntime does not run the file, or computes something else.
     """
     check_onnx_is_installed()
-    answers = _answers(mg, dynamic_axes)
+    answers = examples_and_answers(mg, dynamic_axes)
     qdq = qdq_graph(mg, float_fallback)
     flat = FlatGraph(qdq.mg, answers[0][0])
     conditions = Conditions(mg.model.record.guards, answers[0][0])
@@ -79,11 +79,17 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
     }
 
 
-def _answers(mg: MaseGraph, dynamic: bool) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
+def examples_and_answers(
+    mg: MaseGraph, dynamic: bool
+) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
     """Examples and what the graph makes of them: the first is the one to export.
 
     Of a batch of one that is the batch twice, if the graph takes it: the exporter takes an axis of
     one for a constant.
+
+    Args:
+        mg: the graph.
+        dynamic: whether the batch may have other sizes.
     """
     example = example_inputs(mg.model)
     found = [(example, _answer(mg, example))]

@@ -43,6 +43,7 @@ class FlatGraph:
     Args:
         mg: the graph, on a CPU; its output loses a loss, and inputs that nothing reads are erased.
         example: inputs by argument name.
+        where: who asks, for messages.
 
     Attributes:
         module: takes the tensors, and returns a tuple of them.
@@ -53,7 +54,7 @@ class FlatGraph:
         GraphError: no tensor goes in or comes out.
     """
 
-    def __init__(self, mg: MaseGraph, example: Mapping[str, Any]) -> None:
+    def __init__(self, mg: MaseGraph, example: Mapping[str, Any], where: str = WHERE) -> None:
         _leave_out_loss(mg)
         remove_regions(mg.fx_graph)
         give_plain_names(mg)
@@ -61,14 +62,14 @@ class FlatGraph:
         nested = self._nested(example)
         self.inputs = self.tensors(example)
         if not self.inputs:
-            raise GraphError(f"{WHERE}: expected an input that is a tensor, the graph reads none.")
+            raise GraphError(f"{where}: expected an input that is a tensor, the graph reads none.")
         whole = fx.GraphModule(mg.model, mg.fx_graph)
         type(whole).forward = by_any_names(type(whole).forward, self._read)
         self.module = _FlatModule(whole, nested).eval()
         with preserve_state(self.module), torch.no_grad():
             self._keys = [*self.module.named(nested)]
         if not self._keys:
-            raise GraphError(f"{WHERE}: expected an output that is a tensor, the graph has none.")
+            raise GraphError(f"{where}: expected an output that is a tensor, the graph has none.")
         self.outputs = _free_names(self._keys, {*self.inputs, *self.module.state_dict()})
 
     def tensors(self, example: Mapping[str, Any]) -> dict[str, Tensor]:

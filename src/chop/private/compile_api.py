@@ -6,18 +6,22 @@ takes a second, since TorchDynamo does: import it where it is used.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from torch import fx
 from torch._dynamo import explain, lookup_backend
 from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+from torch.export import ExportedProgram
 
 __all__ = [
     "clear_compilation_metrics",
+    "compile_package",
     "explain",
     "fresh_cache",
     "get_compilation_metrics",
     "inductor_after",
+    "load_package",
 ]
 
 
@@ -33,3 +37,19 @@ def inductor_after(rewrite: Callable[[fx.GraphModule, Any], fx.GraphModule]) -> 
     """A backend of torch.compile: Inductor, on what `rewrite` makes of a graph and its inputs."""
     inductor = lookup_backend("inductor")
     return lambda graph, inputs, **how: inductor(rewrite(graph, inputs), inputs, **how)
+
+
+def compile_package(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
+    """Compiles an exported program ahead of time, and writes the package to a `.pt2` file."""
+    from torch._inductor import aoti_compile_and_package
+
+    configs = {"aot_inductor.metadata": metadata}
+    aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
+
+
+def load_package(path: Path) -> Any:
+    """A package as what takes the program's inputs and gives its outputs as a list."""
+    from torch._inductor import aoti_load_package
+
+    found = aoti_load_package(str(path))
+    return lambda *tensors: [*found(*tensors)]

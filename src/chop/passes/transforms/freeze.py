@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 from chop.quantization.freezing import freeze_layers
@@ -15,11 +17,22 @@ class FreezeConfig:
     """Settings of `freeze_transform_pass`.
 
     Attributes:
-        compile: gives the model as `torch.compile` makes it too; the first call then compiles,
-            which takes seconds to minutes and needs a C++ compiler.
+        compile: True gives the model as `torch.compile` makes it too; the first call then compiles,
+            which takes seconds to minutes and needs a C++ compiler. "aot" compiles now, and writes
+            a package that torch and C++ load without chop, on processors with the same
+            instructions; inputs may then be rounded to `integer` alone, to nearest.
+        path: the package to write, for "aot"; a missing suffix `.pt2` is added.
     """
 
-    compile: bool = False
+    compile: bool | Literal["aot"] = False
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.compile == "aot") != (self.path is not None):
+            raise ConfigError(
+                'freeze_transform_pass: expected a path with compile = "aot", and with nothing '
+                f"else; got compile = {self.compile!r} and path = {self.path!r}."
+            )
 
 
 @graph_pass(config=FreezeConfig, takes_packed=True)
@@ -42,19 +55,34 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
         packed: paths of those that stayed packed.
         kept: paths of other quantized layers that stayed: they draw at random, shorten rows of a
             table, or have a forward of one's own.
-        compiled: what to call instead of `mg.model`, compiled; None without `compile`.
+        compiled: what to call instead of `mg.model`, compiled; None without `compile`. A package
+            takes the tensors of the inputs in the order of `inputs`, and gives a list of those of
+            the outputs.
+        path: of the package, with "aot" alone, as all below.
+        inputs: names of its inputs.
+        outputs: names of its outputs.
+        unchecked: conditions of the graph on sizes that it does not test.
 
     Raises:
         ConfigError: nothing is quantized, a format of a weight waits for data, or learned scales
             for a first batch.
+        GraphError: torch cannot compile the graph ahead of time, or a part of it needs chop.
+        VerificationError: the package computes something else.
 
     Example::
 
         frozen, info = freeze_transform_pass(mg, {"compile": True})
         y = info["compiled"](x)
+        freeze_transform_pass(mg, {"compile": "aot", "path": "model.pt2"})
+        # Elsewhere, with torch alone: torch._inductor.aoti_load_package("model.pt2")(x)
     """
     mg.model.eval()
     found: dict[str, Any] = freeze_layers(mg, keeps_products=not config.compile)
+    if config.path is not None:
+        # Registers operators with torch, which takes as long as importing all other engines.
+        from chop.export import pt2
+
+        return {**found, **pt2.write(mg, config.path, freeze_transform_pass.__name__)}
     compiled = None
     if config.compile:
         from chop.quantization.compilation import compiled_model

@@ -1,0 +1,3 @@
+"""Export: files that other engines run, one module for each."""
+
+__all__: list[str] = []

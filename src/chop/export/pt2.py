@@ -1,0 +1,155 @@
+"""Packages of AOTInductor (`.pt2`): compiled ahead of time, loaded by torch or C++ without chop."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.errors import ChopError, GraphError, VerificationError, first_line, shorten
+from chop.files import atomic_file
+from chop.formats import from_key
+from chop.ir.graph import MaseGraph
+from chop.onnx.axes import Axis, Conditions
+from chop.onnx.export import examples_and_answers
+from chop.onnx.flat import FlatGraph
+from chop.private.compile_api import compile_package, load_package
+from chop.quantization.compilation import round_in_steps, takes_steps
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".pt2"
+DIFFERENCE = 0.05
+"""Of the norm of an output: rounding next to a tie may go the other way in compiled code."""
+UNCHECKED = (
+    "%s: the graph was captured for %s; the package takes other sizes too, and may compute "
+    "something else from them."
+)
+ROUNDING = torch.ops.chop.fake_quantize.default
+Package = Callable[..., list[Tensor]]
+
+
+def write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
+    """Compiles a graph ahead of time and writes it as a package, which is run once.
+
+    Args:
+        mg: the graph, on the CPU; it stays as it is.
+        path: the file; the suffix is `.pt2`.
+        where: who asks, for messages.
+    Returns: `path`; names of `inputs` and `outputs`, in the order in which the package takes and
+        gives tensors; `unchecked`, conditions of the graph on sizes that the package does not test;
+        `compiled`, the loaded package: it takes the tensors and gives a list of them.
+
+    Raises:
+        GraphError: torch cannot export or compile the graph, or a part of it needs chop, as the
+            rounding of inputs to other formats than `integer` does.
+        VerificationError: the package computes something else.
+    """
+    answers = examples_and_answers(mg, dynamic=True)
+    flat = FlatGraph(mg.copy(), answers[0][0], where)
+    conditions = Conditions(mg.model.record.guards, answers[0][0])
+    program = _program(flat, conditions, where)
+    unchecked = conditions.restricting(_varying_axes(program, flat))
+    if unchecked:
+        log.warning(UNCHECKED, where, " and ".join(unchecked))
+    path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
+    names = {"inputs": ",".join(flat.inputs), "outputs": ",".join(flat.outputs)}
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / f"model{SUFFIX}"
+        _told(where, lambda: compile_package(program, made, names))
+        package: Package = load_package(made)
+        for example, answer in answers:
+            _check(package, [*flat.tensors(example).values()], flat.answers(answer), where)
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(made.read_bytes())
+    return {
+        "path": path,
+        "inputs": [*flat.inputs],
+        "outputs": flat.outputs,
+        "unchecked": unchecked,
+        "compiled": load_package(path),
+    }
+
+
+def _program(flat: FlatGraph, conditions: Conditions, where: str) -> Any:
+    """The exported graph, its rounding in operations of PyTorch."""
+    auto, varying = torch.export.Dim.AUTO, conditions.varying()
+    shapes = {"tensors": tuple(dict.fromkeys(varying[name], auto) for name in flat.inputs)}
+
+    def exported() -> Any:
+        with torch.no_grad():
+            tensors = tuple(flat.inputs.values())
+            return torch.export.export(flat.module, tensors, dynamic_shapes=shapes, strict=False)
+
+    program = _told(where, exported)
+    calls = [node for node in program.graph.nodes if _is_of_chop(node.target)]
+    others = {_label(node) for node in calls if not _takes_steps(node)}
+    if others:
+        raise GraphError(
+            f"{where}: a package runs without chop, which {', '.join(sorted(others))} needs; "
+            "inputs may be rounded to integer, to nearest, and weights to any format. Without a "
+            "package: {'compile': True}."
+        )
+    return _told(where, lambda: program.run_decompositions({ROUNDING: round_in_steps}))
+
+
+def _takes_steps(node: fx.Node) -> bool:
+    return node.target is ROUNDING and takes_steps(from_key(str(node.args[1])))
+
+
+def _label(node: fx.Node) -> str:
+    """What a call of ours does, for messages."""
+    if node.target is ROUNDING:
+        return f"rounding to {from_key(str(node.args[1])).label}"
+    return str(node.target)
+
+
+def _is_of_chop(target: Any) -> bool:
+    return getattr(target, "namespace", "") == "chop"
+
+
+def _varying_axes(program: Any, flat: FlatGraph) -> list[Axis]:
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    placed = zip(flat.inputs, program.graph_signature.user_inputs, strict=True)
+    return [
+        (name, axis)
+        for name, node in placed
+        for axis, size in enumerate(values[node].shape)
+        if not isinstance(size, int)
+    ]
+
+
+def _told(where: str, make: Callable[[], Any]) -> Any:
+    """What `make` gives; what torch raises, which has no class in common, as a GraphError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own calls
+            return make()
+    except ChopError:
+        raise
+    except Exception as error:
+        reason = shorten(first_line(error), 300)
+        raise GraphError(
+            f"{where}: torch cannot compile this graph ahead of time: {reason}; try "
+            "{'compile': True}, or say the operator in question in other terms."
+        ) from error
+
+
+def _check(
+    package: Package, tensors: Sequence[Tensor], expected: Sequence[Tensor], where: str
+) -> None:
+    with torch.no_grad():
+        found = package(*tensors)
+    for given, right in zip(found, expected, strict=True):
+        same_kind = given.shape == right.shape and given.dtype == right.dtype
+        exact, error = right.double(), (given.double() - right.double() if same_kind else None)
+        if error is None or not error.norm() <= DIFFERENCE * exact.norm():
+            raise VerificationError(
+                f"{where}: the package computes something else than the graph; no file was written."
+            )
