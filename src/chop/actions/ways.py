@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.errors import ChopError, UnavailableError, first_line
 from chop.ir.graph import MaseGraph
+from chop.notices import at_level
 from chop.onnx import session
 from chop.onnx.session import Run
 
@@ -103,7 +105,8 @@ def _in_openvino(mg: MaseGraph) -> nn.Module:
 
 
 def _onnx_of(mg: MaseGraph) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
+    # What it logs is about a file that is kept.
+    with tempfile.TemporaryDirectory() as folder, at_level(logging.ERROR, "chop.onnx.export"):
         _, info = passes.export_onnx_interface_pass(mg, {"path": Path(folder) / "model.onnx"})
         content: bytes = info["path"].read_bytes()
     return content
