@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from chop import passes
+from chop.actions import ways
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress
 from chop.actions.latency import describe_fastest, describe_speed
@@ -16,7 +18,10 @@ from chop.ir.graph import MaseGraph
 from chop.runs import MANIFEST, read_manifest
 from tests import programs
 
-ENGINES = [name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name)]
+HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript")))
+ENGINES = [
+    name for name in ("onnxruntime", "openvino") if HAS_ONNX and importlib.util.find_spec(name)
+]
 
 
 def chop(*arguments, code=0):
@@ -88,7 +93,7 @@ def test_a_speed_that_was_not_measured_is_called_so():
 
 def timed(**times):
     return [
-        {"model": model, "batch": batch, "times_as_fast": t}
+        {"model": model, "batch": batch, "times_as_fast": t, "largest_difference": 0.1}
         for model, (one, many) in times.items()
         for batch, t in ((1, one), (16, many))
     ]
@@ -99,23 +104,76 @@ def test_the_fastest_way_and_its_command_are_told():
     text = describe_fastest(rows, Path("runs/one"), {})
     assert text == (
         "Fastest: compressed, 0.50 at batch 1, 0.90 at batch 16 times as fast as float: "
-        "MaseGraph.from_checkpoint('runs/one/model')."
+        "MaseGraph.from_checkpoint('runs/one/model'). Float is faster."
     )
     rows += timed(compiled=(1.5, 1.2))
+    rows += [{**row, "largest_difference": 0.5} for row in timed(openvino=(9, 9))]  # it saturates
     text = describe_fastest(rows, Path("runs/one"), {"openvino": "OpenVINO is not installed."})
     assert "Fastest: compiled, 1.50 at batch 1, 1.20 at batch 16 times" in text
     assert "{'compile': True})[1]['compiled']. Not measured: openvino: OpenVINO is not" in text
     assert describe_fastest([], Path("runs/one"), {}) == ""
 
 
-def test_a_way_that_cannot_be_taken_says_why(compressed):
-    packed = MaseGraph.from_checkpoint(compressed[0] / "model")
-    made, missing = make_ways(packed, ["frozen", "onnxruntime"], "cuda")
+ROWS = [{"input": torch.ones(1, 4)}, {"input": torch.ones(3, 4)}]
+
+
+@pytest.fixture
+def packed():
+    mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)).eval(), dummy_in={"input": torch.ones(2, 4)})
+    rule = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
+    return passes.pack_transform_pass(mg, {"silent": True})[0]
+
+
+def test_a_way_that_cannot_be_taken_says_why(packed):
+    made, missing = make_ways(packed, ["frozen", "onnxruntime"], "cuda:0", ROWS, 1)
     assert [*made] == ["frozen"]
-    assert missing == {"onnxruntime": "it runs on the CPU, not on cuda."}
+    assert missing == {"onnxruntime": "it runs on the CPU, not on cuda:0."}
     floats = MaseGraph(nn.Sequential(nn.Linear(4, 2)).eval(), dummy_in={"input": torch.ones(1, 4)})
-    made, missing = make_ways(floats, ["frozen"], "cpu")
+    made, missing = make_ways(floats, ["frozen"], "cpu", ROWS, 1)
     assert not made and "has no quantized layer with a weight" in missing["frozen"]
+
+
+class Refuses(nn.Module):
+    """Takes no batch of three."""
+
+    def forward(self, input):
+        if len(input) == 3:
+            raise RuntimeError("no batch of 3\nand a trace")
+        return torch.zeros(1, 2)
+
+
+def test_what_fails_when_it_runs_is_missing_and_nothing_else_is(packed, monkeypatch):
+    threads = []
+
+    def counted(mg):
+        threads.append(torch.get_num_threads())
+        return Refuses()
+
+    class Other(nn.Module):
+        def forward(self, input):
+            return torch.zeros(len(input), 3)
+
+    monkeypatch.setitem(ways.WAYS, "compiled", ways.Way(counted, ""))
+    monkeypatch.setitem(ways.WAYS, "openvino", ways.Way(lambda mg: Other(), ""))
+    before, steps = torch.get_num_threads(), len(packed.provenance)
+    made, missing = make_ways(packed, ["compiled", "openvino", "frozen"], "cpu", ROWS, before + 1)
+    assert [*made] == ["frozen"] and missing["compiled"] == "no batch of 3"
+    assert "returns tensors of shapes" in missing["openvino"]
+    assert threads == [before + 1] and torch.get_num_threads() == before
+    assert len(packed.provenance) == steps
+
+
+@pytest.mark.skipif(not ENGINES, reason="needs onnx, onnxscript and an engine that runs it")
+def test_engines_answer_as_the_saved_model(packed):
+    steps = len(packed.provenance)
+    made, missing = make_ways(packed, ENGINES, "cpu", ROWS, 1)
+    assert [*made] == ENGINES and missing == {} and len(packed.provenance) == steps
+    x = torch.randn(5, 4)
+    for engine in made.values():
+        with torch.no_grad():
+            torch.testing.assert_close(engine(input=x)[0], packed.model(x), rtol=0, atol=0.1)
+        assert engine.file_bytes > 0
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])

@@ -1,8 +1,8 @@
 """Packages of AOTInductor: the graph's outputs, by processes that cannot import chop."""
 
+import math
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,6 +69,7 @@ def test_a_package_answers_elsewhere_as_the_graph_does(inputs, tmp_path):
     assert info["path"] == tmp_path / "model.pt2" and [*tmp_path.iterdir()] == [info["path"]]
     assert info["inputs"] == ["x", "pair.scale", "pair.shift"]
     assert info["outputs"] == ["logits", "hidden"] and info["unchecked"] == []
+    assert info["varying"] == {key: [0] for key in info["inputs"]}
     tensors = [torch.randn(7, 12), torch.rand(7, 16), torch.randn(7, 16)]
     with torch.no_grad():
         x, scale, shift = tensors
@@ -97,7 +98,7 @@ def test_a_package_that_differs_is_not_written(tmp_path, monkeypatch):
         pt2, "load_package", lambda path: lambda *x: [torch.ones(4, 3), torch.ones(4, 16)]
     )
     settings = {"compile": "aot", "path": tmp_path / "model.pt2"}
-    with pytest.raises(VerificationError, match="something else than the graph; no file"):
+    with pytest.raises(VerificationError, match="the output 'logits' differs by .*%; no file"):
         passes.freeze_transform_pass(frozen_graph("8.5"), settings)
     assert [*tmp_path.iterdir()] == []
 
@@ -110,9 +111,11 @@ def test_a_package_that_differs_is_not_written(tmp_path, monkeypatch):
     assert "and more" not in str(caught.value)
 
 
-def test_what_varies_is_told(tmp_path):
-    program = SimpleNamespace(
-        graph=SimpleNamespace(nodes=[SimpleNamespace(name="a", meta={"val": torch.ones(2, 3)})]),
-        graph_signature=SimpleNamespace(user_inputs=["a"]),
-    )
-    assert pt2._varying_axes(program, SimpleNamespace(inputs={"x": torch.ones(2, 3)})) == []
+def test_answers_are_compared_by_what_they_are():
+    share = pt2._share_of_difference
+    x = torch.tensor([1.0, torch.inf, torch.nan, -torch.inf])
+    assert share(x, x.clone()) == 0 and share(x, -x) == math.inf
+    assert share(torch.tensor([1.0, 0.1]), torch.tensor([1.0, 0.0])) == pytest.approx(0.1)
+    assert share(torch.tensor([3, 4]), torch.tensor([3, 5])) == math.inf
+    assert share(torch.ones(2), torch.ones(2).double()) == math.inf == share(x, x[:1])
+    assert share(torch.zeros(2), torch.zeros(2)) == 0

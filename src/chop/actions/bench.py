@@ -55,7 +55,9 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
             threads=config.threads,
             compile=config.compile,
         )
-    fastest = describe_fastest(found.numbers(), config.compressed or config.out, missing)
+    fastest = describe_fastest(found.numbers(), config.compressed or Path("DIR"), missing)
+    if config.compressed is None:
+        fastest += " DIR: the output folder of chop compress."
     title, times = loaded.title, found.by_batch.items()
     return Report(
         title,

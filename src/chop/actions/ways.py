@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.errors import ChopError, UnavailableError, first_line
+from chop.bench.outputs import copied, largest_difference
+from chop.errors import UnavailableError, first_line, shorten
 from chop.ir.graph import MaseGraph
 from chop.notices import at_level
 from chop.onnx import session
@@ -21,6 +24,7 @@ SAVED, COMPILED = "compressed", "compiled"
 """The names of the saved model in tables, and of one that takes long to make."""
 LOADED = "MaseGraph.from_checkpoint('{folder}/model')"
 ONNX = "{folder}/model.onnx, which chop compress --onnx writes"
+ENTRIES = "the session entries that it prints"
 FROZEN = f"freeze_transform_pass({LOADED}"
 
 
@@ -29,8 +33,8 @@ class Way:
     """One way to run a model.
 
     Attributes:
-        make: takes the packed graph and gives what is called with inputs by name; it may raise a
-            ChopError that says why not.
+        make: takes the packed graph and gives what is called with inputs by name; what it raises
+            says why not.
         command: how a user does it, with `{folder}` for the output folder.
         is_on_cpu: it runs on CPUs only.
     """
@@ -61,25 +65,49 @@ class Engine(nn.Module):
 
 
 def make_ways(
-    mg: MaseGraph, names: Sequence[str], device: str
+    mg: MaseGraph,
+    names: Sequence[str],
+    device: str,
+    batches: Sequence[Mapping[str, Tensor]],
+    threads: int,
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """A compressed model in some ways, in evaluation.
+    """A compressed model in some ways, in evaluation, each of which has run every batch once.
 
     Args:
-        mg: the packed graph.
+        mg: the packed graph; it stays as it is.
         names: of `WAYS`.
         device: where it runs.
+        batches: inputs by name.
+        threads: of torch and of engines.
     Returns: what is called, by name; and for each other way why it is not there, in a sentence.
     """
     made, missing = {}, {}
-    for name in names:
-        try:
-            if WAYS[name].is_on_cpu and device != "cpu":
-                raise UnavailableError(f"it runs on the CPU, not on {device}.")
-            made[name] = WAYS[name].make(mg).eval()
-        except ChopError as error:
-            missing[name] = first_line(error)
+    with _threads(threads), torch.inference_mode():
+        expected = [copied(mg.model(**inputs)) for inputs in batches]
+        for name in names:
+            try:
+                if WAYS[name].is_on_cpu and torch.device(device).type != "cpu":
+                    raise UnavailableError(f"it runs on the CPU, not on {device}.")
+                with torch.inference_mode(False):
+                    model = WAYS[name].make(mg).eval()
+                for inputs, right in zip(batches, expected, strict=True):
+                    largest_difference(copied(model(**inputs)), right, name)
+                made[name] = model
+            except Exception as error:
+                # Engines and compilers have no class of errors in common; what was compressed
+                # is not to be lost for one of them.
+                missing[name] = shorten(first_line(error))
     return made, missing
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _frozen(mg: MaseGraph) -> nn.Module:
@@ -107,7 +135,8 @@ def _in_openvino(mg: MaseGraph) -> nn.Module:
 def _onnx_of(mg: MaseGraph) -> bytes:
     # What it logs is about a file that is kept.
     with tempfile.TemporaryDirectory() as folder, at_level(logging.ERROR, "chop.onnx.export"):
-        _, info = passes.export_onnx_interface_pass(mg, {"path": Path(folder) / "model.onnx"})
+        path = Path(folder) / "model.onnx"
+        _, info = passes.export_onnx_interface_pass(mg.sharing_copy(), {"path": path})
         content: bytes = info["path"].read_bytes()
     return content
 
@@ -115,7 +144,9 @@ def _onnx_of(mg: MaseGraph) -> bytes:
 WAYS = {
     "frozen": Way(_frozen, f"{FROZEN})"),
     COMPILED: Way(_compiled, f"{FROZEN}, {{'compile': True}})[1]['compiled']"),
-    "onnxruntime": Way(_in_onnxruntime, f"onnxruntime with {ONNX}", True),
+    "onnxruntime": Way(
+        _in_onnxruntime, f"onnxruntime with {ONNX}, and the session entries that it prints", True
+    ),
     "openvino": Way(_in_openvino, f"OpenVINO with {ONNX}", True),
 }
 """Beside the saved model itself, by name."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,14 @@ def write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
     """Compiles a graph ahead of time and writes it as a package, which is run once.
 
     Args:
-        mg: the graph, on the CPU; it stays as it is.
+        mg: the graph; it stays as it is. The package runs on the CPU.
         path: the file; the suffix is `.pt2`.
         where: who asks, for messages.
     Returns: `path`; names of `inputs` and `outputs`, in the order in which the package takes and
-        gives tensors; `unchecked`, conditions of the graph on sizes that the package does not test;
-        `compiled`, the loaded package: it takes the tensors and gives a list of them.
+        gives tensors; `varying`, the axes of each input that may have other sizes than the example,
+        since a package does not look at those of others; `unchecked`, conditions of the graph on
+        sizes that it does not test; `compiled`, the loaded package, which takes the tensors and
+        gives a list of them.
 
     Raises:
         GraphError: torch cannot export or compile the graph, or a part of it needs chop, as the
@@ -52,10 +56,13 @@ def write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
         VerificationError: the package computes something else.
     """
     answers = examples_and_answers(mg, dynamic=True)
-    flat = FlatGraph(mg.copy(), answers[0][0], where)
+    copy = mg.copy()
+    copy.model.cpu()
+    flat = FlatGraph(copy, answers[0][0], where)
     conditions = Conditions(mg.model.record.guards, answers[0][0])
     program = _program(flat, conditions, where)
-    unchecked = conditions.restricting(_varying_axes(program, flat))
+    axes = _varying_axes(program, flat)
+    unchecked = conditions.restricting(axes)
     if unchecked:
         log.warning(UNCHECKED, where, " and ".join(unchecked))
     path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
@@ -63,18 +70,36 @@ def write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"model{SUFFIX}"
         _told(where, lambda: compile_package(program, made, names))
-        package: Package = load_package(made)
+        package: Package = _told(where, lambda: load_package(made))
         for example, answer in answers:
-            _check(package, [*flat.tensors(example).values()], flat.answers(answer), where)
+            tensors = flat.tensors(example)
+            if _fits(tensors, flat, axes):
+                found = _told(where, partial(_run, package, tensors.values()))
+                _check(dict(zip(flat.outputs, found, strict=True)), flat.answers(answer), where)
         with atomic_file(path) as temporary:
             temporary.write_bytes(made.read_bytes())
     return {
         "path": path,
         "inputs": [*flat.inputs],
         "outputs": flat.outputs,
+        "varying": {name: [a for one, a in axes if one == name] for name in flat.inputs},
         "unchecked": unchecked,
         "compiled": load_package(path),
     }
+
+
+@torch.no_grad()
+def _run(package: Package, tensors: Iterable[Tensor]) -> list[Tensor]:
+    return package(*tensors)
+
+
+def _fits(tensors: Mapping[str, Tensor], flat: FlatGraph, axes: Sequence[Axis]) -> bool:
+    """Whether only axes that may vary have other sizes than the program was exported for."""
+    return all(
+        size == flat.inputs[name].shape[axis] or (name, axis) in axes
+        for name, x in tensors.items()
+        for axis, size in enumerate(x.shape)
+    )
 
 
 def _program(flat: FlatGraph, conditions: Conditions, where: str) -> Any:
@@ -88,7 +113,8 @@ def _program(flat: FlatGraph, conditions: Conditions, where: str) -> Any:
             return torch.export.export(flat.module, tensors, dynamic_shapes=shapes, strict=False)
 
     program = _told(where, exported)
-    calls = [node for node in program.graph.nodes if _is_of_chop(node.target)]
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    calls = [node for graph in graphs for node in graph.nodes if _is_of_chop(node.target)]
     others = {_label(node) for node in calls if not _takes_steps(node)}
     if others:
         raise GraphError(
@@ -141,15 +167,24 @@ def _told(where: str, make: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _check(
-    package: Package, tensors: Sequence[Tensor], expected: Sequence[Tensor], where: str
-) -> None:
-    with torch.no_grad():
-        found = package(*tensors)
-    for given, right in zip(found, expected, strict=True):
-        same_kind = given.shape == right.shape and given.dtype == right.dtype
-        exact, error = right.double(), (given.double() - right.double() if same_kind else None)
-        if error is None or not error.norm() <= DIFFERENCE * exact.norm():
+def _check(found: Mapping[str, Tensor], expected: Sequence[Tensor], where: str) -> None:
+    for (name, given), right in zip(found.items(), expected, strict=True):
+        share = _share_of_difference(given, right)
+        if share > DIFFERENCE:
             raise VerificationError(
-                f"{where}: the package computes something else than the graph; no file was written."
+                f"{where}: the package computes something else than the graph: the output '{name}' "
+                f"differs by {share:.0%}; no file was written. Try {{'compile': True}}."
             )
+
+
+def _share_of_difference(given: Tensor, right: Tensor) -> float:
+    """Of the norm; infinite where shapes, dtypes, whole numbers or infinities differ."""
+    if given.shape != right.shape or given.dtype != right.dtype:
+        return math.inf
+    if not right.is_floating_point():
+        return 0.0 if torch.equal(given, right) else math.inf
+    same = (given == right) | (given.isnan() & right.isnan())
+    difference = torch.where(same, 0.0, given.double() - right.double()).norm().item()
+    exact = right.double().nan_to_num(0.0, 0.0, 0.0).norm().item()
+    share = difference / exact if exact else (math.inf if difference else 0.0)
+    return math.inf if math.isnan(share) else share

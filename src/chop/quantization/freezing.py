@@ -171,7 +171,7 @@ def _multiplies_codes(layer: nn.Module) -> bool:
     if not isinstance(layer, PackedLinear) or layer.packed_exact:
         return False
     shape, x_format = layer.packed_shapes["weight"], layer.format_of("data_in")
-    if is_large(shape):
-        return True
+    if is_large(shape) or not layer.encoded("weight").codes.is_cpu:
+        return is_large(shape)
     weight_format = layer.spec.number_format("weight")
     return isinstance(x_format, NumberFormat) and int8.takes(x_format, weight_format, shape)

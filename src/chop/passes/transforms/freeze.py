@@ -61,6 +61,8 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
         path: of the package, with "aot" alone, as all below.
         inputs: names of its inputs.
         outputs: names of its outputs.
+        varying: axes of each input that may have other sizes than the example; a package does not
+            look at those of others.
         unchecked: conditions of the graph on sizes that it does not test.
 
     Raises:
