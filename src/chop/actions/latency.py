@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from chop.actions.ways import COMMANDS, COMPILED, SAVED, WAYS, make_ways
+from chop.actions.ways import COMMANDS, COMPILED, SAVED, WAYS, Engine, make_ways
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Table
@@ -21,8 +21,6 @@ WHY_SLOWER = (
     "Each call rounds the inputs of the layers, which small layers do not win back; larger layers "
     "and batches do."
 )
-
-
 TOLERATED, TINY = 3, 1e-3
 """Of the saved model's largest difference from float: rounding next to a tie may go either way."""
 
@@ -61,17 +59,21 @@ def compare_with_float(
     rows = _rows_of(workload)
     made, missing = make_ways(compressed, names, device, [*map(rows, batch_sizes)], threads)
     if not compile:
-        missing = {COMPILED: "chop bench model measures it", **missing}
+        missing = {COMPILED: "chop bench model measures it, without --no-compile", **missing}
     contenders = [
         Contender("float", workload.model.eval(), file_bytes[0]),
         Contender("float graph", exact.model.eval(), file_bytes[0]),
         Contender(SAVED, packed, file_bytes[1]),
-        *(Contender(name, each, getattr(each, "file_bytes", None)) for name, each in made.items()),
+        *(Contender(name, each, _file_bytes(each)) for name, each in made.items()),
     ]
     found = compare_models(
         contenders, rows, batch_sizes=batch_sizes, threads=threads, device=device, **how
     )
     return found, missing
+
+
+def _file_bytes(model: nn.Module) -> int | None:
+    return model.file_bytes if isinstance(model, Engine) else None
 
 
 def speed_tables(title: str, found: ModelComparison) -> list[Block]:

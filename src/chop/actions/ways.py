@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from chop import passes
 from chop.bench.outputs import copied, largest_difference
+from chop.bench.timing import surroundings
 from chop.errors import UnavailableError, first_line, shorten
 from chop.ir.graph import MaseGraph
 from chop.notices import at_level
@@ -24,7 +24,6 @@ SAVED, COMPILED = "compressed", "compiled"
 """The names of the saved model in tables, and of one that takes long to make."""
 LOADED = "MaseGraph.from_checkpoint('{folder}/model')"
 ONNX = "{folder}/model.onnx, which chop compress --onnx writes"
-ENTRIES = "the session entries that it prints"
 FROZEN = f"freeze_transform_pass({LOADED}"
 
 
@@ -82,7 +81,7 @@ def make_ways(
     Returns: what is called, by name; and for each other way why it is not there, in a sentence.
     """
     made, missing = {}, {}
-    with _threads(threads), torch.inference_mode():
+    with surroundings(threads, inference=True):
         expected = [copied(mg.model(**inputs)) for inputs in batches]
         for name in names:
             try:
@@ -98,16 +97,6 @@ def make_ways(
                 # is not to be lost for one of them.
                 missing[name] = shorten(first_line(error))
     return made, missing
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _frozen(mg: MaseGraph) -> nn.Module:

@@ -108,7 +108,7 @@ def compare(
     """
     place = torch.device(device)
     baseline = _check(variants, baseline, seconds, method, threads)
-    with _surroundings(threads, inference):
+    with surroundings(threads, inference):
         watch = clock_for(place, torch.get_num_threads(), clock if method == "paired" else "wall")
         record = {**environment(place, torch.get_num_threads()), "load_before": load()}
         ready = [_prepare(v, watch) for v in variants]
@@ -160,7 +160,13 @@ def _check(
 
 
 @contextmanager
-def _surroundings(threads: int | None, inference: bool) -> Iterator[None]:
+def surroundings(threads: int | None, inference: bool) -> Iterator[None]:
+    """Context in which variants are prepared and called.
+
+    Args:
+        threads: of torch; None leaves them.
+        inference: as in `torch.inference_mode`.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(before if threads is None else threads)
     try:

@@ -197,9 +197,6 @@ void chop_mean_of_rests(const Plan* plan, const float* x, double* low, double* h
 
 const char* chop_instruction_set() {
 #if CHOP_CLONES
-#ifndef CHOP_LEVEL
-#define CHOP_LEVEL 4
-#endif
     __builtin_cpu_init();
     if (CHOP_LEVEL >= 4 && __builtin_cpu_supports("x86-64-v4")) return "AVX-512";
     if (__builtin_cpu_supports("x86-64-v3")) return "AVX2";

@@ -130,7 +130,7 @@ int chop_int8_linear(const Product* product, const float* x, float* y, int64_t r
     const int64_t columns = weights.columns, outputs = product->outputs;
     const bool is_one_line = product->is_one_line;
     const float of_all = is_one_line ? rule.scale_of(x, rows * columns) : 0.0f;
-    const int64_t at_once = rows_in(ROUNDED_BYTES, columns);
+    const int64_t at_once = rows_at_once(columns);
     WholeRows whole(std::min(rows, at_once), columns);
     for (int64_t row = 0; row < rows; row += at_once) {
         whole.count = std::min(rows - row, at_once);

@@ -197,7 +197,9 @@ def _is_narrow(number_format: NumberFormat, tables: CodeTables, lines: Lines) ->
     integers = integers_of(layout_of(number_format))
     has_one_scale = tables.scale_values is None and lines.groups_per_row <= 1
     is_short = has_one_scale and lines.columns <= LONGEST_SUM
-    return is_short and integers is not None and integers.low < 0 and tables.width < BYTE
+    if integers is None or (tables.stores_floats and integers.step != 1):
+        return False  # a stored scale does not have the step
+    return is_short and integers.low < 0 and tables.width < BYTE
 
 
 def _widened(packed: Packed) -> Packed:

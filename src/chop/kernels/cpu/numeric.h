@@ -7,6 +7,10 @@
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define INLINE static INLINE_MEMBER
 
+#ifndef CHOP_LEVEL
+#define CHOP_LEVEL 4  // of x86-64: the loops that a CPU does not have are compiled and not called
+#endif
+
 // One copy of each loop for the instruction set of this machine, where it is known, see build.py;
 // else one for each, of which the loader takes the best that the CPU has.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \

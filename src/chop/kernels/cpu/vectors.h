@@ -8,9 +8,6 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(CHOP_ONE_INSTRUCTION_SET)
 #include <immintrin.h>
-#ifndef CHOP_LEVEL
-#define CHOP_LEVEL 4  // of x86-64: the loops that a CPU does not have are compiled and not called
-#endif
 #define CHOP_HAS_AVX2 (CHOP_LEVEL >= 3)
 #define CHOP_HAS_AVX512 (CHOP_LEVEL >= 4)
 #else
@@ -20,7 +17,7 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 32;    // columns that are read together where a group holds them
+constexpr int64_t BLOCK = 32;  // columns that are read together where a group holds them
 
 // How many bytes ahead codes are fetched, where a tile of rows has so many: the processor does not
 // foresee the next tile, nor the next page.

@@ -16,8 +16,8 @@ namespace avx512 {
 constexpr int64_t LANES = 16;
 // Of x: up to so many rows codes multiply faster than decoded numbers; and codes that are looked up.
 constexpr int32_t FEW_ROWS = 32, FEW_LOOKED_UP = 8;
-// From so many on codes are decoded a row at a time: those that are computed, and looked up.
-constexpr int64_t COMPUTED_ROWS = FEW_ROWS + 1, LOOKED_UP_ROWS = FEW_ROWS + 1;
+// Never are codes decoded a row at a time; x with columns in pairs must not meet decoded rows.
+constexpr int64_t COMPUTED_ROWS = INT64_MAX, LOOKED_UP_ROWS = INT64_MAX;
 using Vector = __m512;
 using Whole = __m512i;
 

@@ -35,10 +35,10 @@ struct WholeRows {
     int16_t* row(int64_t m) const { return lanes.get()->values + m * stride; }
 };
 
-// How many rows of so many columns have that size: whole tiles of them.
-INLINE int64_t rows_in(int64_t size_bytes, int64_t columns) {
+// How many rows of so many columns are rounded together: whole tiles of them.
+INLINE int64_t rows_at_once(int64_t columns) {
     const int64_t width = columns < NARROW ? NARROW : columns;
-    const int64_t found = size_bytes / (sizeof(int16_t) * width) / 4 * 4;
+    const int64_t found = ROUNDED_BYTES / (sizeof(int16_t) * width) / 4 * 4;
     return found < 4 ? 4 : found;
 }
 
