@@ -1,6 +1,6 @@
 import pytest
 
-from chop.kernels.cpu import build
+from chop.kernels.cpu import build, reader
 
 
 @pytest.fixture(scope="module")
@@ -9,3 +9,9 @@ def loops():
     if not build.library().library:
         pytest.skip(build.library().detail)
     return build.library().library
+
+
+@pytest.fixture
+def small_ones(monkeypatch):
+    """Small weights are multiplied as large ones are."""
+    monkeypatch.setattr(reader, "LARGE", 1)
