@@ -7,11 +7,12 @@ import triton.language as tl
 
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat
-from chop.kernels.triton.elements import FRACTION_BITS, SIGN, bits_of, clamp, float_of
+from chop.kernels.triton.elements import FRACTION_BITS, SIGN, WHOLE, bits_of, float_of
 from chop.kernels.triton.rules import CodeRule, block_size_along_rows, code_rule, decodes
 
 MAX_ALIGNMENT = 16  # bytes of the widest load
 NAN_SCALE = tl.constexpr(255)
+BITS_OF_WHOLE = tl.constexpr(0x4B000000)
 SMALLEST_SCALE = tl.constexpr(0x00400000)  # 2^-127, which is subnormal
 
 
@@ -48,6 +49,8 @@ def decode_blocks(
     exponent = tl.load(scales + block, mask=is_block, other=127).to(tl.int32)
     scale = float_of(tl.where(exponent == 0, SMALLEST_SCALE, exponent << FRACTION_BITS))
     scale = tl.where(exponent == NAN_SCALE, float("nan"), scale)
+    if RULE.is_integer:
+        scale = scale * RULE.factor  # a power of two, and at least 2^-149 stays one
     # Before Triton 3.7 hints take a constant, and no field of one.
     ALIGNMENT: tl.constexpr = RULE.alignment
     first = tl.multiple_of(first, ALIGNMENT)[:, None]
@@ -62,11 +65,17 @@ def decode_blocks(
         code = _load_codes(codes, first + tl.arange(0, LANES)[None, :], is_there, RULE)
     value = _value(code, RULE)
     scaled = value * scale[:, None]
+    limited = _limited(scaled, LIMIT)
     if RULE.has_infinity:
-        limited = tl.where(tl.abs(value) == float("inf"), scaled, clamp(scaled, -LIMIT, LIMIT))
-    else:
-        limited = clamp(scaled, -LIMIT, LIMIT)
+        limited = tl.where(tl.abs(value) == float("inf"), scaled, limited)
     return limited
+
+
+@triton.jit
+def _limited(x, LIMIT: tl.constexpr):
+    """Values beyond a limit become it; NaN passes, by two instructions in place of four."""
+    x = tl.minimum(x, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(x, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -94,10 +103,11 @@ def _load_codes(codes, number, is_there, RULE: tl.constexpr):
 
 @triton.jit
 def _value(code, RULE: tl.constexpr):
-    """The values of codes, float32."""
+    """The values of codes, float32; those of integers still lack their factor."""
     sign = 1 << (RULE.width - 1)
     if RULE.is_integer:
-        value = ((code ^ sign) - sign).to(tl.float32) * RULE.factor
+        # The bits of 2^23 + code: converting integers runs at an eighth of the rate of additions.
+        value = float_of((code ^ sign) | BITS_OF_WHOLE) - (WHOLE + sign)
     else:
         # As bits of a float32 the code keeps its fraction; only the exponent's bias differs.
         magnitude = code & (sign - 1)

@@ -3,7 +3,8 @@
 Bytes moved per weight: b/8 + 1/k, of a code of b bits and its part of a scale: 1.03 for MXINT8 and
 0.53 for MXINT4, where a decoded bfloat16 weight takes 2. For one row the floor is the memory's
 bandwidth, N K (b/8 + 1/k)/B seconds at B bytes a second; so at most 1.94 and 3.76 times as fast as
-bfloat16. For many rows it is the matrix units' rate: weights are read once for every 64 rows.
+bfloat16. For many rows the floor is the matrix units' rate, and a weight that is decoded first
+costs less than one that is decoded again for every tile of rows.
 """
 
 import torch
@@ -16,12 +17,7 @@ from chop.formats import Encoded, NumberFormat
 from chop.kernels.triton.decode import decode_blocks, rule_of
 from chop.kernels.triton.elements import FLOAT32_MAX, load_float, store_float, stored
 
-VECTOR_ROWS = 4  # up to here, one row at a time
-# What a program computes, and the columns that it takes at a time. A tile of many columns has fewer
-# rows: several of them wait in 99 KiB of shared memory.
-VECTOR_OUTPUTS, VECTOR_DEPTH = 4, 512
-MATRIX_SIDE, MATRIX_DEPTH, MATRIX_TILE = 64, 64, 64 * 64
-MIN_SIDE = 16  # of matrix units
+OUTPUTS, DEPTH, WARPS = 4, 512, 4  # of a program: its outputs, and the columns it takes at a time
 MAX_LANES = 256
 
 
@@ -75,7 +71,7 @@ def columns_of(block, block_size, columns, RULE: tl.constexpr, LANES: tl.constex
 
 
 @triton.jit
-def vector_product(
+def product_of_rows(
     x,
     codes,
     scales,
@@ -105,45 +101,6 @@ def vector_product(
 
 
 @triton.jit
-def matrix_product(
-    x,
-    codes,
-    scales,
-    bias,
-    y,
-    rows,
-    outputs,
-    columns,
-    blocks_per_row,
-    block_size,
-    RULE: tl.constexpr,
-    IN_BFLOAT16: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Some outputs of some rows; sums in float32."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for begin in range(0, blocks_per_row, BLOCKS):
-        block = begin + tl.arange(0, BLOCKS)
-        weight = decode_tile(
-            codes, scales, output, block, outputs, columns, blocks_per_row, block_size, RULE, LANES
-        )
-        column, is_there = columns_of(block, block_size, columns, RULE, LANES)
-        pointer = x + row[:, None] * columns + column[None, :]
-        data = load_float(pointer, (row < rows)[:, None] & is_there[None, :])
-        if IN_BFLOAT16:  # exact: eight significant bits hold every code
-            weight, data = weight.to(tl.bfloat16), data.to(tl.bfloat16)
-        total = tl.dot(data, tl.trans(weight), total, input_precision="ieee")
-    is_there = (row < rows)[:, None] & (output < outputs)[None, :]
-    pointer = y + row[:, None] * outputs + output[None, :]
-    store_outputs(total, bias, pointer, output[None, :], is_there)
-
-
-@triton.jit
 def store_outputs(total, bias, y, output, is_there):
     """Adds the bias, if there is one, and stores."""
     if bias is not None:
@@ -156,9 +113,9 @@ def linear(
 ) -> Tensor:
     """`F.linear(x, number_format.decode(weight), bias)`.
 
-    Products are exact in float32, or in bfloat16 where `x` is; sums are float32, in another order
-    than the reference's: they differ from the float32 product by at most
-    `columns` 2^-23 times the sum of the magnitudes of the products.
+    Sums are float32, in another order than the reference's: they differ from the float32 product by
+    at most `columns` 2^-23 times the sum of the magnitudes of the products. The weight is read again
+    for each row.
 
     Args:
         x: (..., columns), float32, bfloat16 or float16, on the GPU.
@@ -186,19 +143,9 @@ def linear(
     sizes = (outputs, columns, triton.cdiv(columns, block_size), block_size)
     stored_bias = None if bias is None else stored(bias.contiguous())
     tensors = (stored(data), weight.codes, weight.scales, stored_bias, stored(y))
-    if rows <= VECTOR_ROWS:
-        blocks = max(VECTOR_DEPTH // lanes, 1)
-        grid = (triton.cdiv(outputs, VECTOR_OUTPUTS), rows)
-        vector_product[grid](
-            *tensors, *sizes, rule, VECTOR_OUTPUTS, blocks, lanes, enable_fp_fusion=True
-        )
-    else:
-        blocks = max(MATRIX_DEPTH // lanes, 1)
-        # The interpreter multiplies bfloat16's bits; float32 gives the same products.
-        in_bfloat16 = x.dtype is torch.bfloat16 and not triton.knobs.runtime.interpret
-        side = min(MATRIX_SIDE, MATRIX_TILE // (blocks * lanes))
-        tile = (side if rows > MIN_SIDE else MIN_SIDE, side)
-        grid = (triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1]))
-        constants = (rule, in_bfloat16, *tile, blocks, lanes)
-        matrix_product[grid](*tensors, rows, *sizes, *constants, enable_fp_fusion=True)
+    blocks = max(DEPTH // lanes, 1)
+    grid = (triton.cdiv(outputs, OUTPUTS), rows)
+    product_of_rows[grid](
+        *tensors, *sizes, rule, OUTPUTS, blocks, lanes, num_warps=WARPS, enable_fp_fusion=True
+    )
     return y.view(*x.shape[:-1], outputs)
