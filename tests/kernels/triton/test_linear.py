@@ -87,7 +87,7 @@ def test_the_operator_s_kernel_rounds_inputs_and_leaves_unknown_codes(device):
     from chop.kernels.triton.register import linear
 
     fmt, x_format, other = MXInt(), Integer(8, 4), ScaleInteger(8)
-    x, weight, bias = torch.randn(2, 1, 64), torch.randn(9, 64), torch.randn(9)
+    x, weight, bias = torch.randn(1, 1, 64), torch.randn(9, 64), torch.randn(9)
 
     def run(fmt, x=x):
         stored = fmt.encode(weight.to(device))
@@ -97,4 +97,4 @@ def test_the_operator_s_kernel_rounds_inputs_and_leaves_unknown_codes(device):
     expected = F.linear(x_format.round(x), fmt.round(weight), bias)
     torch.testing.assert_close(run(fmt).cpu(), expected, rtol=1e-5, atol=1e-5)
     assert run(other) is None
-    assert run(fmt, torch.randn(2, 30, 64)) is None  # decoding once is faster
+    assert run(fmt, torch.randn(1, 2, 64)) is None  # decoding first is faster

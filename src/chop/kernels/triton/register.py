@@ -13,9 +13,6 @@ from chop.kernels.base import Kernel, register
 from chop.kernels.codes import Packed
 from chop.kernels.triton.rules import decodes, takes
 
-FEW_ROWS = 2
-"""Up to here the product that decodes on the way is the faster one, on an NVIDIA H200."""
-
 
 @cache
 def is_installed() -> bool:
@@ -52,13 +49,13 @@ def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
 
 
 def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor | None:
-    """`F.linear` of a packed weight, decoded on the way.
+    """`F.linear` of one row and a packed weight that is decoded on the way.
 
-    None where rows are many, so that decoding the weight once is faster, or no kernel knows its codes.
+    None for more rows, where decoding the weight first takes less time, and for unknown codes.
     """
     number_format = from_key(packed.key)
-    is_few = 0 < x.numel() <= FEW_ROWS * packed.shape[1]
-    if not (is_few and is_installed() and decodes(number_format, 2, x.dtype)):
+    is_one_row = x.numel() == packed.shape[1]
+    if not (is_one_row and is_installed() and decodes(number_format, 2, x.dtype)):
         return None
     from chop.kernels.triton import linear as fused
 
