@@ -1,0 +1,134 @@
+"""Target: a kind of file that other engines run; one module of this folder for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from chop.errors import ConfigError, UnavailableError
+from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
+from chop.nn.quantized import QuantizedOperator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of file, and how it is written and read.
+
+    Attributes:
+        name: as `--to` takes it.
+        engines: that run it.
+        library: the package that reads it, as it is imported.
+        install: the command that installs the library.
+        suffix: of the file; "" for a folder.
+        write: graph, path, tokenizer or None -> what was written, `path` among it. Raises
+            ConfigError, with every module that it cannot hold, before anything is written.
+        read: path -> the model as the library reads it; called as the model that was written.
+    """
+
+    name: str
+    engines: str
+    library: str
+    install: str
+    suffix: str
+    write: Callable[[MaseGraph, Path, Any], Mapping[str, Any]]
+    read: Callable[[Path], nn.Module]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the library is installed."""
+        return find_spec(self.library) is not None
+
+    def require(self) -> None:
+        """Raises an error where the library is not installed.
+
+        Raises:
+            UnavailableError: it is not, with the command that installs it.
+        """
+        if not self.is_readable:
+            raise UnavailableError(
+                f"{self.name} needs {self.library}, which is not installed: {self.install}"
+            )
+
+
+def packed_model(mg: MaseGraph, target: str) -> PreTrainedModel:
+    """The model of transformers that a graph stands for, its quantized layers packed.
+
+    Args:
+        mg: the graph; it stays as it is, and shares its tensors.
+        target: for messages.
+
+    Raises:
+        ConfigError: the graph is of no model of transformers, or nothing in it is quantized.
+        GraphError: the model cannot be given back, see `MaseGraph.to_module`.
+    """
+    from transformers import PreTrainedModel
+
+    from chop.ir.huggingface.stored import drop_masks
+    from chop.quantization.packing import Selection, pack_layers
+
+    packed = mg.sharing_copy()
+    pack_layers(packed, Selection(), exact=False)
+    model = packed.to_module().eval()
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(
+            f"{target}: expected a model of transformers, which its engines run by code of their "
+            f"own, got a {type(model).__name__}; onnx and pt2 hold the graph of any model."
+        )
+    drop_masks(model)
+    return model
+
+
+def packed_layers(model: nn.Module) -> dict[str, PackedOperator]:
+    """The packed layers of a model by path; tied ones at each of their paths."""
+    named = model.named_modules(remove_duplicate=False)
+    return {path: module for path, module in named if isinstance(module, PackedOperator)}
+
+
+def reasons_of_all(model: nn.Module) -> dict[str, str]:
+    """By path of a module, why a file of weights alone cannot hold it, whatever its format."""
+    return {
+        path: reason
+        for path, module in model.named_modules()
+        if isinstance(module, QuantizedOperator) and (reason := _reason(module)) is not None
+    }
+
+
+def _reason(module: QuantizedOperator) -> str | None:
+    for name, what in {"data_in": "inputs", "data_out": "results"}.items():
+        quantizer = module.format_of(name)
+        if not quantizer.is_identity:
+            return f"it rounds its {what} to {quantizer.label}"
+    if not isinstance(module, PackedOperator) and not module.spec.is_float:
+        return f"it is a {type(module).__name__}, which is quantized and has no packed weight"
+    return None
+
+
+def refuse(target: str, reasons: Mapping[str, str], way_out: str) -> None:
+    """Raises an error that lists modules which a target cannot hold; none: nothing.
+
+    Args:
+        target: its name.
+        reasons: by path of a module.
+        way_out: a sentence.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if not reasons:
+        return
+    lines = [f"  {path}: {why}" for path, why in list(reasons.items())[:SHOWN]]
+    if len(reasons) > SHOWN:
+        lines.append(f"  and {len(reasons) - SHOWN} more")
+    modules = f"{len(reasons)} module{'s' if len(reasons) > 1 else ''}"
+    raise ConfigError("\n".join([f"{target} cannot hold {modules}:", *lines, way_out]))
