@@ -27,7 +27,7 @@ from chop.kernels.plan import FIXED
 from chop.kernels.triton import rules
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
-from chop.onnx.grids import grid_of
+from chop.export.onnx.grids import grid_of
 from chop.report.format_page import PAGE, pages
 from tests.formats import checks
 from tests.kernels.examples import DTYPES, inputs, same

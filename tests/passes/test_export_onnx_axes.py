@@ -84,7 +84,7 @@ def test_conditions_that_a_file_cannot_test_are_told(
     function: Function, unchecked: list[str], size: int, tmp_path: Path, caplog: Any
 ) -> None:
     model = Calls(function)
-    with caplog.at_level(logging.WARNING, logger="chop.onnx.export"):
+    with caplog.at_level(logging.WARNING, logger="chop.export.onnx.export"):
         session, info = _export(model, tmp_path, x=torch.randn(3, 4))
     assert info["unchecked"] == unchecked
     assert f"captured for {unchecked[0]}; the file takes other sizes" in caplog.text

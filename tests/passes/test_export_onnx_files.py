@@ -16,7 +16,7 @@ from chop.formats import Integer
 from chop.models import get_model
 from chop.nested import tree_map
 from chop.notices import forget_notices
-from chop.onnx import export
+from chop.export.onnx import export
 from tests.onnx_runs import quantized, raised, run, session, some_long, translations_once
 
 __all__ = ["translations_once"]

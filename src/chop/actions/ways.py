@@ -15,10 +15,10 @@ from chop import passes
 from chop.bench.outputs import copied, largest_difference
 from chop.bench.timing import surroundings
 from chop.errors import UnavailableError, first_line, shorten
+from chop.export.onnx import session
+from chop.export.onnx.session import Run
 from chop.ir.graph import MaseGraph
 from chop.notices import at_level
-from chop.onnx import session
-from chop.onnx.session import Run
 
 SAVED, COMPILED = "compressed", "compiled"
 """The names of the saved model in tables, and of one that takes long to make."""
@@ -123,7 +123,10 @@ def _in_openvino(mg: MaseGraph) -> nn.Module:
 
 def _onnx_of(mg: MaseGraph) -> bytes:
     # What it logs is about a file that is kept.
-    with tempfile.TemporaryDirectory() as folder, at_level(logging.ERROR, "chop.onnx.export"):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        at_level(logging.ERROR, "chop.export.onnx.export"),
+    ):
         path = Path(folder) / "model.onnx"
         _, info = passes.export_onnx_interface_pass(mg.sharing_copy(), {"path": path})
         content: bytes = info["path"].read_bytes()

@@ -12,6 +12,7 @@ from chop.cli.command import AS_JSON, QUIET, VERBOSE
 from chop.cli.compress import COMPRESS, DEMO
 from chop.cli.doctor import DOCTOR
 from chop.cli.emit import EMIT
+from chop.cli.export import EXPORT
 from chop.cli.lower import LOWER
 from chop.cli.search import search_app
 from chop.cli.shard import SHARD
@@ -29,6 +30,7 @@ class Commands(CommandGroup):
         "demo": DEMO,
         "doctor": DOCTOR,
         "emit": EMIT,
+        "export": EXPORT,
         "lower": LOWER,
         "shard": SHARD,
     }

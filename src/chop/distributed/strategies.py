@@ -229,7 +229,7 @@ RULES: Mapping[str, tuple[Callable[..., Any], Callable[..., bool], int]] = {
 @cache
 def register_strategies() -> None:
     """Tells DTensor the rules, once per process."""
-    from chop.onnx import operators as _onnx_operators  # noqa: F401 - defines the operators
+    from chop.export.onnx import operators as _onnx_operators  # noqa: F401 - defines the operators
 
     for name, (layouts, accepts, static_argnum) in RULES.items():
         operator = getattr(torch.ops.chop, name).default

@@ -15,20 +15,24 @@ import torch
 from torch import Tensor, fx
 
 from chop.errors import ChopError, GraphError, VerificationError, first_line, shorten
+from chop.export.axes import Axis, Conditions
+from chop.export.flat import FlatGraph, named_tensors
+from chop.export.onnx.export import examples_and_answers
+from chop.export.target import Runner, Target
 from chop.files import atomic_file
 from chop.formats import from_key
 from chop.ir.graph import MaseGraph
-from chop.onnx.axes import Axis, Conditions
-from chop.onnx.export import examples_and_answers
-from chop.onnx.flat import FlatGraph
-from chop.private.compile_api import compile_package, load_package
+from chop.nn.quantized import QuantizedOperator
+from chop.private.compile_api import compile_package, load_package, package_metadata
 from chop.quantization.compilation import round_in_steps, takes_steps
+from chop.quantization.freezing import freeze_layers
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".pt2"
 DIFFERENCE = 0.05
 """Of the norm of an output: rounding next to a tie may go the other way in compiled code."""
+NAMED = ("inputs", "outputs")
 UNCHECKED = (
     "%s: the graph was captured for %s; the package takes other sizes too, and may compute "
     "something else from them."
@@ -188,3 +192,31 @@ def _share_of_difference(given: Tensor, right: Tensor) -> float:
     exact = right.double().nan_to_num(0.0, 0.0, 0.0).norm().item()
     share = difference / exact if exact else (math.inf if difference else 0.0)
     return math.inf if math.isnan(share) else share
+
+
+def write_target(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
+    """Writes a package of a graph with its weights rounded once; the tokenizer is no part of it."""
+    frozen = mg.copy()
+    frozen.model.eval()
+    if any(isinstance(module, QuantizedOperator) for module in frozen.model.modules()):
+        freeze_layers(frozen, keeps_products=False)
+    return write(frozen, path, TARGET.name)
+
+
+def read(path: Path) -> Runner:
+    """The package, as torch loads it."""
+    package = load_package(path)
+    names = {key: x.split(",") for key, x in package_metadata(path).items() if key in NAMED}
+
+    @torch.no_grad()
+    def answers(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        tensors = named_tensors(inputs)
+        given = [tensors[name] for name in names["inputs"]]
+        return dict(zip(names["outputs"], package(*given), strict=True))
+
+    return answers
+
+
+TARGET = Target(
+    "pt2", "torch, C++ with libtorch", "torch", "pip install torch", SUFFIX, write_target, read
+)

@@ -8,17 +8,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from chop.errors import ConfigError, UnavailableError
+from chop.export.flat import named_outputs
 from chop.ir.graph import MaseGraph
-from chop.nn.packed import PackedOperator
+from chop.nn.packed import PackedOperator, pack
+from chop.nn.packed.packing import why_not_packable
 from chop.nn.quantized import QuantizedOperator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHOWN = 8
+"""Modules that an error lists."""
+Runner = Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
+"""Outputs by name, of inputs by the graph's names."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Target:
         suffix: of the file; "" for a folder.
         write: graph, path, tokenizer or None -> what was written, `path` among it. Raises
             ConfigError, with every module that it cannot hold, before anything is written.
-        read: path -> the model as the library reads it; called as the model that was written.
+        read: path -> the model as the library reads it.
     """
 
     name: str
@@ -42,7 +48,7 @@ class Target:
     install: str
     suffix: str
     write: Callable[[MaseGraph, Path, Any], Mapping[str, Any]]
-    read: Callable[[Path], nn.Module]
+    read: Callable[[Path], Runner]
 
     @property
     def is_readable(self) -> bool:
@@ -80,6 +86,7 @@ def packed_model(mg: MaseGraph, target: str) -> PreTrainedModel:
     packed = mg.sharing_copy()
     pack_layers(packed, Selection(), exact=False)
     model = packed.to_module().eval()
+    _pack_tied(model)
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
             f"{target}: expected a model of transformers, which its engines run by code of their "
@@ -87,6 +94,23 @@ def packed_model(mg: MaseGraph, target: str) -> PreTrainedModel:
         )
     drop_masks(model)
     return model
+
+
+def _pack_tied(model: nn.Module) -> None:
+    """Packs layers that share their weight with a float one, from which they part."""
+    for path, module in [*model.named_modules()]:
+        if isinstance(module, QuantizedOperator) and why_not_packable(module) is None:
+            model.set_submodule(path, pack(module))
+
+
+def runner_of(model: nn.Module) -> Runner:
+    """A model of transformers as what gives outputs by name."""
+
+    @torch.no_grad()
+    def answers(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        return named_outputs(model(**inputs))
+
+    return answers
 
 
 def packed_layers(model: nn.Module) -> dict[str, PackedOperator]:

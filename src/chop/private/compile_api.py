@@ -22,6 +22,7 @@ __all__ = [
     "get_compilation_metrics",
     "inductor_after",
     "load_package",
+    "package_metadata",
 ]
 
 
@@ -53,3 +54,11 @@ def load_package(path: Path) -> Any:
 
     found = aoti_load_package(str(path))
     return lambda *tensors: [*found(*tensors)]
+
+
+def package_metadata(path: Path) -> dict[str, str]:
+    """What `compile_package` wrote beside the code of a package."""
+    from torch._inductor import aoti_load_package
+
+    found: dict[str, str] = aoti_load_package(str(path)).get_metadata()
+    return found

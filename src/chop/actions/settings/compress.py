@@ -95,8 +95,8 @@ class CompressConfig(QuantizationSettings):
 
     def __post_init__(self) -> None:
         from chop.actions.ptq import METHODS, layer_spec
+        from chop.export.onnx.export import check_onnx_is_installed
         from chop.formats import parse_format_string
-        from chop.onnx.export import check_onnx_is_installed
 
         super().__post_init__()
         for text in self.formats:

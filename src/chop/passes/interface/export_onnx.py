@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chop.export.onnx.session import SESSION_CONFIG
 from chop.ir.graph import MaseGraph
-from chop.onnx.session import SESSION_CONFIG
 from chop.passes.base import graph_pass
 
 
@@ -77,7 +77,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.
     """
     # Registers operators with torch, which takes as long as importing all other engines.
-    from chop.onnx.export import export
+    from chop.export.onnx.export import export
 
     path = config.path
     if path.suffix != ".onnx":

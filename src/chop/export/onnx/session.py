@@ -73,13 +73,8 @@ def opened_by_openvino(content: bytes) -> Run:
     """
     import openvino
 
-    settings = {
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "f32",
-        "PERFORMANCE_HINT": "LATENCY",
-    }
     core = openvino.Core()
-    compiled = core.compile_model(core.read_model(content), "CPU", settings)
+    compiled = core.compile_model(core.read_model(content), "CPU", openvino_settings())
     request = compiled.create_infer_request()
     names = [port.any_name for port in compiled.inputs]
 
@@ -88,3 +83,12 @@ def opened_by_openvino(content: bytes) -> Run:
         return [torch.from_numpy(found[port].copy()) for port in compiled.outputs]
 
     return outputs
+
+
+def openvino_settings() -> dict[str, Any]:
+    """Settings with which OpenVINO rounds no more than a file says, by torch's threads."""
+    return {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+    }

@@ -14,11 +14,11 @@ from chop.captured.regions import remove_regions
 from chop.captured.state.preserve_state import preserve_state
 from chop.captured.writes import written_by
 from chop.errors import GraphError
+from chop.export.divisors import WithoutDivisors
+from chop.export.plain_names import give_plain_names
 from chop.ir.graph import MaseGraph
 from chop.nested import tree_children, tree_rebuild
 from chop.notices import warn_once
-from chop.onnx.divisors import WithoutDivisors
-from chop.onnx.plain_names import give_plain_names
 from chop.private.modules import MEMBERS
 
 WHERE = "export_onnx_interface_pass"

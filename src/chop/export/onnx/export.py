@@ -13,14 +13,14 @@ from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import GuardError, UnavailableError
+from chop.export.axes import Conditions, symbolic_axes
+from chop.export.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
+from chop.export.onnx.check import check
+from chop.export.onnx.qdq import qdq_graph
+from chop.export.onnx.write import proto_of
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
-from chop.onnx.axes import Conditions, symbolic_axes
-from chop.onnx.check import check
-from chop.onnx.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
-from chop.onnx.qdq import qdq_graph
-from chop.onnx.write import proto_of
 
 log = logging.getLogger(__name__)
 

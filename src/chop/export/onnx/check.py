@@ -18,10 +18,10 @@ from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import VerificationError, first_line, shorten
+from chop.export.flat import WHERE, FlatGraph
+from chop.export.onnx import session
+from chop.export.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
 from chop.notices import warn_once
-from chop.onnx import session
-from chop.onnx.flat import WHERE, FlatGraph
-from chop.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
 from chop.private.torch_api import TorchDispatchMode, schema_of
 
 WAY_OUT = "no file was written; say the operator in question in other terms, or report it to torch"

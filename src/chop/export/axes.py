@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from chop.captured.guards.shape_guards import ShapeGuard, compile_guard, guard_holds
-from chop.onnx.flat import map_tensors, named_tensors
+from chop.export.flat import map_tensors, named_tensors
 
 Axis = tuple[str, int]
 Sizes = dict[Axis, int]

@@ -11,6 +11,8 @@ from torch import Tensor, fx, nn
 
 from chop.captured.overrides import has_hooks
 from chop.errors import ConfigError
+from chop.export.onnx.grids import CHOICE, AffineGrid, grid_of
+from chop.export.onnx.operators import onnx_dequantize, onnx_round
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import (
@@ -23,8 +25,6 @@ from chop.ir.settled import (
 from chop.nn.quantized import QuantizedOperator, QuantLinear, leaf_operators
 from chop.nn.quantized.codes import codes_in_products, parameter_codes, rounded_parameter
 from chop.nn.quantized.masks import FULL, MASK
-from chop.onnx.grids import CHOICE, AffineGrid, grid_of
-from chop.onnx.operators import onnx_dequantize, onnx_round
 from chop.private.modules import buffers_of, parameters_of
 
 WHERE = "export_onnx_interface_pass"

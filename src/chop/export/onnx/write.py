@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from chop.errors import ChopError, GraphError, first_line, shorten
+from chop.export.flat import WHERE, FlatGraph
+from chop.export.onnx.operators import DEQUANTIZE, OPSET, translations
 from chop.notices import at_level
-from chop.onnx.flat import WHERE, FlatGraph
-from chop.onnx.operators import DEQUANTIZE, OPSET, translations
 
 LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")
 

@@ -1,0 +1,52 @@
+"""Settings of `chop export`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from chop.config import check_fields
+from chop.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Settings of `chop export`.
+
+    Attributes:
+        model: output folder of `chop compress`, a checkpoint of a graph, a folder that chop wrote
+            for transformers, or with `format` a float model: built-in, folder or hub name.
+        to: targets, see `chop.export.targets`.
+        format: number format of the weights of a float model.
+        out: folder of the files.
+        seconds: seconds to measure per target; 0 measures no times.
+        threads: threads of torch and of the engines.
+
+    Raises:
+        ConfigError: a target or a format is unknown, or there is no target.
+        UnavailableError: the library of a target is not installed.
+    """
+
+    model: str
+    to: tuple[str, ...]
+    format: str | None = None
+    out: Path = Path("runs/export")
+    seconds: float = 1.0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        from chop.export.targets import TARGETS, target
+        from chop.formats import parse_format_string
+
+        check_fields(self, type(self).__name__)
+        if not self.to:
+            raise ConfigError(f"to: expected one or more of {', '.join(TARGETS)}.")
+        if self.seconds < 0 or self.threads < 1:
+            raise ConfigError(
+                f"expected seconds from 0 on and 1 or more threads, got {self.seconds} and "
+                f"{self.threads}."
+            )
+        if self.format is not None:
+            parse_format_string(self.format)
+        for name in self.to:
+            target(name).require()

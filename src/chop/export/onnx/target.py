@@ -1,0 +1,50 @@
+"""ONNX as a target: files that onnxruntime runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from chop.export.flat import named_tensors
+from chop.export.onnx.export import export
+from chop.export.onnx.session import Run, opened
+from chop.export.target import Runner, Target
+from chop.ir.graph import MaseGraph
+
+
+def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
+    """Writes an ONNX file: 8-bit integers as codes, other formats as what their codes stand for.
+
+    Args:
+        mg: the graph; it stays as it is.
+        path: the file.
+        tokenizer: is not part of such a file.
+    Returns: `path`, and what `chop.export.onnx.export` gives.
+    """
+    return {"path": path, **export(mg, path, float_fallback=True, dynamic_axes=True)}
+
+
+def read(path: Path) -> Runner:
+    """The file as onnxruntime runs it."""
+    content = path.read_bytes()
+    return named(opened(content), content)
+
+
+def named(run: Run, content: bytes) -> Runner:
+    """An engine that gives outputs in the file's order, as one that gives them by name."""
+    import onnx
+
+    outputs = [each.name for each in onnx.load_from_string(content).graph.output]
+
+    def answers(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        return dict(zip(outputs, run(named_tensors(inputs)), strict=True))
+
+    return answers
+
+
+TARGET = Target(
+    "onnx", "onnxruntime", "onnxruntime", "pip install 'mase-chop[onnx]'", ".onnx", write, read
+)
