@@ -10,6 +10,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
+from chop.export.onnx.grids import grid_of
 from chop.formats import REGISTRY, NumberFormat, QuantSpec, from_key, reference
 from chop.formats.elements import Element
 from chop.formats.groups import Blocks, Whole
@@ -27,7 +28,6 @@ from chop.kernels.plan import FIXED
 from chop.kernels.triton import rules
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
-from chop.export.onnx.grids import grid_of
 from chop.report.format_page import PAGE, pages
 from tests.formats import checks
 from tests.kernels.examples import DTYPES, inputs, same

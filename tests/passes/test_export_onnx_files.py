@@ -12,11 +12,11 @@ from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from chop import passes
 from chop.errors import VerificationError
+from chop.export.onnx import export
 from chop.formats import Integer
 from chop.models import get_model
 from chop.nested import tree_map
 from chop.notices import forget_notices
-from chop.export.onnx import export
 from tests.onnx_runs import quantized, raised, run, session, some_long, translations_once
 
 __all__ = ["translations_once"]
@@ -90,7 +90,7 @@ def tensors_of(answer):
         ),
     ),
 )
-@pytest.mark.filterwarnings("ignore:.*the output 'r' is a str, which ONNX lacks.*")
+@pytest.mark.filterwarnings("ignore:.*the output 'r' is a str, which no file has a form for.*")
 @pytest.mark.sampled(1)
 def test_outputs_are_those_of_the_output_node(name, tmp_path):
     end, names = ENDS[name]

@@ -111,6 +111,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "verify_hardware_metadata_analysis_pass": [(described, None)],
     "verify_software_metadata_analysis_pass": [(described, None)],
     "verify_metadata_analysis_pass": [(described, None)],
+    "export_interface_pass": [(graph, {"to": "onnx", "path": "model.onnx"})],
     "export_onnx_interface_pass": [(graph, {"path": "model.onnx"})],
     "awq_transform_pass": [(graph, {"batches": BATCHES, "weight": "mxint:width=4"})],
     "calibrate_transform_pass": [(quantized, {"batches": BATCHES})],
@@ -168,7 +169,7 @@ def test_every_pass_is_run_below():
 @pytest.mark.sampled(3)
 def test_info_has_the_keys_that_the_help_lists(name, tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
-    if name == "export_onnx_interface_pass":
+    if name.startswith("export_"):
         pytest.importorskip("onnxscript")
     if name == "run_cosim_analysis_pass" and shutil.which("iverilog") is None:
         pytest.skip("needs iverilog")

@@ -12,7 +12,10 @@ from pathlib import Path
 from chop.installed import DISTRIBUTION, how_to_get, misfit, version
 
 EXTRAS = {
-    "onnx": "chop compress --onnx",
+    "onnx": "chop compress --onnx, chop export --to onnx",
+    "openvino": "chop export --to openvino",
+    "vllm-format": "chop export --to compressed-tensors",
+    "gguf": "chop export --to gguf",
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",
     "timm": "models of timm and torchvision",
@@ -114,7 +117,7 @@ def _packages() -> list[Finding]:
 
 
 def _extra(requirement: str) -> str | None:
-    found = re.search(r"""extra == ['"](\w+)""", requirement)
+    found = re.search(r"""extra == ['"]([\w-]+)""", requirement)
     return found[1] if found else None
 
 

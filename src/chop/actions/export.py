@@ -18,7 +18,7 @@ from chop.bench.record import format_bytes, format_ratio
 from chop.bench.statistics import Interval
 from chop.bench.timing import Variant, compare
 from chop.errors import ConfigError
-from chop.export.flat import named_outputs
+from chop.export.flat import output_tensors
 from chop.export.target import Runner
 from chop.export.targets import target
 from chop.formats import parse_format_string
@@ -93,7 +93,7 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
         Exported(
             name,
             str(path),
-            size_of(path),
+            target(name).size_of(path),
             largest_difference(runners[name](example), expected),
             ratios.get(name),
         )
@@ -112,7 +112,7 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
         rows,
         plain,
         result_file="",
-        written=[file for path in written.values() for file in files_of(path)],
+        written=[file for name, path in written.items() for file in target(name).files_of(path)],
     )
 
 
@@ -182,7 +182,7 @@ def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:
     if any(isinstance(module, PackedOperator) for module in mg.model.modules()):
         exact, _ = passes.pack_transform_pass(mg, {"unpack": True, "silent": True})
     with torch.no_grad():
-        return named_outputs(exact.model.cpu().eval()(**example))
+        return output_tensors(exact.model.cpu().eval()(**example))
 
 
 def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -198,7 +198,7 @@ def _ratios(
     if not config.seconds:
         return {}
     model = mg.model.eval()
-    variants = [Variant(CHOP, lambda: named_outputs(model(**example)))]
+    variants = [Variant(CHOP, lambda: output_tensors(model(**example)))]
     variants += [Variant(name, partial(run, example)) for name, run in runners.items()]
     found = compare(
         variants,
@@ -209,16 +209,3 @@ def _ratios(
         memory=False,
     )
     return {name: found[name].ratio for name in runners}
-
-
-def files_of(path: Path) -> list[Path]:
-    """The files of a target: one, one and its weights, or all of a folder."""
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file())
-    beside = path.with_suffix(".bin")
-    return [path, beside] if path.suffix == ".xml" and beside.exists() else [path]
-
-
-def size_of(path: Path) -> int:
-    """Bytes of the files of a target."""
-    return sum(file.stat().st_size for file in files_of(path))

@@ -1,3 +1,3 @@
-"""Export: files that other engines run, one module for each but ONNX."""
+"""Export: files that other engines run, one module for each target."""
 
 __all__: list[str] = []

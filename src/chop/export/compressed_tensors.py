@@ -34,6 +34,7 @@ from chop.formats.scaling import ScaledFloatScale
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.transposed import stores_transposed
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +219,9 @@ def _unpack_embeddings(model: nn.Module) -> list[str]:
 
 def _stored(layer: PackedOperator, dtype: torch.dtype) -> tuple[CodedWeight, Scheme] | str:
     if not isinstance(layer, nn.Linear):
-        return f"it is a {type(layer).__name__}, and no linear layer of torch"
+        return f"it is a {type(layer).__name__}, and no linear layer"
+    if stores_transposed(layer):
+        return "its class keeps weights as (inputs, outputs), as no linear layer of torch does"
     weight = coded_weight(layer)
     if isinstance(weight, str):
         return weight
@@ -333,7 +336,7 @@ TARGET = Target(
     METHOD,
     "vLLM, SGLang, transformers",
     "compressed_tensors",
-    "pip install compressed-tensors",
+    "vllm-format",
     "",
     write,
     read,

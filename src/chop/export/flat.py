@@ -130,12 +130,24 @@ def named_tensors(nested: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def named_outputs(answer: Any) -> dict[str, Tensor]:
-    """Tensors of a result by name, see `FlatGraph`; numbers are tensors without dimensions."""
+    """Tensors of a result by name, see `FlatGraph`; numbers are tensors without dimensions.
+
+    Warns once of what is neither, and is left out.
+    """
+    leaves = _output_leaves(answer)
+    return {name: tensor for name, x in leaves if (tensor := _tensor(name, x)) is not None}
+
+
+def output_tensors(answer: Any) -> dict[str, Tensor]:
+    """Tensors of a result by name, as `named_outputs` has them, and nothing else of it."""
+    return {name: x for name, x in _output_leaves(answer) if isinstance(x, Tensor)}
+
+
+def _output_leaves(answer: Any) -> Iterator[Leaf]:
     root = {ROOT: answer} if isinstance(answer, tuple | list) else answer
     if hasattr(answer, "_fields"):
         root = answer._asdict()
-    leaves = _leaves(root if tree_children(root) is not None else {ROOT: root})
-    return {name: tensor for name, x in leaves if (tensor := _tensor(name, x)) is not None}
+    return _leaves(root if tree_children(root) is not None else {ROOT: root})
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[Leaf]:
@@ -154,7 +166,8 @@ def _tensor(name: str, value: Any) -> Tensor | None:
     if dtype is not None:
         return torch.scalar_tensor(value, dtype=dtype)
     warn_once(
-        f"{WHERE}: the output '{name}' is a {type(value).__name__}, which ONNX lacks: left out"
+        f"{WHERE}: the output '{name}' is a {type(value).__name__}, which no file has a form for: "
+        "left out"
     )
     return None
 

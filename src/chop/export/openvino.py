@@ -17,8 +17,6 @@ from chop.export.target import Runner, Target
 from chop.files import atomic_files
 from chop.ir.graph import MaseGraph
 
-PARTS = (".xml", ".bin")
-
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     """Writes a graph as OpenVINO's files, by way of ONNX.
@@ -61,4 +59,6 @@ def read(path: Path) -> Runner:
     return answers
 
 
-TARGET = Target("openvino", "OpenVINO", "openvino", "pip install openvino", ".xml", write, read)
+TARGET = Target(
+    "openvino", "OpenVINO", "openvino", "openvino", ".xml", write, read, beside=(".bin",)
+)

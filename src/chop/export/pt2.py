@@ -217,6 +217,4 @@ def read(path: Path) -> Runner:
     return answers
 
 
-TARGET = Target(
-    "pt2", "torch, C++ with libtorch", "torch", "pip install torch", SUFFIX, write_target, read
-)
+TARGET = Target("pt2", "torch, C++ with libtorch", "torch", "", SUFFIX, write_target, read)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, UnavailableError
-from chop.export.flat import named_outputs
+from chop.export.flat import output_tensors
+from chop.installed import how_to_get
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator, pack
 from chop.nn.packed.packing import why_not_packable
@@ -35,20 +36,32 @@ class Target:
         name: as `--to` takes it.
         engines: that run it.
         library: the package that reads it, as it is imported.
-        install: the command that installs the library.
+        extra: the optional part of chop that installs the library; "" where chop needs it anyway.
         suffix: of the file; "" for a folder.
         write: graph, path, tokenizer or None -> what was written, `path` among it. Raises
             ConfigError, with every module that it cannot hold, before anything is written.
         read: path -> the model as the library reads it.
+        beside: suffixes of other files of the same stem.
     """
 
     name: str
     engines: str
     library: str
-    install: str
+    extra: str
     suffix: str
     write: Callable[[MaseGraph, Path, Any], Mapping[str, Any]]
     read: Callable[[Path], Runner]
+    beside: tuple[str, ...] = ()
+
+    def files_of(self, path: Path) -> list[Path]:
+        """The files of what was written to `path`: one, several of a stem, or all of a folder."""
+        if not self.suffix:
+            return sorted(file for file in path.rglob("*") if file.is_file())
+        return [path.with_suffix(suffix) for suffix in (self.suffix, *self.beside)]
+
+    def size_of(self, path: Path) -> int:
+        """Bytes of those files."""
+        return sum(file.stat().st_size for file in self.files_of(path))
 
     @property
     def is_readable(self) -> bool:
@@ -63,7 +76,8 @@ class Target:
         """
         if not self.is_readable:
             raise UnavailableError(
-                f"{self.name} needs {self.library}, which is not installed: {self.install}"
+                f"{self.name} needs {self.library}, which is not installed: "
+                f"{how_to_get(self.extra)}"
             )
 
 
@@ -108,7 +122,7 @@ def runner_of(model: nn.Module) -> Runner:
 
     @torch.no_grad()
     def answers(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        return named_outputs(model(**inputs))
+        return output_tensors(model(**inputs))
 
     return answers
 

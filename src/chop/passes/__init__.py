@@ -31,6 +31,7 @@ from chop.passes.analysis.verify_hardware_metadata import verify_hardware_metada
 from chop.passes.analysis.verify_metadata import verify_metadata_analysis_pass
 from chop.passes.analysis.verify_software_metadata import verify_software_metadata_analysis_pass
 from chop.passes.base import PASSES, graph_pass
+from chop.passes.interface.export import export_interface_pass
 from chop.passes.interface.export_onnx import export_onnx_interface_pass
 from chop.passes.interface.load_graph import load_mase_graph_interface_pass
 from chop.passes.interface.load_lora_adapter import load_lora_adapter_interface_pass
@@ -82,6 +83,7 @@ __all__ = [
     "emit_cocotb_transform_pass",
     "emit_internal_rtl_transform_pass",
     "emit_verilog_top_transform_pass",
+    "export_interface_pass",
     "export_onnx_interface_pass",
     "freeze_transform_pass",
     "fuse_attention_transform_pass",

@@ -45,6 +45,4 @@ def named(run: Run, content: bytes) -> Runner:
     return answers
 
 
-TARGET = Target(
-    "onnx", "onnxruntime", "onnxruntime", "pip install 'mase-chop[onnx]'", ".onnx", write, read
-)
+TARGET = Target("onnx", "onnxruntime", "onnxruntime", "onnx", ".onnx", write, read)

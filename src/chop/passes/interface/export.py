@@ -1,0 +1,60 @@
+"""Writes a graph for another engine: a file or folder that its own library reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chop.ir.graph import MaseGraph
+from chop.passes.base import graph_pass
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Settings of `export_interface_pass`.
+
+    Attributes:
+        to: a target: "onnx", "openvino", "pt2", "compressed-tensors" or "gguf".
+        path: the file or folder; folders are made, and a missing suffix of the target is added.
+        tokenizer: of the model, for targets whose engines take text.
+    """
+
+    to: str
+    path: Path
+    tokenizer: Any = None
+
+
+@graph_pass(config=ExportConfig, takes_packed=True)
+def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]:
+    """Writes the graph for another engine, in the codes and scales that it has.
+
+    ONNX, OpenVINO and packages of torch hold any graph. Folders of compressed-tensors (vLLM,
+    SGLang, transformers) and files of GGUF (llama.cpp) hold weights of models of transformers, in
+    formats that those engines know: what they cannot hold is listed by module in the error, before
+    anything is written. What is quantized and not packed is packed for them.
+
+    Returns:
+        path: what was written.
+        size_bytes: of all its files.
+        read: a function: the path -> what gives outputs by name of inputs by name, as the engine's
+            library computes them.
+
+    Raises:
+        ConfigError: the target is unknown, or cannot hold a module.
+        GraphError: torch's exporter lacks an operator, or the model cannot be given back.
+        UnavailableError: a library is not installed.
+
+    Example::
+
+        _, info = export_interface_pass(mg, {"to": "gguf", "path": "model.gguf"})
+    """
+    # Registers operators with torch, which takes as long as importing all other engines.
+    from chop.export.targets import target
+
+    kind = target(config.to)
+    path = config.path
+    if path.suffix != kind.suffix and kind.suffix:
+        path = path.with_name(path.name + kind.suffix)
+    kind.write(mg, path, config.tokenizer)
+    return {"path": path, "size_bytes": kind.size_of(path), "read": kind.read}

@@ -1,0 +1,111 @@
+"""The job that writes a graph for other engines."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes, runs
+from chop.actions.export import export
+from chop.actions.settings.export import ExportConfig
+from chop.errors import ConfigError, UnavailableError
+from chop.export.targets import TARGETS, target
+from tests.export.decoders import decoder, quantized
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """As `chop compress` leaves it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 5)).eval()
+    mg = MaseGraph(net, dummy_in={"input": torch.randn(4, 32)})
+    rule = {"config": {"weight": {"name": "scale_integer", "width": 8}}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
+    packed, _ = passes.pack_transform_pass(mg, {"silent": True})
+    (tmp_path / "run").mkdir()
+    packed.export(tmp_path / "run" / "model")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def float_folder(tmp_path):
+    decoder("Llama").save_pretrained(tmp_path / "float")
+    return tmp_path / "float"
+
+
+def test_a_run_becomes_a_file_that_its_engine_reads(run_folder, tmp_path):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+    (row,) = export(ExportConfig(str(run_folder), ("onnx",), out=tmp_path / "out", seconds=0.02))
+    assert (row.target, row.path) == ("onnx", str(tmp_path / "out" / "model.onnx"))
+    assert row.size_bytes == (tmp_path / "out" / "model.onnx").stat().st_size
+    assert row.difference < 1e-5
+    assert row.times_as_fast is not None
+    assert "| onnx | model.onnx |" in (tmp_path / "out" / "table.md").read_text()
+    manifest = runs.read_manifest(tmp_path / "out")
+    assert (manifest.kind, manifest.state) == ("export", "finished")
+    assert {artifact.path for artifact in manifest.artifacts} >= {"model.onnx", "table.md"}
+
+
+def test_float_folders_are_quantized_and_read_back_without_a_difference(float_folder, tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
+    how = {"format": "group_integer:width=4", "out": tmp_path / "out", "seconds": 0.0}
+    (row,) = export(ExportConfig(str(float_folder), ("compressed-tensors",), **how))
+    assert (row.difference, row.times_as_fast) == (0.0, None)
+    assert (tmp_path / "out" / "compressed-tensors" / "config.json").exists()
+
+
+def test_folders_that_chop_wrote_keep_their_codes(tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
+    mg = quantized(decoder("Qwen2"), {"linear": "mxint:width=4"})
+    packed, _ = passes.pack_transform_pass(mg, {"silent": True})
+    packed.save_pretrained(tmp_path / "ours")
+    how = {"out": tmp_path / "out", "seconds": 0.0}
+    (row,) = export(ExportConfig(str(tmp_path / "ours"), ("compressed-tensors",), **how))
+    assert row.difference == 0.0
+
+
+def test_float_models_need_a_format_and_others_have_one(float_folder, run_folder, tmp_path):
+    how = {"out": tmp_path / "out", "seconds": 0.0}
+    with pytest.raises(ConfigError, match="has float weights: give a format"):
+        export(ExportConfig(str(float_folder), ("onnx",), **how))
+    with pytest.raises(ConfigError, match="is quantized already"):
+        export(ExportConfig(str(run_folder), ("onnx",), format="mxint", **how))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"to": ()}, "expected one or more of onnx, openvino"),
+        ({"to": ("onx",)}, "unknown target 'onx': did you mean 'onnx'"),
+        ({"to": ("pt2",), "format": "mxnit"}, "mxnit"),
+        ({"to": ("pt2",), "seconds": -1.0}, "expected seconds from 0 on"),
+        ({"to": ("pt2",), "threads": 0}, "1 or more threads"),
+    ],
+)
+def test_wrong_settings(settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        ExportConfig("mlp", **settings)
+
+
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("chop.export.target.find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match=r"openvino, which is not installed: pip .*openvino"):
+        ExportConfig("mlp", ("openvino",))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_is_complete(name):
+    found = target(name)
+    assert found.name == name
+    assert found.engines and found.library
+    assert found.suffix == "" or found.suffix.startswith(".")
+
+
+def test_openvino_reads_its_own_files(run_folder, tmp_path):
+    pytest.importorskip("openvino", reason="OpenVINO reads its own files")
+    (row,) = export(ExportConfig(str(run_folder), ("openvino",), out=tmp_path, seconds=0.0))
+    assert row.difference < 1e-5
+    files = {file.name: file.stat().st_size for file in tmp_path.glob("model.*")}
+    assert set(files) == {"model.xml", "model.bin"} and row.size_bytes == sum(files.values())

@@ -1,0 +1,185 @@
+"""Folders of compressed-tensors: the library's own decoding gives the values of our codes."""
+
+import json
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from tests.export.decoders import decoder, logits, quantized, rounded, tokens
+
+pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folders")
+
+from chop.export import compressed_tensors as target
+
+FORMATS = {
+    "mxint:width=8": "pack-quantized",
+    "mxint:width=4": "pack-quantized",
+    "mxint:width=5": "pack-quantized",
+    "group_integer:width=4": "pack-quantized",
+    "group_integer:width=3:group_size=16": "pack-quantized",
+    "scale_integer:width=8": "pack-quantized",
+    "scale_integer:width=8:granularity=row": "pack-quantized",
+    "integer:width=8:frac_width=6": "pack-quantized",
+    "mxfp:width=4": "mxfp4-pack-quantized",
+    "mxfp:width=8": "mxfp8-quantized",
+}
+
+
+def weights(model):
+    """The linear layers' weights by path, as they are multiplied with."""
+    return {
+        path: module.quantize("weight", module.weight).detach()
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and hasattr(module, "spec")
+    }
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize(("text", "layout"), FORMATS.items(), ids=FORMATS)
+@pytest.mark.sampled(4)
+def test_weights_and_logits_are_equal(text, layout, tmp_path):
+    mg = quantized(decoder("Llama"), {"linear": text})
+    info = target.write(mg, tmp_path)
+    assert set(info["formats"].values()) == {layout}
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    for path, weight in weights(expected).items():
+        assert torch.equal(found.get_submodule(path).weight, weight), path
+    assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+@pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)
+def test_tied_heads_are_written_beside_their_embedding(kind, operators, tmp_path, caplog):
+    mg = quantized(decoder(kind, tied=True), dict.fromkeys(operators, "mxint:width=4"))
+    with caplog.at_level(logging.WARNING, "chop.export"):
+        info = target.write(mg, tmp_path)
+    tables = ["model.embed_tokens"] if "embedding" in operators else []
+    assert info["floats"] == tables
+    assert ("embeddings are written as floats: model.embed_tokens" in caplog.text) == bool(tables)
+    assert not json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"]
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+
+
+def test_formats_by_module_and_float_layers(tmp_path):
+    mg = quantized(
+        decoder("Llama"),
+        {
+            "model.layers.0.self_attn.q_proj": "mxint:width=4",
+            "model.layers.1.mlp.down_proj": "group_integer:width=4",
+            "model.layers.1.mlp.up_proj": "mxfp:width=8",
+        },
+        by="name",
+    )
+    target.write(mg, tmp_path)
+    config = config_of(tmp_path)
+    assert config["format"] == "mixed-precision"
+    assert [group["targets"] for group in config["config_groups"].values()] == [
+        ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"],  # 4 bits in groups
+        ["model.layers.1.mlp.up_proj"],
+    ]
+    assert len(config["ignore"]) == 12
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+
+
+def test_one_format_names_the_class(tmp_path):
+    mg = quantized(decoder("Llama"), {r"model\..*_proj": "mxint:width=4"}, by="regex_name")
+    target.write(mg, tmp_path)
+    config = config_of(tmp_path)
+    assert config["ignore"] == ["lm_head"]
+    assert config["config_groups"]["group_0"]["targets"] == ["Linear"]
+    assert config["config_groups"]["group_0"]["weights"]["group_size"] == 32
+
+
+def test_shards_keep_their_index(tmp_path, monkeypatch):
+    from chop.ir.huggingface import folder
+
+    save = folder.save_folder
+    monkeypatch.setattr(
+        folder, "save_folder", lambda model, path, tokenizer: save(model, path, tokenizer, "20KB")
+    )
+    mg = quantized(decoder("Llama"), {"linear": "group_integer:width=4"})
+    target.write(mg, tmp_path)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(index.values())) > 1
+    assert "model.layers.0.mlp.up_proj.weight_packed" in index
+    assert not any(name.endswith("weight_codes") for name in index)
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+
+
+def test_bfloat16_models(tmp_path):
+    mg = quantized(decoder("Llama", dtype=torch.bfloat16), {"linear": "mxint:width=8"})
+    target.write(mg, tmp_path)
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    for path, weight in weights(expected).items():
+        assert torch.equal(found.get_submodule(path).weight, weight), path
+
+
+def test_nvfp4_differs_by_the_library_s_bfloat16(tmp_path, caplog):
+    mg = quantized(decoder("Llama"), {"linear": "nvfp4"})
+    with caplog.at_level(logging.WARNING, "chop.export"):
+        target.write(mg, tmp_path)
+    assert "load it with dtype=torch.bfloat16" in caplog.text
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    for path, weight in weights(expected).items():
+        # Scales are rounded once where they are divided by the tensor's, and products once more.
+        bound = weight.abs() * 2**-7
+        assert ((found.get_submodule(path).weight - weight).abs() <= bound).all(), path
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "reason"),
+    [
+        ("Llama", {"weight": "mxint:width=8", "data_in": "mxint:width=8"}, "rounds its inputs to"),
+        ("Llama", {"weight": "group_affine:width=4"}, "more than elements times one scale each"),
+        ("Llama", {"weight": "mxint:width=12"}, "codes of 12 bits"),
+        ("Llama", {"weight": "mxint:width=8:block_size=48"}, "no multiple of its groups of 48"),
+        ("Llama", {"weight": "mxfp:width=6"}, "no layout for its elements and scales"),
+        ("Llama", {"weight": "log:width=8"}, "no layout for its elements and scales"),
+        ("GPT2", {"weight": "mxint:width=8"}, r"keeps weights as \(inputs, outputs\)"),
+    ],
+)
+def test_what_it_cannot_hold_is_listed_before_anything_is_written(model, config, reason, tmp_path):
+    from chop.formats import parse_format_string
+
+    if model == "GPT2":
+        import transformers
+
+        sizes = {"vocab_size": 96, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 32}
+        net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    else:
+        net = decoder(model)
+    rule = {"config": {name: parse_format_string(text) for name, text in config.items()}}
+    mg, _ = passes.quantize_transform_pass(MaseGraph(net), {"by": "type", "linear": rule})
+    with pytest.raises(ConfigError, match=reason) as error:
+        target.write(mg, tmp_path / "folder")
+    assert "It holds linear layers in integers" in str(error.value)
+    assert not (tmp_path / "folder").exists()
+
+
+def test_scales_that_do_not_fit_the_model_s_dtype(tmp_path):
+    model = decoder("Llama")
+    model.lm_head.weight.data[3] *= 2.0**-30
+    mg = quantized(model.half(), {"linear": "mxint:width=8"})
+    with pytest.raises(ConfigError, match=r"lm_head: its scales do not fit torch\.float16"):
+        target.write(mg, tmp_path)
+
+
+def test_models_of_one_s_own_are_refused(tmp_path):
+    mg = quantized(nn.Sequential(nn.Linear(32, 4)).eval(), {"linear": "mxint:width=8"})
+    with pytest.raises(ConfigError, match=r"expected a model of transformers.*got a Sequential"):
+        target.write(mg, tmp_path)
+
+
+def test_nothing_quantized_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is nothing to pack"):
+        target.write(MaseGraph(decoder("Llama")), tmp_path)
