@@ -192,6 +192,16 @@ def test_large_models_are_split_and_older_files_go(made, tmp_path):
     assert torch.equal(again(IDS).logits, mg.model(IDS, MASK).logits)
 
 
+def test_a_card_says_how_to_load_the_folder(made, tmp_path):
+    _, mg, folder = made["llama"]
+    text = (folder / "README.md").read_text()
+    assert "import chop" in text and "chop export FOLDER --to TARGET" in text
+    assert "LlamaForCausalLM, quantized by chop" in text
+    (tmp_path / "README.md").write_text("mine")
+    mg.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
 def test_pipelines_run(made, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -200,7 +200,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     _warn(floats, schemes, model.dtype)
     settings = quantization_config(model, schemes)
     with atomic_files(path, "model") as fresh:
-        save_folder(model, fresh, tokenizer)
+        save_folder(model, fresh, tokenizer, card=False)
         _Rewriter(model, weights, schemes).rewrite(fresh)
         config = json.loads((fresh / "config.json").read_text())
         write_json(fresh / "config.json", {**config, "quantization_config": settings})

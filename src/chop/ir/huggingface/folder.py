@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from chop.errors import ConfigError
-from chop.files import atomic_files
+from chop.files import atomic_files, write_text
 from chop.nn.packed import PackedOperator
 
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
@@ -35,7 +35,11 @@ def note_formats(model: nn.Module) -> None:
 
 
 def save_folder(
-    model: nn.Module, folder: str | Path, tokenizer: Any = None, max_shard_size: str = "5GB"
+    model: nn.Module,
+    folder: str | Path,
+    tokenizer: Any = None,
+    max_shard_size: str = "5GB",
+    card: bool = True,
 ) -> None:
     """Writes a model with quantized layers as `from_pretrained` reads it where chop is installed.
 
@@ -44,6 +48,7 @@ def save_folder(
         folder: where to; missing folders are made, other files in it stay.
         tokenizer: or processor, whose files go along; None: none.
         max_shard_size: of a file of weights, such as "5GB"; more are split.
+        card: writes a README.md that says how to load it, unless the folder has one.
 
     Raises:
         ConfigError: the model is none of transformers, or a layer is more than formats can tell.
@@ -51,7 +56,8 @@ def save_folder(
     """
     from transformers import PreTrainedModel
 
-    from chop.ir.huggingface.stored import drop_masks
+    from chop.ir.huggingface.card import FILE, model_card
+    from chop.ir.huggingface.stored import drop_masks, has_formats
     from chop.ir.huggingface.tying import settle_ties
 
     if not isinstance(model, PreTrainedModel):
@@ -67,6 +73,8 @@ def save_folder(
         model.save_pretrained(fresh, max_shard_size=max_shard_size)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
+        if card and has_formats(model) and not (folder / FILE).exists():
+            write_text(fresh / FILE, model_card(model))
         written = {file.name for file in fresh.iterdir()}
     for file in folder.iterdir():  # an older model of more or fewer files
         if WEIGHTS.fullmatch(file.name) and file.name not in written:

@@ -1,0 +1,42 @@
+"""Model card: README.md of a folder, which says how to load it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+FILE = "README.md"
+CARD = """---
+library_name: transformers
+tags: [chop, quantized]
+---
+
+# {name}, quantized by chop
+
+Weights are codes of number formats: {formats}. Loading needs `pip install mase-chop`:
+
+```python
+import chop  # transformers reads the formats after it
+from transformers import {name}
+
+model = {name}.from_pretrained("FOLDER")
+```
+
+Without that import transformers ignores the formats, and draws these weights at random with a
+warning. `chop export FOLDER --to TARGET` writes the model for engines that do not have chop.
+"""
+
+
+def model_card(model: nn.Module) -> str:
+    """The card of a model with quantized layers.
+
+    Args:
+        model: of transformers.
+    """
+    from chop.ir.huggingface.stored import quantized_leaves
+
+    labels = (layer.spec.weight.label for _, layer in quantized_leaves(model))
+    counts = Counter(labels).most_common()
+    formats = ", ".join(f"{label} in {count} modules" for label, count in counts)
+    return CARD.format(name=type(model).__name__, formats=formats)
