@@ -191,6 +191,17 @@ def test_layers_of_gpt2_that_stay_float_are_turned(tmp_path):
     assert types["blk.1.ffn_up.weight"] == "Q8_0" and types["blk.0.ffn_up.weight"] == "F32"
 
 
+def test_packed_biases_are_decoded(tmp_path):
+    rules = weight_in("mxint:width=8")
+    rules["config"]["bias"] = parse_format_string("mxint:width=4")
+    mg = passes.quantize_transform_pass(
+        MaseGraph(language_model("qwen2")), {"by": "type", "linear": rules}
+    )[0]
+    assert "bias" in packed_model(mg, "test").model.layers[0].self_attn.q_proj.packed_shapes
+    types = check(mg, tmp_path / "model.gguf")["tensors"]
+    assert (types["blk.0.attn_q.bias"], types["blk.0.attn_q.weight"]) == ("F32", "Q8_0")
+
+
 def test_adapters_are_refused_by_module(tmp_path):
     mg = quantized(language_model("llama"), linear=None, embedding="mxint:width=8")
     mg = passes.insert_lora_adapter_transform_pass(mg, {"rank": 2})[0]
