@@ -1,0 +1,265 @@
+"""GGUF: files of packed weights in blocks, which llama.cpp and transformers read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.export.coded import coded_weight
+from chop.export.gguf_architectures import (
+    Architecture,
+    architecture_of,
+    frequency_divisors,
+    metadata_of,
+    unread_settings,
+)
+from chop.export.gguf_blocks import Blocks, blocks_of
+from chop.export.gguf_tokenizer import Vocabulary, vocabulary_of
+from chop.export.target import Target, packed_model, reasons_of_all, refuse
+from chop.files import atomic_file
+from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
+from chop.private.modules import parameters_of
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+WAY_OUT = (
+    "GGUF holds weights in mxint:width=8, mxint:width=4, group_integer:width=4 and mxfp:width=4, "
+    "with rows of a multiple of 32 values, and floats; quantize these modules to one of them, or "
+    "leave them float; a head that is tied takes the format of the embedding."
+)
+FILE_TYPES = {
+    "Q8_0": "MOSTLY_Q8_0",
+    "Q4_0": "MOSTLY_Q4_0",
+    "MXFP4": "MOSTLY_MXFP4_MOE",
+    "F16": "MOSTLY_F16",
+    "BF16": "MOSTLY_BF16",
+    "F32": "ALL_F32",
+}
+"""Names of gguf's `LlamaFileType`, by the type of most bytes."""
+NO_TOKENIZER = "none: engines take token ids alone"
+
+
+def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
+    """Writes a language model of transformers; packed weights keep their codes.
+
+    Norms, biases and other weights that are not packed stay floats. A head that is the embedding
+    is left out: engines tie it again.
+
+    Args:
+        mg: the graph; it stays as it is.
+        path: of the file.
+        tokenizer: of byte-level BPE; None: the file has none.
+    Returns: `path`, `tensors` (type by name in GGUF), `bytes`, and what `tokenizer` the file has.
+
+    Raises:
+        ConfigError: something cannot be held, and is named; no file is written.
+        UnavailableError: gguf is not installed.
+        WriteError: the disk is full or read-only.
+    """
+    TARGET.require()
+    model = packed_model(mg, TARGET.name)
+    config: Any = model.config
+    if model.get_output_embeddings() is None:
+        raise ConfigError(
+            f"gguf: expected a language model with a head, got a {type(model).__name__}; "
+            "give one of AutoModelForCausalLM."
+        )
+    architecture = architecture_of(config)
+    vocabulary = None if tokenizer is None else vocabulary_of(tokenizer, config.vocab_size)
+    tensors, reasons = _tensors(model, architecture)
+    refuse(TARGET.name, reasons_of_all(model) | reasons, WAY_OUT)
+    metadata = {
+        "general.name": Path(config.name_or_path or "").name or type(model).__name__,
+        **metadata_of(config, architecture),
+    }
+    with atomic_file(path) as temporary:
+        _write_file(temporary, architecture, metadata, vocabulary, tensors)
+    return {
+        "path": path,
+        "tensors": {name: blocks.type_name for name, blocks in tensors.items()},
+        "bytes": path.stat().st_size,
+        "tokenizer": NO_TOKENIZER if vocabulary is None else vocabulary.summary,
+    }
+
+
+def read(path: Path) -> nn.Module:
+    """The model as transformers reads it, in float32.
+
+    Transformers leaves some settings of a file at their defaults: the head size of Qwen3, sizes of
+    GPT-2, scaled rotary embeddings. They are given to it.
+
+    Args:
+        path: of a GGUF file.
+
+    Raises:
+        UnavailableError: gguf is not installed.
+    """
+    TARGET.require()
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place, name = path.parent, path.name
+    fields = GGUFReader(path).fields
+    config = AutoConfig.from_pretrained(place, gguf_file=name)
+    # Arrays, such as the tokens, are no settings of a model.
+    values = {key: field.contents() for key, field in fields.items() if len(field.types) == 1}
+    settings = unread_settings(config, values)
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        place, gguf_file=name, dtype=torch.float32, **settings
+    )
+    return model.eval()
+
+
+TARGET = Target(
+    name="gguf",
+    engines="llama.cpp, transformers",
+    library="gguf",
+    install="pip install gguf",
+    suffix=".gguf",
+    write=write,
+    read=read,
+)
+
+
+def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks], dict[str, str]]:
+    """What a file has by name, and the reasons by path of what it cannot have."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
+    names = get_tensor_name_map(arch, model.config.num_hidden_layers)
+    tied = _tied_head(model)
+    found: dict[str, Blocks] = {}
+    reasons: dict[str, str] = {}
+    for path, operand, module in _operands(model):
+        if module is tied and operand == "weight":
+            continue
+        name = names.get_name(f"{path}.{operand}", try_suffixes=(".weight", ".bias"))
+        stored = _stored(module, operand)
+        if name is None:
+            reasons[path] = f"a {architecture.name} of GGUF has no tensor for its {operand}"
+        elif isinstance(stored, str):
+            reasons[path] = stored
+        else:
+            permuted = architecture.permutes and path.endswith((".q_proj", ".k_proj"))
+            found[name] = _interleaved(stored, path, model.config) if permuted else stored
+    divisors = frequency_divisors(model.config)
+    if divisors is not None:
+        found["rope_freqs.weight"] = Blocks("F32", divisors.numpy())
+    return found, reasons
+
+
+def _operands(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
+    """The path, name and module of every parameter, packed or float."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        packed = module.packed_shapes if isinstance(module, PackedOperator) else {}
+        present = [name for name, x in parameters_of(module).items() if x is not None]
+        for operand in dict.fromkeys([*packed, *present]):
+            yield path, operand, module
+
+
+def _tied_head(model: Any) -> nn.Module | None:
+    """The head, where its weight is the embedding's."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    kinds = [isinstance(module, PackedOperator) for module in (head, table)]
+    if any(kinds):
+        is_one = all(kinds) and _is_one(head.encoded("weight").codes, table.encoded("weight").codes)
+        same_format = is_one and head.spec.weight == table.spec.weight
+        return head if same_format else None
+    return head if _is_one(head.weight, table.weight) else None
+
+
+def _is_one(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape == other.shape and one.data_ptr() == other.data_ptr() != 0)
+
+
+def _stored(module: Any, operand: str) -> Blocks | str:
+    """A parameter as GGUF holds it, (out, in), or why it does not."""
+    from transformers.pytorch_utils import Conv1D
+
+    if operand == "weight" and isinstance(module, PackedOperator):
+        weight = coded_weight(module)
+        return weight if isinstance(weight, str) else blocks_of(weight)
+    values: Tensor = getattr(module, operand).detach().cpu()
+    if values.ndim < 2:
+        return Blocks("F32", values.float().numpy())
+    values = (values.t() if isinstance(module, Conv1D) else values).contiguous()
+    if values.dtype == torch.bfloat16:
+        return Blocks("BF16", values.view(torch.uint8).numpy())
+    if values.dtype in (torch.float32, torch.float16):
+        return Blocks("F32" if values.dtype == torch.float32 else "F16", values.numpy())
+    return f"its {operand} is {values.dtype}, and no float32, float16 or bfloat16"
+
+
+def _interleaved(stored: Blocks, path: str, config: Any) -> Blocks:
+    """Rows of a query or key projection as llama.cpp turns them, pairs beside each other."""
+    is_key = path.endswith(".k_proj")
+    heads = config.num_key_value_heads if is_key else config.num_attention_heads
+    rows = np.arange(len(stored.data)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+    return Blocks(stored.type_name, stored.data[rows])
+
+
+def _write_file(
+    path: Path,
+    architecture: Architecture,
+    metadata: Mapping[str, int | float | str],
+    vocabulary: Vocabulary | None,
+    tensors: Mapping[str, Blocks],
+) -> None:
+    from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
+
+    writer = GGUFWriter(path, architecture.name)
+    for key, value in metadata.items():
+        _add_value(writer, key, value)
+    writer.add_file_type(LlamaFileType[FILE_TYPES[_most_common_type(tensors)]])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
+    _add_tokenizer(writer, vocabulary)
+    for name, blocks in tensors.items():
+        writer.add_tensor(name, blocks.data, raw_dtype=GGMLQuantizationType[blocks.type_name])
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+def _add_value(writer: GGUFWriter, key: str, value: int | float | str) -> None:
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def _most_common_type(tensors: Mapping[str, Blocks]) -> str:
+    sizes: Counter[str] = Counter()
+    for blocks in tensors.values():
+        sizes[blocks.type_name] += blocks.data.nbytes
+    return sizes.most_common(1)[0][0]
+
+
+def _add_tokenizer(writer: GGUFWriter, vocabulary: Vocabulary | None) -> None:
+    if vocabulary is None:
+        writer.add_tokenizer_model("no_vocab")
+        return
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    writer.add_token_merges(vocabulary.merges)
+    for key, value in vocabulary.ids.items():
+        _add_value(writer, f"tokenizer.ggml.{key}", value)
+    if vocabulary.chat_template is not None:
+        writer.add_chat_template(vocabulary.chat_template)

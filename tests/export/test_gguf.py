@@ -1,0 +1,443 @@
+"""GGUF: every code as ggml decodes it, the same logits in transformers, refusals by module."""
+
+import copy
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers.pytorch_utils import Conv1D
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from chop.export.gguf import TARGET
+from chop.export.gguf_architectures import frequency_divisors
+from chop.export.gguf_tokenizer import LLAMA3, QWEN2
+from chop.export.target import packed_model
+from chop.formats import parse_format_string
+from chop.nn.packed import PackedOperator
+
+gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
+
+VOCABULARY = 288
+IDS = torch.tensor([[5, 6, 7, 8, 90, 2], [9, 8, 7, 6, 1, 0]])
+FORMATS = {
+    "mxint:width=8": "Q8_0",
+    "mxint:width=4": "Q4_0",
+    "group_integer:width=4": "Q4_0",
+    "group_integer:width=6:group_size=64": "Q8_0",
+    "mxfp:width=4": "MXFP4",
+}
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def language_model(kind, **changes):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "tie_word_embeddings": False, "num_key_value_heads": 2}
+    if kind == "gpt2":
+        names = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 48}
+        tokens = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCABULARY}
+        config = transformers.GPT2Config(**names, **tokens, **changes)
+    elif kind == "qwen3":
+        config = transformers.Qwen3Config(**sizes | {"head_dim": 32} | changes)
+    else:
+        classes = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "phi": "Phi"}
+        make = getattr(transformers, f"{classes[kind]}Config")
+        config = make(**sizes | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms are constants otherwise
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model
+
+
+def quantized(model, linear="mxint:width=8", embedding=None):
+    config = {"linear": linear, "embedding": embedding}
+    rules = {kind: weight_in(fmt) for kind, fmt in config.items() if fmt}
+    return passes.quantize_transform_pass(MaseGraph(model), {"by": "type", **rules})[0]
+
+
+def weight_in(fmt):
+    return {"config": {"weight": parse_format_string(fmt)}}
+
+
+def decoded_logits(mg):
+    """Those of a float model with the decoded weights: packed products add in another order."""
+    packed = packed_model(mg, "test")
+    config = copy.deepcopy(packed.config)
+    config.tie_word_embeddings = False  # a head may have codes of its own
+    plain = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for path, parameter in plain.named_parameters():
+            place, _, name = path.rpartition(".")
+            layer, is_weight = packed.get_submodule(place), name == "weight"
+            values = getattr(layer, name).detach()
+            is_turned = is_weight and values.ndim == 2 and isinstance(layer, torch.nn.Linear)
+            is_turned &= isinstance(plain.get_submodule(place), Conv1D)
+            parameter.copy_(values.t() if is_turned else values)
+        return plain(IDS).logits
+
+
+def check(mg, path, tokenizer=None):
+    """Writes, and compares every weight and the logits; returns what was written."""
+    info = TARGET.write(mg, path, tokenizer)
+    assert info["path"] == path and info["bytes"] == path.stat().st_size
+    assert [*path.parent.iterdir()] == [path]
+    with torch.no_grad():
+        found = TARGET.read(path)(IDS).logits
+    assert torch.equal(found, decoded_logits(mg))
+    return info
+
+
+def weights_in(path):
+    """By name, as ggml decodes them."""
+    reader = gguf.GGUFReader(path)
+    return {x.name: gguf.quants.dequantize(x.data, x.tensor_type) for x in reader.tensors}
+
+
+def turned_back(rows, heads):
+    """Rows of a query projection in the order of transformers."""
+    return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_llama_keeps_every_code(fmt, tmp_path):
+    mg = quantized(language_model("llama"), fmt, embedding="mxint:width=4")
+    path = tmp_path / "model.gguf"
+    types = check(mg, path)["tensors"]
+    assert types["blk.1.ffn_up.weight"] == types["output.weight"] == FORMATS[fmt]
+    assert types["token_embd.weight"] == "Q4_0" and types["output_norm.weight"] == "F32"
+    found, model = weights_in(path), packed_model(mg, "test")
+    assert {*types} == {*found}
+    names = {
+        "model.embed_tokens": "token_embd",
+        "lm_head": "output",
+        "model.layers.1.self_attn.v_proj": "blk.1.attn_v",
+        "model.layers.0.mlp.gate_proj": "blk.0.ffn_gate",
+        "model.layers.0.mlp.down_proj": "blk.0.ffn_down",
+    }
+    for ours, theirs in names.items():
+        layer = model.get_submodule(ours)
+        assert isinstance(layer, PackedOperator)
+        assert np.array_equal(found[f"{theirs}.weight"], layer.weight.detach().numpy())
+    attention = model.model.layers[0].self_attn
+    for ours, theirs, heads in (("q_proj", "attn_q", 4), ("k_proj", "attn_k", 2)):
+        rows = found[f"blk.0.{theirs}.weight"]
+        expected = getattr(attention, ours).weight.detach().numpy()
+        assert np.array_equal(turned_back(rows, heads), expected)
+        assert not np.array_equal(rows, expected)
+
+
+CASES = [
+    ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen3", {}),
+    ("gpt2", {}),
+    ("gpt2", {"tie_word_embeddings": False, "n_inner": 96}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), CASES)
+def test_every_architecture_answers_in_transformers(kind, changes, tmp_path):
+    mg = quantized(language_model(kind, **changes), "mxint:width=4", embedding="mxint:width=4")
+    types = check(mg, tmp_path / "model.gguf")["tensors"]
+    tied = mg.to_module().config.tie_word_embeddings
+    assert ("output.weight" not in types) == tied and "Q4_0" in types.values()
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert reader.get_field("general.file_type").contents() == gguf.LlamaFileType.MOSTLY_Q4_0
+    assert reader.get_field("tokenizer.ggml.model").contents() == "no_vocab"
+
+
+def test_a_head_that_is_tied_takes_the_format_of_the_embedding(tmp_path):
+    tied = language_model("llama", tie_word_embeddings=True)
+    way_out = "lm_head: .*a head that is tied takes the format of the embedding"
+    refused(quantized(tied), tmp_path, way_out)
+    mixed = quantized(tied, "mxint:width=8", embedding="mxint:width=4")
+    types = check(mixed, tmp_path / "model.gguf")["tensors"]
+    assert (types["output.weight"], types["token_embd.weight"]) == ("Q8_0", "Q4_0")
+
+
+def test_formats_are_mixed_by_module_and_modules_are_left_float(tmp_path):
+    model, rules = language_model("llama"), {}
+    for path, fmt in {
+        "lm_head": "mxfp:width=4",
+        "model.layers.0.mlp.up_proj": "mxint:width=4",
+    }.items():
+        rules[path] = weight_in(fmt)
+    mg = passes.quantize_transform_pass(MaseGraph(model), {"by": "name", **rules})[0]
+    types = check(mg, tmp_path / "model.gguf")["tensors"]
+    coded = {name: kind for name, kind in types.items() if kind != "F32"}
+    assert coded == {"output.weight": "MXFP4", "blk.0.ffn_up.weight": "Q4_0"}
+
+
+def test_layers_of_gpt2_that_stay_float_are_turned(tmp_path):
+    rules = {"transformer.h.1.mlp.c_fc": weight_in("mxint:width=8")}
+    mg = passes.quantize_transform_pass(MaseGraph(language_model("gpt2")), {"by": "name", **rules})[
+        0
+    ]
+    types = check(mg, tmp_path / "model.gguf")["tensors"]
+    assert types["blk.1.ffn_up.weight"] == "Q8_0" and types["blk.0.ffn_up.weight"] == "F32"
+
+
+def test_packed_biases_are_decoded(tmp_path):
+    rules = weight_in("mxint:width=8")
+    rules["config"]["bias"] = parse_format_string("mxint:width=4")
+    mg = passes.quantize_transform_pass(
+        MaseGraph(language_model("qwen2")), {"by": "type", "linear": rules}
+    )[0]
+    assert "bias" in packed_model(mg, "test").model.layers[0].self_attn.q_proj.packed_shapes
+    types = check(mg, tmp_path / "model.gguf")["tensors"]
+    assert (types["blk.0.attn_q.bias"], types["blk.0.attn_q.weight"]) == ("F32", "Q8_0")
+
+
+def test_adapters_are_refused_by_module(tmp_path):
+    mg = quantized(language_model("llama"), linear=None, embedding="mxint:width=8")
+    mg = passes.insert_lora_adapter_transform_pass(mg, {"rank": 2})[0]
+    refused(mg, tmp_path, "q_proj.lora_A: a llama of GGUF has no tensor for its weight")
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "BF16"), ("float16", "F16")])
+def test_floats_stay_in_the_dtype_of_the_model(dtype, kind, tmp_path):
+    model = language_model("qwen2").to(getattr(torch, dtype))
+    types = TARGET.write(quantized(model), tmp_path / "model.gguf", None)["tensors"]
+    assert types["token_embd.weight"] == kind and types["output.weight"] == "Q8_0"
+    assert types["blk.0.attn_q.bias"] == types["blk.0.attn_norm.weight"] == "F32"
+    table = weights_in(tmp_path / "model.gguf")["token_embd.weight"]
+    assert np.array_equal(table, model.model.embed_tokens.weight.detach().float().numpy())
+
+
+@pytest.mark.parametrize("fmt", ["mxint:width=8", "mxint:width=4", "mxfp:width=4"])
+def test_blocks_of_zeros_have_any_scale(fmt, tmp_path):
+    model = language_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3:5] = 0.0
+        model.model.layers[0].mlp.down_proj.weight[:, 32:64] = 0.0
+    check(quantized(model, fmt), tmp_path / "model.gguf")
+
+
+ROPES = [
+    {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 5000.0,
+    },
+]
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
+def test_scaled_rotary_embeddings_are_written(rope, tmp_path):
+    model = language_model("llama", rope_parameters=rope)
+    types = check(quantized(model), tmp_path / "model.gguf")["tensors"]
+    assert ("rope_freqs.weight" in types) == (rope["rope_type"] == "llama3")
+    divisors = frequency_divisors(model.config)
+    if divisors is not None:
+        found = 5000.0 ** (-torch.arange(0, 16, 2) / 16) / divisors
+        torch.testing.assert_close(found, model.model.rotary_emb.inv_freq)
+        assert divisors.unique().numel() > 2
+
+
+REFUSED = {
+    "group_affine:width=4": "q_proj: group_affine.*more than elements times one scale each",
+    "nvfp4": "q_proj: its format has a scale of the whole tensor besides",
+    "mxint:width=8:block_size=16": "groups of 16 values, which is no multiple of 32",
+    "mxfp:width=8": "Minifloat.*which no type of GGUF has",
+    "mxint:width=12": "codes of 12 bits",
+}
+
+
+@pytest.mark.parametrize("fmt", REFUSED)
+def test_formats_are_refused_by_module(fmt, tmp_path):
+    mg = quantized(language_model("llama"), fmt)
+    refused(mg, tmp_path, f"gguf cannot hold 15 modules:.*{REFUSED[fmt]}.*mxint:width=8")
+
+
+def refused(mg, folder, match, tokenizer=None):
+    """Nothing is written, and what was there stays."""
+    path = folder / "model.gguf"
+    path.write_text("older")
+    with pytest.raises(ConfigError, match=f"(?s){match}"):
+        TARGET.write(mg, path, tokenizer)
+    assert path.read_text() == "older" and [*folder.iterdir()] == [path]
+
+
+def test_rows_scales_and_inputs_are_refused_by_module(tmp_path):
+    mg = quantized(language_model("llama", intermediate_size=80))
+    refused(mg, tmp_path, "2 modules:.*layers.0.mlp.down_proj: its rows have 80 values.*multiple")
+    model = language_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[1] *= 2.0**-30
+    refused(quantized(model), tmp_path, "lm_head: 2 of its 576 scales are no numbers of float16")
+    mg = passes.pack_transform_pass(quantized(model, "mxfp:width=4"), {"silent": True})[0]
+    mg.to_module().lm_head.weight_scales[7] = 255
+    refused(mg, tmp_path, "lm_head: 1 of its 576 scales are NaN")
+    rules = weight_in("mxint:width=8")
+    rules["config"]["data_in"] = parse_format_string("8.4")
+    mg = passes.quantize_transform_pass(
+        MaseGraph(language_model("llama")), {"by": "name", "lm_head": rules}
+    )[0]
+    refused(mg, tmp_path, "1 module:.*lm_head: it rounds its inputs to integer 8.4")
+
+
+UNLIKE = [
+    ("phi", {}, "got model_type 'phi': choose from: gpt2, llama, mistral, qwen2, qwen3"),
+    ("llama", {"hidden_act": "gelu"}, "llama with hidden_act='silu', got 'gelu'"),
+    ("llama", {"attention_bias": True}, "attention_bias=False, got True"),
+    ("mistral", {"sliding_window": 16}, "got one of 16 positions; set max_position_embeddings"),
+    ("qwen2", {"rope_parameters": ROPES[1]}, "types default, linear, got rope_type 'llama3'"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=False, got True"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "match"), UNLIKE)
+def test_models_that_engines_run_otherwise_are_refused(kind, changes, match, tmp_path):
+    refused(quantized(language_model(kind, **changes)), tmp_path, match)
+
+
+def test_a_model_without_a_head_is_refused(tmp_path):
+    refused(quantized(language_model("llama").model), tmp_path, "with a head, got a LlamaModel")
+
+
+def byte_level(**settings):
+    """A tokenizer of 258 bytes and special tokens, and as many merges as are asked for."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = settings.pop("split", pre_tokenizers.ByteLevel(False))
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.pop("size", VOCABULARY - 4),
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, and the dog sat too"] * 4, trainer)
+    names = dict(zip(("unk_token", "bos_token", "eos_token"), special, strict=True))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="</s>", **names, **settings
+    )
+
+
+TEXTS = ["the cat sat", " and  12 dogs!\n", "<s>naïve</s> 日本"]
+
+
+def test_a_tokenizer_gives_the_same_ids(tmp_path):
+    tokenizer = byte_level(chat_template="{{ messages[0]['content'] }}")
+    tokenizer.add_tokens(["<think>"])
+    info = check(quantized(language_model("llama")), tmp_path / "model.gguf", tokenizer)
+    assert info["tokenizer"] == "byte-level BPE, split as 'gpt-2'"
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for text in [*TEXTS, "a<think>b"]:
+        assert read(text).input_ids == tokenizer(text).input_ids
+    for name in ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id", "chat_template"):
+        assert getattr(read, name) == getattr(tokenizer, name) is not None
+    kinds = gguf.GGUFReader(tmp_path / "model.gguf").get_field("tokenizer.ggml.token_type")
+    assert kinds.contents() == [3] * 3 + [1] * 277 + [4] + [5] * 7
+
+
+def split_by(expression):
+    """Words of a regular expression, as newer tokenizers have it, and then bytes."""
+    words = pre_tokenizers.Split(Regex(expression), "isolated")
+    return [words, pre_tokenizers.ByteLevel(False, use_regex=False)]
+
+
+SPLITS = {
+    "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)],
+    "llama-bpe": split_by(LLAMA3),
+    "qwen2": split_by(QWEN2),
+    "default": [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)],
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_way_texts_are_split_is_named(name, tmp_path):
+    tokenizer = byte_level(split=pre_tokenizers.Sequence(SPLITS[name]))
+    mg = quantized(language_model("llama"))
+    info = TARGET.write(mg, tmp_path / "model.gguf", tokenizer)
+    assert info["tokenizer"].startswith(f"byte-level BPE, split as '{name}'")
+    assert ("may split texts in another way" in info["tokenizer"]) == (name == "default")
+    if name in ("llama-bpe", "qwen2"):  # transformers knows these two
+        read = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+        for text in [*TEXTS, "the 2024 cats' 12345\n\n  mats"]:
+            assert read(text).input_ids == tokenizer(text).input_ids
+
+
+def test_other_tokenizers_are_refused(tmp_path):
+    mg = quantized(language_model("llama"))
+    words = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    named = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    refused(mg, tmp_path, "fast tokenizer of byte-level BPE, got WordLevel; write", named)
+    characters = Tokenizer(models.BPE({"a": 0}, [], byte_fallback=True))
+    characters = transformers.PreTrainedTokenizerFast(tokenizer_object=characters)
+    refused(mg, tmp_path, "got BPE of characters", characters)
+    tokenizer = byte_level()
+    tokenizer.add_tokens([f"<{index}>" for index in range(16)])
+    refused(mg, tmp_path, "tokenizer of the model's 288 tokens, got one with the id 295", tokenizer)
+
+
+RUN = [
+    ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    ("llama", {"rope_parameters": ROPES[0]}),
+    ("llama", {"rope_parameters": ROPES[1]}),
+    *CASES[1:4],
+    ("gpt2", {"n_inner": 96}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    importlib.util.find_spec("cyllama") is None,
+    reason="llama.cpp is called by cyllama: pip install cyllama",
+)
+@pytest.mark.parametrize("fmt", ["mxint:width=8", "mxint:width=4", "mxfp:width=4"])
+@pytest.mark.parametrize(("kind", "changes"), RUN)
+def test_llama_cpp_gives_the_same_logits(kind, changes, fmt, tmp_path):
+    """Within 2%: ggml rounds the inputs of products to 8 bits."""
+    path = tmp_path / "model.gguf"
+    mg = quantized(language_model(kind, **changes), fmt, embedding=fmt)
+    TARGET.write(mg, path, byte_level())
+    model, ids, context = TARGET.read(path), [5, 6, 7, 80], LlamaCpp(path)
+    given = ids
+    for _ in range(20):
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).logits[0, -1]
+        found = torch.tensor(context.logits(given))
+        assert torch.dist(found, expected) < 0.02 * expected.norm()
+        given = [int(expected.argmax())]
+        ids = ids + given
+
+
+class LlamaCpp:
+    """A model in llama.cpp that is given tokens one after the other."""
+
+    def __init__(self, path):
+        from cyllama.llama import llama_cpp
+
+        class Model(llama_cpp.LlamaModel):
+            n_vocab = VOCABULARY  # cyllama 0.2 looks for it there, and has it in the vocabulary
+
+        llama_cpp.disable_logging()
+        llama_cpp.llama_backend_init()
+        settings = llama_cpp.LlamaContextParams()
+        settings.n_ctx, settings.n_threads, settings.n_threads_batch = 64, 1, 1
+        model = Model(str(path), llama_cpp.LlamaModelParams(), verbose=False)
+        self.context = llama_cpp.LlamaContext(model, settings, verbose=False)
+        self.batch, self.length = llama_cpp.llama_batch_get_one, 0
+
+    def logits(self, ids):
+        self.context.decode(self.batch(ids, self.length))
+        self.length += len(ids)
+        return self.context.get_logits()
