@@ -104,7 +104,9 @@ def test_shards_keep_their_index(tmp_path, monkeypatch):
 
     save = folder.save_folder
     monkeypatch.setattr(
-        folder, "save_folder", lambda model, path, *others, **how: save(model, path, None, "20KB", **how)
+        folder,
+        "save_folder",
+        lambda model, path, *others, **how: save(model, path, None, "20KB", **how),
     )
     mg = quantized(decoder("Llama"), {"linear": "group_integer:width=4"})
     target.write(mg, tmp_path)

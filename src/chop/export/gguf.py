@@ -22,7 +22,14 @@ from chop.export.gguf_architectures import (
 )
 from chop.export.gguf_blocks import Blocks, blocks_of
 from chop.export.gguf_tokenizer import Vocabulary, vocabulary_of
-from chop.export.target import Target, packed_model, reasons_of_all, refuse
+from chop.export.target import (
+    Runner,
+    Target,
+    packed_model,
+    reasons_of_all,
+    refuse,
+    runner_of,
+)
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
 WAY_OUT = (
     "GGUF holds weights in mxint:width=8, mxint:width=4, group_integer:width=4 and mxfp:width=4, "
     "with rows of a multiple of 32 values, and floats; quantize these modules to one of them, or "
-    "leave them float; a head that is tied takes the format of the embedding."
+    "leave them float."
 )
 FILE_TYPES = {
     "Q8_0": "MOSTLY_Q8_0",
@@ -91,7 +98,12 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> nn.Module:
+def read(path: Path) -> Runner:
+    """The model of a file, as `read_model` gives it."""
+    return runner_of(read_model(path))
+
+
+def read_model(path: Path) -> nn.Module:
     """The model as transformers reads it, in float32.
 
     Transformers leaves some settings of a file at their defaults: the head size of Qwen3, sizes of
@@ -123,7 +135,7 @@ TARGET = Target(
     name="gguf",
     engines="llama.cpp, transformers",
     library="gguf",
-    install="pip install gguf",
+    extra="gguf",
     suffix=".gguf",
     write=write,
     read=read,
