@@ -27,6 +27,7 @@ from chop.ir.propagate import example_inputs
 from chop.models import BUILTIN_MODELS, load_model
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
+from chop.quantization.freezing import freeze_layers
 from chop.report.report import Cell, Note, Report, Table, announce
 
 CHECKPOINT = "model"
@@ -42,7 +43,8 @@ class Exported:
         path: of the file or folder.
         size_bytes: of the files.
         difference: the largest one between outputs and those of the graph, on its example inputs.
-        times_as_fast: as the graph in chop; None where no times were measured.
+        times_as_fast: as the graph in chop; None where no times were measured, or the library
+            computes with floats and no engine is at hand.
     """
 
     target: str
@@ -88,7 +90,8 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
         kind.write(loaded.mg, path, loaded.tokenizer)
         written[name] = path
     runners = {name: target(name).read(path) for name, path in written.items()}
-    ratios = _ratios(loaded.mg, runners, example, config)
+    timed = {name: run for name, run in runners.items() if target(name).is_timed}
+    ratios = _ratios(loaded.mg, timed, example, config)
     rows = [
         Exported(
             name,
@@ -124,7 +127,7 @@ class Loaded:
     """A graph to export.
 
     Attributes:
-        mg: quantized.
+        mg: quantized, its weights packed.
         tokenizer: of its folder; None: none is there.
     """
 
@@ -144,7 +147,7 @@ def load_graph(config: ExportConfig) -> Loaded:
         if checkpoint.with_name(checkpoint.name + ".mz").exists() or path.suffix == ".mz":
             if config.format is not None:
                 raise ConfigError(f"format: '{config.model}' is quantized already.")
-            return Loaded(MaseGraph.from_checkpoint(checkpoint), None)
+            return Loaded(packed(MaseGraph.from_checkpoint(checkpoint)), None)
     if config.model in BUILTIN_MODELS:
         from chop.train import load_trained
 
@@ -156,7 +159,8 @@ def load_graph(config: ExportConfig) -> Loaded:
     if is_quantized == (config.format is not None):
         given = "is quantized already" if is_quantized else "has float weights: give a format"
         raise ConfigError(f"format: '{config.model}' {given}.")
-    return Loaded(mg if is_quantized else quantized(mg, str(config.format)), _tokenizer(config))
+    mg = mg if is_quantized else quantized(mg, str(config.format))
+    return Loaded(packed(mg), _tokenizer(config))
 
 
 def quantized(mg: MaseGraph, number_format: str) -> MaseGraph:
@@ -169,6 +173,15 @@ def quantized(mg: MaseGraph, number_format: str) -> MaseGraph:
     return passes.quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(weighted, rule)})[0]
 
 
+def packed(mg: MaseGraph) -> MaseGraph:
+    """A graph whose weights are found in their formats once, and not again for each target."""
+    quantized = (m for m in mg.model.modules() if isinstance(m, QuantizedOperator))
+    weighted = [module for module in quantized if not module.spec.weight.is_identity]
+    if all(isinstance(module, PackedOperator) for module in weighted):
+        return mg
+    return passes.pack_transform_pass(mg, {"silent": True})[0]
+
+
 def _tokenizer(config: ExportConfig) -> Any:
     from chop.data import get_tokenizer
 
@@ -178,11 +191,11 @@ def _tokenizer(config: ExportConfig) -> Any:
 
 def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:
     """Outputs by name, from the values that codes stand for: in the order of sums of torch."""
-    exact = mg
-    if any(isinstance(module, PackedOperator) for module in mg.model.modules()):
-        exact, _ = passes.pack_transform_pass(mg, {"unpack": True, "silent": True})
+    exact = mg.copy()
+    exact.model.cpu().eval()
+    freeze_layers(exact, keeps_products=False)
     with torch.no_grad():
-        return output_tensors(exact.model.cpu().eval()(**example))
+        return output_tensors(exact.model(**example))
 
 
 def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -195,7 +208,7 @@ def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
 def _ratios(
     mg: MaseGraph, runners: Mapping[str, Runner], example: Mapping[str, Any], config: ExportConfig
 ) -> dict[str, Interval | None]:
-    if not config.seconds:
+    if not config.seconds or not runners:
         return {}
     model = mg.model.eval()
     variants = [Variant(CHOP, lambda: output_tensors(model(**example)))]

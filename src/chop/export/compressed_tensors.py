@@ -333,11 +333,12 @@ def read_model(path: Path) -> nn.Module:
 
 
 TARGET = Target(
-    METHOD,
-    "vLLM, SGLang, transformers",
-    "compressed_tensors",
-    "vllm-format",
-    "",
-    write,
-    read,
+    name=METHOD,
+    engines="vLLM, SGLang, transformers",
+    library="compressed_tensors",
+    extra="vllm-format",
+    suffix="",
+    write=write,
+    read=read,
+    is_timed=False,
 )

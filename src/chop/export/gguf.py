@@ -139,6 +139,7 @@ TARGET = Target(
     suffix=".gguf",
     write=write,
     read=read,
+    is_timed=False,
 )
 
 

@@ -42,6 +42,7 @@ class Target:
             ConfigError, with every module that it cannot hold, before anything is written.
         read: path -> the model as the library reads it.
         beside: suffixes of other files of the same stem.
+        is_timed: whether what `read` gives runs as in the engines; else it computes with floats.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Target:
     write: Callable[[MaseGraph, Path, Any], Mapping[str, Any]]
     read: Callable[[Path], Runner]
     beside: tuple[str, ...] = ()
+    is_timed: bool = True
 
     def files_of(self, path: Path) -> list[Path]:
         """The files of what was written to `path`: one, several of a stem, or all of a folder."""
