@@ -1,5 +1,7 @@
 """Tokens per second: what is measured is what `generate` does."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch import nn
@@ -8,14 +10,19 @@ from transformers import BertConfig, BertForSequenceClassification
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
+from chop.studies import llama_cpp
 from chop.studies.generate import (
     GenerateComparison,
     bench_generate,
-    decode_call,
-    packed_twin,
-    prefill_call,
+    packed_graph,
 )
-from chop.studies.generation_peers import peers_of, saved_bytes
+from chop.studies.generation_peers import (
+    TorchDecoder,
+    decode_call,
+    peers_of,
+    prefill_call,
+    saved_bytes,
+)
 from chop.studies.results import numeric_rows
 from chop.studies.settings import BenchGenerateConfig
 
@@ -40,7 +47,7 @@ def test_a_step_gives_the_logits_of_the_whole_text_and_forgets(model):
 
 @pytest.mark.long
 def test_packed_weights_are_in_a_model_of_the_same_class(model):
-    twin = packed_twin(model, "mxint8")
+    twin = packed_graph(model, "mxint8").to_module().eval()
     assert type(twin) is type(model)
     packed = [m for m in twin.modules() if isinstance(m, PackedLinear)]
     assert len(packed) == sum(isinstance(m, nn.Linear) for m in model.modules())
@@ -97,3 +104,27 @@ def test_an_encoder_with_the_head_of_a_decoder_has_no_cache_to_measure(tmp_path)
     BertForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="a cache, such as gpt-tiny; got a Bert"):
         bench_generate(BenchGenerateConfig(model=str(tmp_path), quick=True))
+
+
+def test_llama_cpp_that_is_not_there_says_why(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert llama_cpp.contenders([], 10, 1) == (
+        [],
+        {"llama.cpp": "is not installed: pip install cyllama."},
+    )
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    importlib.util.find_spec("cyllama") is None,
+    reason="llama.cpp is called by cyllama: pip install cyllama",
+)
+def test_llama_cpp_answers_alike_again_and_again(model):
+    graphs = {name: packed_graph(model, name) for name in ("mxint8", "mxfp8")}
+    (found,), missing = llama_cpp.contenders(graphs.items(), 10, 1)
+    assert "gguf cannot hold" in missing["llama.cpp mxfp8"]
+    twin = TorchDecoder("ours", graphs["mxint8"].to_module().eval())
+    for kind in ("prefill", "decode"):
+        expected, call = twin.call(kind, IDS[:1])(), found.call(kind, IDS[:1])
+        for _ in range(3):
+            assert (call() - expected).norm() < 0.05 * expected.norm()

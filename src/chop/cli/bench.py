@@ -145,8 +145,9 @@ GENERATE_HELP = f"""Measure how fast a decoder generates text, with packed weigh
 
 [bold]Columns[/] per model: tokens per second of a prompt (prefill) and of one token after it
 (decode), each beside float32, bytes of the weights as saved, peak memory of a prompt, and the
-largest difference of a token's logits. [bold]Peers[/]: bfloat16, torch's quantize_dynamic, and
-torchao's 8-bit and 4-bit weights where it is installed. Every model has the same prompts.
+largest difference of a token's logits. [bold]Peers[/]: bfloat16, torch's quantize_dynamic,
+torchao's 8-bit and 4-bit weights where it is installed, and llama.cpp on files with the same codes
+where cyllama is. Every model has the same prompts.
 
 {OUTPUT}
 """

@@ -5,8 +5,9 @@ Shapes: B texts, T tokens of a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from chop.captured.huggingface.cache_names import find_cache
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.models import load_model
+from chop.studies import llama_cpp
 from chop.studies.decoding import FORMATS
-from chop.studies.generation_peers import Contender, peers_of, saved_bytes
+from chop.studies.generation_peers import DECODE, PREFILL, Contender, TorchDecoder, peers_of
 from chop.studies.settings import BenchGenerateConfig
 
-PREFILL, DECODE = "prefill", "decode"
 LOAD_AS = "text-generation"
 
 
@@ -95,18 +96,20 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
     """
     model = load_model(config.model, task=_task(config.model)).to(config.device)
     ids = _prompt(model, config)
-    missing: Mapping[str, str] = {}
-    contenders = [Contender("float32", model)]
-    contenders += [Contender(name, packed_twin(model, name)) for name in config.formats]
+    missing: dict[str, str] = {}
+    graphs: dict[str, MaseGraph] = {n: packed_graph(model, n) for n in config.formats}
+    contenders: list[Contender] = [TorchDecoder("float32", model)]
+    contenders += [TorchDecoder(n, mg.to_module().eval()) for n, mg in graphs.items()]
     if config.peers:
-        found, missing = peers_of(model)
-        contenders += found
-    calls = {PREFILL: prefill_call, DECODE: decode_call}
+        for found, absent in (peers_of(model), _in_llama_cpp(graphs, config)):
+            contenders += found
+            missing |= absent
     comparisons = {
-        name: compare(
-            [Variant(c.name, prepare=_later(call, c, ids)) for c in contenders], **_how(config)
+        kind: compare(
+            [Variant(c.name, prepare=partial(c.call, kind, ids)) for c in contenders],
+            **_how(config),
         )
-        for name, call in calls.items()
+        for kind in (PREFILL, DECODE)
     }
     rows = tuple(_row(c, comparisons, ids) for c in contenders)
     return GenerateComparison(rows, comparisons, missing)
@@ -116,10 +119,12 @@ def _how(config: BenchGenerateConfig) -> dict[str, Any]:
     return {**config.how, "baseline": "float32"}
 
 
-def _later(
-    call: Callable[[nn.Module, Tensor], Callable[[], Tensor]], contender: Contender, ids: Tensor
-) -> Callable[[], Callable[[], Tensor]]:
-    return lambda: call(contender.model, ids)
+def _in_llama_cpp(
+    graphs: Mapping[str, MaseGraph], config: BenchGenerateConfig
+) -> tuple[list[Contender], dict[str, str]]:
+    if config.batch > 1 or config.device != "cpu":
+        return [], {llama_cpp.NAME: "is measured with one text at a time, on a CPU."}
+    return llama_cpp.contenders(graphs.items(), config.prompt + 1, config.threads)
 
 
 def _task(name: str) -> str | None:
@@ -152,8 +157,8 @@ def _generates_with_cache(model: nn.Module) -> bool:
     return hasattr(cache, "crop")
 
 
-def packed_twin(model: nn.Module, name: str) -> nn.Module:
-    """A model of the same class, weights of linear layers and embeddings packed in a format.
+def packed_graph(model: nn.Module, name: str) -> MaseGraph:
+    """A decoder with the weights of linear layers and embeddings packed in a format.
 
     Args:
         model: a Hugging Face decoder; it stays as it is.
@@ -172,30 +177,7 @@ def packed_twin(model: nn.Module, name: str) -> nn.Module:
     rows = map(mg.operator, mg.nodes)
     weighted = {row.name for row in rows if row.weight and row.quantized}
     mg, _ = quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(weighted, rule)})
-    return pack_transform_pass(mg, {"silent": True})[0].to_module().eval()
-
-
-def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
-    """Reads a prompt into a new cache, and gives the logits of its last token (B, 1, V)."""
-
-    def call() -> Tensor:
-        logits: Tensor = model(input_ids=ids, use_cache=True, logits_to_keep=1).logits
-        return logits
-
-    return call
-
-
-def decode_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
-    """The logits (B, 1, V) of one token after a prompt; the cache forgets the token again."""
-    name, cache = find_cache(model(input_ids=ids, use_cache=True))
-    token = ids[:, :1]
-
-    def call() -> Tensor:
-        logits: Tensor = model(input_ids=token, **{name: cache}, use_cache=True).logits
-        cache.crop(-1)
-        return logits
-
-    return call
+    return pack_transform_pass(mg, {"silent": True})[0]
 
 
 def _row(contender: Contender, comparisons: Mapping[str, Comparison], ids: Tensor) -> GenerateRow:
@@ -204,7 +186,7 @@ def _row(contender: Contender, comparisons: Mapping[str, Comparison], ids: Tenso
         contender.name,
         ids.numel() / prefill.seconds,
         len(ids) / decode.seconds,
-        saved_bytes(contender.model),
+        contender.weight_bytes,
         prefill,
         decode,
     )

@@ -5,24 +5,87 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from chop.captured.huggingface.cache_names import find_cache
+
+PREFILL, DECODE = "prefill", "decode"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A model to be measured.
+class Contender(ABC):
+    """A decoder to be measured.
 
-    Attributes:
+    Args:
         name: in tables.
-        model: in evaluation mode, called as a Hugging Face decoder.
     """
 
-    name: str
-    model: nn.Module
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Of its saved parameters, shared ones once."""
+
+    @abstractmethod
+    def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
+        """What is timed.
+
+        Args:
+            kind: "prefill" reads prompts into a new cache; "decode" reads one token after prompts
+                that have been read, and forgets it.
+            ids: prompts, (B, T).
+        Returns: a function that gives the logits of the last token, (B, 1, V).
+        """
+
+
+class TorchDecoder(Contender):
+    """A decoder as transformers calls it.
+
+    Args:
+        name: in tables.
+        model: in evaluation mode.
+    """
+
+    def __init__(self, name: str, model: nn.Module) -> None:
+        super().__init__(name)
+        self.model = model
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of its state dict."""
+        return saved_bytes(self.model)
+
+    def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
+        """See `Contender.call`."""
+        return {PREFILL: prefill_call, DECODE: decode_call}[kind](self.model, ids)
+
+
+def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
+    """Reads a prompt into a new cache, and gives the logits of its last token (B, 1, V)."""
+
+    def call() -> Tensor:
+        logits: Tensor = model(input_ids=ids, use_cache=True, logits_to_keep=1).logits
+        return logits
+
+    return call
+
+
+def decode_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
+    """The logits (B, 1, V) of one token after a prompt; the cache forgets the token again."""
+    name, cache = find_cache(model(input_ids=ids, use_cache=True))
+    token = ids[:, :1]
+
+    def call() -> Tensor:
+        logits: Tensor = model(input_ids=token, **{name: cache}, use_cache=True).logits
+        cache.crop(-1)
+        return logits
+
+    return call
 
 
 class _Counter:
@@ -50,7 +113,7 @@ def saved_bytes(model: nn.Module) -> int:
     return counter.size_bytes
 
 
-def peers_of(model: nn.Module) -> tuple[list[Contender], dict[str, str]]:
+def peers_of(model: nn.Module) -> tuple[list[TorchDecoder], dict[str, str]]:
     """The same model as others compress it, and those that are not there, with the reason.
 
     Args:
@@ -59,7 +122,7 @@ def peers_of(model: nn.Module) -> tuple[list[Contender], dict[str, str]]:
         inputs by tensor) on a CPU; torchao's 8-bit weights by channel and 4-bit weights in groups
         of 32, where torchao is installed.
     """
-    found = [Contender("bfloat16", copy.deepcopy(model).bfloat16())]
+    found = [TorchDecoder("bfloat16", copy.deepcopy(model).bfloat16())]
     missing: dict[str, str] = {}
     ways: dict[str, Callable[[nn.Module], nn.Module]] = {"quantize_dynamic": _dynamic}
     if importlib.util.find_spec("torchao") is None:
@@ -71,7 +134,7 @@ def peers_of(model: nn.Module) -> tuple[list[Contender], dict[str, str]]:
         missing["quantize_dynamic"] = "is for CPUs."
     for name, way in ways.items():
         try:
-            found.append(Contender(name, way(copy.deepcopy(model)).eval()))
+            found.append(TorchDecoder(name, way(copy.deepcopy(model)).eval()))
         except Exception as error:  # whatever a peer raises: its row says so, others are measured
             missing[name] = (
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

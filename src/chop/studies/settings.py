@@ -271,8 +271,8 @@ class BenchGenerateConfig(StudyConfig):
         formats: formats of the packed weights of linear layers and embeddings.
         prompt: tokens of a prompt.
         batch: texts at once.
-        peers: also measures bfloat16, torch's dynamic quantization, and torchao where it is
-            installed.
+        peers: also measures bfloat16, torch's dynamic quantization, and torchao and llama.cpp
+            (cyllama) where they are installed.
         seed: random seed of the prompts.
 
     The other settings are those of `StudyConfig`.
