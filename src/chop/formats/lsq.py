@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -25,6 +25,9 @@ from chop.formats.quantizer import Quantizer
 from chop.formats.scaling import EPSILON, TINY, StaticScale
 from chop.formats.statistic import mean_magnitude
 from chop.formats.transforms import refuse_transforms
+
+Gradients = Callable[[Layout, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`gradients`, or a kernel that equals it up to the rounding of sums."""
 
 
 class LearnableFormat(NumberFormat):
@@ -187,6 +190,22 @@ def _(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
 def _lsq_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
+    return learned_gradients(grad, x, scales, key, is_batch, gradients)
+
+
+def learned_gradients(
+    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool, find: Gradients
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `x`, and of the scales, divided as the module says.
+
+    Args:
+        grad: of the loss with respect to the rounded `x`, of its shape.
+        x: any shape and floating dtype.
+        scales: floating, (n,), as they are learned.
+        key: of the format.
+        is_batch: see `lsq_fake_quantize`.
+        find: `gradients`, or what equals it.
+    """
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -194,7 +213,7 @@ def _lsq_gradients(
     rounded = torch.ops.chop.lsq_fake_quantize(values, scales, key, is_batch)
     layout = number_format.layout()
     assert layout is not None
-    of_x, of_scales = gradients(layout, grad.to(wide), values, rounded, in_use(scales))
+    of_x, of_scales = find(layout, grad.to(wide), values, rounded, in_use(scales))
     samples = x.shape[0] if is_batch and x.ndim > 1 else 1
     count = x.numel() / max(samples, 1) / scales.numel()
     share = 1 / math.sqrt(max(count * layout.element.largest, 1.0))

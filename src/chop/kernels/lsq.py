@@ -1,14 +1,19 @@
-"""Rounding by scales that are being learned, by the kernels that round by given ones."""
+"""Learned scales: rounding by the kernels that take scales, and gradients in one pass on CPUs."""
 
 from __future__ import annotations
+
+from ctypes import c_float, c_int64
 
 import torch
 from torch import Tensor
 
 from chop.formats import from_key
-from chop.formats.lsq import in_use
+from chop.formats.layout import Layout
+from chop.formats.lsq import gradients, in_use, learned_gradients
 from chop.kernels.base import fake_quantize
+from chop.kernels.cpu.build import is_ready, library
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
+from chop.kernels.cpu.measure import pointer
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
 
@@ -19,3 +24,32 @@ def round_with_lsq(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tenso
 
 for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):
     torch.library.register_kernel("chop::lsq_fake_quantize", kernel.device, round_with_lsq)
+
+
+def gradients_in_one_pass(
+    layout: Layout, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`chop.formats.lsq.gradients`, whose sums are added in another order."""
+    loops = library().library if is_ready() else None
+    takes = x.dtype == torch.float32 and x.is_cpu and x.numel() > 0 and layout.levels is None
+    if loops is None or not takes or not layout.element.follows:
+        return gradients(layout, grad, x, rounded, scales)
+    given = [t.contiguous() for t in (grad, x, rounded, scales)]
+    lines = scales.numel()
+    of_x = torch.empty_like(given[1])
+    of_scales = torch.empty(lines, dtype=torch.float64)
+    sizes = c_int64(lines), c_int64(x.numel() // lines)
+    ends = c_float(layout.element.lowest), c_float(layout.element.largest)
+    tensors = map(pointer, (*given, of_x, of_scales))
+    loops.chop_lsq_gradients(*tensors, *sizes, *ends, torch.get_num_threads())
+    return of_x, of_scales.float() / scales
+
+
+def lsq_gradients_on_cpu(
+    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
+) -> tuple[Tensor, Tensor]:
+    """The implementation of `chop::lsq_gradients` on CPUs."""
+    return learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
+
+
+torch.library.register_kernel("chop::lsq_gradients", "cpu", lsq_gradients_on_cpu)

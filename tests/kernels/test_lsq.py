@@ -1,0 +1,92 @@
+"""Gradients of learned scales in one pass are the reference's, up to the order of sums."""
+
+import pytest
+import torch
+
+from chop.formats import Binary, ScaleInteger, Ternary
+from chop.formats.lsq import gradients
+from chop.kernels.cpu.build import library
+from chop.kernels.lsq import gradients_in_one_pass
+
+FORMATS = {
+    "tensor": (ScaleInteger(8), 1),
+    "four bits": (ScaleInteger(4), 1),
+    "channel": (ScaleInteger(8, granularity="channel"), None),
+    "ternary": (Ternary(scaling_factor=True), 1),
+    "signs, by the reference": (Binary(scaling_factor=True), 1),
+}
+SHAPES = [(1,), (5, 3, 7), (33, 64), (3, 20_001), (2, 8192), (40, 1)]
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def case(name, shape):
+    """Values, many of them beyond the range, on its ends, zero or not finite."""
+    number_format, count = FORMATS[name]
+    scales = torch.rand(count or shape[0]) * 0.05 + 1e-3
+    layout = number_format.layout()
+    x = torch.randn(shape)
+    flat = x.view(-1)
+    ends = layout.element.largest * scales[:1], layout.element.lowest * scales[:1]
+    for at, value in enumerate((*ends, torch.zeros(1), -torch.zeros(1))):
+        flat[at::11] = value
+    grad = torch.randn(shape)
+    return layout, grad, x, number_format.round_by(x, scales), scales
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.sampled(8)
+def test_they_are_the_reference_s(name, shape):
+    layout, grad, x, rounded, scales = case(name, shape)
+    of_x, of_scales = gradients_in_one_pass(layout, grad, x, rounded, scales)
+    expected_x, expected = gradients(layout, grad, x, rounded, scales)
+    assert torch.equal(of_x, expected_x)
+    terms = gradients(layout, grad.abs(), x, rounded + x.abs(), scales)[1].abs() + 1
+    assert of_scales.shape == expected.shape and of_scales.dtype == expected.dtype
+    assert ((of_scales - expected).abs() <= 2**-18 * terms / scales.min()).all()
+
+
+def test_what_is_not_finite_passes_as_in_the_reference():
+    layout, grad, x, rounded, scales = case("channel", (4, 40))
+    x[0, 3], x[1, 5], grad[2, 7], grad[3, 9] = float("nan"), float("inf"), float("nan"), -torch.inf
+    rounded = ScaleInteger(8, granularity="channel").round_by(x, scales)
+    found = gradients_in_one_pass(layout, grad, x, rounded, scales)
+    expected = gradients(layout, grad, x, rounded, scales)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3, equal_nan=True)
+
+
+def test_sums_do_not_depend_on_threads_or_strides(threads):
+    given = case("tensor", (64, 5000))
+    threads(1)
+    once = gradients_in_one_pass(*given)
+    threads(4)
+    again = gradients_in_one_pass(*given)
+    turned = [t.t().contiguous().t() if t.ndim == 2 else t for t in given[1:]]
+    strided = gradients_in_one_pass(given[0], *turned)
+    for other in (again, strided):
+        assert torch.equal(once[0], other[0]) and torch.equal(once[1], other[1])
+
+
+def test_training_takes_the_kernel():
+    """Weights train through the operator: its gradients are those of the pass."""
+    if library().library is None:
+        pytest.skip("no C++ compiler: the reference computes them")
+    from chop.formats.lsq import lsq_fake_quantize
+
+    x = torch.randn(16, 8, requires_grad=True)
+    scales = torch.full((1,), 0.02, requires_grad=True)
+    lsq_fake_quantize(x, scales, ScaleInteger(8), False).sum().backward()
+    rounded = ScaleInteger(8).round_by(x.detach(), scales.detach())
+    of_x, of_scales = gradients(
+        ScaleInteger(8).layout(), torch.ones(16, 8), x.detach(), rounded, scales.detach()
+    )
+    assert torch.equal(x.grad, of_x)
+    share = 1 / (128 * 127) ** 0.5
+    torch.testing.assert_close(scales.grad, of_scales * share, rtol=1e-4, atol=1e-4)
