@@ -306,3 +306,18 @@ def test_a_loop_of_ones_own_measures_what_it_asks_for(loop, tmp_path, monkeypatc
     best = re.search(r"^best: ([\d.]+) bits, kl ([\d.]+), accuracy [\d.]+%$", text, re.M)
     assert float(best[1]) <= 4 or told[1] == "0"
     assert 0 <= float(best[2]) < 5
+
+
+@pytest.mark.long
+def test_one_decoder_for_several_engines(tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors reads its folder")
+    pytest.importorskip("gguf", reason="gguf reads its file")
+    targets = ("compressed-tensors", "gguf", "onnx")
+    text = run("export.py", "--to", *targets, "--out", tmp_path)
+    differences = dict(re.findall(r"^(\S+): [\d,]+ kB, differs by (\S+)$", text, re.MULTILINE))
+    assert set(differences) == set(targets)
+    assert float(differences["compressed-tensors"]) == float(differences["gguf"]) == 0
+    assert float(differences["onnx"]) < 1e-4
+    assert {"compressed-tensors", "model.gguf", "model.onnx"} <= {
+        x.name for x in tmp_path.iterdir()
+    }

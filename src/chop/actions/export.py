@@ -186,7 +186,7 @@ def _tokenizer(config: ExportConfig) -> Any:
     from chop.data import get_tokenizer
 
     has_files = any(Path(config.model).expanduser().glob("tokenizer*"))
-    return get_tokenizer(config.model) if has_files or config.model == "gpt-tiny" else None
+    return get_tokenizer(config.model) if has_files and config.tokenizer else None
 
 
 def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ def export(
     *,
     to: tuple[str, ...],
     format: str | None = None,
+    tokenizer: bool = True,
     out: Path = Path("runs/export"),
     seconds: float = 1.0,
     threads: int = 1,
@@ -40,6 +41,7 @@ def export(
             transformers, or with --format a float model: built-in, folder or hub name.
         to: targets, with commas between them.
         format: number format of the weights of a float model. Default: the model is quantized.
+        tokenizer: write the folder's tokenizer too, where the target has a place for it.
         out: folder of the files.
         seconds: seconds to measure per target; 0 measures no times.
         threads: threads of torch and of the engines.
@@ -47,7 +49,7 @@ def export(
     from chop.actions.export import export as run
     from chop.actions.settings.export import ExportConfig
 
-    return run(ExportConfig(model, to, format, out, seconds, threads))
+    return run(ExportConfig(model, to, format, tokenizer, out, seconds, threads))
 
 
 EXPORT = Command(export)

@@ -18,6 +18,7 @@ class ExportConfig:
             for transformers, or with `format` a float model: built-in, folder or hub name.
         to: targets, see `chop.export.targets`.
         format: number format of the weights of a float model.
+        tokenizer: writes the folder's tokenizer too, where the target has a place for it.
         out: folder of the files.
         seconds: seconds to measure per target; 0 measures no times.
         threads: threads of torch and of the engines.
@@ -30,6 +31,7 @@ class ExportConfig:
     model: str
     to: tuple[str, ...]
     format: str | None = None
+    tokenizer: bool = True
     out: Path = Path("runs/export")
     seconds: float = 1.0
     threads: int = 1
