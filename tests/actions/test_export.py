@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes, runs
-from chop.actions.export import export
+from chop.actions.export import export, largest_difference
 from chop.actions.settings.export import ExportConfig
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.export.targets import TARGETS, target
 from tests.export.decoders import decoder, quantized
 
@@ -91,7 +91,7 @@ def test_wrong_settings(settings, reason):
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("chop.export.target.find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"openvino, which is not installed: pip .*openvino"):
+    with pytest.raises(UnavailableError, match=r"needs openvino and onnx and onnx.*: pip .*openv"):
         ExportConfig("mlp", ("openvino",))
 
 
@@ -101,6 +101,55 @@ def test_every_target_is_complete(name):
     assert found.name == name
     assert found.engines and found.library
     assert found.suffix == "" or found.suffix.startswith(".")
+
+
+@pytest.mark.parametrize("name", ["run", "run/model", "run/model.mz", "run/model.pt", "."])
+def test_runs_and_checkpoints_by_any_of_their_names(name, run_folder, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+    monkeypatch.chdir(run_folder if name == "." else tmp_path)
+    (row,) = export(ExportConfig(name, ("onnx",), out=tmp_path / "out", seconds=0.0))
+    assert row.difference < 1e-5
+
+
+def test_a_refusal_says_which_files_stay(run_folder, tmp_path):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+    pytest.importorskip("gguf", reason="gguf refuses the model")
+    config = ExportConfig(str(run_folder), ("onnx", "gguf"), out=tmp_path / "out", seconds=0.0)
+    with pytest.raises(ChopError, match=r"written before stays: onnx\."):
+        export(config)
+    assert (tmp_path / "out" / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({"y": torch.ones(2)}, r"onnx: expected the output 'x', got \['y'\]"),
+        ({"x": torch.tensor([1.0, 3.0])}, "outputs differ by 2 of 1, more than rounding"),
+        ({"x": torch.tensor([1.0, float("nan")])}, "outputs differ by inf"),
+        ({"x": torch.ones(1)}, "shapes"),
+    ],
+)
+def test_another_model_is_no_result(found, reason):
+    with pytest.raises(ChopError, match=reason):
+        largest_difference(found, {"x": torch.ones(2)}, "onnx")
+
+
+def test_outputs_that_files_rename_are_found_and_nan_beside_nan_is_equal():
+    x = torch.tensor([1.0, float("nan")])
+    assert largest_difference({"x.out": x}, {"x": x.clone()}, "onnx") == 0.0
+
+
+def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+    mg = MaseGraph.from_checkpoint(run_folder / "model")
+    unpacked, _ = passes.pack_transform_pass(mg, {"unpack": True, "silent": True})
+    rule = {"config": {"weight": {"name": "mxint", "width": 8, "block_size": 8}}}
+    other, _ = passes.quantize_transform_pass(unpacked, {"by": "type", "linear": rule})
+    other.export(tmp_path / "mx")
+    config = ExportConfig(str(tmp_path / "mx"), ("onnx",), out=tmp_path / "out", seconds=0.0)
+    (row,) = export(config)
+    assert row.notes == ("2 operands are rounded floats: ONNX lacks their formats",)
+    assert "onnx: 2 operands are rounded" in " ".join(capsys.readouterr().out.split())
 
 
 def test_openvino_reads_its_own_files(run_folder, tmp_path):

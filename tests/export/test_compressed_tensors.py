@@ -9,7 +9,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from tests.export.decoders import decoder, logits, quantized, rounded, tokens
+from tests.export.decoders import HEADS, SIZES, decoder, logits, quantized, rounded, tokens
 
 pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folders")
 
@@ -185,3 +185,55 @@ def test_models_of_one_s_own_are_refused(tmp_path):
 def test_nothing_quantized_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is nothing to pack"):
         target.write(MaseGraph(decoder("Llama")), tmp_path)
+
+
+def test_packed_embeddings_alone_are_refused(tmp_path):
+    mg = quantized(decoder("Llama"), {"embedding": "mxint:width=8"})
+    with pytest.raises(ConfigError, match="expected a packed linear layer, got none"):
+        target.write(mg, tmp_path)
+
+
+@pytest.mark.parametrize("order", ["shards first", "one file first"])
+def test_a_second_model_in_a_folder_replaces_the_first(order, tmp_path, monkeypatch):
+    from chop.ir.huggingface import folder
+
+    save, sizes = folder.save_folder, ["20KB", "5GB"]
+
+    def in_shards(model, path, tokenizer, **how):
+        save(model, path, tokenizer, sizes.pop(), **how)
+
+    monkeypatch.setattr(folder, "save_folder", in_shards)
+    if order == "shards first":
+        sizes.reverse()
+    (tmp_path / "notes.txt").write_text("mine")
+    for kind in ("mxint:width=8", "mxint:width=4"):
+        mg = quantized(decoder("Llama"), {"linear": kind})
+        target.write(mg, tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "model.safetensors").exists() == (order == "shards first")
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+
+
+@pytest.mark.filterwarnings("ignore:.*weights .* stay float")
+def test_mixtures_of_experts_are_refused(tmp_path):
+    import transformers
+
+    config = transformers.MixtralConfig(**SIZES, **HEADS, num_local_experts=2)
+    mg = quantized(transformers.MixtralForCausalLM(config).eval(), {"linear": "mxint:width=8"})
+    with pytest.raises(ConfigError, match="whose weights transformers reads as they are stored"):
+        target.write(mg, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)
+def test_encoders_with_a_tied_head(operators, tmp_path):
+    import transformers
+
+    sizes = {"num_attention_heads": 4, "max_position_embeddings": 32}
+    config = transformers.BertConfig(**SIZES, **sizes)
+    model = transformers.BertForMaskedLM(config).eval()
+    mg = quantized(model, dict.fromkeys(operators, "mxint:width=8"))
+    target.write(mg, tmp_path)
+    found, expected = target.read_model(tmp_path), rounded(mg)
+    assert torch.equal(logits(found, tokens()), logits(expected, tokens()))

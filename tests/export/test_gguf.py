@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers.pytorch_utils import Conv1D
 
 from chop import MaseGraph, passes
@@ -75,7 +75,7 @@ def weight_in(fmt):
 
 def decoded_logits(mg):
     """Those of a float model with the decoded weights: packed products add in another order."""
-    packed = packed_model(mg, "test")
+    packed, _ = packed_model(mg, "test")
     config = copy.deepcopy(packed.config)
     config.tie_word_embeddings = False  # a head may have codes of its own
     plain = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -119,7 +119,7 @@ def test_a_llama_keeps_every_code(fmt, tmp_path):
     types = check(mg, path)["tensors"]
     assert types["blk.1.ffn_up.weight"] == types["output.weight"] == FORMATS[fmt]
     assert types["token_embd.weight"] == "Q4_0" and types["output_norm.weight"] == "F32"
-    found, model = weights_in(path), packed_model(mg, "test")
+    found, (model, _) = weights_in(path), packed_model(mg, "test")
     assert {*types} == {*found}
     names = {
         "model.embed_tokens": "token_embd",
@@ -203,7 +203,7 @@ def test_packed_biases_are_decoded(tmp_path):
     mg = passes.quantize_transform_pass(
         MaseGraph(language_model("qwen2")), {"by": "type", "linear": rules}
     )[0]
-    assert "bias" in packed_model(mg, "test").model.layers[0].self_attn.q_proj.packed_shapes
+    assert "bias" in packed_model(mg, "test")[0].model.layers[0].self_attn.q_proj.packed_shapes
     types = check(mg, tmp_path / "model.gguf")["tensors"]
     assert (types["blk.0.attn_q.bias"], types["blk.0.attn_q.weight"]) == ("F32", "Q8_0")
 
@@ -389,6 +389,9 @@ def test_other_tokenizers_are_refused(tmp_path):
     characters = Tokenizer(models.BPE({"a": 0}, [], byte_fallback=True))
     characters = transformers.PreTrainedTokenizerFast(tokenizer_object=characters)
     refused(mg, tmp_path, "got BPE of characters", characters)
+    lower = byte_level()
+    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
+    refused(mg, tmp_path, r"normalize no text, and the tokenizer does \(Lowercase\)", lower)
     tokenizer = byte_level()
     tokenizer.add_tokens([f"<{index}>" for index in range(16)])
     refused(mg, tmp_path, "tokenizer of the model's 288 tokens, got one with the id 295", tokenizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from torch import Tensor
 from chop import passes
 from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.actions.settings.export import ExportConfig
+from chop.bench import outputs
 from chop.bench.record import format_bytes, format_ratio
 from chop.bench.statistics import Interval
-from chop.bench.timing import Variant, compare
-from chop.errors import ConfigError
+from chop.bench.timing import Variant, compare, surroundings
+from chop.errors import ChopError, ConfigError, VerificationError
 from chop.export.flat import output_tensors
 from chop.export.target import Runner
 from chop.export.targets import target
@@ -29,8 +30,12 @@ from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.freezing import freeze_layers
 from chop.report.report import Cell, Note, Report, Table, announce
+from chop.train import load_trained
 
 CHECKPOINT = "model"
+MOST = 0.05
+"""Of the largest output: beyond it the file is another model."""
+RENAMED = ".out"
 CHOP, UNMEASURED = "chop", "not measured"
 
 
@@ -45,6 +50,7 @@ class Exported:
         difference: the largest one between outputs and those of the graph, on its example inputs.
         times_as_fast: as the graph in chop; None where no times were measured, or the library
             computes with floats and no engine is at hand.
+        notes: sentences on what a user of the files would not expect.
     """
 
     target: str
@@ -52,6 +58,7 @@ class Exported:
     size_bytes: int
     difference: float
     times_as_fast: Interval | None
+    notes: tuple[str, ...]
 
     def formatted(self) -> dict[str, Any]:
         """For a table."""
@@ -73,6 +80,7 @@ def export(config: ExportConfig) -> list[Exported]:
     Raises:
         ConfigError: the model is not quantized, or a target cannot hold it: nothing is written for
             that target and those after it.
+        VerificationError: an engine computes something else.
         UnavailableError: the model or a library is not there.
     """
     return run_job(EXPORT, config)
@@ -83,24 +91,30 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
     announce(config.model, f"exporting to {', '.join(config.to)}")
     example = example_inputs(loaded.mg.model, "cpu")
     expected = answers(loaded.mg, example)
-    written = {}
+    written: dict[str, Mapping[str, Any]] = {}
     for name in config.to:
-        kind = target(name)
-        path = output.folder / (f"{CHECKPOINT}{kind.suffix}" if kind.suffix else name)
-        kind.write(loaded.mg, path, loaded.tokenizer)
-        written[name] = path
-    runners = {name: target(name).read(path) for name, path in written.items()}
+        written[name] = _written(name, loaded, output.folder, written)
+    with surroundings(config.threads, inference=True):
+        runners = {name: target(name).read(info["path"]) for name, info in written.items()}
+        differences = {
+            name: largest_difference(run(example), expected, name) for name, run in runners.items()
+        }
     timed = {name: run for name, run in runners.items() if target(name).is_timed}
     ratios = _ratios(loaded.mg, timed, example, config)
+    files = {
+        name: info.get("files", target(name).files_of(info["path"]))
+        for name, info in written.items()
+    }
     rows = [
         Exported(
             name,
-            str(path),
-            target(name).size_of(path),
-            largest_difference(runners[name](example), expected),
+            str(info["path"]),
+            sum(file.stat().st_size for file in files[name]),
+            differences[name],
             ratios.get(name),
+            tuple(info.get("notes", ())),
         )
-        for name, path in written.items()
+        for name, info in written.items()
     ]
     title = f"{config.model} for other engines"
     note = (
@@ -108,15 +122,28 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
         "example inputs. Times as fast: as the graph in chop, with 99 % intervals."
     )
     table = Table(title, [row.formatted() for row in rows])
+    told = [Note(f"{row.target}: {text}.") for row in rows for text in row.notes]
     plain = [asdict(row) for row in rows]
     return Report(
         title,
-        {"table.md": [table, Note(note)]},
+        {"table.md": [table, Note(note), *told]},
         rows,
         plain,
         result_file="",
-        written=[file for name, path in written.items() for file in target(name).files_of(path)],
+        written=[file for each in files.values() for file in each],
     )
+
+
+def _written(name: str, loaded: Loaded, folder: Path, before: Iterable[str]) -> Mapping[str, Any]:
+    """What a target wrote; an error says which files of others stay."""
+    kind = target(name)
+    path = folder / (f"{CHECKPOINT}{kind.suffix}" if kind.suffix else name)
+    try:
+        return kind.write(loaded.mg, path, loaded.tokenizer)
+    except ChopError as error:
+        if not (kept := ", ".join(before)):
+            raise
+        raise type(error)(f"{error}\nWhat was written before stays: {kept}.") from error
 
 
 EXPORT = Job("export", _export, load_nothing)
@@ -142,25 +169,28 @@ def load_graph(config: ExportConfig) -> Loaded:
         ConfigError: it is not quantized.
         UnavailableError: it is not there.
     """
-    path = Path(config.model).expanduser()
-    for checkpoint in (path / CHECKPOINT, path):
-        if checkpoint.with_name(checkpoint.name + ".mz").exists() or path.suffix == ".mz":
-            if config.format is not None:
-                raise ConfigError(f"format: '{config.model}' is quantized already.")
-            return Loaded(packed(MaseGraph.from_checkpoint(checkpoint)), None)
-    if config.model in BUILTIN_MODELS:
-        from chop.train import load_trained
-
-        model = load_trained(config.model, progress=True)
+    checkpoint = _checkpoint(config.model)
+    if checkpoint is not None:
+        mg = MaseGraph.from_checkpoint(checkpoint)
+    elif config.model in BUILTIN_MODELS:
+        mg = MaseGraph(load_trained(config.model, progress=True))
     else:
-        model = load_model(config.model)
-    mg = MaseGraph(model)
-    is_quantized = any(isinstance(module, QuantizedOperator) for module in mg.model.modules())
+        mg = MaseGraph(load_model(config.model))
+    modules = (module for module in mg.model.modules() if isinstance(module, QuantizedOperator))
+    is_quantized = any(not module.spec.is_float for module in modules)
     if is_quantized == (config.format is not None):
         given = "is quantized already" if is_quantized else "has float weights: give a format"
         raise ConfigError(f"format: '{config.model}' {given}.")
     mg = mg if is_quantized else quantized(mg, str(config.format))
-    return Loaded(packed(mg), _tokenizer(config))
+    return Loaded(packed(mg), _tokenizer(config) if config.tokenizer else None)
+
+
+def _checkpoint(name: str) -> Path | None:
+    """The checkpoint that a path names: of a run, or itself, with a suffix or not."""
+    path = Path(name).expanduser().resolve()
+    stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
+    found = (place for place in (path / CHECKPOINT, stem) if place.name)
+    return next((x for x in found if x.with_name(f"{x.name}.mz").is_file()), None)
 
 
 def quantized(mg: MaseGraph, number_format: str) -> MaseGraph:
@@ -183,10 +213,17 @@ def packed(mg: MaseGraph) -> MaseGraph:
 
 
 def _tokenizer(config: ExportConfig) -> Any:
-    from chop.data import get_tokenizer
+    """The tokenizer of the model's folder, or of the one for transformers in a run's folder."""
+    from transformers import AutoTokenizer
 
-    has_files = any(Path(config.model).expanduser().glob("tokenizer*"))
-    return get_tokenizer(config.model) if has_files and config.tokenizer else None
+    path = Path(config.model).expanduser()
+    places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
+    for place in [] if config.model in BUILTIN_MODELS else places:
+        try:
+            return AutoTokenizer.from_pretrained(place)
+        except (OSError, ValueError, KeyError):  # it has none, or one of a class of its own
+            continue
+    return None
 
 
 def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -198,11 +235,28 @@ def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:
         return output_tensors(exact.model(**example))
 
 
-def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Of the outputs that both have."""
-    shared = found.keys() & expected.keys()
-    assert shared, f"no output of {[*expected]} is among {[*found]}"
-    return max((found[n].double() - expected[n].double()).abs().max().item() for n in shared)
+def largest_difference(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str
+) -> float:
+    """Of all outputs; those that files call otherwise, since an input has the name, too.
+
+    Raises:
+        VerificationError: an output is missing, or differs by more than rounding explains.
+        ConfigError: one has another shape.
+    """
+    given = {key: found.get(key, found.get(f"{key}{RENAMED}")) for key in expected}
+    missing = [key for key, x in given.items() if x is None]
+    if missing:
+        raise VerificationError(f"{name}: expected the output '{missing[0]}', got {[*found]}.")
+    ours = [x for x in given.values() if x is not None]
+    off = outputs.largest_difference(ours, [*expected.values()], name) or 0.0
+    largest = max((x.abs().max().item() for x in expected.values() if x.numel()), default=0.0)
+    if off > MOST * largest:
+        raise VerificationError(
+            f"{name}: outputs differ by {off:.2g} of {largest:.2g}, more than rounding explains: "
+            "do not use the file."
+        )
+    return off
 
 
 def _ratios(

@@ -29,7 +29,7 @@ def export(
 
     Targets: onnx (onnxruntime), openvino, pt2 (torch and C++, without chop), compressed-tensors
     (vLLM, SGLang, transformers), gguf (llama.cpp). chop doctor names the libraries that are
-    missing. What a target cannot hold is listed by module before anything is written.
+    missing. What a target cannot hold is listed by module, and nothing is written for it.
 
     [bold]Columns[/] per target: size, the largest difference between the engine's outputs and the
     quantized graph's, and how many times as fast it is as the graph in chop.

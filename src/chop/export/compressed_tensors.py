@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
 from chop.export.target import (
     Runner,
     Target,
     packed_layers,
     packed_model,
-    reasons_of_all,
     refuse,
     runner_of,
 )
@@ -180,16 +180,17 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         path: the folder; other files in it stay.
         tokenizer: or processor, whose files go along; None: none.
     Returns: `path`; `formats`, the layout of each packed module by path; `floats`, the embeddings
-        that became floats.
+        that became floats; `notes`; `files`.
 
     Raises:
-        ConfigError: modules that the library has no layout for, all of them by name.
+        ConfigError: modules that the library has no layout for, all of them by name; or a model
+            whose weights transformers converts as it reads them, as mixtures of experts.
     """
-    from chop.ir.huggingface.folder import save_folder
+    from chop.ir.huggingface.folder import remove_older, save_folder
 
-    model = packed_model(mg, METHOD)
+    model, reasons = packed_model(mg, METHOD)
     floats = _unpack_embeddings(model)
-    weights, schemes, reasons = {}, {}, reasons_of_all(model)
+    weights, schemes = {}, {}
     for name, layer in packed_layers(model).items():
         found = _stored(layer, model.dtype)
         if isinstance(found, str):
@@ -197,15 +198,22 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         else:
             weights[name], schemes[name] = found
     refuse(METHOD, reasons, HELD)
-    _warn(floats, schemes, model.dtype)
+    if not schemes:
+        raise ConfigError(f"{METHOD}: expected a packed linear layer, got none. {HELD}")
+    notes = _notes(floats, schemes, model.dtype)
     settings = quantization_config(model, schemes)
+    if isinstance(model.get_output_embeddings(), PackedOperator):
+        model.config.tie_word_embeddings = False  # codes cannot be tied to floats
     with atomic_files(path, "model") as fresh:
         save_folder(model, fresh, tokenizer, card=False)
         _Rewriter(model, weights, schemes).rewrite(fresh)
         config = json.loads((fresh / "config.json").read_text())
         write_json(fresh / "config.json", {**config, "quantization_config": settings})
+        written = sorted(file.name for file in fresh.iterdir())
+    remove_older(path, written)
     formats = {name: scheme.format for name, scheme in schemes.items()}
-    return {"path": path, "formats": formats, "floats": floats}
+    files = [path / name for name in written]
+    return {"path": path, "formats": formats, "floats": floats, "notes": notes, "files": files}
 
 
 def _unpack_embeddings(model: nn.Module) -> list[str]:
@@ -229,17 +237,20 @@ def _stored(layer: PackedOperator, dtype: torch.dtype) -> tuple[CodedWeight, Sch
     return scheme if isinstance(scheme, str) else (weight, scheme)
 
 
-def _warn(floats: Sequence[str], schemes: Mapping[str, Scheme], dtype: torch.dtype) -> None:
-    """Warns of what a reader of the folder would not expect."""
-    if floats:
-        log.warning("%s: embeddings are written as floats: %s.", METHOD, ", ".join(floats))
-    if dtype != torch.bfloat16 and any(scheme.kind == "float" for scheme in schemes.values()):
-        log.warning(
-            "%s: the library decodes these formats to bfloat16, and the model is in %s: load it "
-            "with dtype=torch.bfloat16.",
-            METHOD,
-            str(dtype).removeprefix("torch."),
+def _notes(floats: Sequence[str], schemes: Mapping[str, Scheme], dtype: torch.dtype) -> list[str]:
+    """What a reader of the folder would not expect."""
+    notes = [f"embeddings are written as floats: {', '.join(floats)}"] if floats else []
+    used = {scheme.kind for scheme in schemes.values()}
+    if dtype != torch.bfloat16 and "float" in used:
+        notes.append(
+            f"the library decodes these formats to bfloat16, and the model is in {dtype}: load it "
+            "with dtype=torch.bfloat16"
         )
+    if any(scheme.strategy == "tensor" for scheme in schemes.values()):
+        notes.append("vLLM runs weights with a scale for a group or row, not one for all")
+    for note in notes:
+        log.warning("%s: %s.", METHOD, note)
+    return notes
 
 
 def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
@@ -297,6 +308,7 @@ class _Rewriter:
         from chop.ir.huggingface.quantizer import names_in
 
         names = names_in(self.model, tensors)
+        _refuse_converted(self.model, names)
         for name, x in tensors.items():
             path, _, last = names[name].rpartition(".")
             operand = next((o for o, buffers in BUFFER_NAMES.items() if last in buffers), None)
@@ -313,6 +325,17 @@ class _Rewriter:
         else:
             layer: Any = self.model.get_submodule(path)
             yield operand, layer.bias.detach().as_subclass(Tensor).contiguous()
+
+
+def _refuse_converted(model: nn.Module, names: Mapping[str, str]) -> None:
+    """Refuses models whose tensors have other names, or parts, in files than in memory."""
+    other = next((name for name, own in names.items() if name != own), None)
+    if other is not None:
+        raise ConfigError(
+            f"{METHOD}: expected a model whose weights transformers reads as they are stored, got "
+            f"a {type(model).__name__}, which makes '{names[other]}' of '{other}'; onnx holds the "
+            "graph of any model."
+        )
 
 
 def read(path: Path) -> Runner:

@@ -26,7 +26,6 @@ from chop.export.target import (
     Runner,
     Target,
     packed_model,
-    reasons_of_all,
     refuse,
     runner_of,
 )
@@ -65,7 +64,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         mg: the graph; it stays as it is.
         path: of the file.
         tokenizer: of byte-level BPE; None: the file has none.
-    Returns: `path`, `tensors` (type by name in GGUF), `bytes`, and what `tokenizer` the file has.
+    Returns: `path`, `tensors` (type by name in GGUF), `bytes`, `tokenizer` and `notes`.
 
     Raises:
         ConfigError: something cannot be held, and is named; no file is written.
@@ -73,7 +72,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         WriteError: the disk is full or read-only.
     """
     TARGET.require()
-    model = packed_model(mg, TARGET.name)
+    model, unheld = packed_model(mg, TARGET.name)
     config: Any = model.config
     if model.get_output_embeddings() is None:
         raise ConfigError(
@@ -83,18 +82,20 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     architecture = architecture_of(config)
     vocabulary = None if tokenizer is None else vocabulary_of(tokenizer, config.vocab_size)
     tensors, reasons = _tensors(model, architecture)
-    refuse(TARGET.name, reasons_of_all(model) | reasons, WAY_OUT)
+    refuse(TARGET.name, reasons | unheld, WAY_OUT)
     metadata = {
         "general.name": Path(config.name_or_path or "").name or type(model).__name__,
         **metadata_of(config, architecture),
     }
     with atomic_file(path) as temporary:
         _write_file(temporary, architecture, metadata, vocabulary, tensors)
+    told = NO_TOKENIZER if vocabulary is None else vocabulary.summary
     return {
         "path": path,
         "tensors": {name: blocks.type_name for name, blocks in tensors.items()},
         "bytes": path.stat().st_size,
-        "tokenizer": NO_TOKENIZER if vocabulary is None else vocabulary.summary,
+        "tokenizer": told,
+        "notes": [f"tokenizer: {told}"],
     }
 
 

@@ -120,7 +120,7 @@ def architecture_of(config: Any) -> Architecture:
         if given != value:
             raise ConfigError(
                 f"gguf: engines run a {kind} with {attribute}={value!r}, got {given!r}; "
-                "hf holds the model as it is."
+                "compressed-tensors holds the model as it is."
             )
     window = getattr(config, "sliding_window", None) if found.has_window else None
     if window is not None and window < config.max_position_embeddings:
@@ -139,7 +139,8 @@ def _check_rope(architecture: Architecture, config: Any) -> None:
         what = f"rope_type '{kind}'" if share == 1 else f"partial_rotary_factor {share}"
         raise ConfigError(
             f"gguf: expected rotary embeddings of all of a head, of the types "
-            f"{', '.join(architecture.rope_types)}, got {what}; hf holds the model as it is."
+            f"{', '.join(architecture.rope_types)}, got {what}; "
+            "compressed-tensors holds the model as it is."
         )
 
 

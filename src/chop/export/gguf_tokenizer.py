@@ -105,7 +105,13 @@ def _document(tokenizer: Any) -> dict[str, Any]:
         what = "BPE of characters" if kind == "BPE" else kind
         raise ConfigError(
             f"gguf: expected a fast tokenizer of byte-level BPE, got {what}; write the file "
-            "without a tokenizer, and give engines token ids."
+            "without a tokenizer (--no-tokenizer), and give engines token ids."
+        )
+    normalizer = (document.get("normalizer") or {}).get("type")
+    if normalizer is not None:
+        raise ConfigError(
+            f"gguf: engines normalize no text, and the tokenizer does ({normalizer}); write the "
+            "file without a tokenizer (--no-tokenizer), and give engines token ids."
         )
     return document
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from chop.export.flat import named_tensors
-from chop.export.onnx.export import export
+from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import openvino_settings
+from chop.export.onnx.target import in_float32, notes_of
 from chop.export.target import Runner, Target
 from chop.files import atomic_files
 from chop.ir.graph import MaseGraph
@@ -25,7 +26,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         mg: the graph; it stays as it is.
         path: the `.xml` file; weights are beside it in a `.bin` file.
         tokenizer: is not part of such files.
-    Returns: `path`, and what `chop.export.onnx.export` gives.
+    Returns: `path`, `notes`, and what `chop.export.onnx.export` gives.
 
     Raises:
         UnavailableError: OpenVINO, onnx or onnxscript are not installed.
@@ -36,11 +37,11 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.onnx")
-        found = export(mg, file, float_fallback=True, dynamic_axes=True)
+        found = export(in_float32(mg), file, float_fallback=True, dynamic_axes=True)
         model = openvino.convert_model(file)
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)
-    return {"path": path, **found}
+    return {"path": path, "notes": notes_of(mg, found), **found}
 
 
 def read(path: Path) -> Runner:
@@ -60,5 +61,13 @@ def read(path: Path) -> Runner:
 
 
 TARGET = Target(
-    "openvino", "OpenVINO", "openvino", "openvino", ".xml", write, read, beside=(".bin",)
+    "openvino",
+    "OpenVINO",
+    "openvino",
+    "openvino",
+    ".xml",
+    write,
+    read,
+    needs=NEEDS,
+    beside=(".bin",),
 )

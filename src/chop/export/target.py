@@ -15,6 +15,7 @@ from chop.errors import ConfigError, UnavailableError
 from chop.export.flat import output_tensors
 from chop.installed import how_to_get
 from chop.ir.graph import MaseGraph
+from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator, pack
 from chop.nn.packed.packing import why_not_packable
 from chop.nn.quantized import QuantizedOperator
@@ -36,6 +37,7 @@ class Target:
         name: as `--to` takes it.
         engines: that run it.
         library: the package that reads it, as it is imported.
+        needs: other packages that writing takes.
         extra: the optional part of chop that installs the library; "" where chop needs it anyway.
         suffix: of the file; "" for a folder.
         write: graph, path, tokenizer or None -> what was written, `path` among it. Raises
@@ -52,6 +54,7 @@ class Target:
     suffix: str
     write: Callable[[MaseGraph, Path, Any], Mapping[str, Any]]
     read: Callable[[Path], Runner]
+    needs: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     is_timed: bool = True
 
@@ -65,30 +68,27 @@ class Target:
         """Bytes of those files."""
         return sum(file.stat().st_size for file in self.files_of(path))
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether the library is installed."""
-        return find_spec(self.library) is not None
-
     def require(self) -> None:
-        """Raises an error where the library is not installed.
+        """Raises an error where a package is not installed.
 
         Raises:
-            UnavailableError: it is not, with the command that installs it.
+            UnavailableError: with the command that installs it.
         """
-        if not self.is_readable:
+        absent = [name for name in (self.library, *self.needs) if find_spec(name) is None]
+        if absent:
             raise UnavailableError(
-                f"{self.name} needs {self.library}, which is not installed: "
-                f"{how_to_get(self.extra)}"
+                f"{self.name} needs {' and '.join(absent)}: {how_to_get(self.extra)}"
             )
 
 
-def packed_model(mg: MaseGraph, target: str) -> PreTrainedModel:
+def packed_model(mg: MaseGraph, target: str) -> tuple[PreTrainedModel, dict[str, str]]:
     """The model of transformers that a graph stands for, its quantized layers packed.
 
     Args:
         mg: the graph; it stays as it is, and shares its tensors.
         target: for messages.
+    Returns: the model, and by path of a module why a file of weights alone cannot hold it,
+        whatever its format.
 
     Raises:
         ConfigError: the graph is of no model of transformers, or nothing in it is quantized.
@@ -99,17 +99,22 @@ def packed_model(mg: MaseGraph, target: str) -> PreTrainedModel:
     from chop.ir.huggingface.stored import drop_masks
     from chop.quantization.packing import Selection, pack_layers
 
-    packed = mg.sharing_copy()
-    pack_layers(packed, Selection(), exact=False)
+    packed, floats, nothing = mg.sharing_copy(), dict[str, str](), None
+    try:
+        _, floats = pack_layers(packed, Selection(), exact=False)
+    except ConfigError as error:  # but a layer that is tied to a float one can part from it
+        nothing = error
     model = packed.to_module().eval()
     _pack_tied(model)
+    if nothing is not None and not packed_layers(model):
+        raise nothing
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
             f"{target}: expected a model of transformers, which its engines run by code of their "
             f"own, got a {type(model).__name__}; onnx and pt2 hold the graph of any model."
         )
     drop_masks(model)
-    return model
+    return model, _reasons(model, floats)
 
 
 def _pack_tied(model: nn.Module) -> None:
@@ -135,22 +140,25 @@ def packed_layers(model: nn.Module) -> dict[str, PackedOperator]:
     return {path: module for path, module in named if isinstance(module, PackedOperator)}
 
 
-def reasons_of_all(model: nn.Module) -> dict[str, str]:
-    """By path of a module, why a file of weights alone cannot hold it, whatever its format."""
-    return {
-        path: reason
+def _reasons(model: nn.Module, floats: Mapping[str, str]) -> dict[str, str]:
+    """What `packed_model` returns; `floats` has why layers could not be packed."""
+    found = {
+        path: _reason(module, floats.get(path, "has no packed form"))
         for path, module in model.named_modules()
-        if isinstance(module, QuantizedOperator) and (reason := _reason(module)) is not None
+        if isinstance(module, QuantizedOperator)
     }
+    return {path: reason for path, reason in found.items() if reason is not None}
 
 
-def _reason(module: QuantizedOperator) -> str | None:
+def _reason(module: QuantizedOperator, why_float: str) -> str | None:
+    if isinstance(module, LoraLinear):
+        return "it has an adapter: fuse it with fuse_lora_weights_transform_pass first"
     for name, what in {"data_in": "inputs", "data_out": "results"}.items():
         quantizer = module.format_of(name)
         if not quantizer.is_identity:
             return f"it rounds its {what} to {quantizer.label}"
     if not isinstance(module, PackedOperator) and not module.spec.is_float:
-        return f"it is a {type(module).__name__}, which is quantized and has no packed weight"
+        return f"it is quantized and cannot be packed: it {why_float}"
     return None
 
 

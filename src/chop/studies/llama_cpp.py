@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.errors import ChopError, shorten
+from chop.errors import shorten
 from chop.export import gguf
 from chop.ir.graph import MaseGraph
 from chop.studies.generation_peers import DECODE, Contender
@@ -96,6 +96,7 @@ def contenders(
         name = f"{NAME} {format_name}"
         try:
             found.append(LlamaCpp(name, mg, tokens, threads))
-        except ChopError as error:
-            missing[name] = shorten(" ".join(str(error).split()), LONGEST_REASON)
+        except Exception as error:  # whatever a peer raises: others are measured
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            missing[name] = shorten(told, LONGEST_REASON)
     return found, missing

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from chop.export.flat import named_tensors
-from chop.export.onnx.export import export
+from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import Run, opened
 from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
@@ -22,9 +23,37 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         mg: the graph; it stays as it is.
         path: the file.
         tokenizer: is not part of such a file.
-    Returns: `path`, and what `chop.export.onnx.export` gives.
+    Returns: `path`, `notes`, and what `chop.export.onnx.export` gives.
     """
-    return {"path": path, **export(mg, path, float_fallback=True, dynamic_axes=True)}
+    found = export(in_float32(mg), path, float_fallback=True, dynamic_axes=True)
+    return {"path": path, "notes": notes_of(mg, found), **found}
+
+
+def in_float32(mg: MaseGraph) -> MaseGraph:
+    """A graph in float32, which engines of ONNX files compute in."""
+    if all(
+        x.dtype == torch.float32 for x in mg.model.state_dict().values() if x.is_floating_point()
+    ):
+        return mg
+    wide = mg.copy()
+    wide.model.float()
+    return wide
+
+
+def notes_of(mg: MaseGraph, found: Mapping[str, Any]) -> list[str]:
+    """What a user of the file would not expect.
+
+    Args:
+        mg: the graph as it was given.
+        found: what `chop.export.onnx.export` gave.
+    """
+    notes = []
+    if found["fallback"]:
+        count = len(found["fallback"])
+        notes.append(f"{count} operands are rounded floats: ONNX lacks their formats")
+    if in_float32(mg) is not mg:
+        notes.append("the model's dtype became float32")
+    return notes
 
 
 def read(path: Path) -> Runner:
@@ -45,4 +74,4 @@ def named(run: Run, content: bytes) -> Runner:
     return answers
 
 
-TARGET = Target("onnx", "onnxruntime", "onnxruntime", "onnx", ".onnx", write, read)
+TARGET = Target("onnx", "onnxruntime", "onnxruntime", "onnx", ".onnx", write, read, needs=NEEDS)

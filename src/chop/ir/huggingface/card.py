@@ -7,9 +7,11 @@ from collections import Counter
 from torch import nn
 
 FILE = "README.md"
+MARK = "tags: [chop, quantized]"
+"""Of a card that chop wrote."""
 CARD = """---
 library_name: transformers
-tags: [chop, quantized]
+{mark}
 ---
 
 # {name}, quantized by chop
@@ -39,4 +41,4 @@ def model_card(model: nn.Module) -> str:
     labels = (layer.spec.weight.label for _, layer in quantized_leaves(model))
     counts = Counter(labels).most_common()
     formats = ", ".join(f"{label} in {count} modules" for label, count in counts)
-    return CARD.format(name=type(model).__name__, formats=formats)
+    return CARD.format(mark=MARK, name=type(model).__name__, formats=formats)

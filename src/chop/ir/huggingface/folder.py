@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,25 @@ def save_folder(
         model.save_pretrained(fresh, max_shard_size=max_shard_size)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
-        if card and has_formats(model) and not (folder / FILE).exists():
+        if card and has_formats(model) and not _has_card(folder):
             write_text(fresh / FILE, model_card(model))
         written = {file.name for file in fresh.iterdir()}
-    for file in folder.iterdir():  # an older model of more or fewer files
-        if WEIGHTS.fullmatch(file.name) and file.name not in written:
+    remove_older(folder, written)
+
+
+def _has_card(folder: Path) -> bool:
+    """Whether a folder has a README.md that is not ours."""
+    from chop.ir.huggingface.card import FILE, MARK
+
+    file = folder / FILE
+    return file.exists() and MARK not in file.read_text(errors="replace")
+
+
+def remove_older(folder: Path, written: Collection[str]) -> None:
+    """Removes the files of an older model of more or fewer files, and its card."""
+    from chop.ir.huggingface.card import FILE, MARK
+
+    for file in folder.iterdir():
+        is_card = file.name == FILE and MARK in file.read_text(errors="replace")
+        if (WEIGHTS.fullmatch(file.name) or is_card) and file.name not in written:
             file.unlink()
