@@ -12,7 +12,7 @@ from pathlib import Path
 from chop.installed import DISTRIBUTION, how_to_get, misfit, version
 
 EXTRAS = {
-    "onnx": "chop compress --onnx, chop export --to onnx",
+    "onnx": "chop compress --onnx",
     "openvino": "chop export --to openvino",
     "vllm-format": "chop export --to compressed-tensors",
     "gguf": "chop export --to gguf",

@@ -37,12 +37,12 @@ class Target:
         name: as `--to` takes it.
         engines: that run it.
         library: the package that reads it, as it is imported.
-        needs: other packages that writing takes.
         extra: the optional part of chop that installs the library; "" where chop needs it anyway.
         suffix: of the file; "" for a folder.
         write: graph, path, tokenizer or None -> what was written, `path` among it. Raises
             ConfigError, with every module that it cannot hold, before anything is written.
         read: path -> the model as the library reads it.
+        needs: other packages that writing takes.
         beside: suffixes of other files of the same stem.
         is_timed: whether what `read` gives runs as in the engines; else it computes with floats.
     """
