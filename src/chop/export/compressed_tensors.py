@@ -39,6 +39,13 @@ from chop.nn.transposed import stores_transposed
 log = logging.getLogger(__name__)
 
 METHOD = "compressed-tensors"
+INTEGERS, MX4, MX8, NV4 = (
+    "pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "nvfp4-pack-quantized",
+)
+"""Formats of weights, as the library calls them."""
 MIXED = "mixed-precision"
 WEIGHTS = "*.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -105,7 +112,7 @@ def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
     if weight.is_e8m0 and weight.group == MX_BLOCK and element in (FP4, FP8):
         if bool((weight.exponents == 255).any()):
             return "a block of its weight is NaN"
-        name = "mxfp4-pack-quantized" if element == FP4 else "mxfp8-quantized"
+        name = MX4 if element == FP4 else MX8
         write = _mxfp4 if element == FP4 else _mxfp8
         return Scheme(name, element.width, "float", "group", MX_BLOCK, "torch.uint8", write)
     is_nvfp4 = isinstance(weight.scaling, ScaledFloatScale) and weight.scaling.element == FP8
@@ -113,7 +120,7 @@ def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
         if bool(weight.scales.isnan().any()):
             return "a block of its weight is NaN"
         strategy, scale = "tensor_group", "torch.float8_e4m3fn"
-        return Scheme("nvfp4-pack-quantized", 4, "float", strategy, NV_BLOCK, scale, _nvfp4)
+        return Scheme(NV4, 4, "float", strategy, NV_BLOCK, scale, _nvfp4)
     return "the library has no layout for its elements and scales"
 
 
@@ -125,7 +132,7 @@ def _integers(weight: CodedWeight, element: Fixed, dtype: torch.dtype) -> Scheme
         return f"its scales do not fit {dtype} of the model"
     strategy = {0: "tensor", 1: "channel"}.get(weight.groups, "group")
     size = weight.group if strategy == "group" else None
-    return Scheme("pack-quantized", element.width, "int", strategy, size, None, _packed_integers)
+    return Scheme(INTEGERS, element.width, "int", strategy, size, None, _packed_integers)
 
 
 def _packed_integers(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:

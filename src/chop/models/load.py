@@ -109,6 +109,11 @@ def _from_checkpoint(
     if not pretrained:
         model: nn.Module = getattr(model_class, "from_config", model_class)(config)
         return model
+    if Path(name).is_dir():
+        from chop.export import compressed_tensors_reader as reader
+
+        if reader.is_one(config):
+            return reader.load(Path(name))
     return _read_weights(model_class, name, config, new_head=num_labels is not None)
 
 

@@ -1,0 +1,226 @@
+"""Folders of compressed-tensors become packed layers with the codes that they hold."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from chop import MaseGraph
+from chop.errors import CheckpointError, ConfigError
+from chop.export import compressed_tensors as writer
+from chop.export.compressed_tensors_reader import load
+from chop.formats import GroupInteger, ScaleInteger
+from chop.models import load_model
+from chop.nn.packed import PackedLinear
+from tests.export.decoders import decoder, logits, quantized, rounded, tokens
+
+FORMATS = {
+    "mxint:width=8": "group_integer",  # scales that are powers of two are bfloat16 numbers
+    "mxint:width=5": "group_integer",
+    "group_integer:width=4": "group_integer",
+    "group_integer:width=3:group_size=16": "group_integer",
+    "scale_integer:width=8": "scale_integer",
+    "scale_integer:width=8:granularity=row": "scale_integer",
+    "scale_integer:width=4:granularity=group:group_size=16": "scale_integer",
+    "integer:width=8:frac_width=6": "scale_integer",
+    "mxfp:width=4": "mxfp",
+    "mxfp:width=8": "mxfp",
+}
+
+
+def packed_layers(model):
+    return {path: m for path, m in model.named_modules() if isinstance(m, PackedLinear)}
+
+
+@pytest.mark.parametrize(("text", "name"), FORMATS.items(), ids=FORMATS)
+@pytest.mark.sampled(4)
+def test_what_we_wrote_comes_back_value_by_value(text, name, tmp_path):
+    mg = quantized(decoder("Llama"), {"linear": text})
+    writer.write(mg, tmp_path)
+    model, expected = load(tmp_path), rounded(mg)
+    layers = packed_layers(model)
+    assert len(layers) == 15
+    for path, layer in layers.items():
+        assert layer.spec.weight.name == name
+        other = expected.get_submodule(path)
+        assert torch.equal(layer.weight, other.quantize("weight", other.weight)), path
+    torch.testing.assert_close(
+        logits(model, tokens()), logits(expected, tokens()), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_nvfp4_comes_back_up_to_the_inverse_of_its_scale(tmp_path):
+    mg = quantized(decoder("Llama"), {"linear": "nvfp4"})
+    writer.write(mg, tmp_path)
+    model, expected = load(tmp_path), rounded(mg)
+    for path, layer in packed_layers(model).items():
+        other = expected.get_submodule(path)
+        torch.testing.assert_close(
+            layer.weight.as_subclass(torch.Tensor),
+            other.quantize("weight", other.weight),
+            rtol=1e-6,
+            atol=0,
+        )
+
+
+def test_mixed_formats_and_float_layers(tmp_path):
+    rules = {
+        "model.layers.0.self_attn.q_proj": "mxint:width=4",
+        "model.layers.1.mlp.up_proj": "mxfp:width=8",
+    }
+    mg = quantized(decoder("Qwen2"), rules, by="name")
+    writer.write(mg, tmp_path)
+    layers = packed_layers(load(tmp_path))
+    assert {path: layer.spec.weight.name for path, layer in layers.items()} == {
+        "model.layers.0.self_attn.q_proj": "group_integer",
+        "model.layers.1.mlp.up_proj": "mxfp",
+    }
+
+
+def by_hand(folder, bits=4, group=16, scale_dtype=torch.bfloat16, **weights):
+    """As llm-compressor writes it: codes from -2^(bits - 1) on, drawn; the model, too."""
+    model = decoder("Llama")
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    tensors, values = load_file(folder / "model.safetensors"), {}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear) or path == "lm_head":
+            continue
+        rows, columns = layer.weight.shape
+        codes = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, columns))
+        scale = (torch.rand(rows, columns // group) * 0.01 + 1e-3).to(scale_dtype)
+        del tensors[f"{path}.weight"]
+        tensors[f"{path}.weight_packed"] = packed_words(codes, bits)
+        tensors[f"{path}.weight_scale"] = scale
+        tensors[f"{path}.weight_shape"] = torch.tensor([rows, columns])
+        values[path] = codes * scale.float().repeat_interleave(group, 1)
+    settings = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group"}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**settings, "group_size": group, "actorder": None, **weights},
+                "input_activations": None,
+            }
+        },
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return values
+
+
+def packed_words(codes, bits):
+    """The reference, a row at a time: one integer of Python, cut into words of 32 bits."""
+    rows = []
+    for row in (codes + 2 ** (bits - 1)).tolist():
+        whole = sum(code << bits * at for at, code in enumerate(row))
+        words = [whole >> 32 * at & 0xFFFFFFFF for at in range(-(-len(row) * bits // 32))]
+        rows.append([word - (word >> 31 << 32) for word in words])
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.bfloat16), (8, torch.float16), (3, None)])
+def test_folders_of_others_keep_every_code(bits, dtype, tmp_path):
+    values = by_hand(tmp_path, bits, scale_dtype=dtype or torch.float32)
+    model = load_model(str(tmp_path))
+    layers = packed_layers(model)
+    assert set(layers) == set(values)
+    kind = GroupInteger if dtype is torch.bfloat16 else ScaleInteger
+    for path, layer in layers.items():
+        assert type(layer.spec.weight) is kind
+        assert torch.equal(layer.weight, values[path]), path
+    plain = decoder("Llama")
+    for path, value in values.items():
+        plain.get_submodule(path).weight.data = value
+    mask = torch.ones_like(tokens())
+    found = MaseGraph(model).model(input_ids=tokens(), attention_mask=mask)["logits"]
+    torch.testing.assert_close(found, logits(plain, tokens()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"symmetric": False}, "expected symmetric weights in their order, got zero points"),
+        (
+            {"actorder": "group"},
+            "expected symmetric weights in their order, got zero points or act",
+        ),
+        ({"num_bits": "4"}, "expected num_bits from 2 to 8, got '4'"),
+        ({"num_bits": 16}, "expected num_bits from 2 to 8"),
+        ({"strategy": "block"}, "does not fit pack-quantized in 4 bits: the strategy is block"),
+        ({"group_size": 32}, "does not fit pack-quantized in 4 bits: weight_scale is"),
+        ({"num_bits": 8}, "does not fit pack-quantized in 8 bits: weight_packed is"),
+    ],
+)
+def test_other_schemes_are_refused_by_name(change, reason, tmp_path):
+    by_hand(tmp_path, **change)
+    with pytest.raises((ConfigError, CheckpointError), match=reason):
+        load(tmp_path)
+
+
+def changed(folder, change):
+    config = json.loads((folder / "config.json").read_text())
+    change(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def inputs_too(settings):
+    settings["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+
+
+def another_format(settings):
+    settings["format"] = "pack-quantised"
+
+
+def no_groups(settings):
+    settings["config_groups"] = []
+
+
+def no_target(settings):
+    settings["config_groups"]["group_0"]["targets"] = ["model.layers.7.mlp.up_proj"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (inputs_too, "expected float activations, got input_activations"),
+        (another_format, "format 'pack-quantised': did you mean 'pack-quantized'"),
+        (no_groups, "expected config_groups"),
+        (no_target, "has scales, and no group of config.json names it"),
+    ],
+)
+def test_configurations_that_do_not_fit(change, reason, tmp_path):
+    by_hand(tmp_path)
+    changed(tmp_path, change)
+    with pytest.raises(ConfigError, match=reason):
+        load(tmp_path)
+
+
+def test_broken_files_and_foreign_tensors(tmp_path):
+    by_hand(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj"
+    for added, reason in {
+        f"{name}.weight_zero_point": "expected symmetric weights and float inputs, got 'model",
+        f"{name}.input_scale": "expected symmetric weights and float inputs, got 'model",
+    }.items():
+        save_file({**tensors, added: torch.zeros(1)}, file, metadata={"format": "pt"})
+        with pytest.raises(ConfigError, match=reason):
+            load(tmp_path)
+    del tensors[f"{name}.weight_packed"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="lacks weight_packed of pack-quantized"):
+        load(tmp_path)
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(tmp_path)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"expected \*\.safetensors"):
+        load(tmp_path)
