@@ -43,7 +43,7 @@ def config_of(folder):
 
 
 @pytest.mark.parametrize(("text", "layout"), FORMATS.items(), ids=FORMATS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_weights_and_logits_are_equal(text, layout, tmp_path):
     mg = quantized(decoder("Llama"), {"linear": text})
     info = target.write(mg, tmp_path)
@@ -56,6 +56,7 @@ def test_weights_and_logits_are_equal(text, layout, tmp_path):
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
 @pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)
+@pytest.mark.sampled(2)
 def test_tied_heads_are_written_beside_their_embedding(kind, operators, tmp_path, caplog):
     mg = quantized(decoder(kind, tied=True), dict.fromkeys(operators, "mxint:width=4"))
     with caplog.at_level(logging.WARNING, "chop.export"):
@@ -150,6 +151,7 @@ def test_nvfp4_differs_by_the_library_s_bfloat16(tmp_path, caplog):
         ("GPT2", {"weight": "mxint:width=8"}, r"keeps weights as \(inputs, outputs\)"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_it_cannot_hold_is_listed_before_anything_is_written(model, config, reason, tmp_path):
     from chop.formats import parse_format_string
 

@@ -35,7 +35,7 @@ def packed_layers(model):
 
 
 @pytest.mark.parametrize(("text", "name"), FORMATS.items(), ids=FORMATS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_what_we_wrote_comes_back_value_by_value(text, name, tmp_path):
     mg = quantized(decoder("Llama"), {"linear": text})
     writer.write(mg, tmp_path)
@@ -158,6 +158,7 @@ def test_folders_of_others_keep_every_code(bits, dtype, tmp_path):
         ({"num_bits": 8}, "does not fit pack-quantized in 8 bits: weight_packed is"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_other_schemes_are_refused_by_name(change, reason, tmp_path):
     by_hand(tmp_path, **change)
     with pytest.raises((ConfigError, CheckpointError), match=reason):

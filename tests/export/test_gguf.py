@@ -113,6 +113,7 @@ def turned_back(rows, heads):
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.sampled(2)
 def test_a_llama_keeps_every_code(fmt, tmp_path):
     mg = quantized(language_model("llama"), fmt, embedding="mxint:width=4")
     path = tmp_path / "model.gguf"
@@ -151,6 +152,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES)
+@pytest.mark.sampled(3)
 def test_every_architecture_answers_in_transformers(kind, changes, tmp_path):
     mg = quantized(language_model(kind, **changes), "mxint:width=4", embedding="mxint:width=4")
     types = check(mg, tmp_path / "model.gguf")["tensors"]
@@ -247,6 +249,7 @@ ROPES = [
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
+@pytest.mark.sampled(1)
 def test_scaled_rotary_embeddings_are_written(rope, tmp_path):
     model = language_model("llama", rope_parameters=rope)
     types = check(quantized(model), tmp_path / "model.gguf")["tensors"]
@@ -268,6 +271,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fmt", REFUSED)
+@pytest.mark.sampled(3)
 def test_formats_are_refused_by_module(fmt, tmp_path):
     mg = quantized(language_model("llama"), fmt)
     refused(mg, tmp_path, f"gguf cannot hold 15 modules:.*{REFUSED[fmt]}.*mxint:width=8")
@@ -311,6 +315,7 @@ UNLIKE = [
 
 
 @pytest.mark.parametrize(("kind", "changes", "match"), UNLIKE)
+@pytest.mark.sampled(4)
 def test_models_that_engines_run_otherwise_are_refused(kind, changes, match, tmp_path):
     refused(quantized(language_model(kind, **changes)), tmp_path, match)
 
@@ -369,6 +374,7 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.sampled(2)
 def test_the_way_texts_are_split_is_named(name, tmp_path):
     tokenizer = byte_level(split=pre_tokenizers.Sequence(SPLITS[name]))
     mg = quantized(language_model("llama"))
