@@ -196,6 +196,7 @@ def test_packed_embeddings_alone_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["shards first", "one file first"])
+@pytest.mark.sampled(1)
 def test_a_second_model_in_a_folder_replaces_the_first(order, tmp_path, monkeypatch):
     from chop.ir.huggingface import folder
 
@@ -229,6 +230,7 @@ def test_mixtures_of_experts_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)
+@pytest.mark.sampled(1)
 def test_encoders_with_a_tied_head(operators, tmp_path):
     import transformers
 

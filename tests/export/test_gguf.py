@@ -286,6 +286,7 @@ def refused(mg, folder, match, tokenizer=None):
     assert path.read_text() == "older" and [*folder.iterdir()] == [path]
 
 
+@pytest.mark.long  # four models are captured
 def test_rows_scales_and_inputs_are_refused_by_module(tmp_path):
     mg = quantized(language_model("llama", intermediate_size=80))
     refused(mg, tmp_path, "2 modules:.*layers.0.mlp.down_proj: its rows have 80 values.*multiple")
