@@ -152,6 +152,24 @@ def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
     assert "onnx: 2 operands are rounded" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_pass_adds_a_suffix_and_counts_its_own_files(run_folder, tmp_path):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+    mg = MaseGraph.from_checkpoint(run_folder / "model")
+    _, info = passes.export_interface_pass(mg, {"to": "onnx", "path": tmp_path / "model.v2"})
+    assert info["path"] == tmp_path / "model.v2.onnx"
+    assert info["size_bytes"] == info["path"].stat().st_size and info["notes"] == []
+    folder = tmp_path / "vllm"
+    folder.mkdir()
+    (folder / "mine.bin").write_bytes(bytes(10_000_000))
+    llama = quantized(decoder("Llama"), {"linear": "mxfp:width=4", "embedding": "mxint:width=8"})
+    _, info = passes.export_interface_pass(llama, {"to": "compressed-tensors", "path": folder})
+    assert info["size_bytes"] < 1_000_000
+    assert [note.split(":")[0] for note in info["notes"]] == [
+        "embeddings are written as floats",
+        "the library decodes these formats to bfloat16, and the model is in torch.float32",
+    ]
+
+
 def test_openvino_reads_its_own_files(run_folder, tmp_path):
     pytest.importorskip("openvino", reason="OpenVINO reads its own files")
     (row,) = export(ExportConfig(str(run_folder), ("openvino",), out=tmp_path, seconds=0.0))

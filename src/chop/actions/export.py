@@ -19,8 +19,8 @@ from chop.bench.record import format_bytes, format_ratio
 from chop.bench.statistics import Interval
 from chop.bench.timing import Variant, compare, surroundings
 from chop.errors import ChopError, ConfigError, VerificationError
-from chop.export.flat import output_tensors
-from chop.export.target import Runner
+from chop.export.flat import RENAMED, output_tensors
+from chop.export.target import Runner, Written
 from chop.export.targets import target
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
@@ -28,6 +28,7 @@ from chop.ir.propagate import example_inputs
 from chop.models import BUILTIN_MODELS, load_model
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
+from chop.pipelines.packed_weights import pack_weights
 from chop.quantization.freezing import freeze_layers
 from chop.report.report import Cell, Note, Report, Table, announce
 from chop.train import load_trained
@@ -35,7 +36,6 @@ from chop.train import load_trained
 CHECKPOINT = "model"
 MOST = 0.05
 """Of the largest output: beyond it the file is another model."""
-RENAMED = ".out"
 CHOP, UNMEASURED = "chop", "not measured"
 
 
@@ -91,30 +91,21 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
     announce(config.model, f"exporting to {', '.join(config.to)}")
     example = example_inputs(loaded.mg.model, "cpu")
     expected = answers(loaded.mg, example)
-    written: dict[str, Mapping[str, Any]] = {}
+    written: dict[str, Written] = {}
     for name in config.to:
         written[name] = _written(name, loaded, output.folder, written)
     with surroundings(config.threads, inference=True):
-        runners = {name: target(name).read(info["path"]) for name, info in written.items()}
+        runners = {name: target(name).read(made.path) for name, made in written.items()}
         differences = {
             name: largest_difference(run(example), expected, name) for name, run in runners.items()
         }
     timed = {name: run for name, run in runners.items() if target(name).is_timed}
     ratios = _ratios(loaded.mg, timed, example, config)
-    files = {
-        name: info.get("files", target(name).files_of(info["path"]))
-        for name, info in written.items()
-    }
     rows = [
         Exported(
-            name,
-            str(info["path"]),
-            sum(file.stat().st_size for file in files[name]),
-            differences[name],
-            ratios.get(name),
-            tuple(info.get("notes", ())),
+            name, str(made.path), made.size_bytes, differences[name], ratios.get(name), made.notes
         )
-        for name, info in written.items()
+        for name, made in written.items()
     ]
     title = f"{config.model} for other engines"
     note = (
@@ -130,16 +121,17 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
         rows,
         plain,
         result_file="",
-        written=[file for each in files.values() for file in each],
+        written=[file for made in written.values() for file in made.files],
     )
 
 
-def _written(name: str, loaded: Loaded, folder: Path, before: Iterable[str]) -> Mapping[str, Any]:
+def _written(name: str, loaded: Loaded, folder: Path, before: Iterable[str]) -> Written:
     """What a target wrote; an error says which files of others stay."""
     kind = target(name)
-    path = folder / (f"{CHECKPOINT}{kind.suffix}" if kind.suffix else name)
     try:
-        return kind.write(loaded.mg, path, loaded.tokenizer)
+        return kind.export(
+            loaded.mg, folder / (CHECKPOINT if kind.suffix else name), loaded.tokenizer
+        )
     except ChopError as error:
         if not (kept := ", ".join(before)):
             raise
@@ -181,8 +173,8 @@ def load_graph(config: ExportConfig) -> Loaded:
     if is_quantized == (config.format is not None):
         given = "is quantized already" if is_quantized else "has float weights: give a format"
         raise ConfigError(f"format: '{config.model}' {given}.")
-    mg = mg if is_quantized else quantized(mg, str(config.format))
-    return Loaded(packed(mg), _tokenizer(config) if config.tokenizer else None)
+    mg = packed(mg) if is_quantized else pack_weights(mg, parse_format_string(str(config.format)))
+    return Loaded(mg, _tokenizer(config) if config.tokenizer else None)
 
 
 def _checkpoint(name: str) -> Path | None:
@@ -191,16 +183,6 @@ def _checkpoint(name: str) -> Path | None:
     stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
     found = (place for place in (path / CHECKPOINT, stem) if place.name)
     return next((x for x in found if x.with_name(f"{x.name}.mz").is_file()), None)
-
-
-def quantized(mg: MaseGraph, number_format: str) -> MaseGraph:
-    """A graph with the weights of all operators in a format; the rest stays float."""
-    mg, _ = passes.init_metadata_analysis_pass(mg)
-    mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    rule = {"config": {"weight": parse_format_string(number_format)}}
-    used = (mg.operator(node) for node in mg.nodes)
-    weighted = {row.name for row in used if row.weight and row.quantized}
-    return passes.quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(weighted, rule)})[0]
 
 
 def packed(mg: MaseGraph) -> MaseGraph:

@@ -7,7 +7,6 @@ scales are taken as they are: no weight becomes a float on the way.
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,6 @@ class Group:
     """Modules of one scheme, as `config_groups` has them.
 
     Attributes:
-        name: of the group, for messages.
         targets: classes, paths, or expressions behind `re:`.
         format: how weights are stored.
         bits: of a code.
@@ -47,7 +45,6 @@ class Group:
         group_size: columns that do, with strategy `group`.
     """
 
-    name: str
     targets: tuple[str, ...]
     format: str
     bits: int
@@ -79,11 +76,13 @@ def is_one(config: Any) -> bool:
     return bool(method == METHOD)
 
 
-def load(folder: Path) -> nn.Module:
+def load(folder: Path, kind: Any = None, **settings: Any) -> nn.Module:
     """The model of a folder, its linear layers packed in formats of chop, in evaluation mode.
 
     Args:
         folder: local, of safetensors.
+        kind: class of transformers to build. Default: the one that `config.json` names.
+        settings: of its configuration, in the place of those of the folder.
 
     Raises:
         ConfigError: a scheme has no format here, and is named.
@@ -97,10 +96,10 @@ def load(folder: Path) -> nn.Module:
     with tempfile.TemporaryDirectory() as temporary:
         convert(folder, Path(temporary))
         config = transformers.AutoConfig.from_pretrained(temporary)
-        kind = getattr(transformers, (config.architectures or [""])[0], None)
+        kind = kind or getattr(transformers, (config.architectures or [""])[0], None)
         if kind is None:
             raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
-        model: nn.Module = kind.from_pretrained(temporary).eval()
+        model: nn.Module = kind.from_pretrained(temporary, **settings).eval()
     return model
 
 
@@ -119,7 +118,7 @@ def convert(folder: Path, destination: Path) -> None:
     config = _document(folder / "config.json")
     groups = parse_groups(config.get("quantization_config"), str(folder))
     tensors = _tensors_of(folder)
-    paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith("weight_scale")})
+    paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
     modules, own = dict[str, Any](), dict[str, Tensor]()
     for path in paths:
         stored = _stored(path, tensors, _group_of(path, groups))
@@ -158,10 +157,10 @@ def parse_groups(settings: Any, where: str) -> list[Group]:
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(f"'{where}': expected config_groups in its quantization_config.")
     default = settings.get("format")
-    return [_group(name, plain, default, f"'{where}', {name}") for name, plain in groups.items()]
+    return [_group(plain, default, f"'{where}', {name}") for name, plain in groups.items()]
 
 
-def _group(name: str, plain: Any, default: Any, where: str) -> Group:
+def _group(plain: Any, default: Any, where: str) -> Group:
     weights = plain.get("weights") if isinstance(plain, Mapping) else None
     if not isinstance(weights, Mapping) or not isinstance(plain.get("targets"), Sequence):
         raise ConfigError(f"{where}: expected targets and weights, got {plain!r:.80}.")
@@ -181,7 +180,7 @@ def _group(name: str, plain: Any, default: Any, where: str) -> Group:
     if type(bits) is not int or not 2 <= bits <= 8 or not (size is None or type(size) is int):
         raise ConfigError(f"{where}: expected num_bits from 2 to 8, got {bits!r} and {size!r}.")
     targets = tuple(map(str, plain["targets"]))
-    return Group(name, targets, stored, bits, str(weights.get("strategy")), size)
+    return Group(targets, stored, bits, str(weights.get("strategy")), size)
 
 
 def _group_of(path: str, groups: Sequence[Group]) -> Group:
@@ -244,7 +243,7 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
 def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
     """k + 2^(bits - 1) one after the other in words, rows apart; scales by group, row or all."""
     packed, scale, bits = parts["weight_packed"], parts["weight_scale"], group.bits
-    rows, columns = _shape(parts, bits)
+    rows, columns = _shape(parts)
     per_row = -(-columns // WORD) * bits  # words of whole groups of 32 codes
     if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns * bits // WORD)):
         raise ValueError(f"weight_packed is {packed.dtype} {tuple(packed.shape)}")
@@ -279,7 +278,7 @@ def _integer_format(
     return found, values
 
 
-def _shape(parts: Mapping[str, Tensor], bits: int) -> tuple[int, int]:
+def _shape(parts: Mapping[str, Tensor]) -> tuple[int, int]:
     shape = parts["weight_shape"].tolist()
     if len(shape) != 2 or min(shape) < 1:
         raise ValueError(f"weight_shape is {shape}")
@@ -312,7 +311,7 @@ def _nvfp4(parts: Mapping[str, Tensor], group: Group) -> Stored:
 def _check_blocks(
     codes: Tensor, scale: Tensor, dtype: torch.dtype, columns: int, block: int
 ) -> None:
-    expected = (codes.size(0), math.ceil(columns / block))
+    expected = (codes.size(0), -(-columns // block))
     if codes.dtype != dtype or codes.ndim != 2 or scale.shape != expected:
         raise ValueError(f"its codes are {codes.dtype} {tuple(codes.shape)}, {tuple(scale.shape)}")
     if scale.dtype != torch.uint8:

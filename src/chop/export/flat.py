@@ -29,6 +29,8 @@ NUMBERS: Mapping[tuple[type, ...], torch.dtype] = {
     (int, torch.SymInt): torch.int64,
     (float, torch.SymFloat): torch.float32,
 }
+RENAMED = ".out"
+"""Behind the name of an output that an input or a parameter has."""
 Leaf = tuple[str, Any]
 
 
@@ -183,11 +185,11 @@ def _distinct(found: Any, others: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _free_names(found: Iterable[str], taken: Collection[str]) -> list[str]:
-    """Names of outputs, with `.out` behind those that inputs or parameters have."""
+    """Names of outputs, with `RENAMED` behind those that inputs or parameters have."""
     names: list[str] = []
     for name in found:
         while name in taken or name in names:
-            name += ".out"
+            name += RENAMED
         names.append(name)
     return names
 

@@ -30,6 +30,26 @@ Runner = Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
+class Written:
+    """What was written for a target.
+
+    Attributes:
+        path: of the file or folder.
+        files: all that were written.
+        notes: sentences on what a user of the files would not expect.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True)
 class Target:
     """A kind of file, and how it is written and read.
 
@@ -39,8 +59,8 @@ class Target:
         library: the package that reads it, as it is imported.
         extra: the optional part of chop that installs the library; "" where chop needs it anyway.
         suffix: of the file; "" for a folder.
-        write: graph, path, tokenizer or None -> what was written, `path` among it. Raises
-            ConfigError, with every module that it cannot hold, before anything is written.
+        write: graph, path, tokenizer or None -> what was written: `files` of a folder, `notes`.
+            Raises ConfigError, with every module that it cannot hold, before anything is written.
         read: path -> the model as the library reads it.
         needs: other packages that writing takes.
         beside: suffixes of other files of the same stem.
@@ -58,15 +78,19 @@ class Target:
     beside: tuple[str, ...] = ()
     is_timed: bool = True
 
-    def files_of(self, path: Path) -> list[Path]:
-        """The files of what was written to `path`: one, several of a stem, or all of a folder."""
-        if not self.suffix:
-            return sorted(file for file in path.rglob("*") if file.is_file())
-        return [path.with_suffix(suffix) for suffix in (self.suffix, *self.beside)]
+    def export(self, mg: MaseGraph, path: Path, tokenizer: Any = None) -> Written:
+        """Writes a graph; a missing suffix is added to the path.
 
-    def size_of(self, path: Path) -> int:
-        """Bytes of those files."""
-        return sum(file.stat().st_size for file in self.files_of(path))
+        Args:
+            mg: the graph; it stays as it is.
+            path: the file or folder.
+            tokenizer: of the model, for targets whose engines take text.
+        """
+        if self.suffix and path.suffix != self.suffix:
+            path = path.with_name(path.name + self.suffix)
+        found = self.write(mg, path, tokenizer)
+        files = found.get("files") or [path.with_suffix(x) for x in (self.suffix, *self.beside)]
+        return Written(path, tuple(files), tuple(found.get("notes", ())))
 
     def require(self) -> None:
         """Raises an error where a package is not installed.

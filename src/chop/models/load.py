@@ -113,7 +113,8 @@ def _from_checkpoint(
         from chop.export import compressed_tensors_reader as reader
 
         if reader.is_one(config):
-            return reader.load(Path(name))
+            settings = {} if num_labels is None else {"num_labels": num_labels}
+            return reader.load(Path(name), model_class, **settings)
     return _read_weights(model_class, name, config, new_head=num_labels is not None)
 
 

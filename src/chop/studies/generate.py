@@ -19,6 +19,7 @@ from chop.captured.huggingface.cache_names import find_cache
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.models import load_model
+from chop.pipelines.packed_weights import pack_weights
 from chop.studies import llama_cpp
 from chop.studies.decoding import FORMATS
 from chop.studies.generation_peers import DECODE, PREFILL, Contender, TorchDecoder, peers_of
@@ -164,20 +165,7 @@ def packed_graph(model: nn.Module, name: str) -> MaseGraph:
         model: a Hugging Face decoder; it stays as it is.
         name: one of `FORMATS`. A table that is tied to the last layer is packed once.
     """
-    from chop.passes import (
-        add_common_metadata_analysis_pass,
-        init_metadata_analysis_pass,
-        pack_transform_pass,
-        quantize_transform_pass,
-    )
-
-    mg, _ = init_metadata_analysis_pass(MaseGraph(model))
-    mg, _ = add_common_metadata_analysis_pass(mg)
-    rule = {"config": {"weight": FORMATS[name]}}
-    rows = map(mg.operator, mg.nodes)
-    weighted = {row.name for row in rows if row.weight and row.quantized}
-    mg, _ = quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(weighted, rule)})
-    return pack_transform_pass(mg, {"silent": True})[0]
+    return pack_weights(MaseGraph(model), FORMATS[name])
 
 
 def _row(contender: Contender, comparisons: Mapping[str, Comparison], ids: Tensor) -> GenerateRow:

@@ -1,4 +1,7 @@
-"""Multiplying by packed weights: decoded on the way, decoded first, and never packed."""
+"""Multiplying by packed weights: decoded on the way, decoded first, and never packed.
+
+"Fused" is what packed layers do. On GPUs they too decode first, from two rows on.
+"""
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]
     Returns:
         path: what was written.
         size_bytes: of all its files.
+        notes: sentences on what a user of the files would not expect, as formats that became
+            floats.
         read: a function: the path -> what gives outputs by name of inputs by name, as the engine's
             library computes them.
 
@@ -53,8 +55,10 @@ def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]
     from chop.export.targets import target
 
     kind = target(config.to)
-    path = config.path
-    if path.suffix != kind.suffix and kind.suffix:
-        path = path.with_name(path.name + kind.suffix)
-    kind.write(mg, path, config.tokenizer)
-    return {"path": path, "size_bytes": kind.size_of(path), "read": kind.read}
+    made = kind.export(mg, config.path, config.tokenizer)
+    return {
+        "path": made.path,
+        "size_bytes": made.size_bytes,
+        "notes": list(made.notes),
+        "read": kind.read,
+    }
