@@ -170,6 +170,17 @@ def test_the_pass_adds_a_suffix_and_counts_its_own_files(run_folder, tmp_path):
     ]
 
 
+def test_models_in_bfloat16_become_float32_in_onnx(tmp_path):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+    net = nn.Sequential(nn.Linear(32, 5)).bfloat16().eval()
+    mg = MaseGraph(net, dummy_in={"input": torch.randn(4, 32).bfloat16()})
+    rule = {"config": {"weight": {"name": "scale_integer", "width": 8}}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
+    _, info = passes.export_interface_pass(mg, {"to": "onnx", "path": tmp_path / "model"})
+    assert info["notes"] == ["the model's dtype became float32"]
+    assert mg.model.state_dict()["0.weight"].dtype is torch.bfloat16
+
+
 def test_openvino_reads_its_own_files(run_folder, tmp_path):
     pytest.importorskip("openvino", reason="OpenVINO reads its own files")
     (row,) = export(ExportConfig(str(run_folder), ("openvino",), out=tmp_path, seconds=0.0))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from chop.export.flat import named_tensors
-from chop.export.onnx.export import NEEDS, export
+from chop.export.onnx.export import NEEDS
 from chop.export.onnx.session import openvino_settings
-from chop.export.onnx.target import in_float32, notes_of
+from chop.export.onnx.target import write_in_float32
 from chop.export.target import Runner, Target
 from chop.files import atomic_files
 from chop.ir.graph import MaseGraph
@@ -37,11 +37,11 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.onnx")
-        found = export(in_float32(mg), file, float_fallback=True, dynamic_axes=True)
+        found = write_in_float32(mg, file)
         model = openvino.convert_model(file)
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)
-    return {"path": path, "notes": notes_of(mg, found), **found}
+    return {"path": path, **found}
 
 
 def read(path: Path) -> Runner:

@@ -196,7 +196,7 @@ def _share_of_difference(given: Tensor, right: Tensor) -> float:
 
 def write_target(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     """Writes a package of a graph with its weights rounded once; the tokenizer is no part of it."""
-    frozen = mg.copy()
+    frozen = mg.sharing_copy()
     frozen.model.eval()
     if any(isinstance(module, QuantizedOperator) for module in frozen.model.modules()):
         freeze_layers(frozen, keeps_products=False)

@@ -25,35 +25,24 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         tokenizer: is not part of such a file.
     Returns: `path`, `notes`, and what `chop.export.onnx.export` gives.
     """
-    found = export(in_float32(mg), path, float_fallback=True, dynamic_axes=True)
-    return {"path": path, "notes": notes_of(mg, found), **found}
+    return {"path": path, **write_in_float32(mg, path)}
 
 
-def in_float32(mg: MaseGraph) -> MaseGraph:
-    """A graph in float32, which engines of ONNX files compute in."""
-    if all(
-        x.dtype == torch.float32 for x in mg.model.state_dict().values() if x.is_floating_point()
-    ):
-        return mg
-    wide = mg.copy()
-    wide.model.float()
-    return wide
+def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
+    """Writes an ONNX file in float32, which its engines compute in.
 
-
-def notes_of(mg: MaseGraph, found: Mapping[str, Any]) -> list[str]:
-    """What a user of the file would not expect.
-
-    Args:
-        mg: the graph as it was given.
-        found: what `chop.export.onnx.export` gave.
+    Returns: `notes` on what a user of the file would not expect, and what
+        `chop.export.onnx.export` gives.
     """
-    notes = []
-    if found["fallback"]:
-        count = len(found["fallback"])
-        notes.append(f"{count} operands are rounded floats: ONNX lacks their formats")
-    if in_float32(mg) is not mg:
+    notes, tensors = [], mg.model.state_dict().values()
+    if any(x.is_floating_point() and x.dtype != torch.float32 for x in tensors):
+        mg = mg.copy()
+        mg.model.float()
         notes.append("the model's dtype became float32")
-    return notes
+    found = export(mg, path, float_fallback=True, dynamic_axes=True)
+    if count := len(found["fallback"]):
+        notes.append(f"{count} operands are rounded floats: ONNX lacks their formats")
+    return {"notes": notes, **found}
 
 
 def read(path: Path) -> Runner:
