@@ -135,7 +135,7 @@ def packed_linear_directly(
     return y
 
 
-def multiplies_small(x: Tensor, columns: int) -> bool:
+def takes_prepared(x: Tensor, columns: int) -> bool:
     """Whether a prepared product of so many columns takes `x`, and nobody has to see the call."""
     if type(x) is not Tensor or x.dtype != torch.float32 or not x.is_cpu or x.numel() == 0:
         return False

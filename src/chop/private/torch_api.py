@@ -47,6 +47,7 @@ __all__ = [
     "global_forward_hooks",
     "has_bfloat16_products",
     "has_int8_products",
+    "has_int8_tiles",
     "is_dispatch_observed",
     "is_fake",
     "is_transformed",
@@ -180,6 +181,11 @@ def is_transformed() -> bool:
 def has_int8_products() -> bool:
     """Whether the CPU has instructions for products of 8-bit integers (VNNI)."""
     return torch.cpu._is_vnni_supported()
+
+
+def has_int8_tiles() -> bool:
+    """Whether the CPU multiplies tiles of 8-bit integers (AMX)."""
+    return torch.cpu._is_amx_tile_supported()
 
 
 def has_bfloat16_products() -> bool:

@@ -8,6 +8,7 @@
 #include "statistics.h"
 #include "threads.h"
 #include "whole_products.h"
+#include "whole_products_vnni.h"
 
 namespace {
 
@@ -91,6 +92,65 @@ CLONES void rescale(const int32_t* sums, float x_scale, const float* scales, int
         y[i] = sums[i] * (x_scale * scales[i * stride]) + (bias ? bias[i] : 0.0f);
 }
 
+CLONES int32_t sum_of_codes(const int8_t* codes, int64_t n) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += codes[i];
+    return sum;
+}
+
+bool has_vnni() {
+#if CHOP_HAS_AVX512
+    return vnni::is_supported();
+#else
+    return false;
+#endif
+}
+
+#if CHOP_HAS_AVX512
+void multiply_whole(const Weights& w, const ByteRows& x, int64_t first, int64_t last, float* y,
+                    int64_t outputs) {
+    vnni::multiply_whole(w, x, first, last, y, outputs);
+}
+#endif
+
+// Bytes that the loops need beside the result.
+template <class Code> int64_t workspace(int64_t rows, int64_t columns, int32_t threads) {
+    const int64_t count = std::min(rows, rows_at_once(columns));
+    const int64_t stride = WholeRows<Code>::stride_of(columns);
+    const int64_t panels = sizeof(Code) == 1 ? 0 : panel_bytes(count, columns);
+    return count * (stride * sizeof(Code) + sizeof(float) + sizeof(int32_t)) + threads * panels;
+}
+
+template <class Code>
+int linear(const Product& product, const float* x, float* y, int64_t rows, int32_t threads) {
+    const Rule& rule = product.rule;
+    const Weights& weights = product.weights;
+    const int64_t columns = weights.columns, outputs = product.outputs;
+    const bool is_one_line = product.is_one_line;
+    const float of_all = is_one_line ? rule.scale_of(x, rows * columns) : 0.0f;
+    const int64_t at_once = rows_at_once(columns);
+    WholeRows<Code> whole(std::min(rows, at_once), columns);
+    for (int64_t row = 0; row < rows; row += at_once) {
+        whole.count = std::min(rows - row, at_once);
+        std::atomic<bool> found{false};
+        parallel(whole.count, whole.count * columns, threads, [&](int64_t first, int64_t last) {
+            for (int64_t m = first; m < last; m++) {
+                const float* from = x + (row + m) * columns;
+                whole.scales[m] = is_one_line ? of_all : rule.scale_of(from, columns);
+                if (codes_of(from, whole.row(m), columns, whole.scales[m], rule.low, rule.high))
+                    found = true;
+                if constexpr (sizeof(Code) == 1) whole.sums[m] = sum_of_codes(whole.row(m), columns);
+            }
+        });
+        if (found) return 1;
+        const int64_t cost = whole.count * outputs * columns / 4;
+        parallel(outputs, cost, threads, [&](int64_t first, int64_t last) {
+            multiply_whole(weights, whole, first, last, y + row * outputs, outputs);
+        });
+    }
+    return 0;
+}
+
 }  // namespace
 
 extern "C" {
@@ -125,30 +185,18 @@ void chop_int8_rescale(const int32_t* sums, const float* x_scales, const float* 
 // bias. Returns 1 if there is a NaN in x: y is then undefined.
 int chop_int8_linear(const Product* product, const float* x, float* y, int64_t rows,
                      int32_t threads) {
-    const Rule& rule = product->rule;
-    const Weights& weights = product->weights;
-    const int64_t columns = weights.columns, outputs = product->outputs;
-    const bool is_one_line = product->is_one_line;
-    const float of_all = is_one_line ? rule.scale_of(x, rows * columns) : 0.0f;
-    const int64_t at_once = rows_at_once(columns);
-    WholeRows whole(std::min(rows, at_once), columns);
-    for (int64_t row = 0; row < rows; row += at_once) {
-        whole.count = std::min(rows - row, at_once);
-        std::atomic<bool> found{false};
-        parallel(whole.count, whole.count * columns, threads, [&](int64_t first, int64_t last) {
-            for (int64_t m = first; m < last; m++) {
-                const float* from = x + (row + m) * columns;
-                whole.scales[m] = is_one_line ? of_all : rule.scale_of(from, columns);
-                if (codes_of(from, whole.row(m), columns, whole.scales[m], rule.low, rule.high))
-                    found = true;
-            }
-        });
-        if (found) return 1;
-        const int64_t cost = whole.count * outputs * columns / 4;
-        parallel(outputs, cost, threads, [&](int64_t first, int64_t last) {
-            multiply_whole(weights, whole, first, last, y + row * outputs, outputs);
-        });
-    }
-    return 0;
+#if CHOP_HAS_AVX512
+    if (has_vnni()) return linear<int8_t>(*product, x, y, rows, threads);
+#endif
+    return linear<int16_t>(*product, x, y, rows, threads);
 }
+
+// Bytes that `chop_int8_linear` needs beside its result.
+int64_t chop_int8_workspace(int64_t rows, int64_t columns, int32_t threads) {
+    return has_vnni() ? workspace<int8_t>(rows, columns, threads)
+                      : workspace<int16_t>(rows, columns, threads);
+}
+
+// Whether the loops have instructions for these products.
+int chop_int8_has_vnni() { return has_vnni(); }
 }

@@ -17,18 +17,17 @@ from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY
 from chop.kernels.codes import WHOLE, CodeTables, Packed, fixed_tables
 from chop.kernels.cpu.measure import pointer
-from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader
+from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, is_large
 from chop.kernels.integers import integers_of, one_scale
 from chop.kernels.plan import layout_of
-from chop.private.torch_api import has_int8_products, multiply_int8
+from chop.private.torch_api import has_int8_products, has_int8_tiles, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
 BYTE = 8
-MANY_FOR_ONEDNN = 4
-"""Rows of activations from which oneDNN is faster than loops of our own."""
-WHOLE_LANES, ROUNDED_BYTES, NARROW, PANEL, SPAN = 16, 2**21, 256, 16, 768
-"""The constants of cpu/whole_products.h."""
+MANY_BESIDE_PAIRS, MANY_BESIDE_VNNI = 4, 64
+"""Rows of activations from which oneDNN is faster than loops that multiply by pairs of 16 bits, and,
+by the tiles of AMX, than those that have VNNI."""
 
 
 class Rule(ctypes.Structure):
@@ -122,10 +121,7 @@ def linear(
     hold give infinities, or NaN of a sum of 0.
     """
     rule = known_rule(x_format, reader, x.size(1))
-    if rule is None:
-        return None
-    x, product = x.contiguous(), Product(reader, rule, packed, bias)
-    return _by_onednn(x, product) if multiplies_by_onednn(x.size(0)) else product(x)
+    return None if rule is None else Product(reader, rule, packed, bias)(x.contiguous())
 
 
 class Product:
@@ -162,23 +158,30 @@ class Product:
         )
         self._prepared = ctypes.byref(self._structure)
         self._multiply = _multiply(reader.loops)
+        is_for_loops = not is_large(packed.shape)
+        self._rows_for_onednn = math.inf if is_for_loops else rows_for_onednn(reader.loops)
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Of contiguous float32 (..., columns); None if there is a NaN in it."""
         outputs, columns = self.shape
-        y = x.new_empty((*x.shape[:-1], outputs))
         rows, threads = x.numel() // columns, torch.get_num_threads()
+        if rows >= self._rows_for_onednn:
+            return _by_onednn(x, self)
+        y = x.new_empty((*x.shape[:-1], outputs))
         found_nan = self._multiply(self._prepared, x.data_ptr(), y.data_ptr(), rows, threads)
         return None if found_nan else y
 
 
-def prepared_product(x_format: NumberFormat, packed: Packed, bias: Tensor | None) -> Product | None:
+def prepared_product(
+    x_format: NumberFormat, packed: Packed, bias: Tensor | None, widens: bool = True
+) -> Product | None:
     """The product by a packed weight, where it and its rounded rows are 8-bit integers; else None.
 
     Args:
         x_format: of the rows.
         packed: the weight.
         bias: float32 (outputs,), contiguous, or None.
+        widens: whether codes of fewer bits may be kept as bytes, too.
     """
     reader = find_reader(packed)
     if reader is None or not reader.takes(packed):
@@ -186,7 +189,7 @@ def prepared_product(x_format: NumberFormat, packed: Packed, bias: Tensor | None
     rule = known_rule(x_format, reader, packed.shape[1])
     if rule is not None:
         return Product(reader, rule, packed, bias)
-    if not _is_narrow(from_key(packed.key), reader.tables, reader.lines):
+    if not (widens and _is_narrow(from_key(packed.key), reader.tables, reader.lines)):
         return None
     rule = whole_rule(x_format)
     return None if rule is None else Product(reader, rule, _widened(packed), bias)
@@ -223,20 +226,30 @@ def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
     return prototype(("chop_int8_linear", loops))
 
 
-def multiplies_by_onednn(rows: int) -> bool:
-    """Whether so many rows are multiplied by oneDNN rather than by loops of our own."""
-    return rows >= MANY_FOR_ONEDNN and is_exact()
+@cache
+def rows_for_onednn(loops: ctypes.CDLL) -> float:
+    """From how many rows on oneDNN is faster than the loops; infinity: never.
+
+    It lays the weight out anew at each call.
+    """
+    if not is_exact():
+        return math.inf
+    if not loops.chop_int8_has_vnni():
+        return MANY_BESIDE_PAIRS
+    return MANY_BESIDE_VNNI if has_int8_tiles() else math.inf
 
 
 def _by_onednn(x: Tensor, product: Product) -> Tensor | None:
-    rounded = _rounded(product.loops, x, product.rule)
+    rows = x.view(-1, x.size(-1))
+    rounded = _rounded(product.loops, rows, product.rule)
     if rounded is None:
         return None
     whole, x_scales = rounded
     weight = product.codes.view(torch.int8).view(*product.shape)
-    y = x.new_empty(x.size(0), weight.size(0))
+    y = x.new_empty((*x.shape[:-1], weight.size(0)))
     for part, part_scales, target in zip(
-        *(tensor.split(CHUNK_ROWS) for tensor in (whole, x_scales, y)), strict=True
+        *(tensor.split(CHUNK_ROWS) for tensor in (whole, x_scales, y.view(len(rows), -1))),
+        strict=True,
     ):
         sums = multiply_int8(part, weight.t())
         _rescale(product.loops, sums, part_scales, product.scales, product.bias, target)
@@ -265,14 +278,13 @@ def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule
     return whole_rule(x_format) if lines.groups_per_row <= 1 else None
 
 
-def workspace_bytes(rows: int, outputs: int, columns: int) -> int:
+def workspace_bytes(loops: ctypes.CDLL, rows: int, outputs: int, columns: int) -> int:
     """What `linear` needs beside its result: integers of rows; for oneDNN, sums of two chunks."""
-    if multiplies_by_onednn(rows):
+    if rows >= rows_for_onednn(loops):
         return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
-    stride = -(-columns // WHOLE_LANES) * WHOLE_LANES
-    at_once = max(ROUNDED_BYTES // (2 * max(columns, NARROW)) // 4 * 4, 4)
-    panels = torch.get_num_threads() * 4 * (PANEL * min(rows, at_once) + PANEL // 2 * SPAN)
-    return min(rows, at_once) * (2 * stride + 4) + panels
+    sizes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
+    of_loops = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(("chop_int8_workspace", loops))
+    return int(of_loops(rows, columns, torch.get_num_threads()))
 
 
 def _rounded(loops: ctypes.CDLL, x: Tensor, rule: WholeRule) -> tuple[Tensor, Tensor] | None:

@@ -123,7 +123,7 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
     (outputs, columns), rows = packed.shape, x.numel() // x.size(-1)
     x_format, is_float = from_key(x_key), x.dtype == torch.float32
     if is_float and int8.known_rule(x_format, reader, columns) is not None:
-        return int8.workspace_bytes(rows, outputs, columns)
+        return int8.workspace_bytes(reader.loops, rows, outputs, columns)
     rounded = 0 if x_format.is_identity else x.nbytes
     if rows <= reader.few_rows:
         return rounded + (0 if is_float else 4 * rows * (outputs + columns))

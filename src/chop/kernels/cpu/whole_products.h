@@ -1,17 +1,14 @@
 // Products of whole numbers: of 8 bits by rounded activations, whose sums 32 bits hold exactly.
 #pragma once
 
-#include <memory>
-
 #include "vectors_avx2.h"
+#include "whole_rows.h"
 
 namespace {
 
 constexpr int64_t WHOLE_LANES = 16;         // 16 bits each
-constexpr int64_t ROUNDED_BYTES = 1 << 21;  // of rows of x that are rounded together
 constexpr int64_t PANEL = 16;               // rows of codes that are multiplied together
 constexpr int64_t SPAN = 768;               // columns of a panel, which the fastest cache holds
-constexpr int64_t NARROW = 256;             // columns: rows of fewer count as such, for their sums
 // From so many rows of x on, laying codes out for it pays; or where rows are short.
 constexpr int64_t PANEL_ROWS = 8, FEWER_PANEL_ROWS = 4, SHORT = 256;
 
@@ -20,55 +17,9 @@ struct alignas(2 * WHOLE_LANES) Lanes {
     int16_t values[WHOLE_LANES];
 };
 
-// Rows of x, each filled up with zeros to whole vectors.
-struct WholeRows {
-    int64_t count, columns, stride;
-    std::unique_ptr<Lanes[]> lanes;
-    std::unique_ptr<float[]> scales;
-    WholeRows(int64_t count_, int64_t columns_)
-        : count(count_), columns(columns_),
-          stride((columns_ + WHOLE_LANES - 1) / WHOLE_LANES * WHOLE_LANES),
-          lanes(new Lanes[count_ * stride / WHOLE_LANES]), scales(new float[count_]) {
-        for (int64_t m = 0; m < count; m++)
-            for (int64_t i = columns; i < stride; i++) row(m)[i] = 0;
-    }
-    int16_t* row(int64_t m) const { return lanes.get()->values + m * stride; }
-};
-
-// How many rows of so many columns are rounded together: whole tiles of them.
-INLINE int64_t rows_at_once(int64_t columns) {
-    const int64_t width = columns < NARROW ? NARROW : columns;
-    const int64_t found = ROUNDED_BYTES / (sizeof(int16_t) * width) / 4 * 4;
-    return found < 4 ? 4 : found;
-}
-
-// Rows of `columns` codes of 8 bits; `stride` is 0 where all have the same scale, and `bias` null
-// without one. Mirrored field by field by chop.kernels.cpu.int8.
-struct Weights {
-    const int8_t* codes;
-    int64_t columns;
-    const float* scales;
-    int64_t stride;
-    const float* bias;
-    const int8_t* row(int64_t n) const { return codes + n * columns; }
-    INLINE_MEMBER float scaled(int32_t sum, int64_t n, float x_scale) const {
-        return sum * (x_scale * scales[n * stride]) + (bias ? bias[n] : 0.0f);
-    }
-};
-
-CLONES int32_t portable_sum(const int8_t* w, const int16_t* x, int64_t columns) {
-    int32_t sum = 0;
-    for (int64_t i = 0; i < columns; i++) sum += static_cast<int16_t>(w[i]) * x[i];
-    return sum;
-}
-
-void portable_whole(const Weights& w, const WholeRows& x, int64_t first, int64_t last, float* y,
-                    int64_t outputs) {
-    for (int64_t n = first; n < last; n++)
-        for (int64_t m = 0; m < x.count; m++) {
-            const int32_t sum = portable_sum(w.row(n), x.row(m), w.columns);
-            y[m * outputs + n] = w.scaled(sum, n, x.scales[m]);
-        }
+// What products by panels need in each thread: the panel, and sums of two vectors a row.
+INLINE int64_t panel_bytes(int64_t rows, int64_t columns) {
+    return sizeof(Lanes) * (std::min(SPAN, WordRows::stride_of(columns)) + 2 * rows);
 }
 
 #if CHOP_HAS_AVX2
@@ -112,7 +63,7 @@ template <int OUTPUTS, int ROWS> struct WholeSums {
 };
 
 template <int OUTPUTS, int ROWS>
-AVX2 void multiply_whole_tile(const Weights& w, const WholeRows& x, int64_t first, int64_t row,
+AVX2 void multiply_whole_tile(const Weights& w, const WordRows& x, int64_t first, int64_t row,
                               float* y, int64_t outputs) {
     WholeSums<OUTPUTS, ROWS> found;
     const int8_t* codes = w.row(first);
@@ -140,7 +91,7 @@ AVX2 void multiply_whole_tile(const Weights& w, const WholeRows& x, int64_t firs
 }
 
 template <int OUTPUTS>
-void multiply_whole_rows(const Weights& w, const WholeRows& x, int64_t n, float* y,
+void multiply_whole_rows(const Weights& w, const WordRows& x, int64_t n, float* y,
                          int64_t outputs) {
     constexpr int ROWS = 4;
     int64_t m = 0;
@@ -214,7 +165,7 @@ struct Span {
 };
 
 // Adds the products of ROWS rows of x to their sums.
-template <int ROWS> AVX2 void multiply_panel(const Span& span, const WholeRows& x, int64_t row) {
+template <int ROWS> AVX2 void multiply_panel(const Span& span, const WordRows& x, int64_t row) {
     WholeSums<2, ROWS> found;
     Whole* sums = reinterpret_cast<Whole*>(span.sums + 2 * row);
     const int16_t* from = x.row(row) + span.first;
@@ -234,7 +185,7 @@ template <int ROWS> AVX2 void multiply_panel(const Span& span, const WholeRows& 
         for (int n = 0; n < 2; n++) sums[2 * m + n] = found.sums[n][m];
 }
 
-AVX2 void multiply_panels(const Weights& w, const WholeRows& x, int64_t first, int64_t last,
+AVX2 void multiply_panels(const Weights& w, const WordRows& x, int64_t first, int64_t last,
                           float* y, int64_t outputs) {
     constexpr int ROWS = 4;
     const std::unique_ptr<Lanes[]> panel(new Lanes[std::min(SPAN, x.stride)]);
@@ -256,7 +207,7 @@ AVX2 void multiply_panels(const Weights& w, const WholeRows& x, int64_t first, i
     }
 }
 
-void multiply_whole(const Weights& w, const WholeRows& x, int64_t first, int64_t last, float* y,
+void multiply_whole(const Weights& w, const WordRows& x, int64_t first, int64_t last, float* y,
                     int64_t outputs) {
     constexpr int OUTPUTS = 2;
     if (x.count >= (w.columns < SHORT ? FEWER_PANEL_ROWS : PANEL_ROWS))
@@ -270,7 +221,7 @@ void multiply_whole(const Weights& w, const WholeRows& x, int64_t first, int64_t
 #endif
 
 // Rows `first` to `last` of the codes by all rows of x.
-void multiply_whole(const Weights& w, const WholeRows& x, int64_t first, int64_t last, float* y,
+void multiply_whole(const Weights& w, const WordRows& x, int64_t first, int64_t last, float* y,
                     int64_t outputs) {
 #if CHOP_HAS_AVX2
     if (avx2::is_supported()) return avx2::multiply_whole(w, x, first, last, y, outputs);

@@ -14,7 +14,7 @@ from chop.formats import Float, NumberFormat
 from chop.kernels import packed_linear_directly
 from chop.kernels.codes import Packed
 from chop.kernels.cpu.int8 import Product, prepared_product
-from chop.kernels.packed import multiplies_small
+from chop.kernels.packed import takes_prepared
 from chop.nn import quantized as q
 from chop.nn.packed.base import BUFFER_NAMES, PackedOperator, packed_twin
 from chop.nn.weight_cache import prepared_once
@@ -33,9 +33,10 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
     operator = q.QuantLinear
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        if self._is_kept("weight"):
-            small = self._small_product(input)
-            return super().forward(input) if small is None else small
+        is_small = self._is_kept("weight")
+        prepared = self._prepared_result(input, is_small)
+        if prepared is not None or is_small:
+            return super().forward(input) if prepared is None else prepared
         self._refuse_training("weight")
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
         # The operator has a rule for `backward()` only; the way without it has rules for the rest.
@@ -60,13 +61,15 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
-    def _small_product(self, input: Tensor) -> Tensor | None:
-        """The result of a small layer, which takes longer to call than to compute.
+    def _prepared_result(self, input: Tensor, is_small: bool) -> Tensor | None:
+        """The result by what is prepared once: a small layer takes longer to call than to compute.
 
-        None where the way of all operators has to be taken.
+        None where the way of all operators has to be taken, as of large weights and float inputs.
         """
         x_format, is_trained = self.format_of("data_in"), self.training and torch.is_grad_enabled()
         if is_trained or not isinstance(x_format, NumberFormat):
+            return None
+        if not is_small and (x_format.is_identity or torch.compiler.is_compiling()):
             return None
         if is_transformed() or is_dispatch_observed() or not self._has_packed_or_float_bias():
             return None
@@ -85,7 +88,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
         if learns or self.packed_exact or torch.is_autocast_enabled("cpu"):
             return None
-        if not multiplies_small(input, self.packed_shapes["weight"][1]):
+        if not takes_prepared(input, self.packed_shapes["weight"][1]):
             return None
         product = self._once("product", x_format, lambda: self._prepared(x_format))
         return None if product is None else product(input)
@@ -116,7 +119,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         if not is_known or self.packed_dtype != torch.float32:
             return None
         packed = Packed(stored.codes, stored.scales, stored.tensor_scale, shape, key)
-        return prepared_product(x_format, packed, bias)
+        return prepared_product(x_format, packed, bias, widens=self._is_kept("weight"))
 
 
 def _is_plain(x: Tensor, dtype: torch.dtype) -> bool:
