@@ -144,6 +144,27 @@ def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
             assert ((y - exact).abs() <= bound).all()
 
 
+@subcases("fmt", FORMATS, ids=lambda fmt: fmt.label)
+@subcases("rounds", [False, True])
+def test_codes_are_decoded_a_span_at_a_time_for_many_rows(fmt, rounds, small_ones):
+    """Spans of 1,024 columns, four outputs, 3 or 6 rows of at most 60: with some left of each."""
+    for outputs, columns in [(6, 2080), (9, 50), (3, 1024)]:
+        weight, x = torch.randn(outputs, columns) * 0.05, torch.randn(125, columns)
+        x[:, :16] *= 1e4
+        encoded = fmt.encode(weight)
+        stored, decoded = parts(encoded, fmt), fmt.decode(encoded).double()
+        found, bias = reader.find_reader(stored), torch.randn(outputs)
+        magnitudes = x.double().abs() @ decoded.abs().T
+        exact, bound = F.linear(x.double(), decoded), columns * 2.0**-23 * (magnitudes + 1)
+        if rounds and found.has_bfloat16:
+            bound += 2 * (2.0**-9 + 2.0**-17) * magnitudes
+        for rows in (5, 6, 13, 60, 61, 125):
+            for given in (None, bias):
+                y = packed._by_codes(found, x[:rows], stored, given, rounds)
+                off = (y - exact[:rows] - (0 if given is None else given)).abs()
+                assert (off <= bound[:rows]).all(), (outputs, columns, rows)
+
+
 GROUPED = [parse_format_string(f"group_{kind}:width=8") for kind in ("integer", "affine")]
 BOUND_COLUMNS, MANY = 320, 80
 

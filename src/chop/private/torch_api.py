@@ -47,7 +47,7 @@ __all__ = [
     "global_forward_hooks",
     "has_bfloat16_products",
     "has_int8_products",
-    "has_int8_tiles",
+    "has_tiles",
     "is_dispatch_observed",
     "is_fake",
     "is_transformed",
@@ -183,8 +183,8 @@ def has_int8_products() -> bool:
     return torch.cpu._is_vnni_supported()
 
 
-def has_int8_tiles() -> bool:
-    """Whether the CPU multiplies tiles of 8-bit integers (AMX)."""
+def has_tiles() -> bool:
+    """Whether the CPU multiplies tiles of 8-bit integers and of bfloat16 (AMX)."""
     return torch.cpu._is_amx_tile_supported()
 
 

@@ -20,14 +20,14 @@ from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, is_large
 from chop.kernels.integers import integers_of, one_scale
 from chop.kernels.plan import layout_of
-from chop.private.torch_api import has_int8_products, has_int8_tiles, multiply_int8
+from chop.private.torch_api import has_int8_products, has_tiles, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
 BYTE = 8
 MANY_BESIDE_PAIRS, MANY_BESIDE_VNNI = 4, 64
-"""Rows of activations from which oneDNN is faster than loops that multiply by pairs of 16 bits, and,
-by the tiles of AMX, than those that have VNNI."""
+"""Rows of activations from which oneDNN is faster than loops that multiply by pairs of 16 bits, and
+by AMX than those that have VNNI."""
 
 
 class Rule(ctypes.Structure):
@@ -236,7 +236,7 @@ def rows_for_onednn(loops: ctypes.CDLL) -> float:
         return math.inf
     if not loops.chop_int8_has_vnni():
         return MANY_BESIDE_PAIRS
-    return MANY_BESIDE_VNNI if has_int8_tiles() else math.inf
+    return MANY_BESIDE_VNNI if has_tiles() else math.inf
 
 
 def _by_onednn(x: Tensor, product: Product) -> Tensor | None:

@@ -13,7 +13,6 @@
 namespace {
 
 constexpr int32_t FEW_ROWS = 8;    // of x: portable loops multiply them faster than decoding first
-constexpr size_t CACHE_LINE = 64;  // bytes
 
 void portable_row(const Packed& w, int64_t row, float* out) {
     read_row(w.codes, w.packed, w.scales, row, w.columns, out);
@@ -47,7 +46,7 @@ bool suits_vectors(const Packed& w, int64_t lanes) {
 }
 
 Ways ways_of(const Packed& w) {
-    Ways found{portable_row, portable_products, FEW_ROWS};
+    Ways found{portable_row, portable_products, portable_products, nullptr, FEW_ROWS, FEW_ROWS};
 #if CHOP_HAS_AVX512
     if (avx512::is_supported() && suits_vectors(w, avx512::LANES) && avx512::find_ways(w, found))
         return found;
@@ -110,20 +109,28 @@ int chop_decode(const Codes* codes, const void* packed, const void* scales, void
     return 0;
 }
 
-// How many rows of x `chop_linear` multiplies faster than decoding first.
+// How many rows of x `chop_linear` multiplies as fast as by decoding all of the weight first.
 int32_t chop_few_rows(const Codes* codes, int64_t columns) {
     return ways_of(Packed{*codes, nullptr, nullptr, columns}).few_rows;
 }
 
+// Whether `chop_linear` can round numbers to bfloat16, which then is faster.
+int chop_multiplies_bfloat16(const Codes* codes, int64_t columns) {
+    return ways_of(Packed{*codes, nullptr, nullptr, columns}).in_bfloat16 != nullptr;
+}
+
 // y (rows, outputs) = x (rows, columns) times the transposed weights, plus `bias` if there is one.
+// `rounds`: of many rows, x and the weights may be rounded to bfloat16.
 void chop_linear(const Codes* codes, const void* packed, const void* scales, const float* x,
                  const float* bias, float* y, int64_t rows, int64_t outputs, int64_t columns,
-                 int32_t threads) {
+                 int32_t rounds, int32_t threads) {
     const Packed w{*codes, static_cast<const uint8_t*>(packed), scales, columns};
     const Ways ways = ways_of(w);
-    const ProductsOf products = ways.products;
-    const PairedRows paired(x, ways.pairs ? rows : 0, columns);
-    if (ways.pairs) x = paired.rows;
+    const bool decodes = rows >= ways.decoded_rows, pairs = ways.pairs && !decodes;
+    const ProductsOf many = rounds && ways.in_bfloat16 ? ways.in_bfloat16 : ways.decoded;
+    const ProductsOf products = decodes ? many : ways.products;
+    const PairedRows paired(x, pairs ? rows : 0, columns);
+    if (pairs) x = paired.rows;
     parallel(outputs, rows * outputs * columns, threads, [=](int64_t first, int64_t last) {
         products(w, first, last - first, x, rows, y + first, outputs);
         for (int64_t m = 0; bias && m < rows; m++)

@@ -16,12 +16,19 @@ from chop.kernels.cpu import int8
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, fixed_reader, is_large
 from chop.kernels.matmul_precision import allows_bfloat16
-from chop.private.torch_api import has_bfloat16_products
+from chop.private.torch_api import has_bfloat16_products, has_tiles
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 """Of activations: products of float32 are as precise as these deserve."""
+FEW, SOME = 4, 48
+"""Rows up to which codes are multiplied in float32 where bfloat16 is allowed; and up to which they
+are where the loops have no instructions for it."""
+MANY_FOR_ONEDNN, MANY_FOR_TILES = 256, 32
+"""Rows from which oneDNN multiplies a decoded weight in bfloat16; and where it does so by AMX."""
+SPAN_NUMBERS, SPAN_ROWS = 1056, 60
+"""`NUMBERS` and `X_ROWS` of vectors.h."""
 
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
@@ -44,9 +51,9 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
 
     Both operands being 8-bit integers times a scale per row, they are multiplied as integers,
     exactly. Else products are those of float32 numbers: of few rows of `x` with weights that are
-    decoded on the way, of many with weights that are decoded first. Only where the CPU multiplies
-    bfloat16 faster, it is allowed to, and its numbers hold the codes exactly, many rows and their
-    results are rounded to it: see `rounds_to_bfloat16`.
+    decoded on the way, of many with weights that are decoded a part at a time or, without vector
+    instructions, first. Only where the CPU multiplies bfloat16 faster, it is allowed to, and its
+    numbers hold the codes exactly, many rows are rounded to it: see `rounds_to_bfloat16`.
     """
     if not (_fit(x, packed.shape, bias) and is_large(packed.shape)):
         return None
@@ -56,13 +63,15 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     x_format, is_float = from_key(x_key), x.dtype == torch.float32
     bias = None if bias is None else _float(bias)
     count = x.numel() // packed.shape[1]
-    if x_format.is_identity and is_float and count <= reader.few_rows:
-        return _few_rows(reader, _float(x), packed, bias)
+    is_few = count <= _few_rows(reader, x.dtype, count)
+    if x_format.is_identity and is_float and is_few:
+        return _by_codes(reader, _float(x), packed, bias)
     rows, y = _rows(x), None
     if is_float and not x_format.is_identity:
         y = int8.linear(rows, x_format, reader, packed, bias)
-    if y is None and count <= reader.few_rows:
-        y = _few_rows(reader, _float(_rows(x_format(x))), packed, bias)
+    if y is None and is_few:
+        rounds = _stays_half(x.dtype) and reader.tables.suits_bfloat16
+        y = _by_codes(reader, _float(_rows(x_format(x))), packed, bias, rounds)
         y = y if is_float else y.to(x.dtype)
     if y is None and _stays_half(x.dtype):
         return None
@@ -79,6 +88,30 @@ def rounds_to_bfloat16(tables: CodeTables) -> bool:
     by torch, which may round both to bfloat16 by the same switch.
     """
     return multiplies_bfloat16() and tables.suits_bfloat16 and allows_bfloat16()
+
+
+def _few_rows(reader: Reader, dtype: torch.dtype, rows: int) -> int:
+    """Up to how many rows codes are multiplied without writing the weight out.
+
+    Args:
+        reader: of the weight.
+        dtype: of the rows.
+        rows: how many there are.
+    """
+    if rows <= FEW:
+        return reader.few_rows
+    is_float, limit = dtype == torch.float32, SOME
+    if not (rounds_to_bfloat16(reader.tables) if is_float else _stays_half(dtype)):
+        return reader.few_rows
+    if reader.has_bfloat16:
+        limit = FEW if is_float else _many_rows()
+    return min(reader.few_rows, limit)
+
+
+@cache
+def _many_rows() -> int:
+    """From how many rows on oneDNN is the faster one in bfloat16."""
+    return MANY_FOR_TILES if has_tiles() else MANY_FOR_ONEDNN
 
 
 def bfloat16_roundings(number_format: NumberFormat, shape: Sequence[int]) -> int:
@@ -125,15 +158,23 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
     if is_float and int8.known_rule(x_format, reader, columns) is not None:
         return int8.workspace_bytes(reader.loops, rows, outputs, columns)
     rounded = 0 if x_format.is_identity else x.nbytes
-    if rows <= reader.few_rows:
-        return rounded + (0 if is_float else 4 * rows * (outputs + columns))
+    if rows <= _few_rows(reader, x.dtype, rows):
+        return rounded + _span_bytes(rows) + (0 if is_float else 4 * rows * (outputs + columns))
     if _stays_half(x.dtype):
         return None
     if is_float and rounds_to_bfloat16(reader.tables):
+        if reader.has_bfloat16 and rows < _many_rows():
+            return rounded + _span_bytes(rows)
         is_widened = bias is not None or _has_row_factors(reader)
         return rounded + _bfloat16_bytes(rows, outputs, columns, is_widened)
     chunk = 0 if is_float else min(rows, CHUNK_ROWS)
     return rounded + 4 * (outputs * columns + chunk * (outputs + columns))
+
+
+def _span_bytes(rows: int) -> int:
+    """Of the loops, in all threads: spans of rows and of decoded weights."""
+    per_thread = 4 * SPAN_NUMBERS * (min(rows, SPAN_ROWS) + 5)
+    return torch.get_num_threads() * per_thread if rows > FEW else 0
 
 
 def _bfloat16_bytes(rows: int, outputs: int, columns: int, is_widened: bool) -> int:
@@ -204,8 +245,13 @@ def _decode(reader: Reader, packed: Packed, y: Tensor) -> None:
     )
 
 
-def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """`x` (..., columns), contiguous float32; each row is a microsecond of Python or two."""
+def _by_codes(
+    reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None, rounds: bool = False
+) -> Tensor:
+    """`x` (..., columns), contiguous float32; each row is a microsecond of Python or two.
+
+    With `rounds`, x and the weights may be rounded to bfloat16.
+    """
     outputs, columns = packed.shape
     codes, scales = packed.codes, packed.scales
     y = x.new_empty((*x.shape[:-1], outputs))
@@ -220,6 +266,7 @@ def _few_rows(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) ->
         x.numel() // columns,
         outputs,
         columns,
+        rounds,
         torch.get_num_threads(),
     )
     return y
@@ -241,6 +288,11 @@ def _in_bfloat16(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None)
     after = packed.scales if _has_row_factors(reader) else None
     if after is not None:
         reader = reader.unscaled()
+    if reader.has_bfloat16 and x.size(0) < _many_rows():
+        y = _by_codes(reader, _float(x), packed, bias if after is None else None, rounds=True)
+        if after is not None:
+            y = y.mul_(after) if bias is None else torch.addcmul(bias, y, after, out=y)
+        return y
     weight = _decoded(reader, packed, torch.bfloat16)
     y = x.new_empty(x.size(0), weight.size(0))
     for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):

@@ -32,7 +32,8 @@ class Reader:
         multiply: its `chop_linear`.
         tables: of its codes.
         lines: where its groups lie.
-        few_rows: of activations, up to which they multiply faster than by decoding first.
+        few_rows: of activations, up to which they multiply as fast as by decoding first.
+        has_bfloat16: whether they have products of numbers that are rounded to bfloat16.
         codes: the two of them as the loops take them.
         size_bytes: of codes and of scales.
     """
@@ -42,6 +43,7 @@ class Reader:
     tables: CodeTables
     lines: Lines
     few_rows: int
+    has_bfloat16: bool
     codes: Codes
     size_bytes: tuple[int, int]
 
@@ -101,15 +103,22 @@ def _reader_of(
     if lines is None:
         return None
     structure = tables.structure(lines, tensor_scale)
-    few_rows = loops.chop_few_rows(ctypes.byref(structure), ctypes.c_int64(lines.columns))
+    asked = ctypes.byref(structure), ctypes.c_int64(lines.columns)
     return Reader(
-        loops, _multiply(loops), tables, lines, few_rows, structure, tables.size_bytes(lines)
+        loops,
+        _multiply(loops),
+        tables,
+        lines,
+        loops.chop_few_rows(*asked),
+        bool(loops.chop_multiplies_bfloat16(*asked)),
+        structure,
+        tables.size_bytes(lines),
     )
 
 
 @cache
 def _multiply(loops: ctypes.CDLL) -> Callable[..., None]:
     prototype = ctypes.CFUNCTYPE(
-        None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 3, ctypes.c_int32
+        None, *[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 3, *[ctypes.c_int32] * 2
     )
     return prototype(("chop_linear", loops))

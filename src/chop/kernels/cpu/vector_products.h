@@ -22,19 +22,16 @@ template <class Values> struct Bytes : Values {
 };
 
 struct WholeValues {
-    static constexpr int64_t decoded_rows = COMPUTED_ROWS;
     TARGET_INLINE explicit WholeValues(const Codes&) {}
     TARGET_INLINE Vector values(__m128i codes) const { return to_floats(widen_signed(codes)); }
 };
 
 struct NaturalValues {
-    static constexpr int64_t decoded_rows = COMPUTED_ROWS;
     TARGET_INLINE explicit NaturalValues(const Codes&) {}
     TARGET_INLINE Vector values(__m128i codes) const { return to_floats(widen(codes)); }
 };
 
 struct MagnitudeValues {
-    static constexpr int64_t decoded_rows = COMPUTED_ROWS;
     TARGET_INLINE explicit MagnitudeValues(const Codes&) {}
     TARGET_INLINE Vector values(__m128i codes) const {
         const __m128i magnitudes = _mm_and_si128(codes, _mm_set1_epi8(0x7f));
@@ -43,7 +40,6 @@ struct MagnitudeValues {
 };
 
 struct TableValues {
-    static constexpr int64_t decoded_rows = LOOKED_UP_ROWS;
     const float* table;
     TARGET_INLINE explicit TableValues(const Codes& c) : table(c.table) {}
     TARGET_INLINE Vector values(__m128i codes) const { return look_up(table, widen(codes)); }
@@ -224,59 +220,12 @@ void multiply_rows(const Packed& w, int64_t first, int64_t outputs, const float*
         multiply_tile<Reader, ZEROS, 1, ROWS>(w, first + n, x, y + n, stride);
 }
 
-// Sums of products of OUTPUTS rows of numbers with ROWS rows of x.
-template <int OUTPUTS, int ROWS>
-TARGET void multiply_numbers(const float* w, const float* x, int64_t columns, float* y,
-                             int64_t stride) {
-    Vector sums[OUTPUTS][ROWS];
-    for (auto& row : sums)
-        for (Vector& sum : row) sum = zeros();
-    int64_t at = 0;
-    for (; at + LANES <= columns; at += LANES)
-        for (int n = 0; n < OUTPUTS; n++) {
-            const Vector value = load(w + n * columns + at);
-            for (int m = 0; m < ROWS; m++)
-                sums[n][m] = multiply_add(value, load(x + m * columns + at), sums[n][m]);
-        }
-    for (int n = 0; n < OUTPUTS; n++)
-        for (int m = 0; m < ROWS; m++) {
-            float sum = sum_of(sums[n][m]);
-            for (int64_t i = at; i < columns; i++) sum += w[n * columns + i] * x[m * columns + i];
-            y[m * stride + n] = sum;
-        }
-}
-
-// Each row of codes is decoded once, to numbers that stay in the cache.
-template <class Reader, bool ZEROS>
-void multiply_decoded(const Packed& w, int64_t first, int64_t outputs, const float* x,
-                      int64_t rows, float* y, int64_t stride) {
-    constexpr int OUTPUTS = 2, ROWS = 4;
-    std::vector<float> values(OUTPUTS * w.columns);
-    for (int64_t n = 0; n < outputs; n += OUTPUTS) {
-        const int count = outputs - n < OUTPUTS ? 1 : OUTPUTS;
-        for (int i = 0; i < count; i++)
-            read_row<Reader, ZEROS>(w, first + n + i, values.data() + i * w.columns);
-        for (int64_t m = 0; m < rows; m++) {
-            const float* from = x + m * w.columns;
-            float* to = y + m * stride + n;
-            if (count < OUTPUTS)
-                multiply_numbers<1, 1>(values.data(), from, w.columns, to, stride);
-            else if (m + ROWS > rows)
-                multiply_numbers<OUTPUTS, 1>(values.data(), from, w.columns, to, stride);
-            else {
-                multiply_numbers<OUTPUTS, ROWS>(values.data(), from, w.columns, to, stride);
-                m += ROWS - 1;
-            }
-        }
-    }
-}
+#include "decoded_products.h"
 
 template <class Reader, bool ZEROS = false>
 void multiply_all(const Packed& w, int64_t first, int64_t outputs, const float* x, int64_t rows,
                   float* y, int64_t stride) {
     constexpr int ROWS = 4;
-    if (rows >= Reader::decoded_rows)
-        return multiply_decoded<Reader, ZEROS>(w, first, outputs, x, rows, y, stride);
     int64_t m = 0;
     for (; m + ROWS <= rows; m += ROWS)
         multiply_rows<Reader, ZEROS, 2, ROWS>(w, first, outputs, x + m * w.columns,
@@ -286,10 +235,15 @@ void multiply_all(const Packed& w, int64_t first, int64_t outputs, const float* 
                                            stride);
 }
 
-template <class Reader> Ways ways_of_reader(const Packed& w, int32_t few_rows) {
-    if (w.codes.scale_storage == SCALES_AND_ZEROS)
-        return {read_row<Reader, true>, multiply_all<Reader, true>, few_rows};
-    return {read_row<Reader>, multiply_all<Reader>, few_rows};
+template <class Reader, bool ZEROS, class ReaderOfFew = Reader> Ways ways_of_reader() {
+    return {read_row<Reader, ZEROS>, multiply_all<ReaderOfFew, ZEROS>,
+            multiply_decoded<Singles, Reader, ZEROS>, in_bfloat16<Reader, ZEROS>(), DECODED_ROWS,
+            INT32_MAX};
+}
+
+template <class Reader> Ways ways_of_reader(const Packed& w) {
+    return w.codes.scale_storage == SCALES_AND_ZEROS ? ways_of_reader<Reader, true>()
+                                                     : ways_of_reader<Reader, false>();
 }
 
 // How codes are read and multiplied; false where there is no reader for them.
@@ -297,15 +251,15 @@ bool find_ways(const Packed& w, Ways& found) {
     if (w.codes.width == 4) found = ways_of_nibbles(w);
     if (w.codes.width != 8) return w.codes.width == 4;
     if (w.codes.reading == WHOLE)
-        found = ways_of_reader<Bytes<WholeValues>>(w, FEW_ROWS);
+        found = ways_of_reader<Bytes<WholeValues>>(w);
     else if (w.codes.reading == FLOAT)
-        found = ways_of_reader<Bytes<FloatValues>>(w, FEW_ROWS);
+        found = ways_of_reader<Bytes<FloatValues>>(w);
     else if (w.codes.reading == NATURAL)
-        found = ways_of_reader<Bytes<NaturalValues>>(w, FEW_ROWS);
+        found = ways_of_reader<Bytes<NaturalValues>>(w);
     else if (w.codes.reading == MAGNITUDE)
-        found = ways_of_reader<Bytes<MagnitudeValues>>(w, FEW_ROWS);
+        found = ways_of_reader<Bytes<MagnitudeValues>>(w);
     else
-        found = ways_of_reader<Bytes<TableValues>>(w, FEW_LOOKED_UP);
+        found = ways_of_reader<Bytes<TableValues>>(w);
     return true;
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <type_traits>
+#include <vector>
 
 #include "codes.h"
 
@@ -17,7 +19,12 @@
 
 namespace {
 
+constexpr int64_t CACHE_LINE = 64;  // bytes
 constexpr int64_t BLOCK = 32;  // columns that are read together where a group holds them
+// Of decoded rows: columns, rows of x beside them, and how far rows are apart, so that they do not
+// fall on each other's places in a cache.
+constexpr int64_t SPAN = 1024, X_ROWS = 60, NUMBERS = SPAN + 32;
+constexpr int64_t DECODED_ROWS = 5;  // of x, from which codes are decoded a span at a time
 
 // How many bytes ahead codes are fetched, where a tile of rows has so many: the processor does not
 // foresee the next tile, nor the next page.
@@ -39,9 +46,11 @@ using ProductsOf = void (*)(const Packed&, int64_t first, int64_t outputs, const
 
 struct Ways {
     RowOf row;
-    ProductsOf products;
-    int32_t few_rows;    // of x: up to here it is faster than decoding first
-    bool pairs = false;  // x is to have even columns before odd ones in every block of a row
+    ProductsOf products, decoded;  // decoding at each use; and a span at a time
+    ProductsOf in_bfloat16;        // as `decoded`, of numbers that are rounded to it; or null
+    int64_t decoded_rows;          // of x: from here on these are faster than `products`
+    int32_t few_rows;              // of x: up to here they are as fast as decoding the whole first
+    bool pairs = false;  // x of `products` is to have even columns before odd ones in every block
 };
 
 }  // namespace

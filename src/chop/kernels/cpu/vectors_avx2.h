@@ -14,12 +14,10 @@ namespace {
 namespace avx2 {
 
 constexpr int64_t LANES = 8;
-// Of x: up to so many rows codes multiply faster than decoded numbers; and codes that are looked up.
-constexpr int32_t FEW_ROWS = 64, FEW_LOOKED_UP = 64;
-// From so many on codes are decoded a row at a time: those that are computed, and looked up.
-constexpr int64_t COMPUTED_ROWS = 32, LOOKED_UP_ROWS = 8;
+constexpr int TILE_ROWS = 3;  // of x: with them the sums of four outputs fill the registers
 using Vector = __m256;
 using Whole = __m256i;
+using Halves = void;  // there are no instructions for bfloat16
 
 INLINE bool is_supported() {
 #if defined(__clang__) || __GNUC__ < 12
@@ -42,6 +40,12 @@ AVX2 INLINE float sum_of(Vector v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+
+// The sum of each of four vectors.
+AVX2 INLINE __m128 sums_of(Vector a, Vector b, Vector c, Vector d) {
+    const __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
 }
 
 AVX2 INLINE Whole first_lanes(int64_t count) {
@@ -85,7 +89,6 @@ AVX2 INLINE Whole every_nibble_first(Whole words) {
 }
 
 struct WholeNibbles {
-    static constexpr int64_t decoded_rows = COMPUTED_ROWS;
     AVX2 INLINE_MEMBER explicit WholeNibbles(const Codes&) {}
     AVX2 INLINE_MEMBER Vector values(Whole words) const {
         words = _mm256_sllv_epi32(words, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
@@ -94,7 +97,6 @@ struct WholeNibbles {
 };
 
 struct NaturalNibbles {
-    static constexpr int64_t decoded_rows = COMPUTED_ROWS;
     AVX2 INLINE_MEMBER explicit NaturalNibbles(const Codes&) {}
     AVX2 INLINE_MEMBER Vector values(Whole words) const {
         return to_floats(_mm256_and_si256(every_nibble_first(words), _mm256_set1_epi32(15)));
@@ -103,7 +105,6 @@ struct NaturalNibbles {
 
 // Permutations look at the lowest three bits alone.
 struct MirroredNibbles {
-    static constexpr int64_t decoded_rows = LOOKED_UP_ROWS;
     Vector table;
     AVX2 INLINE_MEMBER explicit MirroredNibbles(const Codes& c) : table(load(c.table)) {}
     AVX2 INLINE_MEMBER Vector values(Whole words) const {
@@ -113,7 +114,6 @@ struct MirroredNibbles {
 };
 
 struct TableNibbles {
-    static constexpr int64_t decoded_rows = LOOKED_UP_ROWS;
     Vector first, last;
     AVX2 INLINE_MEMBER explicit TableNibbles(const Codes& c)
         : first(load(c.table)), last(load(c.table + LANES)) {}
@@ -147,10 +147,10 @@ Ways ways_of_nibbles(const Packed& w);
 #undef TARGET
 
 Ways ways_of_nibbles(const Packed& w) {
-    if (w.codes.reading == WHOLE) return ways_of_reader<Nibbles<WholeNibbles>>(w, FEW_ROWS);
-    if (w.codes.reading == NATURAL) return ways_of_reader<Nibbles<NaturalNibbles>>(w, FEW_ROWS);
-    if (w.codes.reading == MIRRORED) return ways_of_reader<Nibbles<MirroredNibbles>>(w, FEW_ROWS);
-    return ways_of_reader<Nibbles<TableNibbles>>(w, FEW_ROWS);
+    if (w.codes.reading == WHOLE) return ways_of_reader<Nibbles<WholeNibbles>>(w);
+    if (w.codes.reading == NATURAL) return ways_of_reader<Nibbles<NaturalNibbles>>(w);
+    if (w.codes.reading == MIRRORED) return ways_of_reader<Nibbles<MirroredNibbles>>(w);
+    return ways_of_reader<Nibbles<TableNibbles>>(w);
 }
 
 }  // namespace avx2

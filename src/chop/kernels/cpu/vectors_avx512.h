@@ -14,10 +14,7 @@ namespace {
 namespace avx512 {
 
 constexpr int64_t LANES = 16;
-// Of x: up to so many rows codes multiply faster than decoded numbers; and codes that are looked up.
-constexpr int32_t FEW_ROWS = 32, FEW_LOOKED_UP = 8;
-// Never are codes decoded a row at a time; x with columns in pairs must not meet decoded rows.
-constexpr int64_t COMPUTED_ROWS = INT64_MAX, LOOKED_UP_ROWS = INT64_MAX;
+constexpr int TILE_ROWS = 6;  // of x: with them the sums of four outputs fill the registers
 using Vector = __m512;
 using Whole = __m512i;
 
@@ -41,6 +38,16 @@ AVX512 INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_
 AVX512 INLINE Vector larger(Vector a, Vector b) { return _mm512_max_ps(a, b); }
 AVX512 INLINE Vector smaller(Vector a, Vector b) { return _mm512_min_ps(a, b); }
 AVX512 INLINE float sum_of(Vector v) { return _mm512_reduce_add_ps(v); }
+
+AVX512 INLINE __m256 halves(Vector v) {
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+}
+// The sum of each of four vectors.
+AVX512 INLINE __m128 sums_of(Vector a, Vector b, Vector c, Vector d) {
+    const __m256 two = _mm256_hadd_ps(halves(a), halves(b)), more = _mm256_hadd_ps(halves(c), halves(d));
+    const __m256 four = _mm256_hadd_ps(two, more);
+    return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+}
 
 AVX512 INLINE __mmask16 first_lanes(int64_t count) { return (1u << count) - 1; }
 AVX512 INLINE Vector load(const float* from) { return _mm512_loadu_ps(from); }
@@ -73,9 +80,38 @@ AVX512 INLINE Vector shifted_bits(Whole v, int by, int32_t mask) {
     return _mm512_castsi512_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)));
 }
 
+#if defined(__clang__)
+using Halves = void;  // its assembler asks for a target of its own
+#else
+// Numbers of bfloat16, two in each place of a vector. The instructions are written out, since GCC makes
+// copies of what the intrinsics add to, which leave too few registers.
+struct Halves {
+    using Number = uint16_t;
+    static constexpr int64_t IN_VECTOR = 2 * LANES;
+    static bool is_supported() {
+        static const bool found = __builtin_cpu_supports("avx512bf16");
+        return found;
+    }
+    AVX512 INLINE_MEMBER static Vector load_numbers(const uint16_t* from) {
+        return _mm512_loadu_ps(from);
+    }
+    AVX512 INLINE_MEMBER static void add_products(Vector& sum, Vector a, Vector b) {
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    }
+    AVX512 static void keep(const float* from, int64_t count, uint16_t* to) {
+        for (int64_t at = 0; at < count; at += IN_VECTOR) {
+            Whole both;
+            asm("vcvtne2ps2bf16 %2, %1, %0"
+                : "=v"(both)
+                : "v"(load(from + at + LANES)), "v"(load(from + at)));
+            _mm512_storeu_si512(to + at, both);
+        }
+    }
+};
+#endif
+
 // Codes of four bits, all of which a vector's table holds.
 struct Nibbles {
-    static constexpr int64_t decoded_rows = LOOKED_UP_ROWS;
     Vector table;
     Whole word, shift;
     AVX512 INLINE_MEMBER explicit Nibbles(const Codes& c)
@@ -116,12 +152,13 @@ Ways ways_of_nibbles(const Packed& w);
 #undef TARGET
 
 template <bool ZEROS> Ways ways_of_paired() {
-    return {read_row<Nibbles, ZEROS>, multiply_all<PairedNibbles, ZEROS>, FEW_ROWS, true};
+    Ways found = ways_of_reader<Nibbles, ZEROS, PairedNibbles>();
+    found.pairs = true;
+    return found;
 }
 
 Ways ways_of_nibbles(const Packed& w) {
-    if (w.codes.group % BLOCK != 0 && w.codes.group < w.columns)
-        return ways_of_reader<Nibbles>(w, FEW_ROWS);
+    if (w.codes.group % BLOCK != 0 && w.codes.group < w.columns) return ways_of_reader<Nibbles>(w);
     return w.codes.scale_storage == SCALES_AND_ZEROS ? ways_of_paired<true>()
                                                      : ways_of_paired<false>();
 }

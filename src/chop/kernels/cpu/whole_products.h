@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t WHOLE_LANES = 16;         // 16 bits each
 constexpr int64_t PANEL = 16;               // rows of codes that are multiplied together
-constexpr int64_t SPAN = 768;               // columns of a panel, which the fastest cache holds
+constexpr int64_t PANEL_SPAN = 768;               // columns of a panel, which the fastest cache holds
 // From so many rows of x on, laying codes out for it pays; or where rows are short.
 constexpr int64_t PANEL_ROWS = 8, FEWER_PANEL_ROWS = 4, SHORT = 256;
 
@@ -19,7 +19,7 @@ struct alignas(2 * WHOLE_LANES) Lanes {
 
 // What products by panels need in each thread: the panel, and sums of two vectors a row.
 INLINE int64_t panel_bytes(int64_t rows, int64_t columns) {
-    return sizeof(Lanes) * (std::min(SPAN, WordRows::stride_of(columns)) + 2 * rows);
+    return sizeof(Lanes) * (std::min(PANEL_SPAN, WordRows::stride_of(columns)) + 2 * rows);
 }
 
 #if CHOP_HAS_AVX2
@@ -188,11 +188,11 @@ template <int ROWS> AVX2 void multiply_panel(const Span& span, const WordRows& x
 AVX2 void multiply_panels(const Weights& w, const WordRows& x, int64_t first, int64_t last,
                           float* y, int64_t outputs) {
     constexpr int ROWS = 4;
-    const std::unique_ptr<Lanes[]> panel(new Lanes[std::min(SPAN, x.stride)]);
+    const std::unique_ptr<Lanes[]> panel(new Lanes[std::min(PANEL_SPAN, x.stride)]);
     const std::unique_ptr<Lanes[]> sums(new Lanes[2 * x.count]);
     for (int64_t n = first; n < last; n += PANEL) {
-        for (int64_t at = 0; at < w.columns; at += SPAN) {
-            const Span span{panel.get(), at, std::min(at + SPAN, w.columns), sums.get()};
+        for (int64_t at = 0; at < w.columns; at += PANEL_SPAN) {
+            const Span span{panel.get(), at, std::min(at + PANEL_SPAN, w.columns), sums.get()};
             fill_panel(w, n, std::min(PANEL, last - n), at, span.last, panel.get());
             int64_t m = 0;
             for (; m + ROWS <= x.count; m += ROWS) multiply_panel<ROWS>(span, x, m);

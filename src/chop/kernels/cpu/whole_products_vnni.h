@@ -102,7 +102,8 @@ template <int COUNT> struct Sums {
 
 // Four outputs of COUNT rows of x from row `m` on. Inlined, GCC 12 keeps the sums in memory.
 template <int COUNT>
-VNNI __attribute__((noinline)) void multiply_tile(const Outputs& w, const ByteRows& x, int64_t m, float* y, int64_t outputs) {
+VNNI __attribute__((noinline)) void multiply_tile(const Outputs& w, const ByteRows& x, int64_t m,
+                                                  float* y, int64_t outputs) {
     Sums<COUNT> found;
     __m512i codes[OUTPUTS];
     const int8_t* from = x.row(m);

@@ -7,15 +7,14 @@
 
 namespace {
 
-constexpr int64_t LINE = 64;           // bytes, of a cache line
 constexpr int64_t NARROW = 256;        // columns: rows of fewer count as such, for their sums
 constexpr int64_t AT_ONCE = 1 << 19;   // numbers of x that are rounded together
 
 // Rows of x as whole numbers of 8 or 16 bits, each filled up with zeros to whole cache lines: an odd
 // number of them, so that rows do not fall on each other's places in a cache.
 template <class Code> struct WholeRows {
-    static constexpr int64_t PER_LINE = LINE / sizeof(Code);
-    struct alignas(LINE) Line {
+    static constexpr int64_t PER_LINE = CACHE_LINE / sizeof(Code);
+    struct alignas(CACHE_LINE) Line {
         Code values[PER_LINE];
     };
     static int64_t stride_of(int64_t columns) {
