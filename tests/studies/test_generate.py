@@ -17,6 +17,7 @@ from chop.studies.generate import (
     packed_graph,
 )
 from chop.studies.generation_peers import (
+    CompiledDecoder,
     TorchDecoder,
     decode_call,
     peers_of,
@@ -43,6 +44,16 @@ def test_a_step_gives_the_logits_of_the_whole_text_and_forgets(model):
         torch.testing.assert_close(
             prefill_call(model, IDS)(), whole[:, -2:-1], rtol=1e-4, atol=1e-4
         )
+
+
+@pytest.mark.long
+def test_a_compiled_step_gives_the_logits_of_the_whole_text_and_forgets(model):
+    packed = packed_graph(model, "group_integer4").to_module().eval()
+    with torch.no_grad():
+        whole = packed(torch.cat([IDS, IDS[:, :1]], 1)).logits
+        step = CompiledDecoder("compiled", packed).call("decode", IDS)
+        for _ in range(3):
+            torch.testing.assert_close(step(), whole[:, -1:], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.long

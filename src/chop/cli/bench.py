@@ -143,6 +143,8 @@ GENERATE_HELP = f"""Measure how fast a decoder generates text, with packed weigh
 
   chop bench generate --model ./my-llama --no-peers --batch 8
 
+  chop bench generate --model ./my-llama --format group_integer4 --compile
+
 [bold]Columns[/] per model: tokens per second of a prompt (prefill) and of one token after it
 (decode), each beside float32, bytes of the weights as saved, peak memory of a prompt, and the
 largest difference of a token's logits. [bold]Peers[/]: bfloat16, torch's quantize_dynamic,

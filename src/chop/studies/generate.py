@@ -17,15 +17,28 @@ from chop.bench.record import Comparison, Measured, format_bytes, format_ratio
 from chop.bench.timing import Variant, compare
 from chop.captured.huggingface.cache_names import find_cache
 from chop.errors import ConfigError
+from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.models import load_model
 from chop.pipelines.packed_weights import pack_weights
 from chop.studies import llama_cpp
-from chop.studies.decoding import FORMATS
-from chop.studies.generation_peers import DECODE, PREFILL, Contender, TorchDecoder, peers_of
+from chop.studies.decoding import FORMATS as MICROSCALING
+from chop.studies.generation_peers import (
+    DECODE,
+    PREFILL,
+    CompiledDecoder,
+    Contender,
+    TorchDecoder,
+    peers_of,
+)
 from chop.studies.settings import BenchGenerateConfig
 
 LOAD_AS = "text-generation"
+FORMATS: Mapping[str, NumberFormat] = {
+    **MICROSCALING,
+    "group_integer4": parse_format_string("group_integer:width=4"),
+}
+"""Of the packed weights, by the names that `--formats` takes."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,9 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
     graphs: dict[str, MaseGraph] = {n: packed_graph(model, n) for n in config.formats}
     contenders: list[Contender] = [TorchDecoder("float32", model)]
     contenders += [TorchDecoder(n, mg.to_module().eval()) for n, mg in graphs.items()]
+    if config.compile:
+        of_torch = [each for each in contenders if isinstance(each, TorchDecoder)]
+        contenders += [CompiledDecoder(f"{each.name} compiled", each.model) for each in of_torch]
     if config.peers:
         for found, absent in (peers_of(model), _in_llama_cpp(graphs, config)):
             contenders += found

@@ -7,11 +7,12 @@ import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from chop.captured.huggingface.cache_names import find_cache
+from chop.captured.huggingface.cache_names import cache_name, find_cache
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -65,6 +66,20 @@ class TorchDecoder(Contender):
         return {PREFILL: prefill_call, DECODE: decode_call}[kind](self.model, ids)
 
 
+class CompiledDecoder(TorchDecoder):
+    """A decoder with a cache of fixed size, its step of one token compiled; prompts are not.
+
+    It is what `generate(cache_implementation="static")` does on GPUs, and what a loop around
+    `torch.compile(model)` does on CPUs.
+    """
+
+    def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
+        """See `Contender.call`."""
+        if kind == PREFILL:
+            return super().call(kind, ids)
+        return decode_call(self.model, ids, compiles=True)
+
+
 def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
     """Reads a prompt into a new cache, and gives the logits of its last token (B, 1, V)."""
 
@@ -75,17 +90,31 @@ def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
     return call
 
 
-def decode_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
-    """The logits (B, 1, V) of one token after a prompt; the cache forgets the token again."""
-    name, cache = find_cache(model(input_ids=ids, use_cache=True))
-    token = ids[:, :1]
+def decode_call(model: nn.Module, ids: Tensor, compiles: bool = False) -> Callable[[], Tensor]:
+    """The logits (B, 1, V) of one token after a prompt; the cache forgets the token again.
+
+    Args:
+        model: in evaluation mode.
+        ids: the prompt, (B, T).
+        compiles: whether the cache has a fixed size, of T + 1 tokens, and `torch.compile` compiles
+            the step of one token.
+    """
+    given = {cache_name(model): _static_cache(model, ids.size(1) + 1)} if compiles else {}
+    name, cache = find_cache(model(input_ids=ids, **given, use_cache=True))
+    token, step = ids[:, :1], torch.compile(model, dynamic=False) if compiles else model
 
     def call() -> Tensor:
-        logits: Tensor = model(input_ids=token, **{name: cache}, use_cache=True).logits
+        logits: Tensor = step(input_ids=token, **{name: cache}, use_cache=True).logits
         cache.crop(-1)
         return logits
 
     return call
+
+
+def _static_cache(model: nn.Module, tokens: int) -> Any:
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config, max_cache_len=tokens)
 
 
 class _Counter:

@@ -273,6 +273,8 @@ class BenchGenerateConfig(StudyConfig):
         batch: texts at once.
         peers: also measures bfloat16, torch's dynamic quantization, and torchao and llama.cpp
             (cyllama) where they are installed.
+        compile: also measures steps of one token that torch.compile compiles, with a cache of
+            fixed size; compiling takes a minute or two for each model.
         seed: random seed of the prompts.
 
     The other settings are those of `StudyConfig`.
@@ -283,10 +285,14 @@ class BenchGenerateConfig(StudyConfig):
     seconds: float = 2.0
     out: Path = Path("runs/bench/generate")
     model: str = "gpt-tiny"
-    formats: tuple[Literal["mxint8", "mxint4", "mxfp8", "mxfp4"], ...] = ("mxint8", "mxint4")
+    formats: tuple[Literal["mxint8", "mxint4", "mxfp8", "mxfp4", "group_integer4"], ...] = (
+        "mxint8",
+        "mxint4",
+    )
     prompt: int = 64
     batch: int = 1
     peers: bool = True
+    compile: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
