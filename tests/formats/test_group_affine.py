@@ -255,3 +255,12 @@ def test_packed_weights_are_decoded_and_multiplied_by_the_kernel(number_format):
         # Many rows are rounded to bfloat16 where the CPU multiplies it.
         tolerance = (1e-5 if rows <= 8 else 4e-2) * expected.square().mean().sqrt()
         assert product is None or (product - expected).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("shape", [(6, 100), (2, 3, 64), (5,), (0, 64)], ids=str)
+@pytest.mark.parametrize("number_format", [GroupAffine(3), GroupInteger(5)], ids=lambda x: x.name)
+def test_codes_without_data_have_the_sizes_of_codes(number_format, shape):
+    found, expected = (number_format.encode(torch.zeros(shape, device=d)) for d in ("meta", "cpu"))
+    for one, other in ((found.codes, expected.codes), (found.scales, expected.scales)):
+        assert one.is_meta
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -127,6 +127,8 @@ class AffineScale(Scaling):
             counted: None, as elements with zero points have no threshold.
         """
         rows = groups.detach().reshape(-1, groups.size(-1)).double()
+        if rows.is_meta:  # without data there is nothing to fit
+            return self.scales(groups[..., :1].double())
         found = [torch.cat(self._fit(part), -1) for part in chunks(rows, rows.size(-1))]
         grids = torch.cat(found) if found else rows.new_empty(0, 2)
         return self._stored(*grids.view(*groups.shape[:-1], 2).split(1, -1))

@@ -50,6 +50,8 @@ class SearchedScale(Scaling):
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
         """The scales of groups; `counted` is that of elements with a threshold, which has none."""
         rows = groups.detach().reshape(-1, groups.size(-1)).double()
+        if rows.is_meta:  # without data there is nothing to search for, a step at a time
+            return self.scales(groups[..., :1].double())
         found = [self._search(part) for part in chunks(rows, rows.size(-1))]
         values = torch.cat(found) if found else rows[:, :1]
         return self.scales(values.view(*groups.shape[:-1], 1))
