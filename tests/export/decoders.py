@@ -1,11 +1,13 @@
 """Small decoders for tests of export, quantized by operator or by module."""
 
+import functools
+
 import torch
 
 from chop import MaseGraph, passes
 from chop.formats import parse_format_string
 
-SIZES = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+SIZES = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -18,12 +20,19 @@ def decoder(kind, tied=False, dtype=torch.float32):
     return getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).eval()
 
 
+@functools.cache
+def captured(kind, tied=False):
+    """The graph of a decoder, which no test changes: capturing is what costs most."""
+    return MaseGraph(decoder(kind, tied))
+
+
 def quantized(model, formats, by="type"):
-    """A graph with weights in formats, by operator or path."""
+    """A graph with weights in formats, by operator or path, of a model or its graph."""
     rules = {
         name: {"config": {"weight": parse_format_string(text)}} for name, text in formats.items()
     }
-    return passes.quantize_transform_pass(MaseGraph(model), {"by": by, **rules})[0]
+    mg = model if isinstance(model, MaseGraph) else MaseGraph(model)
+    return passes.quantize_transform_pass(mg, {"by": by, **rules})[0]
 
 
 def rounded(mg):
