@@ -117,8 +117,8 @@ def test_sentences_are_short(page):
 def test_the_page_on_trust_has_the_bounds_of_the_readers():
     from chop.files import documents
     from chop.hardware.testbench import SLOWEST
+    from chop.ir.huggingface.config_file import COUNTS
     from chop.ir.storage import graph_codec, module_codec, tensor_store
-    from chop.models.config_file import COUNTS
 
     text = (ROOT / "docs/trust.md").read_text()
     layers, labels, *_ = COUNTS.values()

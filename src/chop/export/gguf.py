@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from chop.export.gguf_architectures import (
     unread_settings,
 )
 from chop.export.gguf_blocks import Blocks, blocks_of
+from chop.export.gguf_names import heads_of, named_parameters
 from chop.export.gguf_tokenizer import Vocabulary, vocabulary_of
 from chop.export.target import (
     Runner,
@@ -32,7 +33,6 @@ from chop.export.target import (
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
-from chop.private.modules import parameters_of
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -146,38 +146,23 @@ TARGET = Target(
 
 def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks], dict[str, str]]:
     """What a file has by name, and the reasons by path of what it cannot have."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-    arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
-    names = get_tensor_name_map(arch, model.config.num_hidden_layers)
     tied = _tied_head(model)
     found: dict[str, Blocks] = {}
     reasons: dict[str, str] = {}
-    for path, operand, module in _operands(model):
+    for path, operand, module, name, is_interleaved in named_parameters(model, architecture):
         if module is tied and operand == "weight":
             continue
-        name = names.get_name(f"{path}.{operand}", try_suffixes=(".weight", ".bias"))
         stored = _stored(module, operand)
         if name is None:
             reasons[path] = f"a {architecture.name} of GGUF has no tensor for its {operand}"
         elif isinstance(stored, str):
             reasons[path] = stored
         else:
-            permuted = architecture.permutes and path.endswith((".q_proj", ".k_proj"))
-            found[name] = _interleaved(stored, path, model.config) if permuted else stored
+            found[name] = _interleaved(stored, path, model.config) if is_interleaved else stored
     divisors = frequency_divisors(model.config)
     if divisors is not None:
         found["rope_freqs.weight"] = Blocks("F32", divisors.numpy())
     return found, reasons
-
-
-def _operands(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """The path, name and module of every parameter, packed or float."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        packed = module.packed_shapes if isinstance(module, PackedOperator) else {}
-        present = [name for name, x in parameters_of(module).items() if x is not None]
-        for operand in dict.fromkeys([*packed, *present]):
-            yield path, operand, module
 
 
 def _tied_head(model: Any) -> nn.Module | None:
@@ -215,8 +200,7 @@ def _stored(module: Any, operand: str) -> Blocks | str:
 
 def _interleaved(stored: Blocks, path: str, config: Any) -> Blocks:
     """Rows of a query or key projection as llama.cpp turns them, pairs beside each other."""
-    is_key = path.endswith(".k_proj")
-    heads = config.num_key_value_heads if is_key else config.num_attention_heads
+    heads = heads_of(path, config)
     rows = np.arange(len(stored.data)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
     return Blocks(stored.type_name, stored.data[rows])
 

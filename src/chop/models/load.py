@@ -18,10 +18,12 @@ from chop.errors import (
     enumerate_names,
     first_line,
 )
+from chop.export.gguf_header import gguf_file
+from chop.export.readers import load, reader_of
 from chop.hub import hub_is_reachable
 from chop.installed import fitting_packages
+from chop.ir.huggingface.config_file import check_config
 from chop.models.builtin import BUILTIN_MODELS
-from chop.models.config_file import check_config
 from chop.models.own import build_own, is_own
 
 if TYPE_CHECKING:
@@ -58,8 +60,9 @@ def load_model(
 
     Args:
         name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny`, `gpt-tiny` (untrained:
-            `chop.train.load_trained` trains them), a folder written by `save_pretrained`, a name
-            on the hub, `file.py:Net` or `timm:NAME`.
+            `chop.train.load_trained` trains them), a folder written by `save_pretrained`, a folder
+            of compressed-tensors, GPTQ or AWQ, a file of GGUF or a folder with one alone, a name on
+            the hub, `file.py:Net` or `timm:NAME`.
         num_labels: classes of the classification head; default, what the model has.
         task: `text-classification`, `image-classification`, `token-classification`,
             `text-generation`, `fill-mask` or `feature-extraction`; default, the class that the
@@ -109,12 +112,9 @@ def _from_checkpoint(
     if not pretrained:
         model: nn.Module = getattr(model_class, "from_config", model_class)(config)
         return model
-    if Path(name).is_dir():
-        from chop.export import compressed_tensors_reader as reader
-
-        if reader.is_one(config):
-            settings = {} if num_labels is None else {"num_labels": num_labels}
-            return reader.load(Path(name), model_class, **settings)
+    if reader_of(Path(name)) is not None:
+        settings = {} if num_labels is None else {"num_labels": num_labels}
+        return load(Path(name), model_class, **settings)
     return _read_weights(model_class, name, config, new_head=num_labels is not None)
 
 
@@ -179,6 +179,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     is_folder = Path(name).is_dir()
+    if gguf_file(Path(name)) is not None:
+        return _read_gguf_config(Path(name), num_labels)
     if Path(name).is_file():
         as_own = f"{name}:Net" if name.endswith(".py") else f"file.py:Net --weights {name}"
         raise ConfigError(
@@ -201,6 +203,15 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             raise _not_found(name, "a model") from error
         message = f"folder '{name}' holds no model that is known: {first_line(error)}"
         raise ConfigError(message) from error
+
+
+def _read_gguf_config(path: Path, num_labels: int | None) -> PreTrainedConfig:
+    from chop.export import gguf_reader
+
+    config: PreTrainedConfig = gguf_reader.read_config(path)
+    if num_labels is not None:
+        config.num_labels = num_labels
+    return config
 
 
 def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:

@@ -1,0 +1,126 @@
+"""AWQ reader: folders of AutoAWQ in version `gemm` as packed layers.
+
+Source of the layout: AutoAWQ 0.2, `qweight` int32 (inputs, outputs / 8), `qzeros` int32 (groups,
+outputs / 8), both with the codes of eight outputs in the order of `ORDER` from the low bits on, and
+`scales` (groups, outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.errors import CheckpointError, ConfigError, first_line
+from chop.export.reader import Read, Reader
+from chop.export.stored import Stored, stored_affine
+from chop.export.weight_files import document, tensors_of
+from chop.ir.huggingface.config_file import CONFIG
+
+METHOD, VERSION = "awq", "gemm"
+BITS, PER_WORD = 4, 8
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The output whose code each place of a word has."""
+PARTS = ("qweight", "qzeros", "scales")
+
+
+def read(folder: Path) -> Read:
+    """What a folder holds.
+
+    Args:
+        folder: local, of safetensors.
+
+    Raises:
+        ConfigError: settings or modules that have no format here, by name.
+        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+    """
+    config = document(folder / CONFIG)
+    group = parse_group(config.get("quantization_config"), f"'{folder}'")
+    tensors = tensors_of(folder)
+    paths = sorted(x.removesuffix(".qweight") for x in tensors if x.endswith(".qweight"))
+    packed = {}
+    for path in paths:
+        names = {part: f"{path}.{part}" for part in PARTS}
+        missing = [part for part, name in names.items() if name not in tensors]
+        if missing:
+            raise CheckpointError(f"{METHOD}: '{path}' lacks {' and '.join(missing)}.")
+        packed[path] = stored(path, {x: tensors.pop(name) for x, name in names.items()}, group)
+    return Read(config, tensors, packed)
+
+
+def parse_group(settings: Any, where: str) -> int | None:
+    """Inputs that share a scale and a zero point; None: all.
+
+    Args:
+        settings: `quantization_config`.
+        where: the folder, for messages.
+
+    Raises:
+        ConfigError: it is none, or has something without a format here.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where}: expected settings of {METHOD} in its quantization_config.")
+    version = str(settings.get("version", VERSION)).lower()
+    bits = settings.get("bits", settings.get("w_bit", BITS))
+    group = settings.get("group_size", settings.get("q_group_size", 128))
+    if version != VERSION:
+        raise ConfigError(
+            f"{where}: expected version '{VERSION}' of {METHOD}, got '{version:.40}'."
+        )
+    if bits != BITS or type(bits) is not int:
+        raise ConfigError(f"{where}: expected bits of {BITS}, got {bits!r}.")
+    if type(group) is not int or (group < 1 and group != -1):
+        raise ConfigError(f"{where}: expected a group_size from 1 on, or -1, got {group!r}.")
+    return None if group == -1 else group
+
+
+def stored(path: str, parts: Mapping[str, Tensor], group: int | None) -> Stored:
+    """The weight of a module in a format of chop.
+
+    Args:
+        path: of the module, for messages.
+        parts: its tensors by the end of their names.
+        group: inputs that share a scale and a zero point; None: all.
+
+    Raises:
+        CheckpointError: tensors have other shapes or types.
+    """
+    try:
+        return _stored(parts, group)
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"{METHOD}: '{path}' does not fit {BITS} bits in groups of {group}: {first_line(error)}"
+        ) from error
+
+
+def _stored(parts: Mapping[str, Tensor], group: int | None) -> Stored:
+    weight, zeros = parts["qweight"], parts["qzeros"]
+    for part in ("qweight", "qzeros"):
+        if parts[part].dtype != torch.int32 or parts[part].ndim != 2 or not parts[part].numel():
+            raise ValueError(f"{part} is {parts[part].dtype} {tuple(parts[part].shape)}")
+    inputs, outputs = weight.size(0), weight.size(1) * PER_WORD
+    groups = -(-inputs // (group or inputs))
+    if zeros.shape != (groups, weight.size(1)):
+        raise ValueError(f"qzeros is {tuple(zeros.shape)}, expected {(groups, weight.size(1))}")
+    if parts["scales"].shape != (groups, outputs):
+        raise ValueError(f"scales is {tuple(parts['scales'].shape)}, expected {(groups, outputs)}")
+    codes = unpacked(weight).t().contiguous()
+    return stored_affine(codes, parts["scales"].t(), unpacked(zeros).t().double(), BITS, group)
+
+
+def unpacked(words: Tensor) -> Tensor:
+    """uint8 (rows, outputs), the codes of words in the order of outputs.
+
+    Args:
+        words: int32 (rows, outputs / 8).
+    """
+    of_bytes = words.contiguous().view(torch.uint8)
+    places = torch.stack([of_bytes & 15, of_bytes >> BITS], -1).view(len(words), -1, PER_WORD)
+    at = [ORDER.index(output) for output in range(PER_WORD)]
+    return places[..., at].reshape(len(words), -1)
+
+
+READER = Reader(METHOD, read)

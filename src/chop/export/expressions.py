@@ -1,0 +1,45 @@
+"""Expressions of a folder for paths of modules: those alone that are searched in bounded time.
+
+An expression such as `(a+)+$` takes ages on a path of thirty letters.
+"""
+
+from __future__ import annotations
+
+import re
+
+from chop.errors import ConfigError
+
+LONGEST = 500
+"""Characters of an expression."""
+LONGEST_PATH = 200
+MOST_REPEATS = 4
+"""Each may take as many steps as a path has letters, for each of those of the one before."""
+REPEATS = re.compile(r"(?<!\\)[*+{]")
+NESTED = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
+"""A repeated group, or one that has to come again."""
+
+
+def expression(text: str, where: str) -> re.Pattern[str]:
+    """The compiled expression.
+
+    Args:
+        text: as `re` has it.
+        where: for messages.
+
+    Raises:
+        ConfigError: it is none, or may take time out of proportion.
+    """
+    if len(text) > LONGEST or len(REPEATS.findall(text)) > MOST_REPEATS or NESTED.search(text):
+        raise ConfigError(
+            f"{where}: expected an expression with {MOST_REPEATS} repeats at most, none of them of "
+            f"a group, got {text[:80]!r}."
+        )
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{where}: {text[:80]!r} is no expression: {error}.") from None
+
+
+def finds(pattern: re.Pattern[str], path: str) -> bool:
+    """Whether an expression finds a path, from its start on; none is found that is too long."""
+    return len(path) <= LONGEST_PATH and pattern.match(path) is not None

@@ -1,0 +1,261 @@
+"""GGUF reader: files of llama.cpp as packed layers, code by code.
+
+Types of blocks that no format has become floats, which is told. Settings of the model come from
+transformers' own reading of the metadata.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError, ConfigError, did_you_mean, enumerate_names, first_line
+from chop.export.gguf import TARGET
+from chop.export.gguf_architectures import (
+    ARCHITECTURES,
+    ROPE_KEY,
+    Architecture,
+    frequency_divisors,
+    unread_settings,
+)
+from chop.export.gguf_header import Header, TensorPlace, gguf_file, read_header
+from chop.export.gguf_names import Named, heads_of, named_parameters
+from chop.export.gguf_stored import stored_of
+from chop.export.reader import Read, Reader, without_data
+from chop.export.stored import Stored
+
+log = logging.getLogger(__name__)
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DIVISORS = "rope_freqs.weight"
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3_FACTORS = (8.0, 32.0)
+"""Of Llama 3.1 and 3.2: a file has what they come to, and not the settings."""
+MOST_NAMES = 8
+
+
+def read(path: Path) -> Read:
+    """What a file holds.
+
+    Args:
+        path: of the file, or a folder with it alone.
+
+    Raises:
+        ConfigError: the model is of an unknown architecture, or its settings have no form here.
+        CheckpointError: the file is broken, or does not fit its own settings.
+        UnavailableError: gguf is not installed.
+    """
+    from transformers import AutoModelForCausalLM
+
+    TARGET.require()
+    file = gguf_file(path)
+    if file is None:
+        raise CheckpointError(f"'{path}': expected one file of GGUF.")
+    header = read_header(file)
+    config = _config(file, header)
+    architecture = ARCHITECTURES[config.model_type]
+    model = without_data(AutoModelForCausalLM, config)
+    return _Weights(file, header).read(model, architecture, config)
+
+
+def read_config(path: Path) -> Any:
+    """The configuration of transformers for a file.
+
+    Args:
+        path: as `read`.
+
+    Raises:
+        ConfigError, CheckpointError, UnavailableError: as `read`.
+    """
+    TARGET.require()
+    file = gguf_file(path)
+    assert file is not None
+    return _config(file, read_header(file))
+
+
+def _config(file: Path, header: Header) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = {one.name for one in ARCHITECTURES.values()}
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(
+            f"'{file}': expected a known architecture, got {name!r:.80}: "
+            f"{did_you_mean(str(name), known)}"
+        )
+    try:
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        settings = unread_settings(config, header.metadata)
+        settings |= _rope(file, name, header.metadata)
+        for key, value in settings.items():
+            setattr(config, key, value)
+    except ConfigError:
+        raise
+    except Exception as error:  # classes of settings raise their own for a value of a wrong type
+        message = f"'{file}' has settings that make no model: {first_line(error)}"
+        raise CheckpointError(message) from error
+    found = ARCHITECTURES[config.model_type]
+    if found.has_window:
+        config.sliding_window = header.metadata.get(f"{name}.attention.sliding_window")
+    config.dtype = torch.float32
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    return config
+
+
+def _rope(file: Path, name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A linear scaling, which transformers does not read."""
+    kind = metadata.get(f"{name}.rope.scaling.type", "none")
+    if kind == "none" or ROPE_KEY in metadata:
+        return {}
+    if kind != "linear":
+        raise ConfigError(
+            f"'{file}': expected a linear scaling of rotary embeddings, got {kind!r}."
+        )
+    theta, factor = metadata[f"{name}.rope.freq_base"], metadata[f"{name}.rope.scaling.factor"]
+    return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
+
+
+class _Weights:
+    """The tensors of a file.
+
+    Args:
+        file: of GGUF.
+        header: its own.
+    """
+
+    def __init__(self, file: Path, header: Header) -> None:
+        self._file, self._places = file, dict(header.tensors)
+        self._data = np.memmap(file, mode="r")
+        self._floats: list[str] = []
+
+    def read(self, model: Any, architecture: Architecture, config: Any) -> Read:
+        """All that a model needs.
+
+        Args:
+            model: without data.
+            architecture: its own.
+            config: its own; it is changed where the file has divisors of frequencies.
+        """
+        self._take_divisors(config)
+        tensors, packed, ties = dict[str, Tensor](), dict[str, Stored](), dict[str, str]()
+        left = dict(self._places)
+        head, table = model.get_output_embeddings(), model.get_input_embeddings()
+        of_table = next(path for path, x in model.named_modules() if x is table)
+        for named in named_parameters(model, architecture):
+            if named.module is head and config.tie_word_embeddings:
+                ties[named.path] = of_table
+                continue
+            place = left.pop(str(named.name), None)
+            if place is None:
+                raise CheckpointError(
+                    f"'{self._file}' lacks '{named.name}', which its settings say is there."
+                )
+            found = self._weight(named, place, config)
+            if isinstance(found, Stored):
+                packed[named.path] = found
+            else:
+                tensors[f"{named.path}.{named.operand}"] = found
+        if left:
+            raise ConfigError(
+                f"'{self._file}' has '{min(left):.80}', for which a {type(model).__name__} of "
+                "these settings has no place."
+            )
+        self._tell_floats()
+        ties = ties if of_table in packed else {}
+        return Read(config.to_dict(), tensors, packed, ties)
+
+    def _weight(self, named: Named, place: TensorPlace, config: Any) -> Stored | Tensor:
+        from transformers.pytorch_utils import Conv1D
+
+        x: Any = getattr(named.module, named.operand)
+        is_turned = isinstance(named.module, Conv1D) and named.operand == "weight"
+        expected = tuple(x.shape)[::-1] if is_turned else tuple(x.shape)
+        if place.shape != expected:
+            raise CheckpointError(
+                f"'{self._file}': '{named.name}' has the shape {place.shape}, by its settings "
+                f"{expected}."
+            )
+        data = self._bytes(place)
+        if named.is_interleaved:
+            heads = heads_of(named.path, config)
+            rows = np.arange(len(data)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+            data = data[torch.from_numpy(rows)]
+        found = self._decoded(named, place, data)
+        return found.t() if isinstance(found, Tensor) and is_turned else found
+
+    def _bytes(self, place: TensorPlace) -> Tensor:
+        """uint8 (rows, bytes of a row)."""
+        rows = place.shape[0] if len(place.shape) > 1 else 1
+        part = self._data[place.start : place.start + place.size]
+        return torch.from_numpy(np.array(part)).view(rows, -1)
+
+    def _decoded(self, named: Named, place: TensorPlace, data: Tensor) -> Stored | Tensor:
+        if place.type_name in FLOATS:
+            return data.view(FLOATS[place.type_name]).float().view(place.shape)
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+        from transformers.pytorch_utils import Conv1D
+
+        kind = GGMLQuantizationType[place.type_name]
+        try:
+            blocks = data.view(len(data), -1, GGML_QUANT_SIZES[kind][1])
+            is_matrix = named.operand == "weight" and isinstance(
+                named.module, (nn.Linear, nn.Embedding, Conv1D)
+            )
+            found = stored_of(place.type_name, blocks) if is_matrix else None
+            if found is not None:
+                return found
+            self._floats.append(f"{named.name} ({place.type_name})")
+            with np.errstate(invalid="ignore", over="ignore"):
+                values = quants.dequantize(data.numpy(), kind)
+            if not np.isfinite(values).all():
+                raise ValueError("some of its values are NaN or infinite")
+        except (NotImplementedError, KeyError):
+            raise ConfigError(
+                f"'{self._file}': '{named.name}' is {place.type_name}, which has no form here."
+            ) from None
+        except ValueError as error:
+            raise CheckpointError(f"'{self._file}': '{named.name}': {error}.") from error
+        return torch.from_numpy(values).float().view(place.shape)
+
+    def _tell_floats(self) -> None:
+        if self._floats:
+            names = enumerate_names(sorted(self._floats), MOST_NAMES)
+            log.warning(
+                "%s: no format has the blocks of, which become floats: %s", self._file, names
+            )
+
+    def _take_divisors(self, config: Any) -> None:
+        """Finds the scaling of rotary embeddings whose divisors a file has.
+
+        Raises:
+            ConfigError: none has them.
+        """
+        place = self._places.pop(DIVISORS, None)
+        if place is None:
+            return
+        given = (
+            self._bytes(place).view(torch.float32).view(-1) if place.type_name == "F32" else None
+        )
+        rope = dict(config.rope_parameters or {})
+        candidates = [rope] + [
+            {**rope, **LLAMA3, "rope_type": "llama3", "factor": x} for x in LLAMA3_FACTORS
+        ]
+        for candidate in candidates:
+            config.rope_parameters = candidate
+            found = frequency_divisors(config)
+            is_alike = found is not None and given is not None and found.shape == given.shape
+            if is_alike and torch.allclose(found, given, rtol=1e-5):  # type: ignore[arg-type]
+                return
+        raise ConfigError(
+            f"'{self._file}': '{DIVISORS}' scales rotary embeddings in an unknown way."
+        )
+
+
+READER = Reader(TARGET.name, read)

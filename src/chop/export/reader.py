@@ -1,0 +1,147 @@
+"""Reader: what a folder or file of another tool becomes, a model of packed layers.
+
+Codes and scales are taken as they are: no weight becomes a float on the way. A reader gives them by
+module; here they become a folder of chop, which transformers reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import CheckpointError, ChopError, ConfigError, first_line
+from chop.export.stored import Stored
+from chop.export.weight_files import WHOLE
+from chop.files import write_json
+from chop.ir.huggingface.config_file import CONFIG, check_config
+from chop.nn.packed.base import BUFFER_NAMES
+
+CODES, SCALES, TENSOR_SCALE = BUFFER_NAMES["weight"]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a folder or file holds.
+
+    Attributes:
+        config: as `config.json` has it.
+        tensors: floats by name.
+        packed: weights by path of a module.
+        ties: by path of a packed module without weights of its own, the one whose weights it has.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    packed: Mapping[str, Stored]
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`config.json` of a folder of chop."""
+        stored = dict(self.packed) | {path: self.packed[to] for path, to in self.ties.items()}
+        modules = {
+            path: {"weight": json.loads(one.number_format.key), "packed": True}
+            for path, one in stored.items()
+        }
+        plain = {key: x for key, x in self.config.items() if key != "quantization_config"}
+        quantization = {"quant_method": "chop", "modules": modules}
+        return {**plain, "quantization_config": quantization} if modules else plain
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Tensors of a folder of chop."""
+        own = dict(self.tensors)
+        for path, one in self.packed.items():
+            own |= {f"{path}.{CODES}": one.codes, f"{path}.{SCALES}": one.scales}
+            if one.tensor_scale is not None:
+                own[f"{path}.{TENSOR_SCALE}"] = one.tensor_scale
+        return {name: x.contiguous() for name, x in own.items()}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the folders or files of a tool are read.
+
+    Attributes:
+        name: `quant_method` of its folders.
+        read: a path -> what is there. Raises ConfigError for schemes that have no format here, and
+            CheckpointError for what is broken.
+    """
+
+    name: str
+    read: Callable[[Path], Read]
+
+
+def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Module:
+    """The model of a folder or file, packed, in evaluation mode.
+
+    Args:
+        reader: of its tool.
+        path: local.
+        kind: class of transformers to build. Default: the one that `config.json` names.
+        settings: of its configuration, in the place of those of the folder.
+
+    Raises:
+        ConfigError: something has no format here, and is named.
+        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+    """
+    found = reader.read(path)
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            return _model(found, Path(temporary), kind, settings).eval()
+        except ChopError as error:
+            raise type(error)(str(error).replace(temporary, str(path))) from None
+        except Exception as error:  # transformers raises its own for values of a wrong type
+            reason = first_line(error).replace(temporary, str(path))
+            raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
+
+
+def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) -> nn.Module:
+    import transformers
+    from safetensors.torch import save_file
+
+    # Registers how transformers reads what is converted.
+    from chop.ir.huggingface import quantizer as _quantizer  # noqa: F401
+
+    save_file(found.weights, folder / WHOLE, metadata={"format": "pt"})
+    write_json(folder / CONFIG, found.settings)
+    check_config(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, **settings)
+    kind = kind or getattr(transformers, str((config.architectures or [""])[0]), None)
+    if kind is None:
+        raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
+    spare = _spare_biases(found, kind, config)
+    if spare:
+        kept = {name: x for name, x in found.weights.items() if name not in spare}
+        save_file(kept, folder / WHOLE, metadata={"format": "pt"})
+    model: nn.Module = kind.from_pretrained(folder, config=config)
+    return model
+
+
+def _spare_biases(found: Read, kind: Any, config: Any) -> set[str]:
+    """Biases of zeros that a model has no place for: tools write them for every layer."""
+    names = (f"{path}.bias" for path in found.packed)
+    zeros = {x for x in names if x in found.tensors and not bool(found.tensors[x].any())}
+    return zeros - {*without_data(kind, config).state_dict()} if zeros else zeros
+
+
+def without_data(kind: Any, config: Any) -> nn.Module:
+    """A model of transformers on the meta device, its layers float.
+
+    Args:
+        kind: its class, or an `AutoModel...`.
+        config: of the model.
+    """
+    config = copy.deepcopy(config)
+    vars(config).pop("quantization_config", None)
+    with torch.device("meta"):
+        model: nn.Module = getattr(kind, "from_config", kind)(config)
+    return model

@@ -1,0 +1,66 @@
+"""Table of readers: the one place that names the tools whose folders and files are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from chop.errors import ConfigError
+from chop.export import reader as _reader
+from chop.export.gguf_header import gguf_file
+from chop.export.reader import Reader
+from chop.files.documents import read_json
+from chop.ir.huggingface.config_file import CONFIG
+
+READERS: Mapping[str, str] = {
+    "compressed-tensors": "chop.export.compressed_tensors_reader",
+    "gptq": "chop.export.gptq_reader",
+    "awq": "chop.export.awq_reader",
+}
+"""The module of each reader, by `quant_method` of a folder; it has the `READER`."""
+GGUF_READER = "chop.export.gguf_reader"
+
+
+def reader_of(path: Path) -> Reader | None:
+    """The reader of a folder or file; None: it is of no such tool.
+
+    Args:
+        path: a folder with a `config.json`, a file of GGUF, or a folder with one such file and no
+            other weights.
+    """
+    if gguf_file(path) is not None:
+        return _reader_in(GGUF_READER)
+    try:
+        settings = read_json(path / CONFIG).get("quantization_config")
+    except (OSError, ConfigError):
+        return None
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    return _reader_in(READERS[method]) if isinstance(method, str) and method in READERS else None
+
+
+def _reader_in(module: str) -> Reader:
+    found: Reader = import_module(module).READER
+    return found
+
+
+def load(path: Path, kind: Any = None, **settings: Any) -> nn.Module:
+    """The model of a folder or file of another tool, its weights packed in formats of chop.
+
+    Args:
+        path: local, see `reader_of`.
+        kind: class of transformers to build. Default: the one that `config.json` names.
+        settings: of its configuration, in the place of those of the folder.
+
+    Raises:
+        ConfigError: it is of no tool that is known, or has something without a format here.
+        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+    """
+    found = reader_of(path)
+    if found is None:
+        known = ", ".join(READERS)
+        raise ConfigError(f"'{path}': expected a folder of {known}, or a file of GGUF.")
+    return _reader.load(found, path, kind, **settings)

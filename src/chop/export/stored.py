@@ -1,0 +1,142 @@
+"""Stored weights: codes and scales of other tools in the formats of chop, value by value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.formats import GroupAffine, GroupInteger, NumberFormat, ScaleInteger
+from chop.formats.bfloat16 import BITS, to_bits
+from chop.formats.packing import pack_bits, unpack_bits
+
+WORD = 32
+"""Bits of a word of codes."""
+WIDEST_GROUPED = 8
+"""Bits of integers with bfloat16 scales."""
+ZERO_BITS = 8
+"""Of the zero points of `group_affine`."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A weight as a folder of chop stores it.
+
+    Attributes:
+        number_format: that codes and scales are of.
+        codes: uint8, bit-packed.
+        scales: as the format stores them.
+        tensor_scale: float32 scalar, or None.
+    """
+
+    number_format: NumberFormat
+    codes: Tensor
+    scales: Tensor
+    tensor_scale: Tensor | None = None
+
+
+def words_unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+    """uint8 (rows, count), the codes that lie one after the other in the words of a row.
+
+    Args:
+        words: int32 (rows, words of a row).
+        bits: of a code, 2 to 8.
+        count: codes of a row.
+    """
+    whole = torch.nn.functional.pad(words, (0, -words.size(1) % bits)).contiguous()
+    codes = unpack_bits(whole.view(torch.uint8).view(-1), bits, whole.numel() * WORD // bits)
+    return codes.view(len(words), -1)[:, :count]
+
+
+def stored_integers(numbers: Tensor, scales: Tensor, bits: int, group: int | None) -> Stored:
+    """Integers times scales, in bfloat16 where all scales of groups are such, or in float32.
+
+    Args:
+        numbers: integers (rows, columns), from -2^(bits - 1) to 2^(bits - 1) - 1.
+        scales: float16, bfloat16 or float32, in the order of the rows and of their groups.
+        bits: of a number, from 2 on.
+        group: columns that share a scale; None: one scale for each row, or for all.
+
+    Raises:
+        ValueError: scales are not finite, not float, or not as many.
+    """
+    rows, columns = numbers.shape
+    values = checked_scales(scales)
+    found: NumberFormat
+    if group is None:
+        per_row = values.numel() == rows
+        expected = rows if per_row else 1
+        found = ScaleInteger(bits, granularity="channel" if per_row else "tensor")
+    else:
+        expected = rows * -(-columns // group)
+        found = ScaleInteger(bits, granularity="group", group_size=group)
+        if bits <= WIDEST_GROUPED and _are_bfloat16(values):
+            found = GroupInteger(bits, group)
+    if values.numel() != expected:
+        raise ValueError(f"there are {values.numel()} scales, and not {expected}")
+    codes = pack_bits(numbers, bits)
+    if isinstance(found, GroupInteger):
+        return Stored(found, codes, pack_bits(to_bits(values), BITS))
+    return Stored(found, codes, values)
+
+
+def stored_affine(
+    codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int | None
+) -> Stored:
+    """s (k - z) in the narrowest format of the same values.
+
+    Where every k - z fits into the bits, as with symmetric weights, it is an integer without a zero
+    point. Else it is `group_affine` where all scales are positive bfloat16 numbers, and an integer
+    of more bits elsewhere.
+
+    Args:
+        codes: k, integers (rows, columns) from 0 to 2^bits - 1.
+        scales: s, floats (rows, groups).
+        zeros: z, float64 (rows, groups).
+        bits: of a code, 2 to 8.
+        group: columns that share a scale; None: all of a row.
+
+    Raises:
+        ValueError: scales are not finite, or zero points those of no format.
+    """
+    _, columns = codes.shape
+    span = group or columns
+    is_whole = bool((zeros == zeros.round()).all())
+    numbers = codes.short() - zeros.short().repeat_interleave(span, 1)[:, :columns]
+    width = max(bits, _width(numbers))
+    if is_whole and width == bits:
+        return stored_integers(numbers, scales, bits, group)
+    values, steps = checked_scales(scales), zeros * 2.0 ** (ZERO_BITS - bits)
+    is_code = (steps == steps.round()) & (zeros >= 0) & (zeros < 2**bits)
+    if bool(is_code.all()) and bool((values > 0).all()) and _are_bfloat16(values):
+        of_groups = to_bits(values) | steps.long().reshape(-1) << BITS
+        packed = pack_bits(of_groups, BITS + ZERO_BITS)
+        return Stored(GroupAffine(bits, span), pack_bits(codes, bits), packed)
+    if not is_whole:
+        raise ValueError("its zero points are no integers, and those of no format here")
+    return stored_integers(numbers, scales, width, group)
+
+
+def checked_scales(scales: Tensor) -> Tensor:
+    """Scales as float32, one-dimensional.
+
+    Raises:
+        ValueError: they are no float numbers, or some are not finite.
+    """
+    if not scales.is_floating_point():
+        raise ValueError(f"its scales are {scales.dtype}")
+    values = scales.reshape(-1).float()
+    if not bool(values.isfinite().all()):
+        raise ValueError("some of its scales are NaN or infinite")
+    return values
+
+
+def _are_bfloat16(values: Tensor) -> bool:
+    return torch.equal(values.bfloat16().float(), values)
+
+
+def _width(numbers: Tensor) -> int:
+    """Bits of two's complement that hold all of some integers."""
+    low, high = (int(x) for x in numbers.aminmax())
+    return max((-low - 1).bit_length(), high.bit_length()) + 1

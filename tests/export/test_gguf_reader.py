@@ -1,0 +1,159 @@
+"""Files of GGUF become packed layers with the values that ggml's own decoding gives."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from chop.export import gguf as writer
+from chop.export.gguf import TARGET, read_model
+from chop.export.gguf_blocks import Blocks
+from chop.export.gguf_header import gguf_file
+from chop.export.gguf_stored import stored_of
+from chop.formats import Encoded
+from chop.models import load_model
+from chop.nn.packed import PackedOperator
+from tests.export.test_gguf import (
+    IDS,
+    captured,
+    decoded_logits,
+    quantized,
+)
+
+gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
+
+FORMATS = {
+    "mxint:width=8": "group_integer",
+    "mxint:width=4": "group_integer",
+    "mxfp:width=4": "mxfp",
+}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def packed_layers(model):
+    return {path: x for path, x in model.named_modules() if isinstance(x, PackedOperator)}
+
+
+def checked(path):
+    """The model of a file; its weights are those of transformers' own reading."""
+    found, plain = load_model(path), read_model(gguf_file(path))
+    for name, parameter in plain.named_parameters():
+        place, _, operand = name.rpartition(".")
+        values, home = getattr(found.get_submodule(place), operand), plain.get_submodule(place)
+        is_turned = isinstance(home, Conv1D) and operand == "weight"
+        assert torch.equal(values.t() if is_turned else values, parameter), name
+    torch.testing.assert_close(logits(found), logits(plain), rtol=1e-4, atol=1e-5)
+    return found
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.sampled(2)
+def test_what_we_wrote_comes_back_value_by_value(fmt, tmp_path):
+    mg = quantized(captured("llama"), fmt, embedding="mxint:width=4")
+    TARGET.write(mg, tmp_path / "model.gguf")
+    found = checked(tmp_path / "model.gguf")
+    layers = packed_layers(found)
+    assert len(layers) == 9
+    assert layers["lm_head"].spec.weight.name == FORMATS[fmt]
+    torch.testing.assert_close(logits(found), decoded_logits(mg), rtol=1e-4, atol=1e-5)
+
+
+KINDS = [("qwen2", {"tie_word_embeddings": True}), ("gpt2", {}), ("qwen3", {}), ("mistral", {})]
+
+
+@pytest.mark.parametrize(("kind", "changes"), KINDS)
+@pytest.mark.sampled(2)
+def test_every_architecture_is_read(kind, changes, tmp_path):
+    mg = quantized(captured(kind, **changes), "mxint:width=4", embedding="mxint:width=4")
+    TARGET.write(mg, tmp_path / "model.gguf")
+    model = checked(tmp_path)  # the folder names its one file
+    if model.config.tie_word_embeddings:
+        codes = [x.weight_codes for x in (model.lm_head, model.get_input_embeddings())]
+        assert codes[0] is codes[1]
+
+
+def drawn(name, rows, columns, scale=None):
+    """Random blocks of a type: uint8 (rows, bytes of a row), with float16 scales of either sign."""
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(0).integers(0, 256, (rows, columns // block, size), np.uint8)
+    if scale is None:
+        scale = np.random.default_rng(1).normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
+    at = size - 2 if name == "Q6_K" else 0
+    blocks[..., at : at + 2] = np.asarray(scale, np.float16)[..., None].view(np.uint8)
+    return blocks
+
+
+def decoded(stored, shape):
+    parts = stored.scales, stored.tensor_scale
+    encoded = Encoded(stored.codes, torch.Size(shape), torch.float32, *parts)
+    return stored.number_format.decode(encoded).numpy()
+
+
+def dequantized(name, blocks):
+    """As ggml does, by the library."""
+    kind = gguf.GGMLQuantizationType[name]
+    return gguf.quants.dequantize(blocks.reshape(len(blocks), -1), kind)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K"])
+def test_blocks_of_integers_keep_every_value(name):
+    blocks = drawn(name, 5, 512)
+    stored = stored_of(name, torch.from_numpy(blocks))
+    assert stored.number_format.name == "scale_integer"  # float16 scales are no bfloat16 numbers
+    assert np.array_equal(decoded(stored, (5, 512)), dequantized(name, blocks))
+    coarse = drawn(name, 5, 512, scale=np.full((5, 512 // gguf_block(name)), -0.25))
+    stored = stored_of(name, torch.from_numpy(coarse))
+    assert stored.number_format.name == "group_integer"
+    assert np.array_equal(decoded(stored, (5, 512)), dequantized(name, coarse))
+
+
+def gguf_block(name):
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0]
+
+
+@pytest.mark.parametrize(
+    ("scale", "lowest", "expected"),
+    [
+        (0.25, -3.0, "group_affine"),  # a zero point of 12
+        (0.25, -0.390625, "group_affine"),  # of 25/16
+        (0.0999755859375, -0.7998046875, "scale_integer"),  # of 8: four bits without one
+        (0.0999755859375, 0.0, "scale_integer"),  # of 0, and a scale that needs float16
+        (-0.25, -1.0, "group_integer"),  # of -4
+        (0.25, -0.3, None),
+        (0.0, 1.0, None),
+    ],
+)
+def test_lowest_values_become_zero_points_where_they_are_some(scale, lowest, expected):
+    blocks = drawn("Q4_1", 3, 64, scale=np.full((3, 2), scale))
+    blocks[..., 2:4] = np.full((3, 2, 1), lowest, np.float16).view(np.uint8)
+    stored = stored_of("Q4_1", torch.from_numpy(blocks))
+    assert (expected is None) == (stored is None)
+    if stored is not None:
+        assert stored.number_format.name == expected
+        assert np.array_equal(decoded(stored, (3, 64)), dequantized("Q4_1", blocks))
+
+
+@pytest.mark.parametrize(("name", "is_packed"), [("Q4_0", True), ("Q5_0", False)])
+def test_types_without_a_format_become_floats_and_are_told(
+    name, is_packed, tmp_path, monkeypatch, caplog
+):
+    mg = quantized(captured("llama"))
+    monkeypatch.setattr(
+        writer,
+        "blocks_of",
+        lambda weight: Blocks(
+            name, drawn(name, weight.rows, weight.columns).reshape(weight.rows, -1)
+        ),
+    )
+    TARGET.write(mg, tmp_path / "model.gguf")
+    with caplog.at_level(logging.WARNING, "chop.export"):
+        layers = packed_layers(checked(tmp_path))
+    assert len(layers) == (8 if is_packed else 0)
+    assert (f"blk.0.attn_k.weight ({name})" in caplog.text) == (not is_packed)
