@@ -28,8 +28,9 @@ def export(
       chop export ./my-llama --format mxint:width=8 --to gguf,compressed-tensors
 
     Targets: onnx (onnxruntime), openvino, pt2 (torch and C++, without chop), compressed-tensors
-    (vLLM, SGLang, transformers), gguf (llama.cpp). chop doctor names the libraries that are
-    missing. What a target cannot hold is listed by module, and nothing is written for it.
+    (vLLM, SGLang, transformers), gptq (vLLM, SGLang, GPTQModel), gguf (llama.cpp). chop doctor
+    names the libraries that are missing. What a target cannot hold is listed by module, and nothing
+    is written for it.
 
     [bold]Columns[/] per target: size, the largest difference between the engine's outputs and the
     quantized graph's, and how many times as fast it is as the graph in chop.
@@ -38,7 +39,8 @@ def export(
 
     Args:
         model: output folder of chop compress, checkpoint of a graph, folder that chop wrote for
-            transformers, or with --format a float model: built-in, folder or hub name.
+            transformers, folder of compressed-tensors, GPTQ or AWQ, file of GGUF, or with --format
+            a float model: built-in, folder or hub name.
         to: targets, with commas between them.
         format: number format of the weights of a float model. Default: the model is quantized.
         tokenizer: write the folder's tokenizer too, where the target has a place for it.

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from chop.errors import CheckpointError, ConfigError, did_you_mean, first_line
-from chop.export.compressed_tensors import INTEGERS, METHOD, MX4, MX8, MX_BLOCK, NV4, NV_BLOCK, WORD
+from chop.export.compressed_tensors import INTEGERS, METHOD, MX4, MX8, MX_BLOCK, NV4, NV_BLOCK
 from chop.export.expressions import expression, finds
 from chop.export.reader import Read, Reader
-from chop.export.stored import Stored, checked_scales, stored_integers, words_unpacked
+from chop.export.stored import WORD, Stored, checked_scales, stored_integers, words_unpacked
 from chop.export.weight_files import document, tensors_of
 from chop.formats import MXFP, NVFP4
 from chop.ir.huggingface.config_file import CONFIG

@@ -36,8 +36,21 @@ class Stored:
     tensor_scale: Tensor | None = None
 
 
+def words_packed(codes: Tensor, bits: int) -> Tensor:
+    """int32 (rows, words of a row), codes one after the other from the low bits on, rows apart.
+
+    Args:
+        codes: integers (rows, columns) from 0 to 2^bits - 1.
+        bits: of a code, 2 to 8.
+    """
+    rows, columns = codes.shape
+    whole = torch.nn.functional.pad(codes, (0, -columns % WORD))
+    packed = pack_bits(whole, bits).view(torch.int32).view(rows, -1)
+    return packed[:, : -(-columns * bits // WORD)].contiguous()
+
+
 def words_unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """uint8 (rows, count), the codes that lie one after the other in the words of a row.
+    """Inverse of `words_packed`: uint8 (rows, count).
 
     Args:
         words: int32 (rows, words of a row).

@@ -13,6 +13,7 @@ TARGETS: Mapping[str, str] = {
     "openvino": "chop.export.openvino",
     "pt2": "chop.export.pt2",
     "compressed-tensors": "chop.export.compressed_tensors",
+    "gptq": "chop.export.gptq",
     "gguf": "chop.export.gguf",
 }
 """The module of each target, by the name that `--to` takes; it has the `TARGET`."""

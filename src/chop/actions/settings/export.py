@@ -15,7 +15,8 @@ class ExportConfig:
 
     Attributes:
         model: output folder of `chop compress`, a checkpoint of a graph, a folder that chop wrote
-            for transformers, or with `format` a float model: built-in, folder or hub name.
+            for transformers, a folder or file of another tool that has a reader, or with `format` a
+            float model: built-in, folder or hub name.
         to: targets, see `chop.export.targets`.
         format: number format of the weights of a float model.
         tokenizer: writes the folder's tokenizer too, where the target has a place for it.

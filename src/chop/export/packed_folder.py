@@ -1,0 +1,208 @@
+"""Packed folder: a model of transformers whose linear layers are tensors of another tool.
+
+What tools have in common is here: which layers are written, which are refused, and how their
+tensors take the places of ours, file by file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.export.coded import CodedWeight, coded_weight
+from chop.export.target import packed_layers, packed_model, refuse
+from chop.export.weight_files import INDEX, WEIGHTS
+from chop.files import atomic_files, write_json
+from chop.formats import QuantSpec
+from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
+from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.transposed import stores_transposed
+
+log = logging.getLogger("chop.export")
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What is a tool's own.
+
+    Attributes:
+        method: its name in `quantization_config`.
+        held: a sentence on what it holds, for errors.
+        scheme_of: a weight and the model's dtype -> how it is stored, or why it cannot be. A scheme
+            has a `format` to tell, and `tensors`: weight and dtype -> tensors by the end of their
+            names.
+        settings: a model and schemes by path -> `quantization_config`.
+        notes: schemes by path and the model -> what a reader would not expect.
+        refused: schemes by path -> modules whose schemes do not go together, and why.
+    """
+
+    method: str
+    held: str
+    scheme_of: Callable[[CodedWeight, torch.dtype], Any]
+    settings: Callable[[nn.Module, Mapping[str, Any]], dict[str, Any]]
+    notes: Callable[[Mapping[str, Any], Any], list[str]]
+    refused: Callable[[Mapping[str, Any]], dict[str, str]] = lambda schemes: {}
+
+
+def write_folder(
+    kind: FolderKind, mg: MaseGraph, path: Path, tokenizer: Any = None
+) -> dict[str, Any]:
+    """Writes a folder with a tool's `quantization_config`.
+
+    Weights of linear layers are the codes and scales of the graph. Embeddings are written as the
+    floats that their codes stand for, since no engine reads packed ones; a packed head that was
+    tied to one is written beside it.
+
+    Args:
+        kind: of the tool.
+        mg: of a model of transformers; it stays as it is.
+        path: the folder; other files in it stay.
+        tokenizer: or processor, whose files go along; None: none.
+    Returns: `path`; `formats`, the layout of each packed module by path; `floats`, the embeddings
+        that became floats; `notes`; `files`.
+
+    Raises:
+        ConfigError: modules that the tool has no layout for, all of them by name; or a model whose
+            weights transformers converts as it reads them, as mixtures of experts.
+    """
+    from chop.ir.huggingface.folder import remove_older, save_folder
+
+    model, reasons = packed_model(mg, kind.method)
+    floats = _unpack_embeddings(model)
+    weights, schemes = _schemes(kind, model, reasons)
+    notes = [f"embeddings are written as floats: {', '.join(floats)}"] if floats else []
+    notes += kind.notes(schemes, model)
+    for note in notes:
+        log.warning("%s: %s.", kind.method, note)
+    settings = kind.settings(model, schemes)
+    if isinstance(model.get_output_embeddings(), PackedOperator):
+        model.config.tie_word_embeddings = False  # codes cannot be tied to floats
+    with atomic_files(path, "model") as fresh:
+        save_folder(model, fresh, tokenizer, card=False)
+        _Rewriter(kind, model, weights, schemes).rewrite(fresh)
+        config = json.loads((fresh / "config.json").read_text())
+        write_json(fresh / "config.json", {**config, "quantization_config": settings})
+        written = sorted(file.name for file in fresh.iterdir())
+    remove_older(path, written)
+    formats = {name: scheme.format for name, scheme in schemes.items()}
+    files = [path / name for name in written]
+    return {"path": path, "formats": formats, "floats": floats, "notes": notes, "files": files}
+
+
+def float_layers(model: nn.Module, schemes: Collection[str]) -> list[str]:
+    """The linear layers that stay floats."""
+    return [
+        path
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.Linear) and path not in schemes
+    ]
+
+
+def _schemes(
+    kind: FolderKind, model: Any, reasons: dict[str, str]
+) -> tuple[dict[str, CodedWeight], dict[str, Any]]:
+    """Weights and schemes by path.
+
+    Raises:
+        ConfigError: there is none, or a layer has none.
+    """
+    weights, schemes = dict[str, CodedWeight](), dict[str, Any]()
+    for name, layer in packed_layers(model).items():
+        found = _stored(kind, layer, model.dtype)
+        if isinstance(found, str):
+            reasons.setdefault(name, found)
+        else:
+            weights[name], schemes[name] = found
+    refuse(kind.method, kind.refused(schemes) | reasons, kind.held)
+    if not schemes:
+        raise ConfigError(f"{kind.method}: expected a packed linear layer, got none. {kind.held}")
+    return weights, schemes
+
+
+def _unpack_embeddings(model: nn.Module) -> list[str]:
+    """Gives embeddings the floats that they look up; their paths."""
+    tables = {p: x for p, x in packed_layers(model).items() if isinstance(x, nn.Embedding)}
+    for path, layer in tables.items():
+        plain = layer.unpack()
+        model.set_submodule(path, plain.with_spec(QuantSpec()))
+    return [*tables]
+
+
+def _stored(
+    kind: FolderKind, layer: PackedOperator, dtype: torch.dtype
+) -> tuple[CodedWeight, Any] | str:
+    if not isinstance(layer, nn.Linear):
+        return f"it is a {type(layer).__name__}, and no linear layer"
+    if stores_transposed(layer):
+        return "its class keeps weights as (inputs, outputs), as no linear layer of torch does"
+    weight = coded_weight(layer)
+    if isinstance(weight, str):
+        return weight
+    scheme = kind.scheme_of(weight, dtype)
+    return scheme if isinstance(scheme, str) else (weight, scheme)
+
+
+@dataclass(frozen=True)
+class _Rewriter:
+    """Puts the library's tensors into the places of codes and scales of ours, file by file."""
+
+    kind: FolderKind
+    model: Any
+    weights: Mapping[str, CodedWeight]
+    schemes: Mapping[str, Any]
+
+    def rewrite(self, folder: Path) -> None:
+        """Rewrites every file of weights, and the index of several."""
+        from safetensors.torch import load_file, save_file
+
+        places: dict[str, str] = {}
+        for file in sorted(folder.glob(WEIGHTS)):
+            tensors = load_file(file)
+            found = dict(self._tensors(tensors))
+            save_file(found, file, metadata={"format": "pt"})
+            places.update(dict.fromkeys(found, file.name))
+        index = folder / INDEX
+        if index.exists():
+            write_json(index, {**json.loads(index.read_text()), "weight_map": places})
+
+    def _tensors(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        from chop.ir.huggingface.quantizer import names_in
+
+        names = names_in(self.model, tensors)
+        _refuse_converted(self.kind.method, self.model, names)
+        for name, x in tensors.items():
+            path, _, last = names[name].rpartition(".")
+            operand = next((o for o, buffers in BUFFER_NAMES.items() if last in buffers), None)
+            if path not in self.weights or operand is None:
+                yield name, x
+            elif last == BUFFER_NAMES[operand][0]:
+                prefix = name.removesuffix(last)
+                yield from ((f"{prefix}{end}", y) for end, y in self._of_layer(path, operand))
+
+    def _of_layer(self, path: str, operand: str) -> Iterator[tuple[str, Tensor]]:
+        dtype = self.model.dtype
+        if operand == "weight":
+            yield from self.schemes[path].tensors(self.weights[path], dtype).items()
+        else:
+            layer: Any = self.model.get_submodule(path)
+            yield operand, layer.bias.detach().as_subclass(Tensor).contiguous()
+
+
+def _refuse_converted(method: str, model: nn.Module, names: Mapping[str, str]) -> None:
+    """Refuses models whose tensors have other names, or parts, in files than in memory."""
+    other = next((name for name, own in names.items() if name != own), None)
+    if other is not None:
+        raise ConfigError(
+            f"{method}: expected a model whose weights transformers reads as they are stored, got "
+            f"a {type(model).__name__}, which makes '{names[other]}' of '{other}'; onnx holds the "
+            "graph of any model."
+        )
