@@ -122,20 +122,18 @@ def _group(plain: Any, default: Any, where: str) -> Group:
             f"{where}: expected symmetric weights in their order, got zero points or actorder."
         )
     stored = plain.get("format") or default
-    if stored not in LAYOUTS:
+    if not isinstance(stored, str) or stored not in LAYOUTS:
         raise ConfigError(f"{where}: format '{stored}': {did_you_mean(str(stored), LAYOUTS)}")
     bits, size = weights.get("num_bits"), weights.get("group_size")
-    if type(bits) is not int or not 2 <= bits <= 8 or not _is_size(size):
-        raise ConfigError(f"{where}: expected num_bits from 2 to 8, got {bits!r} and {size!r}.")
+    if type(bits) is not int or not 2 <= bits <= 8:
+        raise ConfigError(f"{where}: expected num_bits from 2 to 8, got {bits!r}.")
+    if size is not None and (type(size) is not int or size < 1):
+        raise ConfigError(f"{where}: expected a group_size from 1 on, got {size!r}.")
     named = [*map(str, plain["targets"])]
     targets = tuple(x for x in named if not x.startswith(EXPRESSION))
     found = (x.removeprefix(EXPRESSION) for x in named if x.startswith(EXPRESSION))
     expressions = tuple(expression(x, where) for x in found)
     return Group(targets, expressions, stored, bits, str(weights.get("strategy")), size)
-
-
-def _is_size(size: Any) -> bool:
-    return size is None or (type(size) is int and size > 0)
 
 
 def _group_of(path: str, groups: Sequence[Group]) -> Group:
@@ -156,6 +154,8 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
     }
     wanted, read = LAYOUTS[group.format]
     missing = [part for part in wanted if part not in parts]
+    if "weight" in parts and "weight" not in wanted:
+        raise CheckpointError(f"{METHOD}: '{path}' has a weight of floats beside its codes.")
     if missing:
         raise CheckpointError(
             f"{METHOD}: '{path}' lacks {' and '.join(missing)} of {group.format}."
@@ -180,7 +180,9 @@ def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
     if group.strategy not in STRATEGIES or (of_groups and size is None):
         raise ValueError(f"the strategy is {group.strategy} of {size}")
     per_row = -(-columns // size) if of_groups and size else 1
-    if scale.numel() != (1 if group.strategy == "tensor" else rows * per_row):
+    is_flat = scale.ndim < 2 and not of_groups
+    expected = (1, 1) if group.strategy == "tensor" else (rows, per_row)
+    if (scale.view(-1, 1) if is_flat else scale).shape != expected:
         raise ValueError(f"weight_scale is {scale.dtype} {tuple(scale.shape)}")
     return stored_integers(numbers, scale, bits, size if of_groups else None)
 

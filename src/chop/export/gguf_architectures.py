@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError, did_you_mean
+from chop.files.documents import parse_json
 
 ROPE_KEY = "chop.rope_parameters"
 """Where a file has the scaled rotary embedding, which transformers does not read from GGUF."""
@@ -213,5 +214,5 @@ def unread_settings(config: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     keys = {name: f"{known.name}.{key}" for name, key in known.unread.items()}
     found = {name: metadata[key] for name, key in keys.items() if key in metadata}
     if ROPE_KEY in metadata:
-        found["rope_parameters"] = json.loads(metadata[ROPE_KEY])
+        found["rope_parameters"] = parse_json(str(metadata[ROPE_KEY]))
     return found

@@ -90,14 +90,12 @@ def _config(file: Path, header: Header) -> Any:
             f"'{file}': expected a known architecture, got {name!r:.80}: "
             f"{did_you_mean(str(name), known)}"
         )
+    rope = _rope(file, name, header.metadata)
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-        settings = unread_settings(config, header.metadata)
-        settings |= _rope(file, name, header.metadata)
+        settings = unread_settings(config, header.metadata) | rope
         for key, value in settings.items():
             setattr(config, key, value)
-    except ConfigError:
-        raise
     except Exception as error:  # classes of settings raise their own for a value of a wrong type
         message = f"'{file}' has settings that make no model: {first_line(error)}"
         raise CheckpointError(message) from error
@@ -118,8 +116,11 @@ def _rope(file: Path, name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"'{file}': expected a linear scaling of rotary embeddings, got {kind!r}."
         )
-    theta, factor = metadata[f"{name}.rope.freq_base"], metadata[f"{name}.rope.scaling.factor"]
-    return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
+    keys = {"rope_theta": f"{name}.rope.freq_base", "factor": f"{name}.rope.scaling.factor"}
+    found = {own: metadata.get(key) for own, key in keys.items()}
+    if not all(type(x) is float for x in found.values()):
+        raise CheckpointError(f"'{file}': expected numbers in {' and '.join(keys.values())}.")
+    return {"rope_parameters": {"rope_type": "linear", **found}}
 
 
 class _Weights:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,13 +93,12 @@ def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Mo
         ConfigError: something has no format here, and is named.
         CheckpointError: files are missing or broken, or do not fit what `config.json` says.
     """
-    found = reader.read(path)
     with tempfile.TemporaryDirectory() as temporary:
         try:
-            return _model(found, Path(temporary), kind, settings).eval()
+            return _model(reader.read(path), Path(temporary), kind, settings).eval()
         except ChopError as error:
             raise type(error)(str(error).replace(temporary, str(path))) from None
-        except Exception as error:  # transformers raises its own for values of a wrong type
+        except Exception as error:  # libraries raise their own for values of a wrong type
             reason = first_line(error).replace(temporary, str(path))
             raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
 
@@ -114,7 +113,7 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
     save_file(found.weights, folder / WHOLE, metadata={"format": "pt"})
     write_json(folder / CONFIG, found.settings)
     check_config(folder)
-    config = transformers.AutoConfig.from_pretrained(folder, **settings)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
     kind = kind or getattr(transformers, str((config.architectures or [""])[0]), None)
     if kind is None:
         raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
@@ -122,8 +121,22 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
     if spare:
         kept = {name: x for name, x in found.weights.items() if name not in spare}
         save_file(kept, folder / WHOLE, metadata={"format": "pt"})
-    model: nn.Module = kind.from_pretrained(folder, config=config)
+    model: nn.Module
+    model, report = kind.from_pretrained(
+        folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    _check_sizes(model, report["mismatched_keys"], has_new_head=bool(settings))
     return model
+
+
+def _check_sizes(model: Any, mismatched: Iterable[tuple[Any, ...]], has_new_head: bool) -> None:
+    """Raises CheckpointError where floats have another shape, but for those of a new head."""
+    kept = f"{model.base_model_prefix}." if has_new_head else ""
+    for key, found, expected in sorted(mismatched):
+        if key.startswith(kept):
+            raise CheckpointError(
+                f"'{key}' has the shape {list(found)}, by config.json {list(expected)}."
+            )
 
 
 def _spare_biases(found: Read, kind: Any, config: Any) -> set[str]:

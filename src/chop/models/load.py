@@ -195,7 +195,11 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     local = is_folder or not hub_is_reachable()
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            name, local_files_only=local, **labels
+            # Without an answer it would ask on the terminal whether to run a folder's code.
+            name,
+            local_files_only=local,
+            trust_remote_code=False,
+            **labels,
         )
         return config
     except Exception as error:  # classes of settings raise their own for a value of a wrong type
@@ -234,5 +238,5 @@ def model_class_of(config: PreTrainedConfig, task: str | None, *, wants_labels: 
         images = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         kind = "image-classification" if type(config) in images else "text-classification"
         return getattr(transformers, AUTO_CLASSES[kind])
-    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], None)
+    named = getattr(transformers, str((config.architectures or ["AutoModel"])[0]), None)
     return transformers.AutoModel if named is None else named

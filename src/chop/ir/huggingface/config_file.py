@@ -42,7 +42,7 @@ def check_config(folder: Path) -> None:
         document = read_json(path)
     except (OSError, ConfigError) as error:
         raise ConfigError(f"'{path}' cannot be read: {error}.") from None
-    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    files = [x for end in ("safetensors", "bin") for x in folder.glob(f"*.{end}") if x.is_file()]
     weights = 8 * sum(file.stat().st_size for file in files)
     most = max(weights, LEAST_BITS) if files else MOST_BITS
     for key, value in _numbers(document):
