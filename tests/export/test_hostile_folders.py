@@ -218,6 +218,9 @@ COMMON: dict[str, Change] = {
     "config-bytes": document(b"\xff\xfe\x00"),
     "nested": tensors(lambda x: x.update({"model": torch.zeros(2)})),
     "no-place": tensors(lambda x: x.update({"model.layers.9.up_proj.weight": torch.zeros(2)})),
+    "no-codes": tensors(
+        lambda x: [x.pop(name) for name in [*x] if name.endswith(("qweight", "scales", "scale"))]
+    ),
     "lacks-norm": tensors(lambda x: x.pop("model.norm.weight")),
     "wrong-norm": tensors(lambda x: x.update({"model.norm.weight": torch.zeros(3)})),
     "cut-header": weights(lambda data: data[:100]),

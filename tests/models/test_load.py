@@ -122,7 +122,7 @@ EDITS = {
     "another size": ({"hidden_size": 16}, CheckpointError, "do not fit its config.json: 'bert"),
     "another vocabulary": ({"vocab_size": 50}, CheckpointError, r"\[40, 8\], expected \[50, 8\]"),
     "a quantizer that is not there": (
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"quantization_config": {"quant_method": "aqlm"}},
         ConfigError,
         "transformers cannot build the model: ",
     ),

@@ -259,4 +259,4 @@ class _Weights:
         )
 
 
-READER = Reader(TARGET.name, read)
+READER = Reader(TARGET.name, read, may_be_float=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ChopError, ConfigError, first_line
+from chop.errors import CheckpointError, ChopError, ConfigError, enumerate_names, first_line
 from chop.export.stored import Stored
 from chop.export.weight_files import WHOLE
 from chop.files import write_json
 from chop.ir.huggingface.config_file import CONFIG, check_config
 from chop.nn.packed.base import BUFFER_NAMES
 
+log = logging.getLogger(__name__)
+
 CODES, SCALES, TENSOR_SCALE = BUFFER_NAMES["weight"]
+MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,12 @@ class Reader:
         name: `quant_method` of its folders.
         read: a path -> what is there. Raises ConfigError for schemes that have no format here, and
             CheckpointError for what is broken.
+        may_be_float: nothing but floats may be there.
     """
 
     name: str
     read: Callable[[Path], Read]
+    may_be_float: bool = False
 
 
 def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Module:
@@ -95,7 +101,12 @@ def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Mo
     """
     with tempfile.TemporaryDirectory() as temporary:
         try:
-            return _model(reader.read(path), Path(temporary), kind, settings).eval()
+            found = reader.read(path)
+            if not found.packed and not reader.may_be_float:
+                raise CheckpointError(
+                    f"'{path}' has float weights alone, and its config.json says {reader.name}."
+                )
+            return _model(found, Path(temporary), kind, settings).eval()
         except ChopError as error:
             raise type(error)(str(error).replace(temporary, str(path))) from None
         except Exception as error:  # libraries raise their own for values of a wrong type
@@ -122,10 +133,18 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
         kept = {name: x for name, x in found.weights.items() if name not in spare}
         save_file(kept, folder / WHOLE, metadata={"format": "pt"})
     model: nn.Module
-    model, report = kind.from_pretrained(
-        folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True
-    )
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # one line below says what its table would say
+    try:
+        model, report = kind.from_pretrained(
+            folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     _check_sizes(model, report["mismatched_keys"], has_new_head=bool(settings))
+    fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
+    if fresh:
+        log.warning("drawn at random, not read: %s", enumerate_names(sorted(fresh), MOST_NAMES))
     return model
 
 
