@@ -1,3 +1,3 @@
-"""Export: files that other engines run, one module for each target."""
+"""Export: files that other engines run, one module for each target and reader."""
 
 __all__: list[str] = []
