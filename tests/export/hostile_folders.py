@@ -280,6 +280,7 @@ def of_kind(kind: str) -> dict[str, Change]:
 
 OF_KINDS: dict[str, dict[str, Change]] = {kind: of_kind(kind) for kind in CODED}
 OF_KINDS["ct"] |= {
+    "no-zero-points": setting(symmetric=False),
     "groups": config(lambda x: x["quantization_config"].update(config_groups={"a": 5})),
     "format": config(lambda x: x["quantization_config"].update(format=["pack-quantized"])),
     "no-targets": config(

@@ -19,11 +19,19 @@ from chop.errors import CheckpointError, ConfigError, did_you_mean, first_line
 from chop.export.compressed_tensors import INTEGERS, METHOD, MX4, MX8, MX_BLOCK, NV4, NV_BLOCK
 from chop.export.expressions import expression, finds
 from chop.export.reader import Read, Reader
-from chop.export.stored import WORD, Stored, checked_scales, stored_integers, words_unpacked
+from chop.export.stored import (
+    WORD,
+    Stored,
+    checked_scales,
+    stored_affine,
+    stored_integers,
+    words_unpacked,
+)
 from chop.export.weight_files import document, tensors_of
 from chop.formats import MXFP, NVFP4
 from chop.ir.huggingface.config_file import CONFIG
 
+ZEROS = "weight_zero_point"
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_global_scale")
 """Tensors of a module beside its `weight` and `bias`."""
 OTHERS = re.compile(
@@ -45,6 +53,7 @@ class Group:
         bits: of a code.
         strategy: what shares a scale.
         group_size: columns that do, with strategy `group`.
+        is_symmetric: there are no zero points.
     """
 
     targets: tuple[str, ...]
@@ -53,6 +62,7 @@ class Group:
     bits: int
     strategy: str
     group_size: int | None
+    is_symmetric: bool
 
     def names(self, path: str) -> bool:
         """Whether a target is the path, or an expression finds it from its start."""
@@ -75,8 +85,9 @@ def read(folder: Path) -> Read:
     paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
     packed = {}
     for path in paths:
-        packed[path] = _stored(path, tensors, _group_of(path, groups))
-        for part in ("weight", *PARTS):
+        group = _group_of(path, groups)
+        packed[path] = _stored(path, tensors, group)
+        for part in ("weight", *PARTS, *([] if group.is_symmetric else [ZEROS])):
             tensors.pop(f"{path}.{part}", None)
     _refuse_others(tensors, folder)
     return Read(config, tensors, packed)
@@ -117,10 +128,8 @@ def _group(plain: Any, default: Any, where: str) -> Group:
             raise ConfigError(
                 f"{where}: expected float activations, got {key}, which has no form here."
             )
-    if weights.get("symmetric") is False or weights.get("actorder") is not None:
-        raise ConfigError(
-            f"{where}: expected symmetric weights in their order, got zero points or actorder."
-        )
+    if weights.get("actorder") is not None:
+        raise ConfigError(f"{where}: expected weights in their order, got actorder.")
     stored = plain.get("format") or default
     if not isinstance(stored, str) or stored not in LAYOUTS:
         raise ConfigError(f"{where}: format '{stored}': {did_you_mean(str(stored), LAYOUTS)}")
@@ -133,7 +142,13 @@ def _group(plain: Any, default: Any, where: str) -> Group:
     targets = tuple(x for x in named if not x.startswith(EXPRESSION))
     found = (x.removeprefix(EXPRESSION) for x in named if x.startswith(EXPRESSION))
     expressions = tuple(expression(x, where) for x in found)
-    return Group(targets, expressions, stored, bits, str(weights.get("strategy")), size)
+    strategy, is_symmetric = str(weights.get("strategy")), weights.get("symmetric") is not False
+    if not is_symmetric and (stored != INTEGERS or strategy == "tensor"):
+        raise ConfigError(
+            f"{where}: expected symmetric weights, got zero points in {stored} with strategy "
+            f"'{strategy:.40}'."
+        )
+    return Group(targets, expressions, stored, bits, strategy, size, is_symmetric)
 
 
 def _group_of(path: str, groups: Sequence[Group]) -> Group:
@@ -149,10 +164,11 @@ def _group_of(path: str, groups: Sequence[Group]) -> Group:
 def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
     parts = {
         part: tensors[f"{path}.{part}"]
-        for part in ("weight", *PARTS)
+        for part in ("weight", ZEROS, *PARTS)
         if f"{path}.{part}" in tensors
     }
     wanted, read = LAYOUTS[group.format]
+    wanted = wanted if group.is_symmetric else (*wanted, ZEROS)
     missing = [part for part in wanted if part not in parts]
     if "weight" in parts and "weight" not in wanted:
         raise CheckpointError(f"{METHOD}: '{path}' has a weight of floats beside its codes.")
@@ -170,12 +186,15 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
 
 
 def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
-    """k + 2^(bits - 1) one after the other in words, rows apart; scales by group, row or all."""
+    """k + 2^(bits - 1) one after the other in words, rows apart; scales by group, row or all.
+
+    Zero points are packed likewise, columns apart.
+    """
     packed, scale, bits = parts["weight_packed"], parts["weight_scale"], group.bits
     rows, columns = _shape(parts)
     if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns * bits // WORD)):
         raise ValueError(f"weight_packed is {packed.dtype} {tuple(packed.shape)}")
-    numbers = words_unpacked(packed, bits, columns).short() - (1 << (bits - 1))
+    codes = words_unpacked(packed, bits, columns)
     of_groups, size = group.strategy == "group", group.group_size
     if group.strategy not in STRATEGIES or (of_groups and size is None):
         raise ValueError(f"the strategy is {group.strategy} of {size}")
@@ -184,7 +203,14 @@ def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
     expected = (1, 1) if group.strategy == "tensor" else (rows, per_row)
     if (scale.view(-1, 1) if is_flat else scale).shape != expected:
         raise ValueError(f"weight_scale is {scale.dtype} {tuple(scale.shape)}")
-    return stored_integers(numbers, scale, bits, size if of_groups else None)
+    span = size if of_groups else None
+    if group.is_symmetric:
+        return stored_integers(codes.short() - (1 << (bits - 1)), scale, bits, span)
+    zeros = parts[ZEROS]
+    if zeros.dtype != torch.int32 or zeros.shape != (-(-rows * bits // WORD), per_row):
+        raise ValueError(f"{ZEROS} is {zeros.dtype} {tuple(zeros.shape)}")
+    unpacked = words_unpacked(zeros.t(), bits, rows).t().double()  # as codes, along the rows
+    return stored_affine(codes, scale.view(rows, per_row), unpacked, bits, span)
 
 
 def _shape(parts: Mapping[str, Tensor]) -> tuple[int, int]:

@@ -30,6 +30,8 @@ FORMATS = {"gptq": 1, "gptq_v2": 0}
 PARTS = ("qweight", "qzeros", "scales")
 ORDER = "g_idx"
 WIDTHS = (2, 3, 4, 8)
+GROUP = 128
+"""Inputs of a group, where settings do not say."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def parse_schemes(settings: Any, where: str) -> Schemes:
         raise ConfigError(f"{where}: checkpoint_format: {did_you_mean(str(name), FORMATS)}")
     if settings.get("adapter") is not None:
         raise ConfigError(f"{where}: expected weights alone, got an adapter beside them.")
-    common = _scheme(settings, Scheme(4, None, FORMATS[name]), where)
+    if "bits" not in settings:
+        raise ConfigError(f"{where}: expected bits in its quantization_config.")
+    common = _scheme(settings, Scheme(0, GROUP, FORMATS[name]), where)
     dynamic = settings.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise ConfigError(f"{where}: expected settings by expression in 'dynamic'.")
