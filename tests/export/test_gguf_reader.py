@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers.pytorch_utils import Conv1D
 
 from chop.export import gguf as writer
@@ -13,8 +14,9 @@ from chop.export.gguf_blocks import Blocks
 from chop.export.gguf_header import gguf_file
 from chop.export.gguf_stored import stored_of
 from chop.formats import Encoded
-from chop.models import load_model
+from chop.models import load_model, read_config
 from chop.nn.packed import PackedOperator
+from tests.export import gguf_bytes
 from tests.export.test_gguf import (
     IDS,
     captured,
@@ -73,6 +75,7 @@ def test_every_architecture_is_read(kind, changes, tmp_path):
     mg = quantized(captured(kind, **changes), "mxint:width=4", embedding="mxint:width=4")
     TARGET.write(mg, tmp_path / "model.gguf")
     model = checked(tmp_path)  # the folder names its one file
+    assert getattr(model.config, "sliding_window", None) is None
     if model.config.tie_word_embeddings:
         codes = [x.weight_codes for x in (model.lm_head, model.get_input_embeddings())]
         assert codes[0] is codes[1]
@@ -157,3 +160,53 @@ def test_types_without_a_format_become_floats_and_are_told(
         layers = packed_layers(checked(tmp_path))
     assert len(layers) == (8 if is_packed else 0)
     assert (f"blk.0.attn_k.weight ({name})" in caplog.text) == (not is_packed)
+
+
+def llama_with(path, rope, **pairs):
+    """A file of llama.cpp with the frequencies of a scaled rotary embedding."""
+    file = gguf_bytes.llama()
+    for key, plain in pairs.items():
+        file.set(f"llama.rope.scaling.{key}", plain)
+    config = transformers.LlamaConfig(head_dim=16, rope_parameters={"rope_theta": 1e4, **rope})
+    expected = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
+    if rope["rope_type"] == "llama3":
+        divisors = 1e4 ** (-torch.arange(0, 16, 2) / 16) / expected
+        tensor = gguf_bytes.Tensor((8,), gguf_bytes.F32, divisors.numpy().tobytes())
+        file.tensors.append(("rope_freqs.weight", tensor))
+    path.write_bytes(file.content())
+    return expected
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_rotary_embeddings_of_llama3_are_found_in_their_divisors(factor, tmp_path):
+    rope = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    expected = llama_with(tmp_path / "model.gguf", rope)
+    model = load_model(tmp_path / "model.gguf")
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, expected)
+    assert model.config.rope_parameters["factor"] == factor
+
+
+def test_linear_scaling_of_rotary_embeddings_is_read(tmp_path):
+    pairs = {
+        "type": gguf_bytes.value(gguf_bytes.TEXT, "linear"),
+        "factor": gguf_bytes.value(gguf_bytes.FLOAT32, 4.0),
+    }
+    rope = {"rope_type": "linear", "factor": 4.0}
+    expected = llama_with(tmp_path / "model.gguf", rope, **pairs)
+    model = load_model(tmp_path / "model.gguf")
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, expected)
+
+
+def test_other_heads_and_other_numbers_of_labels(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes.llama().content())
+    model = load_model(path, num_labels=3)
+    assert type(model).__name__ == "LlamaForSequenceClassification"
+    assert len(packed_layers(model)) == 8 and model.score.out_features == 3
+    assert read_config(str(path)).architectures == ["LlamaForCausalLM"]

@@ -7,12 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from chop import MaseGraph
 from chop.errors import ConfigError
 from chop.export import gptq as target
 from chop.export.readers import load
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
 from tests.export.decoders import captured, logits, quantized, rounded, tokens
+from tests.export.tools import gptq_parts, gptq_settings, write_folder
 
 FORMATS = {
     "group_integer:width=4": (4, 32),
@@ -110,3 +112,12 @@ def test_sizes_that_fill_no_words_are_refused(tmp_path):
     mg = quantized(model, {"linear": "mxint:width=8:block_size=16"})
     with pytest.raises(ConfigError, match="query: it has 48 inputs and 48 outputs, no multiples"):
         target.write(mg, tmp_path / "folder")
+
+
+def test_a_folder_that_was_read_is_written_as_it_was(tmp_path):
+    write_folder(tmp_path / "theirs", gptq_settings(4, 32), gptq_parts(4, 32))
+    target.write(MaseGraph(load_model(tmp_path / "theirs")), tmp_path / "ours")
+    theirs, ours = (load_file(tmp_path / x / "model.safetensors") for x in ("theirs", "ours"))
+    assert theirs.keys() == ours.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
