@@ -49,11 +49,10 @@ def ours(mg: MaseGraph, inputs: Inputs) -> Iterator[tuple[str, Call]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         passes.export_onnx_interface_pass(calibrated, {"path": path})
-        content = path.read_bytes()
-    run = opened(content)
+        run = opened(path)
+        other = opened_by_openvino(path) if importlib.util.find_spec("openvino") else None
     yield "calibrated int8 in onnxruntime", lambda: run(inputs)[0]
-    if importlib.util.find_spec("openvino"):
-        other = opened_by_openvino(content)
+    if other is not None:
         yield "calibrated int8 in OpenVINO", lambda: other(inputs)[0]
 
 

@@ -142,7 +142,7 @@ def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
     pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
     mg = MaseGraph.from_checkpoint(run_folder / "model")
     unpacked, _ = passes.pack_transform_pass(mg, {"unpack": True, "silent": True})
-    rule = {"config": {"weight": {"name": "mxint", "width": 8, "block_size": 8}}}
+    rule = {"config": {"weight": {"name": "mxfp", "width": 8, "block_size": 8}}}
     other, _ = passes.quantize_transform_pass(unpacked, {"by": "type", "linear": rule})
     other.export(tmp_path / "mx")
     config = ExportConfig(str(tmp_path / "mx"), ("onnx",), out=tmp_path / "out", seconds=0.0)

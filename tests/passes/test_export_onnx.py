@@ -284,8 +284,8 @@ def test_formats_without_an_onnx_form_are_named_or_fall_back(tmp_path):
     q = quantized(
         mg,
         {
-            "fc1": {"data_in": {"name": "mxint"}, "weight": {"name": "mxint"}},
-            "fc2": {"data_in": Integer(16, 8), "weight": Integer(8, 6, floor=True)},
+            "fc1": {"data_in": {"name": "mxint"}, "weight": {"name": "mxfp"}},
+            "fc2": {"data_in": Integer(16, 8), "weight": Integer(12, 6, floor=True)},
             "fc3": {"data_in": Integer(8, 4), "weight": Integer(8, 6), "bias": {"name": "mxint"}},
         },
         by="name",
@@ -300,8 +300,8 @@ def test_formats_without_an_onnx_form_are_named_or_fall_back(tmp_path):
         mg,
         {
             "by": "name",
-            "fc1": {"config": {"weight": {"name": "mxint"}}},
-            "fc2": {"config": {"weight": Integer(8, 6, floor=True)}},
+            "fc1": {"config": {"weight": {"name": "mxfp"}}},
+            "fc2": {"config": {"weight": Integer(12, 6, floor=True)}},
             "fc3": {"config": q.model.fc3.spec},
         },
     )[0]

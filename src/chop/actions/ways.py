@@ -47,16 +47,23 @@ class Engine(nn.Module):
     """A file that another library runs, called as a module; outputs are in the file's order.
 
     Args:
-        opened: makes of the file's content what takes inputs by name and gives the outputs.
-        content: of the file.
+        opened: makes of the file what takes inputs by name and gives the outputs.
+        mg: the graph, which becomes a file.
 
     Attributes:
         file_bytes: its size.
     """
 
-    def __init__(self, opened: Callable[[bytes], Run], content: bytes) -> None:
+    def __init__(self, opened: Callable[[Path], Run], mg: MaseGraph) -> None:
         super().__init__()
-        self.run, self.file_bytes = opened(content), len(content)
+        # What is logged is about a file that is kept.
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            at_level(logging.ERROR, "chop.export.onnx.export"),
+        ):
+            settings = {"path": Path(folder) / "model.onnx"}
+            _, info = passes.export_onnx_interface_pass(mg.sharing_copy(), settings)
+            self.run, self.file_bytes = opened(info["path"]), info["size_bytes"]
 
     def forward(self, **inputs: Tensor) -> list[Tensor]:
         """The outputs for inputs by name."""
@@ -113,24 +120,12 @@ def _compiled(mg: MaseGraph) -> nn.Module:
 
 def _in_onnxruntime(mg: MaseGraph) -> nn.Module:
     session.check_is_installed()
-    return Engine(session.opened, _onnx_of(mg))
+    return Engine(session.opened, mg)
 
 
 def _in_openvino(mg: MaseGraph) -> nn.Module:
     session.check_openvino_is_installed()
-    return Engine(session.opened_by_openvino, _onnx_of(mg))
-
-
-def _onnx_of(mg: MaseGraph) -> bytes:
-    # What it logs is about a file that is kept.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        at_level(logging.ERROR, "chop.export.onnx.export"),
-    ):
-        path = Path(folder) / "model.onnx"
-        _, info = passes.export_onnx_interface_pass(mg.sharing_copy(), {"path": path})
-        content: bytes = info["path"].read_bytes()
-    return content
+    return Engine(session.opened_by_openvino, mg)
 
 
 WAYS = {

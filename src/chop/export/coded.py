@@ -23,8 +23,8 @@ E8M0_LOWEST, E8M0_WIDTH = -127, 8
 class CodedWeight:
     """A weight matrix as codes of elements, and scales of groups that lie along its rows.
 
-    A value is the element that a code stands for, times the scale of its group. Make one with
-    `coded_weight`.
+    A value is the element that a code stands for, less the zero point of its group where there are
+    zero points, times the scale of its group. Make one with `coded_weight`.
 
     Attributes:
         encoded: what the format stored.
@@ -90,17 +90,26 @@ class CodedWeight:
         return found.view(shape)
 
     @cached_property
+    def zero_points(self) -> Tensor | None:
+        """float64, shape of `scales`: what is taken from elements; None: nothing is."""
+        if self.scaling is None or self.encoded.scales is None:
+            return None
+        found = self.scaling.restore_zero_points(self.encoded.scales, self.scales.numel())
+        return None if found is None else found.view(self.scales.shape)
+
+    @cached_property
     def steps(self) -> Tensor:
         """float64, shape of `scales`: what `integers` are multiplied by."""
         assert isinstance(self.element, Fixed)
         return self.scales * 2.0**-self.element.frac_width
 
 
-def coded_weight(layer: PackedOperator) -> CodedWeight | str:
+def coded_weight(layer: PackedOperator, zero_points: bool = False) -> CodedWeight | str:
     """The weight of a packed layer, or why it is no matrix of codes with scales along its rows.
 
     Args:
         layer: packed, on any device.
+        zero_points: whether groups may have some.
     """
     encoded, number_format = layer.encoded("weight"), layer.spec.weight
     assert isinstance(number_format, NumberFormat)
@@ -109,7 +118,8 @@ def coded_weight(layer: PackedOperator) -> CodedWeight | str:
         return f"{number_format.label} has no layout of elements and scales"
     if len(shape) != 2 or not math.prod(shape):
         return f"its weight has shape {tuple(shape)}, and no rows and columns"
-    if layout.levels is not None or layout.has_zero_points or layout.element.radix != 2:
+    has_others = layout.has_zero_points and not zero_points
+    if layout.levels is not None or has_others or layout.element.radix != 2:
         return f"{number_format.label} is more than elements times one scale each"
     if layout.element.width > 8:
         return f"{number_format.label} has codes of {layout.element.width} bits"

@@ -38,6 +38,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.onnx")
         found = write_in_float32(mg, file)
+        del found["files"]  # which are of ONNX
         model = openvino.convert_model(file)
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)

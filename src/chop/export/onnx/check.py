@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -82,7 +83,13 @@ class _Runs(Generic[T]):
     moved: T
 
 
-def check(proto: Any, flat: FlatGraph, inputs: Mapping[str, Tensor], whole: Any = None) -> None:
+def check(
+    proto: Any,
+    flat: FlatGraph,
+    inputs: Mapping[str, Tensor],
+    whole: Any = None,
+    weights: Path | None = None,
+) -> None:
     """Checks that onnxruntime computes the graph; says once that it is not installed.
 
     Args:
@@ -91,6 +98,7 @@ def check(proto: Any, flat: FlatGraph, inputs: Mapping[str, Tensor], whole: Any 
         inputs: by name.
         whole: results of the graph with its formats, in the order of `flat.outputs`; None where
             the file is another model on purpose.
+        weights: the folder of the weights; None where `proto` has them.
 
     Raises:
         VerificationError: the file does not run, or computes something else.
@@ -103,10 +111,11 @@ def check(proto: Any, flat: FlatGraph, inputs: Mapping[str, Tensor], whole: Any 
     runs = _runs(flat, inputs, whole)
     smooth = _without_roundings(proto)
     if smooth is None:
-        _compare(flat.outputs, _results(proto, inputs), runs)
+        _compare(flat.outputs, _results(proto, inputs, weights), runs)
     else:
-        _compare(flat.outputs, _results(smooth, inputs), replace(runs, whole=runs.exact))
-        _compare(flat.outputs, _results(proto, inputs), runs, rounds=True)
+        smoothed = _results(smooth, inputs, weights)
+        _compare(flat.outputs, smoothed, replace(runs, whole=runs.exact))
+        _compare(flat.outputs, _results(proto, inputs, weights), runs, rounds=True)
 
 
 def _runs(flat: FlatGraph, inputs: Mapping[str, Tensor], whole: Any) -> _Runs[Sequence[Tensor]]:
@@ -120,9 +129,9 @@ def _runs(flat: FlatGraph, inputs: Mapping[str, Tensor], whole: Any) -> _Runs[Se
     return _Runs(whole or run(nullcontext()), exact, run(_Smooth(True, ties), seed=1))
 
 
-def _results(proto: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+def _results(proto: Any, inputs: Mapping[str, Tensor], weights: Path | None) -> list[Tensor]:
     try:
-        return session.run(proto, inputs)
+        return session.run(proto, inputs, weights)
     except Exception as error:
         is_bfloat16 = any(x.data_type == BFLOAT16 for x in proto.graph.initializer)
         way_out = "call mg.model.float() first" if is_bfloat16 else WAY_OUT

@@ -16,9 +16,9 @@ from chop.errors import GuardError, UnavailableError
 from chop.export.axes import Conditions, symbolic_axes
 from chop.export.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
 from chop.export.onnx.check import check
+from chop.export.onnx.files import write_files
 from chop.export.onnx.qdq import qdq_graph
 from chop.export.onnx.write import proto_of
-from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 
@@ -43,15 +43,15 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
 
     Args:
         mg: the graph; it stays as it is.
-        path: the file.
+        path: the file; weights beyond 2 GB are beside it.
         float_fallback: exports operands as floats where ONNX lacks their format.
         dynamic_axes: batches and sequences may have other sizes than the example inputs.
-    Returns: names of `inputs` and `outputs`; `quantized`, paths of the modules in integers;
-        `fallback`, operands exported as floats; `unchecked`, conditions of the graph on sizes
-        that the file does not test.
+    Returns: `files` that were written; names of `inputs` and `outputs`; `quantized`, paths of the
+        modules in integers; `fallback`, operands exported as floats; `unchecked`, conditions of
+        the graph on sizes that the file does not test.
 
     Raises:
-        ConfigError: a format has no 8-bit form in ONNX, or waits for data.
+        ConfigError: a format has no form of integers in ONNX, or waits for data.
         GraphError: torch's exporter lacks the ONNX of an operator.
         UnavailableError: onnx or onnxscript are not installed.
         VerificationError: onnxruntime does not run the file, or computes something else.
@@ -65,12 +65,15 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
     unchecked = conditions.restricting(symbolic_axes(proto))
     if unchecked:
         log.warning(UNCHECKED, WHERE, " and ".join(unchecked))
-    for example, answer in answers:
-        whole = None if qdq.fallback else flat.answers(answer)
-        check(proto, flat, flat.tensors(example), whole)
-    with atomic_file(path) as temporary:
-        temporary.write_bytes(proto.SerializeToString())
+
+    def check_all(weights: Path | None) -> None:
+        for example, answer in answers:
+            whole = None if qdq.fallback else flat.answers(answer)
+            check(proto, flat, flat.tensors(example), whole, weights)
+
+    files = write_files(proto, path, check_all)
     return {
+        "files": files,
         "inputs": [each.name for each in proto.graph.input],
         "outputs": [each.name for each in proto.graph.output],
         "quantized": qdq.quantized,

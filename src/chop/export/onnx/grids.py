@@ -14,7 +14,7 @@ from chop.kernels.integers import integers_of, one_scale
 
 CHOICE = (
     "integer (width up to 8, not floored, calibrated) or scale_integer (width up to 8; granularity "
-    "tensor, or channel for weights)"
+    "tensor, or channel for weights), for matrices of weights any integers of up to 8 bits"
 )
 """What can be written, for messages."""
 

@@ -5,7 +5,7 @@ Their torch forms are references: what an ONNX runtime computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,11 @@ from torch import Tensor
 
 OPSET = 18
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+DECODE, CONTRIBUTED = "Decode", "com.microsoft"
+"""An operator that files have as several, see `chop.export.onnx.decode`; the domain of
+onnxruntime's own operators, which OpenVINO reads too."""
+MIDDLE = 8
+"""Of the codes of 4 bits, for 0."""
 ZERO_POINT, LARGEST_CODE = 128, 255
 """Of the codes of signed numbers; of all codes."""
 
@@ -59,6 +64,72 @@ def _(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
     return torch.empty_like(codes, dtype=scale.dtype)
 
 
+@torch.library.custom_op("chop::onnx_decode", mutates_args=())
+def onnx_decode(codes: Tensor, steps: Tensor, offsets: Tensor | None, columns: int) -> Tensor:
+    """Integers of groups times the step of each group, plus its offset, as a matrix.
+
+    Args:
+        codes: int8 (rows, groups, group); the last group of a row may end with what is none of it.
+        steps: float32 (rows, groups, 1) or (1, 1, 1).
+        offsets: shape of `steps`; None for none.
+        columns: of the matrix.
+    """
+    values = codes.to(steps.dtype) * steps
+    values = values if offsets is None else values + offsets
+    return values.flatten(1)[:, :columns].contiguous()
+
+
+@onnx_decode.register_fake
+def _(codes: Tensor, steps: Tensor, offsets: Tensor | None, columns: int) -> Tensor:
+    return steps.new_empty(codes.size(0), columns)
+
+
+def _four_bits(codes: Tensor, scales: Tensor) -> Tensor:
+    """The numbers of packed codes: float32 (rows, blocks x block).
+
+    Args:
+        codes: uint8 (rows, bytes), two codes in each byte, the first in its low bits.
+        scales: float32 (rows, blocks).
+    """
+    numbers = torch.stack([codes & 15, codes >> 4], -1).view(*scales.shape, -1).float() - MIDDLE
+    return (numbers * scales.unsqueeze(-1)).flatten(1)
+
+
+@torch.library.custom_op("chop::onnx_matmul_4bit", mutates_args=())
+def onnx_matmul_4bit(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """MatMulNBits: x times the transpose of a matrix of 4-bit codes, in float32.
+
+    Args:
+        x: float32 (..., columns).
+        codes: uint8 (rows, blocks, block/2), the last block filled up; 8 stands for 0.
+        scales: float32 (rows, blocks).
+    """
+    weight = _four_bits(codes.flatten(1), scales)[:, : x.size(-1)]
+    return x @ weight.T
+
+
+@onnx_matmul_4bit.register_fake
+def _(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], codes.size(0))
+
+
+@torch.library.custom_op("chop::onnx_gather_4bit", mutates_args=())
+def onnx_gather_4bit(codes: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
+    """GatherBlockQuantized: rows of a matrix of 4-bit codes, in float32.
+
+    Args:
+        codes: uint8 (all rows, columns/2); 8 stands for 0.
+        rows: int64, any shape.
+        scales: float32 (all rows, blocks).
+    """
+    return _four_bits(codes, scales)[rows]
+
+
+@onnx_gather_4bit.register_fake
+def _(codes: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
+    return scales.new_empty(*rows.shape, 2 * codes.size(1))
+
+
 def written_ends(low: int, high: int) -> tuple[int, int]:
     """The smallest and the largest k of what is written: all that the codes have, or a Clip."""
     zero = ZERO_POINT if low < 0 else 0
@@ -71,6 +142,16 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from onnxscript import opset18
 
     op: Any = opset18
+    decode = _operator("chop", DECODE, ("codes", "steps", "offsets"), ("columns",))
+    multiply = _operator(
+        CONTRIBUTED, "MatMulNBits", ("A", "B", "scales"), ("K", "N", "bits", "block_size")
+    )
+    gather = _operator(
+        CONTRIBUTED,
+        "GatherBlockQuantized",
+        ("data", "indices", "scales"),
+        ("bits", "block_size", "gather_axis", "quantize_axis"),
+    )
 
     def rounded(x: Any, scale: Any, low: int, high: int) -> Any:
         zero = ZERO_POINT if low < 0 else 0
@@ -84,7 +165,59 @@ def translations() -> dict[Any, Callable[..., Any]]:
     def dequantized(codes: Any, scale: Any, zero_point: Any, axis: int) -> Any:
         return op.DequantizeLinear(codes, scale, zero_point, axis=axis)
 
+    def decoded(codes: Any, steps: Any, offsets: Any, columns: int) -> Any:
+        return decode(codes, steps, offsets, columns=columns)
+
+    def multiplied(x: Any, codes: Any, scales: Any) -> Any:
+        rows, _, half = codes.shape
+        sizes = {"K": int(x.shape[-1]), "N": int(rows), "block_size": 2 * int(half)}
+        return multiply(x, codes, scales, bits=4, **sizes)
+
+    def gathered(codes: Any, rows: Any, scales: Any) -> Any:
+        block = 2 * int(codes.shape[1]) // int(scales.shape[1])
+        axes = {"gather_axis": 0, "quantize_axis": 1}
+        return gather(codes, rows, scales, bits=4, block_size=block, **axes)
+
     return {
         torch.ops.chop.onnx_round.default: rounded,
         torch.ops.chop.onnx_dequantize.default: dequantized,
+        torch.ops.chop.onnx_decode.default: decoded,
+        torch.ops.chop.onnx_matmul_4bit.default: multiplied,
+        torch.ops.chop.onnx_gather_4bit.default: gathered,
     }
+
+
+def _operator(domain: str, name: str, inputs: Sequence[str], integers: Sequence[str]) -> Any:
+    """An operator of another domain than ONNX's, in version 1, for translations.
+
+    Args:
+        domain: its domain.
+        name: its name.
+        inputs: names of its inputs; those behind the third may be missing.
+        integers: names of its attributes.
+    """
+    from onnx.defs import OpSchema
+    from onnxscript.values import Op, Opset
+
+    tensor = [f"tensor({kind})" for kind in ("float", "uint8", "int8", "int32", "int64")]
+    optional = OpSchema.FormalParameterOption.Optional
+    single = OpSchema.FormalParameterOption.Single
+    parameters = [
+        OpSchema.FormalParameter(
+            each, f"T{i}", param_option=optional if each == "offsets" else single
+        )
+        for i, each in enumerate(inputs)
+    ]
+    schema = OpSchema(
+        name,
+        domain,
+        1,
+        inputs=parameters,
+        outputs=[OpSchema.FormalParameter("values", "T")],
+        type_constraints=[
+            ("T", ["tensor(float)"], ""),
+            *((f"T{i}", tensor, "") for i in range(len(inputs))),
+        ],
+        attributes=[OpSchema.Attribute(each, OpSchema.AttrType.INT) for each in integers],
+    )
+    return Op(Opset(domain, 1), name, schema)

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from chop.captured.overrides import has_hooks
 from chop.errors import ConfigError
 from chop.export.onnx.grids import CHOICE, AffineGrid, grid_of
+from chop.export.onnx.grouped import Grouped, grouped, twin
 from chop.export.onnx.operators import onnx_dequantize, onnx_round
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
@@ -198,7 +199,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
     refuse_hooks({path: hook for path, hook in hooks.items() if not path}, WHERE, "the file")
     steps = leaf_operators(qdq.model)
     _check_dtypes(steps)
-    plans = {name: _plan(step) for name, step in steps.items()}
+    plans = {name: _plan(step, mg.model.get_submodule(name)) for name, step in steps.items()}
     missing = [
         operand_text(name, steps[name], operand)
         for name, plan in plans.items()
@@ -206,11 +207,11 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
         if stand_in is None
     ]
     if missing and not float_fallback:
-        raise ConfigError(missing_forms(WHERE, "ONNX has no 8-bit form", missing, WAY_OUT))
+        raise ConfigError(missing_forms(WHERE, "ONNX has no form in integers", missing, WAY_OUT))
     quantized = []
     for name, step in steps.items():
         chosen = {k: _fallback(step, k) if v is None else v for k, v in plans[name].items()}
-        if any(isinstance(stand_in, _Round | _Codes) for stand_in in chosen.values()):
+        if any(isinstance(stand_in, _Round | _Codes | Grouped) for stand_in in chosen.values()):
             quantized.append(name)
         step.spec = QuantSpec().with_quantizers(**chosen)
         for name in (MASK, FULL):  # the codes are zero there
@@ -218,7 +219,10 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
     _round_early(qdq)
     for node in qdq.nodes:
         layer: Any = qdq.module_of(node)
-        if _integer_form(qdq, node) == LINEAR and isinstance(layer.spec.weight, _Codes):
+        if isinstance(layer, QuantizedOperator) and isinstance(layer.spec.weight, Grouped):
+            if (coded := twin(layer)) is not None:
+                qdq.replace(node, coded)
+        elif _integer_form(qdq, node) == LINEAR and isinstance(layer.spec.weight, _Codes):
             qdq.replace(node, _Linear(layer))
         elif _integer_form(qdq, node) == CONVOLUTION:
             bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias
@@ -236,10 +240,17 @@ def _check_dtypes(steps: Mapping[str, QuantizedOperator]) -> None:
             )
 
 
-def _plan(step: QuantizedOperator) -> dict[str, StandIn | None]:
-    """A stand-in for each operand that is not float; None where ONNX has none."""
+def _plan(step: QuantizedOperator, original: nn.Module) -> dict[str, StandIn | None]:
+    """A stand-in for each operand that is not float; None where ONNX has none.
+
+    Args:
+        step: the operator.
+        original: it, in the graph that was given.
+    """
     present = [operand for operand, quantizer in step.spec.items() if not quantizer.is_identity]
     plan = {operand: _stand_in(step, operand) for operand in present}
+    if "weight" in plan and (plan["weight"] is None or _is_alone(step)):
+        plan["weight"] = grouped(original, step) or plan["weight"]
     if step.is_pruned and "weight" not in plan:
         plan["weight"] = _Values(step.effective("weight").detach())
     return plan
@@ -257,6 +268,11 @@ def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
         return None
     codes = parameter_codes(step, operand, grid.scale)
     return _Codes(codes.to(grid.dtype), grid.scale)
+
+
+def _is_alone(step: QuantizedOperator) -> bool:
+    """Whether a linear layer has a weight in a format, and floats as inputs."""
+    return isinstance(step, QuantLinear) and step.spec.data_in.is_identity
 
 
 def _fallback(step: QuantizedOperator, operand: str) -> Quantizer:

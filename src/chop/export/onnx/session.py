@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ SESSION_CONFIG = {
     "session.x64quantprecision": "1",
 }
 """Entries without which onnxruntime rounds more than the file says."""
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""The entry for where weights are that are beside a graph which comes as bytes."""
 FATAL = 4
 Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """Outputs in the file's order, of inputs by name; inputs that the file does not read are left."""
@@ -38,24 +41,31 @@ def check_openvino_is_installed() -> None:
         raise UnavailableError("OpenVINO is not installed: pip install openvino.")
 
 
-def run(proto: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Outputs of an `onnx.ModelProto` on the CPU, by onnxruntime."""
-    return opened(proto.SerializeToString())(inputs)
-
-
-def opened(content: bytes) -> Run:
-    """What onnxruntime computes on the CPU, by as many threads as torch has.
+def run(proto: Any, inputs: Mapping[str, Tensor], folder: Path | None = None) -> list[Tensor]:
+    """Outputs of an `onnx.ModelProto` on the CPU, by onnxruntime.
 
     Args:
-        content: of an ONNX file.
+        proto: the graph.
+        inputs: by name.
+        folder: of its weights; None: it has them.
     """
+    entries = {} if folder is None else {WEIGHTS_FOLDER: str(folder)}
+    return _opened(proto.SerializeToString(), entries)(inputs)
+
+
+def opened(path: Path) -> Run:
+    """What onnxruntime computes of an ONNX file on the CPU, by as many threads as torch has."""
+    return _opened(str(path), {})
+
+
+def _opened(model: str | bytes, entries: Mapping[str, str]) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), FATAL
-    for name, value in SESSION_CONFIG.items():
+    for name, value in {**SESSION_CONFIG, **entries}.items():
         options.add_session_config_entry(name, value)
-    session = onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
     def outputs(inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -65,16 +75,12 @@ def opened(content: bytes) -> Run:
     return outputs
 
 
-def opened_by_openvino(content: bytes) -> Run:
-    """What OpenVINO computes on the CPU in float32, by as many threads as torch has.
-
-    Args:
-        content: of an ONNX file.
-    """
+def opened_by_openvino(path: Path) -> Run:
+    """What OpenVINO computes of an ONNX file on the CPU in float32, by torch's threads."""
     import openvino
 
     core = openvino.Core()
-    compiled = core.compile_model(core.read_model(content), "CPU", openvino_settings())
+    compiled = core.compile_model(core.read_model(path), "CPU", openvino_settings())
     request = compiled.create_infer_request()
     names = [port.any_name for port in compiled.inputs]
 
@@ -88,6 +94,7 @@ def opened_by_openvino(content: bytes) -> Run:
 def openvino_settings() -> dict[str, Any]:
     """Settings with which OpenVINO rounds no more than a file says, by torch's threads."""
     return {
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",

@@ -17,11 +17,11 @@ from chop.ir.graph import MaseGraph
 
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
-    """Writes an ONNX file: 8-bit integers as codes, other formats as what their codes stand for.
+    """Writes an ONNX file: integers of up to 8 bits as codes, other formats as floats.
 
     Args:
         mg: the graph; it stays as it is.
-        path: the file.
+        path: the file; weights beyond 2 GB are beside it.
         tokenizer: is not part of such a file.
     Returns: `path`, `notes`, and what `chop.export.onnx.export` gives.
     """
@@ -47,15 +47,14 @@ def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
 
 def read(path: Path) -> Runner:
     """The file as onnxruntime runs it."""
-    content = path.read_bytes()
-    return named(opened(content), content)
+    return named(opened(path), path)
 
 
-def named(run: Run, content: bytes) -> Runner:
+def named(run: Run, path: Path) -> Runner:
     """An engine that gives outputs in the file's order, as one that gives them by name."""
     import onnx
 
-    outputs = [each.name for each in onnx.load_from_string(content).graph.output]
+    outputs = [each.name for each in onnx.load(path, load_external_data=False).graph.output]
 
     def answers(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         return dict(zip(outputs, run(named_tensors(inputs)), strict=True))

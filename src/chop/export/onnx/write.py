@@ -13,6 +13,7 @@ import torch
 
 from chop.errors import ChopError, GraphError, first_line, shorten
 from chop.export.flat import WHERE, FlatGraph
+from chop.export.onnx.decode import expand_decoding
 from chop.export.onnx.operators import DEQUANTIZE, OPSET, translations
 from chop.notices import at_level
 
@@ -36,6 +37,7 @@ def proto_of(flat: FlatGraph, varying: Mapping[str, Sequence[int]] | None) -> An
         shapes = {"tensors": tuple(dict.fromkeys(varying[name], auto) for name in inputs)}
     with _silence(), torch.no_grad():
         proto = _proto(flat, shapes)
+    expand_decoding(proto)
     _strip(proto)
     _name_outputs(proto, flat.outputs)
     _drop_unread_inputs(proto)

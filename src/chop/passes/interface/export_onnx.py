@@ -39,6 +39,13 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     is float stays float, and biases are floats with their rounded values. A loss is left out.
     Packed, pruned and learned layers are written as what they compute.
 
+    Matrices of weights are codes in any format of integers of at most 8 bits, with scales and zero
+    points of groups that lie along rows. Linear layers of up to 4 bits are MatMulNBits of
+    onnxruntime, which multiplies floats by codes, in blocks of 16 to 128 columns; groups of other
+    sizes, and more bits, are int8 codes that are decoded as the file is opened. Embeddings decode
+    the rows that they look up. Where a linear layer has float inputs, `integer` and
+    `scale_integer` are written so, too.
+
     Outputs have the names of the model's: keys and fields, `output` for a single tensor, and
     `output.0`, `output.1` for the parts of a tuple. Where inputs or outputs are nested, keys and
     indices stand behind a dot: `batch.mask`, `hidden_states.0`. None and text are left out.
@@ -60,21 +67,23 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
 
     Returns:
         path: the file.
+        files: it, and the one of weights beyond 2 GB, which is beside it: `.onnx.data`.
         inputs: names of its inputs.
         outputs: names of its outputs.
         quantized: paths of the modules in integers.
         fallback: operands exported as floats.
         unchecked: conditions of the graph on sizes that the file does not test.
-        size_bytes: size of the file.
+        size_bytes: size of the files.
         session_config: entries for `onnxruntime.SessionOptions.add_session_config_entry`.
 
     Raises:
-        ConfigError: a format has no 8-bit form in ONNX, or waits for data.
+        ConfigError: a format has no form of integers in ONNX, or waits for data.
         GraphError: torch's exporter lacks the ONNX of an operator.
         UnavailableError: onnx or onnxscript are not installed.
         VerificationError: onnxruntime does not run the file, or computes something else.
 
-    Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13.
+    Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13; of the domain
+    com.microsoft MatMulNBits and GatherBlockQuantized, version 1.
     """
     # Registers operators with torch, which takes as long as importing all other engines.
     from chop.export.onnx.export import export
@@ -83,5 +92,5 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     if path.suffix != ".onnx":
         path = path.with_name(path.name + ".onnx")
     found = export(mg, path, config.float_fallback, config.dynamic_axes)
-    size = path.stat().st_size
+    size = sum(file.stat().st_size for file in found["files"])
     return {"path": path, **found, "size_bytes": size, "session_config": dict(SESSION_CONFIG)}

@@ -1,0 +1,189 @@
+"""Weights of a few bits in files of ONNX, as onnxruntime and OpenVINO read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError
+from chop.export.onnx import files
+from chop.export.targets import target
+from chop.formats import Integer, parse_format_string
+from chop.pipelines.packed_weights import pack_weights
+from tests.onnx_runs import quantized, raised, translations_once
+
+__all__ = ["translations_once"]
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+ROWS = 20
+EVEN, UNEVEN = 128, 72
+
+
+class Layers(nn.Module):
+    """Layers whose results are their weights, where inputs are the identity and all indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.even = nn.Linear(EVEN, 12, bias=False)
+        self.uneven = nn.Linear(UNEVEN, 5, bias=False)
+        self.table = nn.Embedding(ROWS, EVEN)
+        self.short = nn.Embedding(ROWS, UNEVEN)
+
+    def forward(self, even: Tensor, uneven: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        return self.even(even), self.uneven(uneven), self.table(ids), self.short(ids)
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[MaseGraph, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    inputs = {"even": torch.eye(EVEN), "uneven": torch.eye(UNEVEN), "ids": torch.arange(ROWS)}
+    return MaseGraph(Layers().eval(), dummy_in=inputs), inputs
+
+
+MULTIPLY, GATHER = "MatMulNBits", "GatherBlockQuantized"
+FEW = {MULTIPLY: 2, GATHER: 1}
+# format: (operators that compute from codes, bits of a weight in the file at most)
+FORMATS = {
+    "group_integer:width=4": (FEW, 7.5),
+    "group_integer:width=4:group_size=64": (FEW, 7.5),
+    "mxint:width=4": (FEW, 7.5),
+    "mxint:width=4:block_size=16": (FEW, 7.5),
+    "group_integer:width=3:group_size=128": (FEW, 7.5),
+    "group_integer:width=4:group_size=24": ({}, 11),
+    "group_integer:width=4:group_size=256": (FEW, 7.5),
+    "scale_integer:width=4:granularity=channel": ({MULTIPLY: 2}, 7.5),
+    "integer:width=4:frac_width=3": ({MULTIPLY: 2}, 7.5),
+    "mxint:width=8": ({}, 11),
+    "group_integer:width=8": ({}, 11),
+    "group_integer:width=6": ({}, 11),
+    "integer:width=8:frac_width=6": ({}, 10),
+    "group_affine:width=4:group_size=32": ({MULTIPLY: 2}, 10),
+    "group_affine:width=8": ({}, 11.5),
+}
+
+
+@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.sampled(4)
+def test_files_hold_the_codes(text, whole, tmp_path):
+    mg, inputs = whole
+    packed = pack_weights(mg, parse_format_string(text))
+    made = target("onnx").export(packed, tmp_path / "model")
+    proto = onnx.load(made.path)
+    onnx.checker.check_model(proto, full_check=True)
+    kinds, bits = FORMATS[text]
+    assert {k: n for k, n in _kinds(proto).items() if k in FEW} == kinds
+    weights = sum(x.numel() for x in mg.model.parameters())
+    stored = [each for each in proto.graph.initializer if each.data_type != onnx.TensorProto.INT64]
+    assert 8 * sum(len(each.raw_data) for each in stored) <= bits * weights
+    assert made.notes == () and made.size_bytes == made.path.stat().st_size
+    _compare(packed, inputs, target("onnx").read(made.path), "group_affine" in text)
+
+
+@pytest.mark.parametrize("text", [text for text in FORMATS if "width=6" not in text])
+@pytest.mark.sampled(1)
+def test_openvino_reads_the_codes(text, whole, tmp_path):
+    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    mg, inputs = whole
+    packed = pack_weights(mg, parse_format_string(text))
+    made = target("openvino").export(packed, tmp_path / "model")
+    _, bits = FORMATS[text]
+    data = made.path.with_suffix(".bin")
+    assert made.files == (made.path, data)
+    weights = sum(x.numel() for x in mg.model.parameters())
+    assert 8 * data.stat().st_size <= (bits + 1) * weights
+    _compare(packed, inputs, target("openvino").read(made.path), "group_affine" in text)
+
+
+def _compare(packed: MaseGraph, inputs: dict[str, Tensor], run, rounds: bool) -> None:
+    """Values of codes are exact: each result is one of them, and products with zeros beside it."""
+    with torch.no_grad():
+        expected = packed.model(**inputs)
+    found = run(inputs)
+    assert len(found) == 4
+    for (name, got), right in zip(found.items(), expected, strict=True):
+        if rounds and name in ("output.0", "output.1"):  # a code and an offset are added
+            torch.testing.assert_close(got, right, atol=1e-6, rtol=1e-6)
+        else:
+            assert torch.equal(got, right), name
+
+
+def _kinds(proto) -> Counter[str]:
+    return Counter(node.op_type for node in proto.graph.node)
+
+
+class Block(nn.Module):
+    """A linear layer with a bias, whose inputs are rounded to 8 bits, of any number of axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 48), nn.Linear(48, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+@pytest.mark.parametrize("weight", ["group_integer:width=4", "mxint:width=8"])
+@pytest.mark.sampled(1)
+def test_inputs_may_be_rounded_too(weight, tmp_path):
+    torch.manual_seed(1)
+    x = torch.randn(3, 7, 64)
+    spec = {"data_in": Integer(8, 4), "weight": parse_format_string(weight)}
+    mg = quantized(raised(Block(), x=x), {"linear": spec})
+    _, info = passes.export_onnx_interface_pass(mg, {"path": tmp_path / "block"})
+    assert (info["quantized"], info["fallback"]) == (["first", "second"], [])
+    kinds = _kinds(onnx.load(info["path"]))
+    assert kinds["QuantizeLinear"] == 2 and kinds[MULTIPLY] == (2 if "width=4" in weight else 0)
+    other = torch.randn(5, 7, 64)
+    got = target("onnx").read(info["path"])({"x": other})["output"]
+    torch.testing.assert_close(got, mg.model(other).detach(), atol=2.0**-4, rtol=0)
+    assert ((got - mg.model(other)).abs() < 1e-5).float().mean() > 0.9
+
+
+def test_formats_of_other_elements_become_floats_with_a_note(whole, tmp_path):
+    mg, inputs = whole
+    packed = pack_weights(mg, parse_format_string("mxfp:width=4"))
+    made = target("onnx").export(packed, tmp_path / "model")
+    assert made.notes == ("4 operands are rounded floats: ONNX lacks their formats",)
+    _compare(packed, inputs, target("onnx").read(made.path), False)
+    with pytest.raises(ConfigError, match="no form in integers of even.weight"):
+        passes.export_onnx_interface_pass(packed, {"path": tmp_path / "refused"})
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_large_weights_are_beside_the_file(whole, monkeypatch, tmp_path):
+    mg, inputs = whole
+    packed = pack_weights(mg, parse_format_string("group_integer:width=4"))
+    one = target("onnx").export(packed, tmp_path / "one")
+    monkeypatch.setattr(files, "LARGEST", 2000)
+    monkeypatch.setattr(files, "SMALL", 200)
+    two = target("onnx").export(packed, tmp_path / "two")
+    data = tmp_path / "two.onnx.data"
+    assert two.files == (tmp_path / "two.onnx", data)
+    sizes = [file.stat().st_size for file in two.files]
+    assert two.size_bytes == sum(sizes) and sizes[0] < one.size_bytes / 2 < sizes[1]
+    _compare(packed, inputs, target("onnx").read(two.path), False)
+    assert {x.name for x in tmp_path.iterdir()} == {"one.onnx", "two.onnx", data.name}
+    monkeypatch.undo()
+    again = target("onnx").export(packed, tmp_path / "two")
+    assert again.files == (two.path,) and not data.exists()
+
+
+def test_large_files_that_are_wrong_leave_nothing(whole, monkeypatch, tmp_path):
+    mg, _ = whole
+    packed = pack_weights(mg, parse_format_string("mxint:width=8"))
+    monkeypatch.setattr(files, "LARGEST", 2000)
+    monkeypatch.setattr("chop.export.onnx.export.check", _refuse)
+    with pytest.raises(ConfigError, match="refused"):
+        target("onnx").export(packed, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _refuse(proto, flat, inputs, whole, weights) -> None:
+    assert [file.name for file in weights.iterdir()] == ["model.onnx.data"]
+    raise ConfigError("refused")
