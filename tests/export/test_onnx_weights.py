@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.export.onnx import files
+from chop.export.openvino import ROUNDS
 from chop.export.targets import target
 from chop.formats import Integer, parse_format_string
 from chop.pipelines.packed_weights import pack_weights
@@ -94,7 +95,7 @@ def test_openvino_reads_the_codes(text, whole, tmp_path):
     made = target("openvino").export(packed, tmp_path / "model")
     _, bits = FORMATS[text]
     data = made.path.with_suffix(".bin")
-    assert made.files == (made.path, data)
+    assert made.files == (made.path, data) and made.notes == (ROUNDS,)
     weights = sum(x.numel() for x in mg.model.parameters())
     assert 8 * data.stat().st_size <= (bits + 1) * weights
     _compare(packed, inputs, target("openvino").read(made.path), "group_affine" in text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chop.export.flat import named_tensors
 from chop.export.onnx.export import NEEDS
@@ -17,6 +17,12 @@ from chop.export.onnx.target import write_in_float32
 from chop.export.target import Runner, Target
 from chop.files import atomic_files
 from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantLinear
+
+ROUNDS = (
+    "OpenVINO rounds the inputs of layers whose weights alone are codes, unless it compiles the "
+    "model with DYNAMIC_QUANTIZATION_GROUP_SIZE 0"
+)
 
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
@@ -42,7 +48,13 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         model = openvino.convert_model(file)
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)
+    if any(_has_float_inputs(mg.model.get_submodule(name)) for name in found["quantized"]):
+        found["notes"].append(ROUNDS)
     return {"path": path, **found}
+
+
+def _has_float_inputs(module: nn.Module) -> bool:
+    return isinstance(module, QuantLinear) and module.spec.data_in.is_identity
 
 
 def read(path: Path) -> Runner:
