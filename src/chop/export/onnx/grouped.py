@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.captured.overrides import has_hooks
+from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
 from chop.export.onnx.operators import (
     MIDDLE,
@@ -25,7 +26,6 @@ from chop.export.onnx.operators import (
 from chop.formats import Gradient, StandIn
 from chop.formats.elements import Fixed
 from chop.nn.packed import PackedOperator, pack
-from chop.nn.packed.packing import why_not_packable
 from chop.nn.quantized import QuantEmbedding, QuantizedOperator, QuantLinear
 
 FEW = 4
@@ -106,11 +106,10 @@ def grouped(original: nn.Module, step: QuantizedOperator) -> Grouped | None:
         original: the layer, with its codes if it is packed.
         step: it, as the graph to be exported has it.
     """
-    layer = original
-    if not isinstance(layer, PackedOperator):
-        if why_not_packable(step) is not None:
-            return None
-        layer = pack(step)
+    try:
+        layer = original if isinstance(original, PackedOperator) else pack(step)
+    except ConfigError:  # it cannot be packed
+        return None
     weight = coded_weight(layer, zero_points=True)
     return None if isinstance(weight, str) else _grouped(weight)
 
@@ -128,7 +127,7 @@ def _grouped(weight: CodedWeight) -> Grouped | None:
     else:
         integers = weight.integers
     numbers = [x for x in (weight.steps, offsets) if x is not None]
-    # What is not finite is no number either that equals itself in float32.
+    # Shared exponents may stand for NaN, and float64 scales for no number of float32.
     if not all(torch.equal(x.float().double(), x) and x.isfinite().all() for x in numbers):
         return None
     offsets = None if offsets is None else offsets.float().cpu()
