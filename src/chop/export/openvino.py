@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from chop.export.flat import named_tensors
 from chop.export.onnx.export import NEEDS
+from chop.export.onnx.grouped import has_float_inputs
 from chop.export.onnx.session import openvino_settings
 from chop.export.onnx.target import write_in_float32
 from chop.export.target import Runner, Target
 from chop.files import atomic_files
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantLinear
 
 ROUNDS = (
     "OpenVINO rounds the inputs of layers whose weights alone are codes, unless it compiles the "
@@ -48,13 +48,9 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         model = openvino.convert_model(file)
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)
-    if any(_has_float_inputs(mg.model.get_submodule(name)) for name in found["quantized"]):
+    if any(has_float_inputs(mg.model.get_submodule(name)) for name in found["quantized"]):
         found["notes"].append(ROUNDS)
     return {"path": path, **found}
-
-
-def _has_float_inputs(module: nn.Module) -> bool:
-    return isinstance(module, QuantLinear) and module.spec.data_in.is_identity
 
 
 def read(path: Path) -> Runner:

@@ -56,12 +56,12 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Aff
     if one:
         return AffineGrid(low, high, torch.tensor(one))
     if parameter is not None:
-        scale = _scale_of(layout, parameter)
+        scale = scale_of(layout, parameter)
         return None if scale is None else AffineGrid(low, high, scale * step)
     return AffineGrid(low, high, None) if one == 0 and layout.groups == WHOLE_TENSOR else None
 
 
-def _scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
+def scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
     """float32 () or (n,): the scale of a parameter or of each of its channels; None for others."""
     lines = layout.groups.lines(parameter.shape)
     if lines is None or layout.scaling is None or lines.groups_per_row > 1:

@@ -136,6 +136,11 @@ def _grouped(weight: CodedWeight) -> Grouped | None:
     return Grouped(integers.cpu(), steps, offsets, group, element.width)
 
 
+def has_float_inputs(layer: nn.Module) -> bool:
+    """Whether it is a linear layer whose inputs are not rounded."""
+    return isinstance(layer, QuantLinear) and layer.spec.data_in.is_identity
+
+
 def twin(layer: Any) -> nn.Module | None:
     """What computes a layer from the codes of its weight; None: the weight is decoded before.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,21 +11,14 @@ from torch import Tensor, fx, nn
 from chop.captured.overrides import has_hooks
 from chop.errors import ConfigError
 from chop.export.onnx.grids import CHOICE, AffineGrid, grid_of
-from chop.export.onnx.grouped import Grouped, grouped, twin
+from chop.export.onnx.grouped import Grouped, grouped, has_float_inputs, twin
 from chop.export.onnx.operators import onnx_dequantize, onnx_round
+from chop.export.onnx.stand_ins import StandIns, Values, is_parameter, plan_stand_ins
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
 from chop.ir.graph import MaseGraph
-from chop.ir.settled import (
-    hooked_modules,
-    missing_forms,
-    operand_text,
-    refuse_hooks,
-    settled_copy,
-)
-from chop.nn.quantized import QuantizedOperator, QuantLinear, leaf_operators
+from chop.ir.settled import missing_forms, operand_text
+from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.quantized.codes import codes_in_products, parameter_codes, rounded_parameter
-from chop.nn.quantized.masks import FULL, MASK
-from chop.private.modules import buffers_of, parameters_of
 
 WHERE = "export_onnx_interface_pass"
 WAY_OUT = f"choose {CHOICE}, or export these as floats with 'float_fallback': True"
@@ -89,20 +81,6 @@ class _Codes(StandIn):
         return values
 
 
-@dataclass(eq=False)
-class _Values(StandIn):
-    """A parameter that stays float: its rounded values.
-
-    Attributes:
-        values: they.
-    """
-
-    values: Tensor
-
-    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        return self.values
-
-
 class _Linear(nn.Module):
     """A linear layer as a product of three axes and a sum.
 
@@ -148,7 +126,7 @@ def _round_early(qdq: MaseGraph) -> None:
     commutes with what only moves numbers or drops negative ones, so that nothing changes.
     """
     for node in qdq.nodes:
-        if _integer_form(qdq, node) != CONVOLUTION:
+        if integer_form(qdq, node) != CONVOLUTION:
             continue
         module: Any = qdq.module_of(node)
         rounds = _rounds_of(qdq, node)
@@ -166,7 +144,7 @@ def _rounds_of(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
         row, module = qdq.operator(user), qdq.module_of(user)
         if module is not None and has_hooks(module):
             rounds.append(None)
-        elif isinstance(module, QuantizedOperator) and _integer_form(qdq, user):
+        elif isinstance(module, QuantizedOperator) and integer_form(qdq, user):
             rounds.append(module.spec.data_in)
         elif (row.commutes or row.only_moves) and not isinstance(module, QuantizedOperator):
             rounds += _rounds_of(qdq, user)
@@ -175,7 +153,7 @@ def _rounds_of(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
     return rounds
 
 
-def _integer_form(qdq: MaseGraph, node: fx.Node) -> str:
+def integer_form(qdq: MaseGraph, node: fx.Node) -> str:
     """The ONNX operator that computes a quantized layer in integers; "" for other nodes."""
     module = qdq.module_of(node)
     is_layer = isinstance(module, QuantizedOperator) and module.function is None
@@ -194,88 +172,50 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
     Raises:
         ConfigError: ONNX lacks formats and `float_fallback` is False, or learned scales wait.
     """
-    qdq = settled_copy(mg)
-    hooks = hooked_modules(qdq)
-    refuse_hooks({path: hook for path, hook in hooks.items() if not path}, WHERE, "the file")
-    steps = leaf_operators(qdq.model)
-    _check_dtypes(steps)
-    plans = {name: _plan(step, mg.model.get_submodule(name)) for name, step in steps.items()}
-    missing = [
-        operand_text(name, steps[name], operand)
-        for name, plan in plans.items()
-        for operand, stand_in in plan.items()
-        if stand_in is None
-    ]
+    planned = _with_groups(plan_stand_ins(mg, _stand_in, WHERE), mg)
+    qdq, steps = planned.mg, planned.steps
+    missing = [operand_text(path, steps[path], operand) for path, operand in planned.missing]
     if missing and not float_fallback:
         raise ConfigError(missing_forms(WHERE, "ONNX has no form in integers", missing, WAY_OUT))
-    quantized = []
-    for name, step in steps.items():
-        chosen = {k: _fallback(step, k) if v is None else v for k, v in plans[name].items()}
-        if any(isinstance(stand_in, _Round | _Codes | Grouped) for stand_in in chosen.values()):
-            quantized.append(name)
-        step.spec = QuantSpec().with_quantizers(**chosen)
-        for name in (MASK, FULL):  # the codes are zero there
-            buffers_of(step).pop(name, None)
+    quantized = planned.put()
     _round_early(qdq)
     for node in qdq.nodes:
         layer: Any = qdq.module_of(node)
         if isinstance(layer, QuantizedOperator) and isinstance(layer.spec.weight, Grouped):
             if (coded := twin(layer)) is not None:
                 qdq.replace(node, coded)
-        elif _integer_form(qdq, node) == LINEAR and isinstance(layer.spec.weight, _Codes):
+        elif integer_form(qdq, node) == LINEAR and isinstance(layer.spec.weight, _Codes):
             qdq.replace(node, _Linear(layer))
-        elif _integer_form(qdq, node) == CONVOLUTION:
+        elif integer_form(qdq, node) == CONVOLUTION:
             bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias
             layer.spec = layer.spec.with_quantizers(bias=bias)
     return QdqGraph(qdq, quantized, missing)
 
 
-def _check_dtypes(steps: Mapping[str, QuantizedOperator]) -> None:
-    for name, step in steps.items():
-        others = {x.dtype for x in step.parameters() if x.is_floating_point()} - {torch.float32}
-        if others and not step.spec.is_float:
-            raise ConfigError(
-                f"{WHERE}: ONNX rounds float32, and '{name or 'model'}' has "
-                f"{others.pop()} parameters; call mg.model.float() first."
-            )
-
-
-def _plan(step: QuantizedOperator, original: nn.Module) -> dict[str, StandIn | None]:
-    """A stand-in for each operand that is not float; None where ONNX has none.
+def _with_groups(planned: StandIns, mg: MaseGraph) -> StandIns:
+    """The plans with weights in groups, where ONNX lacks others or products are of floats.
 
     Args:
-        step: the operator.
-        original: it, in the graph that was given.
+        planned: of `mg`.
+        mg: the graph that was given, whose packed layers have their codes.
     """
-    present = [operand for operand, quantizer in step.spec.items() if not quantizer.is_identity]
-    plan = {operand: _stand_in(step, operand) for operand in present}
-    if "weight" in plan and (plan["weight"] is None or _is_alone(step)):
-        plan["weight"] = grouped(original, step) or plan["weight"]
-    if step.is_pruned and "weight" not in plan:
-        plan["weight"] = _Values(step.effective("weight").detach())
-    return plan
+    plans = {path: dict(plan) for path, plan in planned.plans.items()}
+    for path, step in planned.steps.items():
+        plan, is_float = plans[path], step.spec.weight.is_identity
+        if not is_float and (plan["weight"] is None or has_float_inputs(step)):
+            plan["weight"] = grouped(mg.model.get_submodule(path), step) or plan["weight"]
+    return replace(planned, plans=plans)
 
 
 def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
     number_format = step.spec.number_format(operand)
-    if parameters_of(step).get(operand) is None:
+    if not is_parameter(step, operand):
         grid = grid_of(number_format)
         return None if grid is None else _Round(grid)
     if operand == "bias":
-        return _Values(rounded_parameter(step, operand))
+        return Values(rounded_parameter(step, operand))
     grid = grid_of(number_format, step.effective(operand))
     if grid is None or grid.scale is None:
         return None
     codes = parameter_codes(step, operand, grid.scale)
     return _Codes(codes.to(grid.dtype), grid.scale)
-
-
-def _is_alone(step: QuantizedOperator) -> bool:
-    """Whether a linear layer has a weight in a format, and floats as inputs."""
-    return isinstance(step, QuantLinear) and step.spec.data_in.is_identity
-
-
-def _fallback(step: QuantizedOperator, operand: str) -> Quantizer:
-    """Floats: a parameter's rounded values, activations as they are."""
-    is_parameter = parameters_of(step).get(operand) is not None
-    return _Values(rounded_parameter(step, operand)) if is_parameter else QuantSpec().data_in

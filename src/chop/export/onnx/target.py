@@ -34,15 +34,21 @@ def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
     Returns: `notes` on what a user of the file would not expect, and what
         `chop.export.onnx.export` gives.
     """
-    notes, tensors = [], mg.model.state_dict().values()
-    if any(x.is_floating_point() and x.dtype != torch.float32 for x in tensors):
-        mg = mg.copy()
-        mg.model.float()
-        notes.append("the model's dtype became float32")
+    mg, notes = in_float32(mg)
     found = export(mg, path, float_fallback=True, dynamic_axes=True)
     if count := len(found["fallback"]):
         notes.append(f"{count} operands are rounded floats: ONNX lacks their formats")
     return {"notes": notes, **found}
+
+
+def in_float32(mg: MaseGraph) -> tuple[MaseGraph, list[str]]:
+    """A graph, or its copy in float32 where it is in another dtype; and notes that say so."""
+    tensors = mg.model.state_dict().values()
+    if all(x.dtype == torch.float32 for x in tensors if x.is_floating_point()):
+        return mg, []
+    mg = mg.copy()
+    mg.model.float()
+    return mg, ["the model's dtype became float32"]
 
 
 def read(path: Path) -> Runner:

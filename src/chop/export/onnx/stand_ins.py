@@ -1,0 +1,123 @@
+"""Stand-ins: what a file has in place of each rounding, planned before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
+from chop.ir.graph import MaseGraph
+from chop.ir.settled import hooked_modules, refuse_hooks, settled_copy
+from chop.nn.quantized import QuantizedOperator, leaf_operators
+from chop.nn.quantized.codes import rounded_parameter
+from chop.nn.quantized.masks import FULL, MASK
+from chop.private.modules import buffers_of, parameters_of
+
+Form = Callable[[QuantizedOperator, str], StandIn | None]
+"""What stands for the format of an operand of a layer; None where the file has no form of it."""
+
+
+@dataclass(eq=False)
+class Values(StandIn):
+    """A parameter that stays float: its rounded values.
+
+    Attributes:
+        values: they.
+    """
+
+    values: Tensor
+
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
+        """The values."""
+        return self.values
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """A graph that is about to be written, and what will stand for its formats.
+
+    Attributes:
+        mg: a graph of its own, on the CPU; formats are in it until `put`.
+        steps: its quantized operators by path.
+        plans: by path, a stand-in for each operand that is not float; None where there is none.
+    """
+
+    mg: MaseGraph
+    steps: Mapping[str, QuantizedOperator]
+    plans: Mapping[str, Mapping[str, StandIn | None]]
+
+    @property
+    def missing(self) -> list[tuple[str, str]]:
+        """Path and operand of each that has no stand-in."""
+        named = [(path, *item) for path, plan in self.plans.items() for item in plan.items()]
+        return [(path, operand) for path, operand, stand_in in named if stand_in is None]
+
+    def put(self) -> list[str]:
+        """Puts them in place of the formats; what has none becomes float.
+
+        Returns: paths of the operators with others than `Values`.
+        """
+        quantized = []
+        for path, step in self.steps.items():
+            plan = self.plans[path].items()
+            chosen = {key: fallback(step, key) if x is None else x for key, x in plan}
+            if any(isinstance(x, StandIn) and not isinstance(x, Values) for x in chosen.values()):
+                quantized.append(path)
+            step.spec = QuantSpec().with_quantizers(**chosen)
+            for name in (MASK, FULL):  # the values are zero there
+                buffers_of(step).pop(name, None)
+        return quantized
+
+
+def plan_stand_ins(mg: MaseGraph, form: Form, where: str) -> StandIns:
+    """Plans the stand-ins of a graph.
+
+    Args:
+        mg: the graph; it stays as it is.
+        form: of an operand.
+        where: who asks, for messages.
+
+    Raises:
+        ConfigError: learned scales wait for data, the model has a hook, or parameters that are
+            rounded are not float32.
+    """
+    settled = settled_copy(mg)
+    hooks = hooked_modules(settled)
+    refuse_hooks({path: hook for path, hook in hooks.items() if not path}, where, "the file")
+    steps = leaf_operators(settled.model)
+    _check_dtypes(steps, where)
+    return StandIns(settled, steps, {path: _plan(step, form) for path, step in steps.items()})
+
+
+def is_parameter(step: QuantizedOperator, operand: str) -> bool:
+    """Whether an operand is a parameter of its layer, and no activation."""
+    return parameters_of(step).get(operand) is not None
+
+
+def fallback(step: QuantizedOperator, operand: str) -> Quantizer:
+    """Floats: a parameter's rounded values, activations as they are."""
+    if is_parameter(step, operand):
+        return Values(rounded_parameter(step, operand))
+    return QuantSpec().data_in
+
+
+def _plan(step: QuantizedOperator, form: Form) -> dict[str, StandIn | None]:
+    present = [operand for operand, quantizer in step.spec.items() if not quantizer.is_identity]
+    plan = {operand: form(step, operand) for operand in present}
+    if step.is_pruned and "weight" not in plan:
+        plan["weight"] = Values(step.effective("weight").detach())
+    return plan
+
+
+def _check_dtypes(steps: Mapping[str, QuantizedOperator], where: str) -> None:
+    for path, step in steps.items():
+        others = {x.dtype for x in step.parameters() if x.is_floating_point()} - {torch.float32}
+        if others and not step.spec.is_float:
+            raise ConfigError(
+                f"{where}: ONNX rounds float32, and '{path or 'model'}' has "
+                f"{others.pop()} parameters; call mg.model.float() first."
+            )
