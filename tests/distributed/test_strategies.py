@@ -152,6 +152,9 @@ def partial_and_refused() -> tuple[bool, dict[str, str], bool]:
         "lsq_gradients": (x, x, scales, key, False),
         "onnx_round": (x, scales, -8, 7),
         "onnx_dequantize": (codes, scales, codes, 0),
+        "onnx_decode": (codes.view(1, 1, 8), scales.view(1, 1, 1), None, 8),
+        "onnx_matmul_4bit": (x, codes.view(8, 1, 1), scales.view(1, 1)),
+        "onnx_gather_4bit": (codes.view(1, 8), codes, scales.view(1, 1)),
     }
     said = {}
     for name, arguments in calls.items():

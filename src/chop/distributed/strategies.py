@@ -43,6 +43,9 @@ REFUSED: dict[str, str] = {
     "lsq_gradients": TRAINING,
     "onnx_round": EXPORT,
     "onnx_dequantize": EXPORT,
+    "onnx_decode": EXPORT,
+    "onnx_matmul_4bit": EXPORT,
+    "onnx_gather_4bit": EXPORT,
 }
 """Operators without a rule, and why."""
 
