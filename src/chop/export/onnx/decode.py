@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from chop.export.onnx.operators import DECODE
-
-DOMAIN = "chop"
+DOMAIN, DECODE = "chop", "Decode"
+"""Of the operator that the exporter writes, and that becomes several."""
 
 
 def expand_decoding(proto: Any) -> None:

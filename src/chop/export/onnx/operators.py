@@ -1,21 +1,14 @@
-"""Custom operators that a QDQ graph has instead of roundings, and their ONNX.
+"""Custom operators that a graph for a file has in place of formats.
 
 Their torch forms are references: what an ONNX runtime computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
-OPSET = 18
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-DECODE, CONTRIBUTED = "Decode", "com.microsoft"
-"""An operator that files have as several, see `chop.export.onnx.decode`; the domain of
-onnxruntime's own operators, which OpenVINO reads too."""
 MIDDLE = 8
 """Of the codes of 4 bits, for 0."""
 ZERO_POINT, LARGEST_CODE = 128, 255
@@ -134,90 +127,3 @@ def written_ends(low: int, high: int) -> tuple[int, int]:
     """The smallest and the largest k of what is written: all that the codes have, or a Clip."""
     zero = ZERO_POINT if low < 0 else 0
     return (low, high) if high + zero < LARGEST_CODE else (-zero, LARGEST_CODE - zero)
-
-
-def translations() -> dict[Any, Callable[..., Any]]:
-    """Translation table for the exporter: ONNX of each custom operator."""
-    from onnx import TensorProto, helper
-    from onnxscript import opset18
-
-    op: Any = opset18
-    decode = _operator("chop", DECODE, ("codes", "steps", "offsets"), ("columns",))
-    multiply = _operator(
-        CONTRIBUTED, "MatMulNBits", ("A", "B", "scales"), ("K", "N", "bits", "block_size")
-    )
-    gather = _operator(
-        CONTRIBUTED,
-        "GatherBlockQuantized",
-        ("data", "indices", "scales"),
-        ("bits", "block_size", "gather_axis", "quantize_axis"),
-    )
-
-    def rounded(x: Any, scale: Any, low: int, high: int) -> Any:
-        zero = ZERO_POINT if low < 0 else 0
-        if high + zero < LARGEST_CODE:
-            ends = (op.Mul(scale, op.Constant(value_float=float(end))) for end in (low, high))
-            x = op.Clip(x, *ends)
-        tensor = helper.make_tensor("zero_point", TensorProto.UINT8, [], [zero])
-        point = op.Constant(value=tensor)
-        return op.DequantizeLinear(op.QuantizeLinear(x, scale, point), scale, point)
-
-    def dequantized(codes: Any, scale: Any, zero_point: Any, axis: int) -> Any:
-        return op.DequantizeLinear(codes, scale, zero_point, axis=axis)
-
-    def decoded(codes: Any, steps: Any, offsets: Any, columns: int) -> Any:
-        return decode(codes, steps, offsets, columns=columns)
-
-    def multiplied(x: Any, codes: Any, scales: Any) -> Any:
-        rows, _, half = codes.shape
-        sizes = {"K": int(x.shape[-1]), "N": int(rows), "block_size": 2 * int(half)}
-        return multiply(x, codes, scales, bits=4, **sizes)
-
-    def gathered(codes: Any, rows: Any, scales: Any) -> Any:
-        block = 2 * int(codes.shape[1]) // int(scales.shape[1])
-        axes = {"gather_axis": 0, "quantize_axis": 1}
-        return gather(codes, rows, scales, bits=4, block_size=block, **axes)
-
-    return {
-        torch.ops.chop.onnx_round.default: rounded,
-        torch.ops.chop.onnx_dequantize.default: dequantized,
-        torch.ops.chop.onnx_decode.default: decoded,
-        torch.ops.chop.onnx_matmul_4bit.default: multiplied,
-        torch.ops.chop.onnx_gather_4bit.default: gathered,
-    }
-
-
-def _operator(domain: str, name: str, inputs: Sequence[str], integers: Sequence[str]) -> Any:
-    """An operator of another domain than ONNX's, in version 1, for translations.
-
-    Args:
-        domain: its domain.
-        name: its name.
-        inputs: names of its inputs; those behind the third may be missing.
-        integers: names of its attributes.
-    """
-    from onnx.defs import OpSchema
-    from onnxscript.values import Op, Opset
-
-    tensor = [f"tensor({kind})" for kind in ("float", "uint8", "int8", "int32", "int64")]
-    optional = OpSchema.FormalParameterOption.Optional
-    single = OpSchema.FormalParameterOption.Single
-    parameters = [
-        OpSchema.FormalParameter(
-            each, f"T{i}", param_option=optional if each == "offsets" else single
-        )
-        for i, each in enumerate(inputs)
-    ]
-    schema = OpSchema(
-        name,
-        domain,
-        1,
-        inputs=parameters,
-        outputs=[OpSchema.FormalParameter("values", "T")],
-        type_constraints=[
-            ("T", ["tensor(float)"], ""),
-            *((f"T{i}", tensor, "") for i in range(len(inputs))),
-        ],
-        attributes=[OpSchema.Attribute(each, OpSchema.AttrType.INT) for each in integers],
-    )
-    return Op(Opset(domain, 1), name, schema)

@@ -14,7 +14,8 @@ import torch
 from chop.errors import ChopError, GraphError, first_line, shorten
 from chop.export.flat import WHERE, FlatGraph
 from chop.export.onnx.decode import expand_decoding
-from chop.export.onnx.operators import DEQUANTIZE, OPSET, translations
+from chop.export.onnx.operators import DEQUANTIZE
+from chop.export.onnx.translations import OPSET, translations
 from chop.notices import at_level
 
 LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")

@@ -1,0 +1,114 @@
+"""Translations: the ONNX of each custom operator, for torch's exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from chop.export.onnx.decode import DECODE, DOMAIN
+from chop.export.onnx.operators import LARGEST_CODE, ZERO_POINT
+
+OPSET = 18
+CONTRIBUTED = "com.microsoft"
+"""The domain of onnxruntime's own operators, which OpenVINO reads too."""
+Translations = dict[Any, Callable[..., Any]]
+TYPES = [f"tensor({kind})" for kind in ("float", "uint8", "int8", "int32", "int64")]
+
+
+def translations() -> Translations:
+    """Translation table for the exporter: ONNX of each custom operator."""
+    return {**_of_roundings(), **_of_weights()}
+
+
+def _of_roundings() -> Translations:
+    """QuantizeLinear and DequantizeLinear."""
+    from onnx import TensorProto, helper
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    def rounded(x: Any, scale: Any, low: int, high: int) -> Any:
+        zero = ZERO_POINT if low < 0 else 0
+        if high + zero < LARGEST_CODE:
+            ends = (op.Mul(scale, op.Constant(value_float=float(end))) for end in (low, high))
+            x = op.Clip(x, *ends)
+        tensor = helper.make_tensor("zero_point", TensorProto.UINT8, [], [zero])
+        point = op.Constant(value=tensor)
+        return op.DequantizeLinear(op.QuantizeLinear(x, scale, point), scale, point)
+
+    def dequantized(codes: Any, scale: Any, zero_point: Any, axis: int) -> Any:
+        return op.DequantizeLinear(codes, scale, zero_point, axis=axis)
+
+    return {
+        torch.ops.chop.onnx_round.default: rounded,
+        torch.ops.chop.onnx_dequantize.default: dequantized,
+    }
+
+
+def _of_weights() -> Translations:
+    """MatMulNBits, GatherBlockQuantized, and what is decoded."""
+    integers = dict.fromkeys(("bits", "block_size"), "INT")
+    sizes, axes = dict.fromkeys("KN", "INT"), dict.fromkeys(("gather_axis", "quantize_axis"), "INT")
+    multiply = _operator(CONTRIBUTED, "MatMulNBits", ("A", "B", "scales"), integers | sizes)
+    gather = _operator(
+        CONTRIBUTED, "GatherBlockQuantized", ("data", "indices", "scales"), integers | axes
+    )
+    decode = _operator(DOMAIN, DECODE, ("codes", "steps", "offsets"), {"columns": "INT"}, 1)
+
+    def decoded(codes: Any, steps: Any, offsets: Any, columns: int) -> Any:
+        return decode(codes, steps, offsets, columns=columns)
+
+    def multiplied(x: Any, codes: Any, scales: Any) -> Any:
+        rows, _, half = codes.shape
+        given = {"K": int(x.shape[-1]), "N": int(rows), "block_size": 2 * int(half)}
+        return multiply(x, codes, scales, bits=4, **given)
+
+    def gathered(codes: Any, rows: Any, scales: Any) -> Any:
+        block = 2 * int(codes.shape[1]) // int(scales.shape[1])
+        given = {"gather_axis": 0, "quantize_axis": 1, "block_size": block}
+        return gather(codes, rows, scales, bits=4, **given)
+
+    return {
+        torch.ops.chop.onnx_decode.default: decoded,
+        torch.ops.chop.onnx_matmul_4bit.default: multiplied,
+        torch.ops.chop.onnx_gather_4bit.default: gathered,
+    }
+
+
+def _operator(
+    domain: str,
+    name: str,
+    inputs: Sequence[str],
+    attributes: Mapping[str, str],
+    optional: int = 0,
+) -> Any:
+    """An operator of another domain than ONNX's, in version 1, with one result of floats.
+
+    Args:
+        domain: its domain.
+        name: its name.
+        inputs: names of its inputs.
+        attributes: the kind of each: "INT" or "STRING".
+        optional: how many of the last inputs may be missing.
+    """
+    from onnx.defs import OpSchema
+    from onnxscript.values import Op, Opset
+
+    single, maybe = (getattr(OpSchema.FormalParameterOption, x) for x in ("Single", "Optional"))
+    options = [single] * (len(inputs) - optional) + [maybe] * optional
+    kinds = [f"T{i}" for i in range(len(inputs))]
+    schema = OpSchema(
+        name,
+        domain,
+        1,
+        inputs=[
+            OpSchema.FormalParameter(each, kind, param_option=option)
+            for each, kind, option in zip(inputs, kinds, options, strict=True)
+        ],
+        outputs=[OpSchema.FormalParameter("result", "T")],
+        type_constraints=[("T", TYPES[:1], ""), *((kind, TYPES, "") for kind in kinds)],
+        attributes=[OpSchema.Attribute(x, OpSchema.AttrType[k]) for x, k in attributes.items()],
+    )
+    return Op(Opset(domain, 1), name, schema)
