@@ -16,6 +16,9 @@ from chop.actions.settings.export import ExportConfig
 from chop.errors import UnavailableError
 from chop.export.targets import TARGETS, target
 
+FOR_DECODERS = tuple(name for name in TARGETS if name != "qonnx")
+"""Those with scales of groups of weights; circuits have one for a row."""
+
 
 def available(names):
     """The targets whose libraries are installed; says of others what installs them."""
@@ -34,7 +37,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="gpt-tiny", help="built-in, local folder or hub name")
     parser.add_argument("--format", default="group_integer:width=4", help="of the weights")
-    parser.add_argument("--to", nargs="+", default=[*TARGETS], choices=TARGETS)
+    parser.add_argument("--to", nargs="+", default=FOR_DECODERS, choices=TARGETS)
     parser.add_argument("--out", type=Path, default=Path("runs/export-example"))
     args = parser.parse_args()
     rows = export(ExportConfig(args.model, available(args.to), args.format, out=args.out))

@@ -103,6 +103,13 @@ def test_every_target_is_complete(name):
     assert found.suffix == "" or found.suffix.startswith(".")
 
 
+def test_targets_share_a_folder():
+    places = [
+        (kind.stem if kind.suffix else kind.name, kind.suffix) for kind in map(target, TARGETS)
+    ]
+    assert len({*places}) == len(TARGETS)
+
+
 @pytest.mark.parametrize("name", ["run", "run/model", "run/model.mz", "run/model.pt", "."])
 def test_runs_and_checkpoints_by_any_of_their_names(name, run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(run_folder if name == "." else tmp_path)

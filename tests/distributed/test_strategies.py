@@ -155,6 +155,8 @@ def partial_and_refused() -> tuple[bool, dict[str, str], bool]:
         "onnx_decode": (codes.view(1, 1, 8), scales.view(1, 1, 1), None, 8),
         "onnx_matmul_4bit": (x, codes.view(8, 1, 1), scales.view(1, 1)),
         "onnx_gather_4bit": (codes.view(1, 8), codes, scales.view(1, 1)),
+        "qonnx_quant": (x, scales, -8, 7, False),
+        "qonnx_bipolar": (x, scales),
     }
     said = {}
     for name, arguments in calls.items():

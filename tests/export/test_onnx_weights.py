@@ -190,6 +190,6 @@ def test_large_files_that_are_wrong_leave_nothing(whole, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def _refuse(proto, flat, inputs, whole, weights) -> None:
+def _refuse(proto, smooth, flat, inputs, whole, weights) -> None:
     assert [file.name for file in weights.iterdir()] == ["model.onnx.data"]
     raise ConfigError("refused")

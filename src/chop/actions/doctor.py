@@ -15,6 +15,7 @@ EXTRAS = {
     "onnx": "chop compress --onnx",
     "openvino": "chop export --to openvino",
     "vllm-format": "chop export --to compressed-tensors",
+    "qonnx": "chop export --to qonnx",
     "gguf": "chop export --to gguf",
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",

@@ -130,7 +130,7 @@ def _written(name: str, loaded: Loaded, folder: Path, before: Iterable[str]) -> 
     kind = target(name)
     try:
         return kind.export(
-            loaded.mg, folder / (CHECKPOINT if kind.suffix else name), loaded.tokenizer
+            loaded.mg, folder / (kind.stem if kind.suffix else name), loaded.tokenizer
         )
     except ChopError as error:
         if not (kept := ", ".join(before)):

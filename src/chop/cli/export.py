@@ -28,9 +28,9 @@ def export(
       chop export ./my-llama --format mxint:width=8 --to gguf,compressed-tensors
 
     Targets: onnx (onnxruntime), openvino, pt2 (torch and C++, without chop), compressed-tensors
-    (vLLM, SGLang, transformers), gptq (vLLM, SGLang, GPTQModel), gguf (llama.cpp). chop doctor
-    names the libraries that are missing. What a target cannot hold is listed by module, and nothing
-    is written for it.
+    (vLLM, SGLang, transformers), gptq (vLLM, SGLang, GPTQModel), qonnx (hls4ml, FINN), gguf
+    (llama.cpp). chop doctor names the libraries that are missing. What a target cannot hold is
+    listed by module, and nothing is written for it.
 
     [bold]Columns[/] per target: size, the largest difference between the engine's outputs and the
     quantized graph's, and how many times as fast it is as the graph in chop.

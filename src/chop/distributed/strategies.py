@@ -46,6 +46,8 @@ REFUSED: dict[str, str] = {
     "onnx_decode": EXPORT,
     "onnx_matmul_4bit": EXPORT,
     "onnx_gather_4bit": EXPORT,
+    "qonnx_quant": EXPORT,
+    "qonnx_bipolar": EXPORT,
 }
 """Operators without a rule, and why."""
 

@@ -64,6 +64,7 @@ class Target:
         read: path -> the model as the library reads it.
         needs: other packages that writing takes.
         beside: suffixes of other files of the same stem.
+        stem: of the file in a folder that has those of other targets, too.
         is_timed: whether what `read` gives runs as in the engines; else it computes with floats.
     """
 
@@ -76,6 +77,7 @@ class Target:
     read: Callable[[Path], Runner]
     needs: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    stem: str = "model"
     is_timed: bool = True
 
     def export(self, mg: MaseGraph, path: Path, tokenizer: Any = None) -> Written:

@@ -14,6 +14,7 @@ TARGETS: Mapping[str, str] = {
     "pt2": "chop.export.pt2",
     "compressed-tensors": "chop.export.compressed_tensors",
     "gptq": "chop.export.gptq",
+    "qonnx": "chop.export.qonnx",
     "gguf": "chop.export.gguf",
 }
 """The module of each target, by the name that `--to` takes; it has the `TARGET`."""

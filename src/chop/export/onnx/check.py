@@ -8,7 +8,7 @@ where results may differ by what the roundings themselves change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,21 @@ SPREADS = 20
 """How many times the change by one rounding of each result."""
 
 
+def _clamp_codes(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+    low, high = written_ends(low, high)
+    return x.clamp(low * scale, high * scale)
+
+
+CLAMPS: Mapping[Any, Callable[..., Tensor]] = {
+    torch.ops.chop.onnx_round.default: _clamp_codes,
+    torch.ops.chop.qonnx_quant.default: lambda x, scale, low, high, floors: x.clamp(
+        low * scale, high * scale
+    ),
+    torch.ops.chop.qonnx_bipolar.default: lambda x, scale: x.clamp(-scale, scale),
+}
+"""What each operator that rounds does without rounding."""
+
+
 class _Smooth(TorchDispatchMode):
     """Inside, grids are ranges: numbers are clamped, not rounded.
 
@@ -50,10 +65,8 @@ class _Smooth(TorchDispatchMode):
         self._ties = ties
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.chop.onnx_round.default:
-            x, scale, low, high = args
-            low, high = written_ends(low, high)
-            return x.clamp(low * scale, high * scale)
+        if func in CLAMPS:
+            return CLAMPS[func](*args)
         found = func(*args, **(kwargs or {}))
         aliases = any(each.alias_info is not None for each in schema_of(func).returns)
         if self._generator is None or aliases or not isinstance(found, Tensor):
@@ -85,6 +98,7 @@ class _Runs(Generic[T]):
 
 def check(
     proto: Any,
+    smooth: Any,
     flat: FlatGraph,
     inputs: Mapping[str, Tensor],
     whole: Any = None,
@@ -94,6 +108,7 @@ def check(
 
     Args:
         proto: the `onnx.ModelProto`.
+        smooth: the same without roundings; None if there are none.
         flat: the graph that it was made of.
         inputs: by name.
         whole: results of the graph with its formats, in the order of `flat.outputs`; None where
@@ -109,7 +124,6 @@ def check(
         )
         return
     runs = _runs(flat, inputs, whole)
-    smooth = _without_roundings(proto)
     if smooth is None:
         _compare(flat.outputs, _results(proto, inputs, weights), runs)
     else:
@@ -193,7 +207,7 @@ def _kind(x: Tensor) -> str:
     return f"{x.dtype} of shape {tuple(x.shape)}"
 
 
-def _without_roundings(proto: Any) -> Any:
+def without_roundings(proto: Any) -> Any:
     """A copy with a Clip for each QuantizeLinear and its readers; None if there are none."""
     from onnx import ModelProto, TensorProto, helper, numpy_helper
 

@@ -15,7 +15,7 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.errors import GuardError, UnavailableError
 from chop.export.axes import Conditions, symbolic_axes
 from chop.export.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
-from chop.export.onnx.check import check
+from chop.export.onnx.check import check, without_roundings
 from chop.export.onnx.files import write_files
 from chop.export.onnx.qdq import qdq_graph
 from chop.export.onnx.write import proto_of
@@ -67,9 +67,10 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         log.warning(UNCHECKED, WHERE, " and ".join(unchecked))
 
     def check_all(weights: Path | None) -> None:
+        smooth = without_roundings(proto)
         for example, answer in answers:
             whole = None if qdq.fallback else flat.answers(answer)
-            check(proto, flat, flat.tensors(example), whole, weights)
+            check(proto, smooth, flat, flat.tensors(example), whole, weights)
 
     files = write_files(proto, path, check_all)
     return {
@@ -95,15 +96,16 @@ def examples_and_answers(
         dynamic: whether the batch may have other sizes.
     """
     example = example_inputs(mg.model)
-    found = [(example, _answer(mg, example))]
+    found = [(example, answer_of(mg, example))]
     leaves = named_tensors(example).values()
     if dynamic and all(x.dim() and len(x) == 1 for x in leaves):
         twice = map_tensors(lambda x: torch.cat([x, x]), example)
         with suppress(GuardError):
-            found.insert(0, (twice, _answer(mg, twice)))
+            found.insert(0, (twice, answer_of(mg, twice)))
     return found
 
 
-def _answer(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
+def answer_of(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
+    """Outputs of a graph by name, in eval mode; nothing of it changes."""
     with preserve_state(mg.model), torch.no_grad():
         return named_outputs(mg.model.eval()(**example))

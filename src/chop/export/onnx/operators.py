@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QONNX, QUANT, BIPOLAR = "qonnx.custom_op.general", "Quant", "BipolarQuant"
+"""A domain, and operators of it."""
 MIDDLE = 8
 """Of the codes of 4 bits, for 0."""
 ZERO_POINT, LARGEST_CODE = 128, 255
@@ -121,6 +123,42 @@ def onnx_gather_4bit(codes: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
 @onnx_gather_4bit.register_fake
 def _(codes: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
     return scales.new_empty(*rows.shape, 2 * codes.size(1))
+
+
+@torch.library.custom_op("chop::qonnx_quant", mutates_args=())
+def qonnx_quant(x: Tensor, scale: Tensor, low: int, high: int, floors: bool) -> Tensor:
+    """Quant of QONNX: s k, k nearest to x/s in `low` ... `high`, ties to even, or below x/s.
+
+    Args:
+        x: any shape, float32.
+        scale: float32, of a shape that `x` has a broadcast to.
+        low: the smallest k: 0, or -`high`, or one less.
+        high: the largest k, one less than a power of two.
+        floors: whether k is below x/s.
+    """
+    steps = (x / scale).clamp(low, high)
+    return (steps.floor() if floors else steps.round()) * scale
+
+
+@qonnx_quant.register_fake
+def _(x: Tensor, scale: Tensor, low: int, high: int, floors: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("chop::qonnx_bipolar", mutates_args=())
+def qonnx_bipolar(x: Tensor, scale: Tensor) -> Tensor:
+    """BipolarQuant of QONNX: s where x >= 0, else -s.
+
+    Args:
+        x: any shape, float32.
+        scale: float32, of a shape that `x` has a broadcast to.
+    """
+    return torch.where(x >= 0, scale, -scale)
+
+
+@qonnx_bipolar.register_fake
+def _(x: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 def written_ends(low: int, high: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chop.export.onnx.decode import DECODE, DOMAIN
-from chop.export.onnx.operators import LARGEST_CODE, ZERO_POINT
+from chop.export.onnx.operators import BIPOLAR, LARGEST_CODE, QONNX, QUANT, ZERO_POINT
 
 OPSET = 18
 CONTRIBUTED = "com.microsoft"
@@ -19,7 +19,7 @@ TYPES = [f"tensor({kind})" for kind in ("float", "uint8", "int8", "int32", "int6
 
 def translations() -> Translations:
     """Translation table for the exporter: ONNX of each custom operator."""
-    return {**_of_roundings(), **_of_weights()}
+    return {**_of_roundings(), **_of_weights(), **_of_qonnx()}
 
 
 def _of_roundings() -> Translations:
@@ -74,6 +74,34 @@ def _of_weights() -> Translations:
         torch.ops.chop.onnx_decode.default: decoded,
         torch.ops.chop.onnx_matmul_4bit.default: multiplied,
         torch.ops.chop.onnx_gather_4bit.default: gathered,
+    }
+
+
+def _of_qonnx() -> Translations:
+    """Quant and BipolarQuant."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+    kinds = {"signed": "INT", "narrow": "INT", "rounding_mode": "STRING"}
+    quant_op = _operator(QONNX, QUANT, ("x", "scale", "zero_point", "bit_width"), kinds)
+    bipolar_op = _operator(QONNX, BIPOLAR, ("x", "scale"), {})
+
+    def quant(x: Any, scale: Any, low: int, high: int, floors: bool) -> Any:
+        bits = high.bit_length() + (low < 0)  # as the largest k is one less than a power of two
+        zero_point, bit_width = (op.Constant(value_float=float(number)) for number in (0, bits))
+        given = {
+            "signed": int(low < 0),
+            "narrow": int(low == -high),
+            "rounding_mode": "FLOOR" if floors else "ROUND",
+        }
+        return quant_op(x, scale, zero_point, bit_width, **given)
+
+    def bipolar(x: Any, scale: Any) -> Any:
+        return bipolar_op(x, scale)
+
+    return {
+        torch.ops.chop.qonnx_quant.default: quant,
+        torch.ops.chop.qonnx_bipolar.default: bipolar,
     }
 
 

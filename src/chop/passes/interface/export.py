@@ -15,7 +15,8 @@ class ExportConfig:
     """Settings of `export_interface_pass`.
 
     Attributes:
-        to: a target: "onnx", "openvino", "pt2", "compressed-tensors", "gptq" or "gguf".
+        to: a target: "onnx", "openvino", "pt2", "compressed-tensors", "gptq", "qonnx" or
+            "gguf".
         path: the file or folder; folders are made, and a missing suffix of the target is added.
         tokenizer: of the model, for targets whose engines take text.
     """
@@ -29,11 +30,12 @@ class ExportConfig:
 def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]:
     """Writes the graph for another engine, in the codes and scales that it has.
 
-    ONNX, OpenVINO and packages of torch hold any graph. Folders of compressed-tensors (vLLM,
-    SGLang, transformers) and GPTQ (vLLM, SGLang, GPTQModel), and files of GGUF (llama.cpp) hold
-    weights of models of transformers, in formats that those engines know: what they cannot hold is
-    listed by module in the error, before anything is written. What is quantized and not packed is
-    packed for them.
+    ONNX, OpenVINO and packages of torch hold any graph. Files of QONNX (hls4ml, FINN) hold any
+    graph in formats that have one scale for a tensor or channel. Folders of compressed-tensors
+    (vLLM, SGLang, transformers) and GPTQ (vLLM, SGLang, GPTQModel), and files of GGUF (llama.cpp)
+    hold weights of models of transformers, in formats that those engines know; what is quantized
+    and not packed is packed for them. What a target cannot hold is listed by module in the error,
+    before anything is written.
 
     Returns:
         path: what was written.

@@ -1,0 +1,206 @@
+"""Quant graph: nodes Quant and BipolarQuant of QONNX in place of formats, on float values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from chop.export.onnx.grids import scale_of
+from chop.export.onnx.operators import qonnx_bipolar, qonnx_quant
+from chop.export.onnx.qdq import LINEAR, integer_form
+from chop.export.onnx.stand_ins import is_parameter, plan_stand_ins
+from chop.export.target import refuse
+from chop.formats import Gradient, StandIn
+from chop.formats.elements import Element, Fixed, Sign, Trit
+from chop.formats.layout import Layout
+from chop.ir.graph import MaseGraph
+from chop.kernels.integers import Integers, one_scale
+from chop.kernels.plan import row_of
+from chop.nn.quantized import QuantizedOperator, QuantLinear
+from chop.nn.quantized.codes import rounded_parameter
+
+WHERE = "qonnx"
+WIDEST = 32
+HALF = 0.5
+"""The threshold of nodes, whose halves round to 0, the even one, as that of a `Trit` does."""
+WAY_OUT = (
+    "Choose integer (calibrated), scale_integer (static scales for activations; granularity "
+    "tensor, or channel for parameters), binary, or ternary for weights; onnx writes others as "
+    "floats."
+)
+
+
+class Steps(NamedTuple):
+    """Elements that a node rounds to: k `step` for the whole numbers `low` <= k <= `high`.
+
+    Attributes:
+        low: the smallest k.
+        high: the largest.
+        step: between two elements.
+        floors: whether the element below is taken, and not the nearest.
+        is_bipolar: whether 0 is none of them, and the sign decides.
+    """
+
+    low: int
+    high: int
+    step: float = 1.0
+    floors: bool = False
+    is_bipolar: bool = False
+
+
+@dataclass(eq=False)
+class Quant(StandIn):
+    """A node Quant or BipolarQuant.
+
+    Attributes:
+        steps: what it rounds to, times the scale.
+        scale: float32 () or, for each index of an axis of a parameter, of a shape like (n, 1).
+        values: a parameter's rounded values, which the node does not change; None: it rounds an
+            activation.
+    """
+
+    steps: Steps
+    scale: Tensor
+    values: Tensor | None = None
+
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
+        """The tensor, or the parameter, behind the node."""
+        given, (low, high, _, floors, is_bipolar) = self.values, self.steps
+        given = x if given is None else given
+        if is_bipolar:
+            rounded: Tensor = qonnx_bipolar(given, self.scale)
+        else:
+            rounded = qonnx_quant(given, self.scale, low, high, floors)
+        return rounded
+
+    @property
+    def transposed(self) -> Quant:
+        """Of a matrix."""
+        assert self.values is not None
+        scale = self.scale.T if self.scale.dim() else self.scale
+        return replace(self, scale=scale.contiguous(), values=self.values.T.contiguous())
+
+
+class _Linear(nn.Module):
+    """A linear layer as MatMul and Add, the forms that readers of QONNX take.
+
+    Args:
+        layer: the layer; its spec has stand-ins.
+    """
+
+    def __init__(self, layer: QuantLinear) -> None:
+        super().__init__()
+        assert isinstance(layer.spec.weight, Quant)
+        self.spec, self.bias = layer.spec, layer.bias
+        self.weight_io = layer.spec.weight.transposed
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = self.spec.data_in(input) @ self.weight_io(input)
+        y = y if self.bias is None else y + self.spec.bias(self.bias)
+        return self.spec.data_out(y)
+
+
+def quant_graph(mg: MaseGraph) -> MaseGraph:
+    """A copy of a graph where every rounding is a node of QONNX.
+
+    Args:
+        mg: the graph; it stays as it is.
+
+    Raises:
+        ConfigError: QONNX lacks formats, which are listed by module; or see `plan_stand_ins`.
+    """
+    planned = plan_stand_ins(mg, _quant, WHERE)
+    labels: dict[str, list[str]] = defaultdict(list)
+    for path, operand in planned.missing:
+        label = getattr(planned.steps[path].spec, operand).label
+        labels[path or "model"].append(f"{operand} ({label})")
+    reasons = {path: f"no node stands for its {', '.join(x)}" for path, x in labels.items()}
+    refuse(WHERE, reasons, WAY_OUT)
+    planned.put()
+    for node in planned.mg.nodes:
+        layer: Any = planned.mg.module_of(node)
+        if integer_form(planned.mg, node) == LINEAR and isinstance(layer.spec.weight, Quant):
+            planned.mg.replace(node, _Linear(layer))
+    return planned.mg
+
+
+def _quant(step: QuantizedOperator, operand: str) -> Quant | None:
+    number_format = step.spec.number_format(operand)
+    layout = number_format.layout() if number_format.is_fitted else None
+    if layout is None or layout.levels is not None or layout.has_zero_points:
+        return None
+    if is_parameter(step, operand):
+        effective = step.effective(operand).detach()
+        return _of_parameter(layout.fitted(effective), effective, rounded_parameter(step, operand))
+    if layout.element.threshold is not None and layout.scaling is not None:
+        return None  # nodes compare with half a scale
+    steps: Steps | None = row_of(ROUNDED, layout.element)
+    scale = steps and _one_scale(layout, steps)
+    return Quant(steps, torch.tensor(scale)) if steps and scale else None
+
+
+def _of_parameter(layout: Layout, effective: Tensor, values: Tensor) -> Quant | None:
+    steps: Steps | None = row_of(STORED, layout.element)
+    if steps is None:
+        return None
+    scale = _scale(layout, steps, effective)
+    if scale is None:
+        return None
+    found = Quant(
+        steps, scale.view(-1, *[1] * (values.dim() - 1)) if scale.dim() else scale, values
+    )
+    return found if torch.equal(found(values), values) else None
+
+
+def _scale(layout: Layout, steps: Steps, effective: Tensor) -> Tensor | None:
+    """float32 () or, for each index of the first axis, (n,): what a parameter's k stand for."""
+    if one := _one_scale(layout, steps):
+        return torch.tensor(one)
+    scale = scale_of(layout, effective)
+    return None if scale is None else scale * steps.step
+
+
+def _one_scale(layout: Layout, steps: Steps) -> float | None:
+    return one_scale(layout, Integers(steps.low, steps.high, steps.step))
+
+
+def _fixed(element: Fixed) -> Steps | None:
+    narrowest = 1 if element.code == "unsigned" else 2
+    if not narrowest <= element.width <= WIDEST:
+        return None
+    floors = element.rounding == "floor"
+    step = 2.0**-element.frac_width
+    return Steps(element.lowest_code, element.largest_code, step, floors)
+
+
+def _sign(element: Sign) -> Steps | None:
+    return Steps(-1, 1, is_bipolar=True) if element.bipolar and not element.stochastic else None
+
+
+def _trit(element: Trit) -> Steps | None:
+    return Steps(-1, 1) if element.threshold == HALF else None
+
+
+Rows = Mapping[type[Element], Callable[[Any], Steps | None]]
+ROUNDED: Rows = {Fixed: _fixed, Sign: _sign, Trit: _trit}
+"""For activations, which a node rounds as the element does."""
+
+
+def _stored_fixed(element: Fixed) -> Steps | None:
+    steps = _fixed(element)
+    return None if steps is None else steps._replace(floors=False)
+
+
+def _stored_sign(element: Sign) -> Steps | None:
+    if element.stochastic:
+        return None
+    return Steps(-1, 1, is_bipolar=True) if element.bipolar else Steps(0, 1)
+
+
+STORED: Rows = {Fixed: _stored_fixed, Sign: _stored_sign, Trit: lambda element: Steps(-1, 1)}
+"""For parameters, whose values are rounded already."""

@@ -1,0 +1,121 @@
+"""QONNX: ONNX files with nodes for numbers of any width, which make circuits by hls4ml and FINN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.errors import GuardError
+from chop.export.flat import FlatGraph, map_tensors, named_tensors
+from chop.export.onnx.check import check
+from chop.export.onnx.export import NEEDS, answer_of, check_onnx_is_installed
+from chop.export.onnx.files import write_files
+from chop.export.onnx.plain import in_plain_operators
+from chop.export.onnx.quant import WHERE, quant_graph
+from chop.export.onnx.target import in_float32
+from chop.export.onnx.write import proto_of
+from chop.export.target import Runner, Target
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import example_inputs
+
+ALIKE = 0.05
+"""Of the largest output, by which the first row may differ that is computed alone."""
+
+
+def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
+    """Writes a file of QONNX, after onnxruntime has run it, where that is installed.
+
+    Sizes are fixed, as its readers need: one row, where rows do not change one another.
+
+    Args:
+        mg: the graph; it stays as it is.
+        path: the file; weights beyond 2 GB are beside it.
+        tokenizer: is not part of such a file.
+    Returns: `path`, `files`, `notes`, and names of `inputs` and `outputs`.
+
+    Raises:
+        ConfigError: QONNX lacks formats, which are listed by module.
+        GraphError: torch's exporter lacks the ONNX of an operator.
+        UnavailableError: onnx or onnxscript are not installed.
+        VerificationError: onnxruntime does not run the file, or computes something else.
+    """
+    check_onnx_is_installed()
+    mg, notes = in_float32(mg)
+    example, answer = _example_and_answer(mg)
+    flat = FlatGraph(quant_graph(mg), example, WHERE)
+    proto = proto_of(flat, None)
+
+    def check_plain(weights: Path | None) -> None:
+        plain, smooth = (in_plain_operators(proto, rounds) for rounds in (True, False))
+        check(plain, smooth, flat, flat.tensors(example), flat.answers(answer), weights)
+
+    files = write_files(proto, path, check_plain)
+    inputs, outputs = ([x.name for x in ends] for ends in (proto.graph.input, proto.graph.output))
+    return {"path": path, "files": files, "notes": notes, "inputs": inputs, "outputs": outputs}
+
+
+def _example_and_answer(mg: MaseGraph) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Example inputs and their outputs: the first row, if it has the same outputs alone."""
+    example = example_inputs(mg.model)
+    answer = answer_of(mg, example)
+    if all(x.dim() for x in named_tensors(example).values()):
+        row = map_tensors(lambda x: x[:1], example)
+        with suppress(GuardError):
+            alone = answer_of(mg, row)
+            if _are_alike(alone, answer):
+                return row, alone
+    return example, answer
+
+
+def _are_alike(alone: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> bool:
+    """Whether outputs of one row are those of the first row, up to rounding."""
+    for name, x in alone.items():
+        expected = whole[name][:1] if whole[name].dim() else whole[name]
+        if x.shape != expected.shape:
+            return False
+        apart = (x.double() - expected.double()).abs()
+        if x.numel() and apart.max() > ALIKE * expected.double().abs().max():
+            return False
+    return True
+
+
+def read(path: Path) -> Runner:
+    """The file as QONNX's own executor runs it: node by node, as many rows at a time as it has."""
+    from qonnx.core.modelwrapper import ModelWrapper
+    from qonnx.core.onnx_exec import execute_onnx
+
+    model = ModelWrapper(str(path))
+    shapes = {each.name: model.get_tensor_shape(each.name) for each in model.graph.input}
+
+    def run(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = execute_onnx(model, {name: x.numpy() for name, x in tensors.items()})
+        return {name: torch.from_numpy(x) for name, x in found.items()}
+
+    def answers(given: Mapping[str, Any]) -> dict[str, Tensor]:
+        tensors = {name: named_tensors(given)[name] for name in shapes}
+        if all([*x.shape] == shapes[name] for name, x in tensors.items()):
+            return run(tensors)
+        rows = zip(*(x.split(shapes[name][0]) for name, x in tensors.items()), strict=True)
+        found = [run(dict(zip(tensors, row, strict=True))) for row in rows]
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+    return answers
+
+
+TARGET = Target(
+    WHERE,
+    "hls4ml, FINN",
+    "qonnx",
+    "qonnx",
+    ".onnx",
+    write,
+    read,
+    needs=NEEDS,
+    stem="qonnx",
+    is_timed=False,
+)
