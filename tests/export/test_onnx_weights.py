@@ -70,7 +70,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("text", FORMATS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_files_hold_the_codes(text, whole, tmp_path):
     mg, inputs = whole
     packed = pack_weights(mg, parse_format_string(text))
@@ -165,31 +165,35 @@ def test_formats_of_other_elements_become_floats_with_a_note(whole, tmp_path):
 def test_large_weights_are_beside_the_file(whole, monkeypatch, tmp_path):
     mg, inputs = whole
     packed = pack_weights(mg, parse_format_string("group_integer:width=4"))
-    one = target("onnx").export(packed, tmp_path / "one")
     monkeypatch.setattr(files, "LARGEST", 2000)
     monkeypatch.setattr(files, "SMALL", 200)
-    two = target("onnx").export(packed, tmp_path / "two")
-    data = tmp_path / "two.onnx.data"
-    assert two.files == (tmp_path / "two.onnx", data)
-    sizes = [file.stat().st_size for file in two.files]
-    assert two.size_bytes == sum(sizes) and sizes[0] < one.size_bytes / 2 < sizes[1]
-    _compare(packed, inputs, target("onnx").read(two.path), False)
-    assert {x.name for x in tmp_path.iterdir()} == {"one.onnx", "two.onnx", data.name}
+    made = target("onnx").export(packed, tmp_path / "model")
+    data = tmp_path / "model.onnx.data"
+    assert made.files == (made.path, data) and {*tmp_path.iterdir()} == {*made.files}
+    sizes = [file.stat().st_size for file in made.files]
+    assert made.size_bytes == sum(sizes) and sizes[1] > 2000
+    _compare(packed, inputs, target("onnx").read(made.path), False)
+    proto = onnx.load(made.path)
     monkeypatch.undo()
-    again = target("onnx").export(packed, tmp_path / "two")
-    assert again.files == (two.path,) and not data.exists()
+    assert files.write_files(proto, made.path, _whole) == (made.path,)
+    assert not data.exists() and made.path.stat().st_size > sizes[1]
+    _compare(packed, inputs, target("onnx").read(made.path), False)
 
 
-def test_large_files_that_are_wrong_leave_nothing(whole, monkeypatch, tmp_path):
-    mg, _ = whole
-    packed = pack_weights(mg, parse_format_string("mxint:width=8"))
+def _whole(weights) -> None:
+    assert weights is None
+
+
+def test_large_files_that_are_wrong_leave_nothing(monkeypatch, tmp_path):
+    proto = onnx.ModelProto()
+    weight = torch.randn(50, 50).numpy()
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
     monkeypatch.setattr(files, "LARGEST", 2000)
-    monkeypatch.setattr("chop.export.onnx.export.check", _refuse)
     with pytest.raises(ConfigError, match="refused"):
-        target("onnx").export(packed, tmp_path / "model")
+        files.write_files(proto, tmp_path / "model.onnx", _refuse)
     assert list(tmp_path.iterdir()) == []
 
 
-def _refuse(proto, smooth, flat, inputs, whole, weights) -> None:
+def _refuse(weights) -> None:
     assert [file.name for file in weights.iterdir()] == ["model.onnx.data"]
     raise ConfigError("refused")
