@@ -15,6 +15,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, VerificationError
 from chop.export import qonnx
+from chop.export.onnx import files
 from chop.export.onnx.operators import qonnx_bipolar, qonnx_quant
 from chop.export.onnx.plain import in_plain_operators
 from chop.export.onnx.quant import ROUNDED, STORED
@@ -266,6 +267,18 @@ def test_halves_become_float32_which_is_said(tmp_path):
     rule = {"config": {"weight": {"name": "integer", "width": 8, "frac_width": 6}}}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
     assert qonnx.write(mg, tmp_path / "a.onnx")["notes"] == ["the model's dtype became float32"]
+
+
+@pytest.mark.long  # as those of ONNX are
+@BY_ITS_READER
+def test_large_weights_are_beside_the_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "LARGEST", 100)
+    monkeypatch.setattr(files, "SMALL", 100)
+    mg, x = quantized("8.4", "8.6")
+    made = target("qonnx").export(mg, tmp_path / "a")
+    assert [each.name for each in made.files] == ["a.onnx", "a.onnx.data"]
+    with torch.no_grad():
+        assert torch.equal(qonnx.read(made.path)({"input": x})["output"], mg.model(x))
 
 
 def written(name, folder):
