@@ -134,12 +134,53 @@ def test_products_of_integers_are_those_of_whole_numbers(name, loops, monkeypatc
                         assert same(product(x), whole_sums(x, x_format, weight, fmt, given))
 
 
-def test_more_rows_than_are_rounded_together_are_multiplied_alike(small_ones):
-    fmt, x_format = ScaleInteger(8, granularity="channel"), ScaleInteger(8)
-    weight, x = torch.randn(3, 20000), torch.randn(120, 20000)  # at most 2^19 numbers at a time
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_more_rows_than_are_rounded_together_are_multiplied_alike(granularity, small_ones):
+    """At most 2^19 numbers at a time: 24 rows, and 5 that are left."""
+    fmt, x_format = (
+        ScaleInteger(8, granularity="channel"),
+        ScaleInteger(8, granularity=granularity),
+    )
+    weight, x, bias = torch.randn(3, 20000), torch.randn(101, 20000), torch.randn(3)
     stored = parts(fmt.encode(weight), fmt)
-    product = int8.prepared_product(x_format, stored, None)
-    assert same(product(x), whole_sums(x, x_format, weight, fmt, None))
+    product = int8.prepared_product(x_format, stored, bias)
+    assert same(product(x), whole_sums(x, x_format, weight, fmt, bias))
+
+
+def test_the_longest_sums_of_the_largest_products_are_exact(small_ones):
+    fmt = x_format = Integer(8, 0)
+    weight = torch.full((5, int8.LONGEST_SUM), -128.0)
+    weight[1:3], weight[4, ::2] = 127.0, 127.0
+    x = torch.full((7, int8.LONGEST_SUM), -128.0)
+    x[1::2] = 127.0
+    product = int8.prepared_product(x_format, parts(fmt.encode(weight), fmt), None)
+    assert same(product(x), (x.long() @ weight.long().T).float())
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_take_any_number_of_outputs(threads, small_ones):
+    fmt, x_format = ScaleInteger(8, granularity="channel"), ScaleInteger(8, granularity="row")
+    weight, x, bias = torch.randn(257, 1000), torch.randn(13, 1000), torch.randn(257)
+    product = int8.prepared_product(x_format, parts(fmt.encode(weight), fmt), bias)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert same(product(x), whole_sums(x, x_format, weight, fmt, bias))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_products_by_onednn_are_those_of_the_loops(monkeypatch):
+    if not int8.is_exact():
+        pytest.skip("oneDNN adds in 16 bits on this CPU")
+    fmt, x_format = ScaleInteger(8, granularity="channel"), ScaleInteger(8, granularity="row")
+    weight, x, bias = torch.randn(260, 320), torch.randn(2, 301, 320), torch.randn(260)
+    stored = parts(fmt.encode(weight), fmt)
+    expected = int8.prepared_product(x_format, stored, bias)(x)
+    monkeypatch.setattr(int8, "rows_for_onednn", lambda: 1)
+    product = int8.prepared_product(x_format, stored, bias)
+    monkeypatch.setattr(int8, "_multiply", None)
+    assert same(product(x), expected)
 
 
 def test_quotients_next_to_a_tie_are_rounded_as_those_of_float64(loops):

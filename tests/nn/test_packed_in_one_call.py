@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -319,3 +320,15 @@ def test_inverses_that_float32_does_not_hold_are_not_taken(scale):
     with torch.no_grad():
         expected, found = layer(x).double(), pack(layer).eval()(x).double()
     assert ((found - expected).abs() <= 1e-5 * expected.abs().max() + 2.0**-148).all()
+
+
+def test_codes_are_freed_where_a_layer_is_moved_away():
+    for weight in (Integer(8, 7), MXInt(8)):
+        spec = QuantSpec(data_in=Integer(8, 5), weight=weight)
+        layer = pack(q.QuantLinear(512, 256, config=spec)).eval()
+        with torch.no_grad():
+            layer(torch.randn(3, 512))
+        codes = weakref.ref(layer.weight_codes)
+        layer.to("meta")
+        gc.collect()
+        assert codes() is None

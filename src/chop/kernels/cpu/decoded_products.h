@@ -17,14 +17,13 @@ struct Singles {
     static void keep(const float* from, int64_t count, float* to) { std::copy(from, from + count, to); }
 };
 
-// What four rows of a span are multiplied by, and where sums go: `count` of them for each row of x, times
-// `factor`, added to what is there.
+// What four rows of a span are multiplied by, and where sums go: `count` of them for each row of x, added
+// to what is there.
 template <class Kind> struct SpanProducts {
     const typename Kind::Number *values, *x;
     int64_t columns;
     float* y;
     int64_t stride, count;
-    float factor;
     bool adds;
 
     // Of ROWS rows of x from row `m` on. Sums stay in registers only where no loop counts them.
@@ -53,7 +52,7 @@ template <class Kind> struct SpanProducts {
     TARGET_INLINE void write(__m128 sums, float* to) const {
         float found[4];
         _mm_storeu_ps(found, sums);
-        for (int64_t n = 0; n < count; n++) to[n] = found[n] * factor + (adds ? to[n] : 0.0f);
+        for (int64_t n = 0; n < count; n++) to[n] = found[n] + (adds ? to[n] : 0.0f);
     }
     template <int ROWS> void multiply_rest(int64_t m, int64_t rows) const {
         if constexpr (ROWS > 0) {
@@ -68,7 +67,8 @@ template <class Kind> struct SpanProducts {
     }
 };
 
-// Values of a row's columns `first` to `last`, but for the factor of all, written from `out` on.
+// Values of a row's columns `first` to `last`, written from `out` on. Their scales are multiplied by the
+// factor of all first, which is one rounding more than a decoded weight has.
 template <class Reader, bool ZEROS>
 TARGET void read_span(const Packed& w, int64_t row, int64_t first, int64_t last, float* out) {
     const Codes& c = w.codes;
@@ -81,20 +81,21 @@ TARGET void read_span(const Packed& w, int64_t row, int64_t first, int64_t last,
     if (!ZEROS && c.scale_storage == SCALE_CODES && c.scale_width == 8 && c.group == BLOCK) {
         const uint8_t* scales = static_cast<const uint8_t*>(w.scales) + row * c.groups_per_row;
         for (; at + BLOCK <= last; at += BLOCK, group++) {
-            const Vector scale = all_of(c.scale_table[scales[group]]);
+            const Vector scale = all_of(c.scale_table[scales[group]] * c.factor);
             for (int64_t part = at; part < at + BLOCK; part += LANES)
-                store(out + part - first, multiply(read.all(from, part), scale));
+                store(out + part - first, bounded(multiply(read.all(from, part), scale)));
         }
     }
     for (; at < last; group++) {
         const int64_t start = group * c.group, end = last - start < c.group ? last : start + c.group;
         const int64_t index = row * c.groups_per_row + group;
-        const Grid<ZEROS> grid{all_of(scale_at(c, w.scales, index)),
+        const Grid<ZEROS> grid{all_of(scale_at(c, w.scales, index) * c.factor),
                                all_of(ZEROS ? zero_at(c, w.scales, index) : 0.0f)};
         for (; at + LANES <= end; at += LANES)
-            store(out + at - first, grid.scaled(read.all(from, at)));
+            store(out + at - first, bounded(grid.scaled(read.all(from, at))));
         if (at < end) {
-            store_some(out + at - first, grid.scaled(read.some(from, at, end - at)), end - at);
+            const Vector value = read.some(from, at, end - at);
+            store_some(out + at - first, bounded(grid.scaled(value)), end - at);
             at = end;
         }
     }
@@ -125,8 +126,7 @@ void multiply_decoded(const Packed& w, int64_t first, int64_t outputs, const flo
                     Kind::keep(buffer.data(), SPAN, values.data() + i * NUMBERS);
                 }
                 float* to = y + row * stride + n;
-                SpanProducts<Kind>{values.data(), copies.data(), width, to, stride, count,
-                                   w.codes.factor, at > 0}
+                SpanProducts<Kind>{values.data(), copies.data(), width, to, stride, count, at > 0}
                     .multiply_all(many);
             }
         }

@@ -196,7 +196,4 @@ int64_t chop_int8_workspace(int64_t rows, int64_t columns, int32_t threads) {
     return has_vnni() ? workspace<int8_t>(rows, columns, threads)
                       : workspace<int16_t>(rows, columns, threads);
 }
-
-// Whether the loops have instructions for these products.
-int chop_int8_has_vnni() { return has_vnni(); }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -25,9 +25,8 @@ from chop.private.torch_api import has_int8_products, has_tiles, multiply_int8
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Products of such integers whose sum 32 bits hold, whatever they are."""
 BYTE = 8
-MANY_BESIDE_PAIRS, MANY_BESIDE_VNNI = 4, 64
-"""Rows of activations from which oneDNN is faster than loops that multiply by pairs of 16 bits, and
-by AMX than those that have VNNI."""
+MANY_FOR_TILES = 64
+"""Rows of activations from which oneDNN, by AMX, is faster than loops of our own."""
 
 
 class Rule(ctypes.Structure):
@@ -158,8 +157,9 @@ class Product:
         )
         self._prepared = ctypes.byref(self._structure)
         self._multiply = _multiply(reader.loops)
-        is_for_loops = not is_large(packed.shape)
-        self._rows_for_onednn = math.inf if is_for_loops else rows_for_onednn(reader.loops)
+        # Of one column `torch._int_mm` gives what was in memory.
+        is_for_loops = not is_large(packed.shape) or packed.shape[1] == 1
+        self._rows_for_onednn = math.inf if is_for_loops else rows_for_onednn()
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Of contiguous float32 (..., columns); None if there is a NaN in it."""
@@ -227,16 +227,12 @@ def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
 
 
 @cache
-def rows_for_onednn(loops: ctypes.CDLL) -> float:
+def rows_for_onednn() -> float:
     """From how many rows on oneDNN is faster than the loops; infinity: never.
 
     It lays the weight out anew at each call.
     """
-    if not is_exact():
-        return math.inf
-    if not loops.chop_int8_has_vnni():
-        return MANY_BESIDE_PAIRS
-    return MANY_BESIDE_VNNI if has_tiles() else math.inf
+    return MANY_FOR_TILES if has_tiles() and is_exact() else math.inf
 
 
 def _by_onednn(x: Tensor, product: Product) -> Tensor | None:
@@ -269,7 +265,17 @@ def takes(x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[i
         return False
     if _is_narrow(weight_format, tables, lines):
         return whole_rule(x_format) is not None
-    return _rule(x_format, tables, lines) is not None
+    return takes_as_codes(x_format.key, weight_format.key, tuple(shape))
+
+
+@lru_cache(maxsize=4096)
+def takes_as_codes(x_key: str, weight_key: str, shape: tuple[int, ...]) -> bool:
+    """As `takes`, by keys of formats, of weights that are not widened to bytes."""
+    tables = fixed_tables(from_key(weight_key))
+    lines = None if tables is None else tables.lines(shape)
+    if tables is None or lines is None or lines.columns > LONGEST_SUM:
+        return False
+    return _rule(from_key(x_key), tables, lines) is not None
 
 
 def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule | None:
@@ -280,7 +286,7 @@ def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule
 
 def workspace_bytes(loops: ctypes.CDLL, rows: int, outputs: int, columns: int) -> int:
     """What `linear` needs beside its result: integers of rows; for oneDNN, sums of two chunks."""
-    if rows >= rows_for_onednn(loops):
+    if rows >= rows_for_onednn():
         return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
     sizes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
     of_loops = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(("chop_int8_workspace", loops))

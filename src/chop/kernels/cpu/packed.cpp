@@ -45,7 +45,7 @@ bool suits_vectors(const Packed& w, int64_t lanes) {
     return whole_bytes && (w.codes.group >= w.columns || w.codes.group >= lanes);
 }
 
-Ways ways_of(const Packed& w) {
+Ways ways_of([[maybe_unused]] const Packed& w) {
     Ways found{portable_row, portable_products, portable_products, nullptr, FEW_ROWS, FEW_ROWS};
 #if CHOP_HAS_AVX512
     if (avx512::is_supported() && suits_vectors(w, avx512::LANES) && avx512::find_ways(w, found))
@@ -109,14 +109,21 @@ int chop_decode(const Codes* codes, const void* packed, const void* scales, void
     return 0;
 }
 
-// How many rows of x `chop_linear` multiplies as fast as by decoding all of the weight first.
-int32_t chop_few_rows(const Codes* codes, int64_t columns) {
-    return ways_of(Packed{*codes, nullptr, nullptr, columns}).few_rows;
+// How `chop_linear` multiplies: how many rows of x as fast as by decoding all of the weight first; from how
+// many on spans are decoded; and whether their numbers can be rounded to bfloat16.
+void chop_ways(const Codes* codes, int64_t columns, int32_t* found) {
+    const Ways ways = ways_of(Packed{*codes, nullptr, nullptr, columns});
+    found[0] = ways.few_rows;
+    found[1] = ways.decoded_rows;
+    found[2] = ways.in_bfloat16 != nullptr;
 }
 
-// Whether `chop_linear` can round numbers to bfloat16, which then is faster.
-int chop_multiplies_bfloat16(const Codes* codes, int64_t columns) {
-    return ways_of(Packed{*codes, nullptr, nullptr, columns}).in_bfloat16 != nullptr;
+// Bytes that `chop_linear` needs beside its result.
+int64_t chop_linear_workspace(const Codes* codes, int64_t rows, int64_t columns, int32_t threads) {
+    const Ways ways = ways_of(Packed{*codes, nullptr, nullptr, columns});
+    if (ways.pairs && rows < ways.decoded_rows) return rows * columns * sizeof(float);
+    if (ways.decoded == portable_products || rows < ways.decoded_rows) return 0;
+    return threads * (std::min(rows, X_ROWS) + 5) * NUMBERS * sizeof(float);
 }
 
 // y (rows, outputs) = x (rows, columns) times the transposed weights, plus `bias` if there is one.

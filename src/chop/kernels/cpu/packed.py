@@ -22,13 +22,11 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The enumeration of plan.h, as far as decoding goes."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 """Of activations: products of float32 are as precise as these deserve."""
-FEW, SOME = 4, 48
-"""Rows up to which codes are multiplied in float32 where bfloat16 is allowed; and up to which they
-are where the loops have no instructions for it."""
+FEW_BESIDE_ONEDNN = 48
+"""Rows up to which codes are multiplied in float32 where bfloat16 is allowed, and oneDNN alone has
+instructions for it."""
 MANY_FOR_ONEDNN, MANY_FOR_TILES = 256, 32
 """Rows from which oneDNN multiplies a decoded weight in bfloat16; and where it does so by AMX."""
-SPAN_NUMBERS, SPAN_ROWS = 1056, 60
-"""`NUMBERS` and `X_ROWS` of vectors.h."""
 
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
@@ -63,16 +61,15 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     x_format, is_float = from_key(x_key), x.dtype == torch.float32
     bias = None if bias is None else _float(bias)
     count = x.numel() // packed.shape[1]
-    is_few = count <= _few_rows(reader, x.dtype, count)
-    if x_format.is_identity and is_float and is_few:
+    by_codes = count <= _rows_by_codes(reader, x.dtype, count)
+    if x_format.is_identity and is_float and by_codes:
         return _by_codes(reader, _float(x), packed, bias)
     rows, y = _rows(x), None
     if is_float and not x_format.is_identity:
         y = int8.linear(rows, x_format, reader, packed, bias)
-    if y is None and is_few:
-        rounds = _stays_half(x.dtype) and reader.tables.suits_bfloat16
-        y = _by_codes(reader, _float(_rows(x_format(x))), packed, bias, rounds)
-        y = y if is_float else y.to(x.dtype)
+    if y is None and by_codes:
+        multiply = _by_codes if is_float else _half_by_codes
+        y = multiply(reader, _rows(x_format(x)).contiguous(), packed, bias)
     if y is None and _stays_half(x.dtype):
         return None
     if y is None:
@@ -90,7 +87,7 @@ def rounds_to_bfloat16(tables: CodeTables) -> bool:
     return multiplies_bfloat16() and tables.suits_bfloat16 and allows_bfloat16()
 
 
-def _few_rows(reader: Reader, dtype: torch.dtype, rows: int) -> int:
+def _rows_by_codes(reader: Reader, dtype: torch.dtype, rows: int) -> int:
     """Up to how many rows codes are multiplied without writing the weight out.
 
     Args:
@@ -98,14 +95,14 @@ def _few_rows(reader: Reader, dtype: torch.dtype, rows: int) -> int:
         dtype: of the rows.
         rows: how many there are.
     """
-    if rows <= FEW:
+    if rows < reader.decoded_rows:
         return reader.few_rows
-    is_float, limit = dtype == torch.float32, SOME
-    if not (rounds_to_bfloat16(reader.tables) if is_float else _stays_half(dtype)):
+    if dtype == torch.float32:
+        limit = reader.decoded_rows - 1 if reader.has_bfloat16 else FEW_BESIDE_ONEDNN
+        return min(reader.few_rows, limit) if rounds_to_bfloat16(reader.tables) else reader.few_rows
+    if not _stays_half(dtype) or not _decodes(reader, dtype):
         return reader.few_rows
-    if reader.has_bfloat16:
-        limit = FEW if is_float else _many_rows()
-    return min(reader.few_rows, limit)
+    return min(reader.few_rows, _many_rows() - 1 if reader.has_bfloat16 else FEW_BESIDE_ONEDNN)
 
 
 @cache
@@ -158,23 +155,27 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
     if is_float and int8.known_rule(x_format, reader, columns) is not None:
         return int8.workspace_bytes(reader.loops, rows, outputs, columns)
     rounded = 0 if x_format.is_identity else x.nbytes
-    if rows <= _few_rows(reader, x.dtype, rows):
-        return rounded + _span_bytes(rows) + (0 if is_float else 4 * rows * (outputs + columns))
+    if rows <= _rows_by_codes(reader, x.dtype, rows):
+        chunk = 0 if is_float else min(rows, CHUNK_ROWS)
+        return rounded + _loop_bytes(reader, rows) + 4 * chunk * (outputs + columns)
     if _stays_half(x.dtype):
         return None
     if is_float and rounds_to_bfloat16(reader.tables):
         if reader.has_bfloat16 and rows < _many_rows():
-            return rounded + _span_bytes(rows)
+            return rounded + _loop_bytes(reader, rows)
         is_widened = bias is not None or _has_row_factors(reader)
         return rounded + _bfloat16_bytes(rows, outputs, columns, is_widened)
     chunk = 0 if is_float else min(rows, CHUNK_ROWS)
     return rounded + 4 * (outputs * columns + chunk * (outputs + columns))
 
 
-def _span_bytes(rows: int) -> int:
-    """Of the loops, in all threads: spans of rows and of decoded weights."""
-    per_thread = 4 * SPAN_NUMBERS * (min(rows, SPAN_ROWS) + 5)
-    return torch.get_num_threads() * per_thread if rows > FEW else 0
+def _loop_bytes(reader: Reader, rows: int) -> int:
+    """What the loops need beside their result."""
+    sizes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
+    name = ("chop_linear_workspace", reader.loops)
+    of_loops = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(name)
+    threads = torch.get_num_threads()
+    return int(of_loops(ctypes.addressof(reader.codes), rows, reader.lines.columns, threads))
 
 
 def _bfloat16_bytes(rows: int, outputs: int, columns: int, is_widened: bool) -> int:
@@ -219,11 +220,15 @@ def _float(x: Tensor) -> Tensor:
 
 def _decoder(packed: Packed, dtype: torch.dtype) -> Reader | None:
     reader = find_reader(packed)
-    if reader is None or dtype not in TYPES or not reader.takes(packed):
+    if reader is None or not reader.takes(packed):
         return None
-    # Otherwise it would be rounded twice, or become infinite.
+    return reader if _decodes(reader, dtype) else None
+
+
+def _decodes(reader: Reader, dtype: torch.dtype) -> bool:
+    """Whether the loops write a weight of that dtype: it is not rounded twice, nor infinite."""
     fits = reader.tables.scales_are_powers and reader.tables.fits_bfloat16
-    return reader if dtype == torch.float32 or fits else None
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and fits)
 
 
 def _decoded(reader: Reader, packed: Packed, dtype: torch.dtype) -> Tensor:
@@ -269,6 +274,15 @@ def _by_codes(
         rounds,
         torch.get_num_threads(),
     )
+    return y
+
+
+def _half_by_codes(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """`x` (rows, columns) of half precision, a chunk at a time; bfloat16 where it stays that."""
+    rounds = _stays_half(x.dtype) and reader.tables.suits_bfloat16
+    y = x.new_empty(x.size(0), packed.shape[0])
+    for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
+        target.copy_(_by_codes(reader, part.float(), packed, bias, rounds))
     return y
 
 

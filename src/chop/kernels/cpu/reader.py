@@ -33,7 +33,8 @@ class Reader:
         tables: of its codes.
         lines: where its groups lie.
         few_rows: of activations, up to which they multiply as fast as by decoding first.
-        has_bfloat16: whether they have products of numbers that are rounded to bfloat16.
+        decoded_rows: of activations, from which they decode a part of the weight at a time.
+        has_bfloat16: whether they can round the numbers of such parts to bfloat16.
         codes: the two of them as the loops take them.
         size_bytes: of codes and of scales.
     """
@@ -43,6 +44,7 @@ class Reader:
     tables: CodeTables
     lines: Lines
     few_rows: int
+    decoded_rows: int
     has_bfloat16: bool
     codes: Codes
     size_bytes: tuple[int, int]
@@ -103,14 +105,17 @@ def _reader_of(
     if lines is None:
         return None
     structure = tables.structure(lines, tensor_scale)
-    asked = ctypes.byref(structure), ctypes.c_int64(lines.columns)
+    found = (ctypes.c_int32 * 3)()
+    loops.chop_ways(ctypes.byref(structure), ctypes.c_int64(lines.columns), found)
+    few_rows, decoded_rows, has_bfloat16 = found
     return Reader(
         loops,
         _multiply(loops),
         tables,
         lines,
-        loops.chop_few_rows(*asked),
-        bool(loops.chop_multiplies_bfloat16(*asked)),
+        few_rows,
+        decoded_rows,
+        bool(has_bfloat16),
         structure,
         tables.size_bytes(lines),
     )

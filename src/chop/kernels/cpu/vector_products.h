@@ -22,16 +22,19 @@ template <class Values> struct Bytes : Values {
 };
 
 struct WholeValues {
+    static constexpr int32_t few_rows = INT32_MAX;
     TARGET_INLINE explicit WholeValues(const Codes&) {}
     TARGET_INLINE Vector values(__m128i codes) const { return to_floats(widen_signed(codes)); }
 };
 
 struct NaturalValues {
+    static constexpr int32_t few_rows = INT32_MAX;
     TARGET_INLINE explicit NaturalValues(const Codes&) {}
     TARGET_INLINE Vector values(__m128i codes) const { return to_floats(widen(codes)); }
 };
 
 struct MagnitudeValues {
+    static constexpr int32_t few_rows = INT32_MAX;
     TARGET_INLINE explicit MagnitudeValues(const Codes&) {}
     TARGET_INLINE Vector values(__m128i codes) const {
         const __m128i magnitudes = _mm_and_si128(codes, _mm_set1_epi8(0x7f));
@@ -39,13 +42,18 @@ struct MagnitudeValues {
     }
 };
 
+// Codes that are looked up are slow to decode: of so many rows of x on, once is better.
+constexpr int32_t FEW_LOOKED_UP = 128;
+
 struct TableValues {
+    static constexpr int32_t few_rows = FEW_LOOKED_UP;
     const float* table;
     TARGET_INLINE explicit TableValues(const Codes& c) : table(c.table) {}
     TARGET_INLINE Vector values(__m128i codes) const { return look_up(table, widen(codes)); }
 };
 
 struct FloatValues : TableValues {
+    static constexpr int32_t few_rows = INT32_MAX;
     int shift;
     int32_t fields;
     float step;
@@ -238,7 +246,7 @@ void multiply_all(const Packed& w, int64_t first, int64_t outputs, const float* 
 template <class Reader, bool ZEROS, class ReaderOfFew = Reader> Ways ways_of_reader() {
     return {read_row<Reader, ZEROS>, multiply_all<ReaderOfFew, ZEROS>,
             multiply_decoded<Singles, Reader, ZEROS>, in_bfloat16<Reader, ZEROS>(), DECODED_ROWS,
-            INT32_MAX};
+            Reader::few_rows};
 }
 
 template <class Reader> Ways ways_of_reader(const Packed& w) {

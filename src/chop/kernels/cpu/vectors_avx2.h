@@ -89,6 +89,7 @@ AVX2 INLINE Whole every_nibble_first(Whole words) {
 }
 
 struct WholeNibbles {
+    static constexpr int32_t few_rows = INT32_MAX;
     AVX2 INLINE_MEMBER explicit WholeNibbles(const Codes&) {}
     AVX2 INLINE_MEMBER Vector values(Whole words) const {
         words = _mm256_sllv_epi32(words, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
@@ -97,6 +98,7 @@ struct WholeNibbles {
 };
 
 struct NaturalNibbles {
+    static constexpr int32_t few_rows = INT32_MAX;
     AVX2 INLINE_MEMBER explicit NaturalNibbles(const Codes&) {}
     AVX2 INLINE_MEMBER Vector values(Whole words) const {
         return to_floats(_mm256_and_si256(every_nibble_first(words), _mm256_set1_epi32(15)));
@@ -105,6 +107,7 @@ struct NaturalNibbles {
 
 // Permutations look at the lowest three bits alone.
 struct MirroredNibbles {
+    static constexpr int32_t few_rows = INT32_MAX;
     Vector table;
     AVX2 INLINE_MEMBER explicit MirroredNibbles(const Codes& c) : table(load(c.table)) {}
     AVX2 INLINE_MEMBER Vector values(Whole words) const {
@@ -114,6 +117,7 @@ struct MirroredNibbles {
 };
 
 struct TableNibbles {
+    static constexpr int32_t few_rows = INT32_MAX;
     Vector first, last;
     AVX2 INLINE_MEMBER explicit TableNibbles(const Codes& c)
         : first(load(c.table)), last(load(c.table + LANES)) {}

@@ -80,8 +80,8 @@ AVX512 INLINE Vector shifted_bits(Whole v, int by, int32_t mask) {
     return _mm512_castsi512_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)));
 }
 
-#if defined(__clang__)
-using Halves = void;  // its assembler asks for a target of its own
+#if defined(__clang__) || __GNUC__ < 12
+using Halves = void;  // clang asks for a target of its own, and older compilers lack the instructions
 #else
 // Numbers of bfloat16, two in each place of a vector. The instructions are written out, since GCC makes
 // copies of what the intrinsics add to, which leave too few registers.
@@ -112,6 +112,7 @@ struct Halves {
 
 // Codes of four bits, all of which a vector's table holds.
 struct Nibbles {
+    static constexpr int32_t few_rows = INT32_MAX;
     Vector table;
     Whole word, shift;
     AVX512 INLINE_MEMBER explicit Nibbles(const Codes& c)

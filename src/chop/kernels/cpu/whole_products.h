@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t WHOLE_LANES = 16;         // 16 bits each
 constexpr int64_t PANEL = 16;               // rows of codes that are multiplied together
-constexpr int64_t PANEL_SPAN = 768;               // columns of a panel, which the fastest cache holds
+constexpr int64_t PANEL_SPAN = 768;         // columns of a panel, which the fastest cache holds
 // From so many rows of x on, laying codes out for it pays; or where rows are short.
 constexpr int64_t PANEL_ROWS = 8, FEWER_PANEL_ROWS = 4, SHORT = 256;
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,11 @@ from chop.errors import ConfigError
 from chop.formats import Float, NumberFormat
 from chop.kernels import packed_linear_directly
 from chop.kernels.codes import Packed
-from chop.kernels.cpu.int8 import Product, prepared_product
+from chop.kernels.cpu.int8 import Product, prepared_product, takes_as_codes
 from chop.kernels.packed import takes_prepared
 from chop.nn import quantized as q
 from chop.nn.packed.base import BUFFER_NAMES, PackedOperator, packed_twin
-from chop.nn.weight_cache import prepared_once
+from chop.nn.weight_cache import forget, prepared_once
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
 FLOAT = Float()
@@ -62,20 +62,30 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
     def _prepared_result(self, input: Tensor, is_small: bool) -> Tensor | None:
-        """The result by what is prepared once: a small layer takes longer to call than to compute.
+        """The result by what is prepared once, since calls would take longer than small products.
 
-        None where the way of all operators has to be taken, as of large weights and float inputs.
+        None where the way of all operators has to be taken, as of large weights that are not
+        multiplied as integers.
         """
         x_format, is_trained = self.format_of("data_in"), self.training and torch.is_grad_enabled()
         if is_trained or not isinstance(x_format, NumberFormat):
             return None
-        if not is_small and (x_format.is_identity or torch.compiler.is_compiling()):
+        if not is_small and (torch.compiler.is_compiling() or not self._is_for_integers(x_format)):
             return None
         if is_transformed() or is_dispatch_observed() or not self._has_packed_or_float_bias():
             return None
         multiply = self._by_numbers if x_format.is_identity else self._by_integers
         y = multiply(input, x_format)
         return y if y is None or self.spec.data_out.is_identity else self.quantize("data_out", y)
+
+    def _is_for_integers(self, x_format: NumberFormat) -> bool:
+        """Whether large codes and rounded inputs are multiplied as 8-bit integers."""
+        weight_format, shape = self.spec.number_format("weight"), self.packed_shapes["weight"]
+        return takes_as_codes(x_format.key, weight_format.key, tuple(shape))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        forget(self)  # or what is prepared would hold the codes that are moved away
+        return super()._apply(fn, recurse)
 
     def _by_numbers(self, input: Tensor, x_format: NumberFormat) -> Tensor | None:
         """By decoded operands, which are looked up together."""
