@@ -43,8 +43,9 @@ def ours(mg: MaseGraph, inputs: Inputs) -> Iterator[tuple[str, Call]]:
         yield name, _called(_packed(_quantized(mg, spec)), inputs)
     calibrated = _quantized(mg, QuantSpec(data_in=Integer(8, "minmax"), weight=CHANNEL))
     calibrated, _ = passes.calibrate_transform_pass(calibrated, {"batches": [inputs]})
-    yield "calibrated int8, packed", _called(_packed(calibrated), inputs)
-    _, found = passes.freeze_transform_pass(calibrated, {"compile": True})
+    packed = _packed(calibrated)
+    yield "calibrated int8, packed", _called(packed, inputs)
+    _, found = passes.freeze_transform_pass(packed, {"compile": True})
     yield "calibrated int8, frozen and compiled", lambda: found["compiled"](**inputs)["logits"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")

@@ -73,7 +73,7 @@ def test_a_graph_of_a_folder_computes_with_its_values_bit_for_bit(tmp_path):
     values = write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
     model, expected = check(tmp_path, values, "scale_integer")
     exact = MaseGraph(model)
-    freeze_layers(exact, keeps_products=False)  # in the order of sums of torch
+    freeze_layers(exact)  # in the order of sums of torch
     mask = torch.ones_like(tokens())
     with torch.no_grad():
         found = exact.model(input_ids=tokens(), attention_mask=mask)["logits"]

@@ -262,6 +262,15 @@ def test_a_package_has_a_path_and_nothing_else_has(graph, given):
         passes.freeze_transform_pass(quantized(graph, "8.5"), given)
 
 
+@pytest.mark.parametrize("name", ["8.5", "mxint"])
+def test_large_products_of_integers_stay_packed_in_a_compiled_graph(name):
+    mg = MaseGraph(nn.Sequential(nn.Linear(256, 256)), dummy_in={"input": torch.randn(3, 256)})
+    packed, _ = passes.pack_transform_pass(quantized(mg, name), {"silent": True})
+    compiled = passes.freeze_transform_pass(packed, {"compile": True})[1]
+    assert compiled["packed"] == (["0"] if name == "8.5" else [])
+    assert passes.freeze_transform_pass(packed)[1]["packed"] == ["0"]
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["8.5", "mxint"])

@@ -212,7 +212,7 @@ def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:
     """Outputs by name, from the values that codes stand for: in the order of sums of torch."""
     exact = mg.copy()
     exact.model.cpu().eval()
-    freeze_layers(exact, keeps_products=False)
+    freeze_layers(exact)
     with torch.no_grad():
         return output_tensors(exact.model(**example))
 

@@ -199,7 +199,7 @@ def write_target(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, 
     frozen = mg.sharing_copy()
     frozen.model.eval()
     if any(isinstance(module, QuantizedOperator) for module in frozen.model.modules()):
-        freeze_layers(frozen, keeps_products=False)
+        freeze_layers(frozen)
     return write(frozen, path, TARGET.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -42,13 +43,15 @@ class Rounded(NamedTuple):
 Known = dict[tuple[Any, ...], Rounded]
 
 
-def freeze_layers(mg: MaseGraph, keeps_products: bool) -> dict[str, list[str]]:
+def freeze_layers(
+    mg: MaseGraph, stays_packed: Callable[[PackedLinear], bool] | None = None
+) -> dict[str, list[str]]:
     """Replaces quantized layers by those that compute the same from rounded weights.
 
     Args:
         mg: the graph; it is changed, unless an error is raised.
-        keeps_products: leaves packed linear layers that are multiplied from their codes faster
-            than from floats: large ones, and those of 8-bit integers, inputs too.
+        stays_packed: which packed linear layers are left: `multiplies_codes`,
+            `multiplies_integers`. None: none.
     Returns: paths by what became of them: `frozen`, layers that still round their inputs or
         results; `plain`, layers of torch; `packed`, those that stayed packed for their products;
         `kept`, other layers that stayed, see `frozen`.
@@ -66,7 +69,7 @@ def freeze_layers(mg: MaseGraph, keeps_products: bool) -> dict[str, list[str]]:
         assert isinstance(module, QuantizedOperator)
         if not _parameters(module):
             continue
-        if keeps_products and _multiplies_codes(module):
+        if stays_packed and isinstance(module, PackedLinear) and stays_packed(module):
             found["packed"].append(layer.path)
             continue
         twin = frozen(module, known)
@@ -167,11 +170,23 @@ def _torch_class(operator: type[QuantizedOperator]) -> type[nn.Module]:
     return next(base for base in bases if not issubclass(base, QuantizedOperator))
 
 
-def _multiplies_codes(layer: nn.Module) -> bool:
-    if not isinstance(layer, PackedLinear) or layer.packed_exact:
+def multiplies_codes(layer: PackedLinear) -> bool:
+    """Whether codes are multiplied faster than floats: large ones, or as 8-bit integers."""
+    if layer.packed_exact:
         return False
-    shape, x_format = layer.packed_shapes["weight"], layer.format_of("data_in")
-    if is_large(shape) or not layer.encoded("weight").codes.is_cpu:
-        return is_large(shape)
-    weight_format = layer.spec.number_format("weight")
+    shape = layer.packed_shapes["weight"]
+    is_on_cpu = layer.encoded("weight").codes.is_cpu
+    return is_large(shape) or (is_on_cpu and _are_integers(layer))
+
+
+def multiplies_integers(layer: PackedLinear) -> bool:
+    """Whether codes are large and multiplied as 8-bit integers: faster than any compiled float."""
+    is_on_cpu = layer.encoded("weight").codes.is_cpu
+    is_known = is_large(layer.packed_shapes["weight"]) and is_on_cpu and not layer.packed_exact
+    return is_known and _are_integers(layer)
+
+
+def _are_integers(layer: PackedLinear) -> bool:
+    x_format, weight_format = layer.format_of("data_in"), layer.spec.number_format("weight")
+    shape = layer.packed_shapes["weight"]
     return isinstance(x_format, NumberFormat) and int8.takes(x_format, weight_format, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -265,17 +265,18 @@ def takes(x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[i
         return False
     if _is_narrow(weight_format, tables, lines):
         return whole_rule(x_format) is not None
-    return takes_as_codes(x_format.key, weight_format.key, tuple(shape))
+    return takes_as_codes(x_format, weight_format, shape)
 
 
-@lru_cache(maxsize=4096)
-def takes_as_codes(x_key: str, weight_key: str, shape: tuple[int, ...]) -> bool:
-    """As `takes`, by keys of formats, of weights that are not widened to bytes."""
-    tables = fixed_tables(from_key(weight_key))
+def takes_as_codes(
+    x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[int]
+) -> bool:
+    """As `takes`, of weights that are not widened to bytes."""
+    tables = fixed_tables(weight_format)
     lines = None if tables is None else tables.lines(shape)
     if tables is None or lines is None or lines.columns > LONGEST_SUM:
         return False
-    return _rule(from_key(x_key), tables, lines) is not None
+    return _rule(x_format, tables, lines) is not None
 
 
 def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule | None:

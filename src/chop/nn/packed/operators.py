@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.formats import Float, NumberFormat
+from chop.formats import Float, NumberFormat, from_key
 from chop.kernels import packed_linear_directly
 from chop.kernels.codes import Packed
 from chop.kernels.cpu.int8 import Product, prepared_product, takes_as_codes
@@ -80,8 +81,8 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
 
     def _is_for_integers(self, x_format: NumberFormat) -> bool:
         """Whether large codes and rounded inputs are multiplied as 8-bit integers."""
-        weight_format, shape = self.spec.number_format("weight"), self.packed_shapes["weight"]
-        return takes_as_codes(x_format.key, weight_format.key, tuple(shape))
+        weight_key = self.spec.number_format("weight").key
+        return _are_integers(x_format.key, weight_key, tuple(self.packed_shapes["weight"]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         forget(self)  # or what is prepared would hold the codes that are moved away
@@ -130,6 +131,11 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             return None
         packed = Packed(stored.codes, stored.scales, stored.tensor_scale, shape, key)
         return prepared_product(x_format, packed, bias, widens=self._is_kept("weight"))
+
+
+@lru_cache(maxsize=4096)
+def _are_integers(x_key: str, weight_key: str, shape: tuple[int, ...]) -> bool:
+    return takes_as_codes(from_key(x_key), from_key(weight_key), shape)
 
 
 def _is_plain(x: Tensor, dtype: torch.dtype) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.freezing import freeze_layers
+from chop.quantization.freezing import freeze_layers, multiplies_codes, multiplies_integers
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
     """Rounds the weights of quantized layers once: a graph that only runs rounds them no more.
 
     It answers as before, in evaluation, which it comes back in. A layer that rounds nothing else
-    becomes a layer of torch; one that rounds inputs or results keeps to that. Without `compile`,
-    packed linear layers stay packed where they multiply codes: of 65,536 weights or more, and of
-    8-bit integers with inputs as such. The parameters of replaced layers get no gradients, and
-    learned scales become part of the formats. Quantized calls of functions, and operators with a
-    forward of one's own, stay as they are.
+    becomes a layer of torch; one that rounds inputs or results keeps to that. Packed linear layers
+    stay packed where they multiply codes: of 65,536 weights or more, and of 8-bit integers with
+    inputs as such; compiled, where both hold, and not ahead of time. The parameters of replaced
+    layers get no gradients, and learned scales become part of the formats. Quantized calls of
+    functions, and operators with a forward of one's own, stay as they are.
 
     Frozen weights are floats: a graph that is to be small is packed and not frozen. Compiled, the
     rounding of inputs to `integer` is fused with what is around it, where no gradient is wanted.
@@ -79,7 +79,8 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
         # Elsewhere, with torch alone: torch._inductor.aoti_load_package("model.pt2")(x)
     """
     mg.model.eval()
-    found: dict[str, Any] = freeze_layers(mg, keeps_products=not config.compile)
+    in_torch = multiplies_integers if config.compile else multiplies_codes
+    found: dict[str, Any] = freeze_layers(mg, None if config.path else in_torch)
     if config.path is not None:
         # Registers operators with torch, which takes as long as importing all other engines.
         from chop.export import pt2
