@@ -11,6 +11,7 @@ from chop.actions.export import export, largest_difference, load_graph
 from chop.actions.settings.export import ExportConfig
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.export.targets import TARGETS, target
+from tests.export import gguf_bytes
 from tests.export.decoders import captured, decoder, quantized
 
 
@@ -71,6 +72,15 @@ def test_float_models_need_a_format_and_others_have_one(float_folder, run_folder
         export(ExportConfig(str(float_folder), ("onnx",), **how))
     with pytest.raises(ConfigError, match="is quantized already"):
         export(ExportConfig(str(run_folder), ("onnx",), format="mxint", **how))
+
+
+def test_a_file_without_a_tokenizer_is_told(tmp_path):
+    pytest.importorskip("gguf", reason="gguf names the types of tensors")
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
+    path, to = tmp_path / "model.gguf", ("compressed-tensors",)
+    path.write_bytes(gguf_bytes.llama().content())
+    export(ExportConfig(str(path), to, out=tmp_path / "out", seconds=0.0))
+    assert f"No tokenizer: '{path}' has none" in (tmp_path / "out" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(

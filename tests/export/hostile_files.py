@@ -81,6 +81,11 @@ FILES: dict[str, Callable[[g.Gguf], Any]] = {
     "architecture-number": key("general.architecture", g.UINT32, 5),
     "architecture-gpt2": key("general.architecture", g.TEXT, "gpt2"),
     "layers": key("llama.block_count", g.UINT32, 10**9),
+    "layers-of-no-tensors": key("llama.block_count", g.UINT32, 5000),
+    "split": key("split.count", g.UINT32, 2),
+    "heads-by-layer": lambda file: file.set(
+        "llama.attention.head_count_kv", g.array(g.UINT32, 1, bytes([4, 0, 0, 0]))
+    ),
     "two-layers": key("llama.block_count", g.UINT32, 2),
     "no-layers": key("llama.block_count", g.UINT32, 0),
     "hidden": key("llama.embedding_length", g.UINT64, BIG),
@@ -93,6 +98,8 @@ FILES: dict[str, Callable[[g.Gguf], Any]] = {
     "heads-5": key("llama.attention.head_count", g.UINT32, 5),
     "rope": key("llama.rope.scaling.type", g.TEXT, "yarn"),
     "rope-linear": key("llama.rope.scaling.type", g.TEXT, "linear"),
+    "rope-unread": key("llama.rope.scaling.yarn_log_multiplier", g.FLOAT32, 1.0),
+    "rope-zero": key("llama.rope.scale_linear", g.FLOAT32, 0.0),
     "rope-deep": key("chop.rope_parameters", g.TEXT, '{"a":' * 50_000),
     "rope-list": key("chop.rope_parameters", g.TEXT, "[1]"),
     "rope-unknown": key("chop.rope_parameters", g.TEXT, '{"rope_type": "x"}'),

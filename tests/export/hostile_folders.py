@@ -22,7 +22,7 @@ CODED = {
     "ct": ("weight_packed", "weight_scale", "weight_shape"),
 }
 """By kind of folder, what a module has."""
-Change = Callable[[Path], None]
+Change = Callable[[Path], Any]
 
 
 class Executed:
@@ -188,6 +188,7 @@ COMMON: dict[str, Change] = {
     "settings-list": config(lambda x: x.update(quantization_config=[1])),
     "hidden": of_model(hidden_size=BIG),
     "layers": of_model(num_hidden_layers=10**9),
+    "layers-of-no-tensors": of_model(num_hidden_layers=5000),
     "heads": of_model(num_attention_heads=0),
     "tokens": of_model(vocab_size=BIG),
     "text-size": of_model(hidden_size="64"),
@@ -234,9 +235,10 @@ COMMON: dict[str, Change] = {
     "index-list": index([1]),
     "index-missing": index({"a": "part.safetensors", "b": "other.safetensors"}),
     "index-config": index({"a": "config.json"}),
-    "index-deep": lambda folder: document(
-        '{"weight_map":' * 100_000, "model.safetensors.index.json"
-    )(folder),
+    "index-deep": lambda folder: [
+        index({})(folder),
+        document('{"weight_map":' * 100_000, "model.safetensors.index.json")(folder),
+    ],
 }
 """Of every kind of folder."""
 
@@ -300,6 +302,10 @@ for _kind in ("ct", "gptq"):
     OF_KINDS[_kind] |= {
         "ages": targets(r"(.*a)*(.*b)*(.*c)*$"),
         "ages-again": targets(r"model.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*.*x$"),
+        "ages-optional": targets(".?" * 200 + "z"),
+        "ages-counted": targets(".{0,90}" * 20 + "z"),
+        "ages-ways": targets("(.|.)" * 90 + "z"),
+        "ages-hidden": targets("(?x)#[\n" + "(.|.)" * 90 + "z"),
         "no-expression": targets("["),
         "long-expression": targets("a" * 10_000),
     }

@@ -27,6 +27,8 @@ def test_folders_keep_every_code(parts, name, width, tmp_path):
     ("settings", "reason"),
     [
         ({"version": "gemv_fast"}, "expected version 'gemm' of awq, got 'gemv_fast'"),
+        ({"format": "gemv"}, "expected format 'gemm' of awq, got 'gemv'"),
+        ({"checkpoint_format": "gemv"}, "expected checkpoint_format 'gemm' of awq, got 'gemv'"),
         ({"bits": 3}, "expected bits of 4, got 3"),
         ({"group_size": -2}, "expected a group_size from 1 on, or -1, got -2"),
     ],

@@ -10,6 +10,7 @@ from torch import nn
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.export import compressed_tensors as writer
+from chop.export import compressed_tensors_reader as reader
 from chop.export.readers import load
 from chop.formats import GroupInteger, ScaleInteger
 from chop.models import load_model
@@ -182,7 +183,7 @@ def test_zero_points_are_kept(bits, dtype, name, width, tmp_path):
         ({"actorder": "group"}, "expected weights in their order, got actorder"),
         ({"num_bits": "4"}, "expected num_bits from 2 to 8, got '4'"),
         ({"num_bits": 16}, "expected num_bits from 2 to 8"),
-        ({"strategy": "block"}, "does not fit pack-quantized in 4 bits: the strategy is block"),
+        ({"strategy": "block"}, "expected a strategy of tensor, channel, group.* got 'block'"),
         ({"group_size": 32}, "does not fit pack-quantized in 4 bits: weight_scale is"),
         ({"num_bits": 8}, "does not fit pack-quantized in 8 bits: weight_packed is"),
     ],
@@ -214,6 +215,40 @@ def no_groups(settings):
 
 def no_target(settings):
     settings["config_groups"]["group_0"]["targets"] = ["model.layers.7.mlp.up_proj"]
+
+
+def group_of(targets, **weights):
+    return {"targets": targets, "weights": {"num_bits": 4, "strategy": "channel", **weights}}
+
+
+@pytest.mark.parametrize(
+    ("targets", "bits"),
+    [
+        ([["lm_head"], ["Linear"]], 3),
+        ([["Linear"], ["lm_head"]], 3),
+        ([["Linear"], ["re:.*up_proj"]], 3),
+        ([["re:.*up_proj"], ["a.up_proj"]], 3),
+        ([["re:.*up_proj"], ["re:.*proj"]], 3),  # the first in the alphabet
+        ([["Linear"], ["Linear"]], 3),
+        ([["Linear"], ["Embedding"]], None),
+    ],
+)
+def test_targets_are_matched_in_the_order_of_the_library(targets, bits):
+    groups = {str(n): group_of(x, num_bits=2 + n) for n, x in enumerate(targets)}
+    settings = {"format": "pack-quantized", "config_groups": groups}
+    parsed = reader.parse_groups(settings, "x")
+    if bits is None:
+        with pytest.raises(ConfigError, match="one group of config.json for Embedding and Linear"):
+            reader.group_of("a.up_proj", parsed)
+        return
+    path = "lm_head" if targets[1] == ["lm_head"] else "a.up_proj"
+    assert reader.group_of(path, parsed).bits == bits
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors says which one it takes")
+    from compressed_tensors.utils import match_targets
+
+    of_targets = {text: 2 + n for n, x in enumerate(targets) for text in x}
+    matched = match_targets(path, nn.Linear(1, 1), of_targets)
+    assert of_targets[matched[0]] == bits
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Files of GGUF become packed layers with the values that ggml's own decoding gives."""
 
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 import transformers
 from transformers.pytorch_utils import Conv1D
 
+from chop.errors import CheckpointError
 from chop.export import gguf as writer
 from chop.export.gguf import TARGET, read_model
 from chop.export.gguf_blocks import Blocks
@@ -130,6 +132,10 @@ def gguf_block(name):
         (0.0999755859375, 0.0, "scale_integer"),  # of 0, and a scale that needs float16
         (-0.25, -1.0, "group_integer"),  # of -4
         (0.25, -0.3, None),
+        (0.25, 16.0, "group_integer"),  # of -64: eight bits
+        (0.25, 30.0, None),  # of -120: nine bits
+        (2.0**-10, -64.0, None),  # of 65536
+        (2.0**-10, 6e4, None),
         (0.0, 1.0, None),
     ],
 )
@@ -166,7 +172,7 @@ def llama_with(path, rope, **pairs):
     """A file of llama.cpp with the frequencies of a scaled rotary embedding."""
     file = gguf_bytes.llama()
     for key, plain in pairs.items():
-        file.set(f"llama.rope.scaling.{key}", plain)
+        file.set(f"llama.rope.{key}", plain)
     config = transformers.LlamaConfig(head_dim=16, rope_parameters={"rope_theta": 1e4, **rope})
     expected = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
     if rope["rope_type"] == "llama3":
@@ -192,15 +198,42 @@ def test_rotary_embeddings_of_llama3_are_found_in_their_divisors(factor, tmp_pat
     assert model.config.rope_parameters["factor"] == factor
 
 
-def test_linear_scaling_of_rotary_embeddings_is_read(tmp_path):
-    pairs = {
-        "type": gguf_bytes.value(gguf_bytes.TEXT, "linear"),
-        "factor": gguf_bytes.value(gguf_bytes.FLOAT32, 4.0),
-    }
+FACTOR = gguf_bytes.value(gguf_bytes.FLOAT32, 4.0)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        {"scaling.type": gguf_bytes.value(gguf_bytes.TEXT, "linear"), "scaling.factor": FACTOR},
+        {"scaling.factor": FACTOR},
+        {"scale_linear": FACTOR},
+    ],
+)
+def test_linear_scaling_of_rotary_embeddings_is_read(pairs, tmp_path):
     rope = {"rope_type": "linear", "factor": 4.0}
     expected = llama_with(tmp_path / "model.gguf", rope, **pairs)
     model = load_model(tmp_path / "model.gguf")
     torch.testing.assert_close(model.model.rotary_emb.inv_freq, expected)
+
+
+def with_tokens(file, count):
+    """A file with a vocabulary in the place of its size."""
+    file.pairs = [pair for pair in file.pairs if b"vocab_size" not in pair[0]]
+    tokens = b"".join(gguf_bytes.text(f"t{n}") for n in range(count))
+    file.set("tokenizer.ggml.tokens", gguf_bytes.array(gguf_bytes.TEXT, count, tokens))
+
+
+def test_long_arrays_are_passed_over(tmp_path, monkeypatch):
+    file, size = gguf_bytes.llama(tokens=64), 2**22
+    with_tokens(file, 64)
+    file.set("tokenizer.ggml.precompiled_charsmap", gguf_bytes.array(0, size, bytes(size)))
+    (tmp_path / "model.gguf").write_bytes(file.content())
+    start = time.process_time()
+    assert load_model(tmp_path).config.vocab_size == 64
+    assert time.process_time() - start < 5  # as objects they take more than a minute
+    monkeypatch.setattr("chop.export.gguf_header.MOST_TEXTS", 63)
+    with pytest.raises(CheckpointError, match="its arrays have more than 63 texts"):
+        load_model(tmp_path)
 
 
 def test_other_heads_and_other_numbers_of_labels(tmp_path):

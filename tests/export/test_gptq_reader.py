@@ -69,6 +69,48 @@ def test_folders_keep_every_code(case, tmp_path):
     check(tmp_path, write_folder(tmp_path, settings, parts), name, width)
 
 
+@pytest.mark.parametrize("group", [2**20, 2**26])
+@pytest.mark.sampled(1)
+def test_groups_beyond_the_columns_are_rows(group, tmp_path):
+    parts = gptq_parts(4, -1, symmetric=False)
+    values = write_folder(tmp_path, gptq_settings(4, group, sym=False), parts)
+    check(tmp_path, values, "scale_integer", 5)
+
+
+def test_one_file_of_weights_is_read_whatever_an_index_says(tmp_path):
+    values = write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
+    index = {"weight_map": {"a": "other.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    check(tmp_path, values, "scale_integer")
+
+
+@pytest.mark.parametrize("is_coded", [True, False])
+def test_code_of_a_folder_is_not_asked_for(is_coded, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks on the terminal"))
+    write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["auto_map"] = {"AutoModelForImageClassification": "evil.Evil"}
+    if not is_coded:
+        del config["quantization_config"]
+    file.write_text(json.dumps(config))
+    for pretrained in (True, False):
+        with pytest.raises((CheckpointError, ConfigError), match="contains custom code"):
+            load_model(tmp_path, task="image-classification", pretrained=pretrained)
+    if is_coded:
+        assert set(packed_layers(load_model(tmp_path)))
+
+
+def test_a_lack_of_memory_is_no_fault_of_a_folder(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", full)
+    with pytest.raises(MemoryError):
+        load(tmp_path)
+
+
 def test_a_graph_of_a_folder_computes_with_its_values_bit_for_bit(tmp_path):
     values = write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
     model, expected = check(tmp_path, values, "scale_integer")
@@ -139,6 +181,10 @@ def another_order(tensors):
     tensors[f"{LAYER}.g_idx"] = tensors[f"{LAYER}.g_idx"].flip(0)
 
 
+def no_order(tensors):
+    del tensors[f"{LAYER}.g_idx"]
+
+
 def ambiguous_zero(tensors):
     tensors[f"{LAYER}.qzeros"][:] = -1
 
@@ -147,6 +193,7 @@ def ambiguous_zero(tensors):
     ("settings", "change", "reason"),
     [
         ({}, another_order, f"'{LAYER}' has its inputs in another order"),
+        ({"desc_act": True}, no_order, f"'{LAYER}' lacks g_idx"),
         ({}, ambiguous_zero, "stored zero point of 15, which some engines read as 0"),
         ({"bits": 5}, None, r"expected bits of \(2, 3, 4, 8\), got 5"),
         ({"bits": True}, None, "expected bits of"),

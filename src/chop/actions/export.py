@@ -20,6 +20,7 @@ from chop.bench.statistics import Interval
 from chop.bench.timing import Variant, compare, surroundings
 from chop.errors import ChopError, ConfigError, VerificationError
 from chop.export.flat import RENAMED, output_tensors
+from chop.export.gguf_header import gguf_file
 from chop.export.target import Runner, Written
 from chop.export.targets import target
 from chop.formats import parse_format_string
@@ -114,6 +115,8 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
     )
     table = Table(title, [row.formatted() for row in rows])
     told = [Note(f"{row.target}: {text}.") for row in rows for text in row.notes]
+    if config.tokenizer and loaded.tokenizer is None and _is_gguf(config.model):
+        told.append(Note(f"No tokenizer: '{config.model}' has none that transformers reads."))
     plain = [asdict(row) for row in rows]
     return Report(
         title,
@@ -195,17 +198,26 @@ def packed(mg: MaseGraph) -> MaseGraph:
 
 
 def _tokenizer(config: ExportConfig) -> Any:
-    """The tokenizer of the model's folder, or of the one for transformers in a run's folder."""
+    """The tokenizer of the model's folder or file, or of the folder for transformers of a run."""
     from transformers import AutoTokenizer
 
     path = Path(config.model).expanduser()
+    if _is_gguf(config.model):
+        from chop.export.gguf_reader import read_tokenizer
+
+        return read_tokenizer(path)
     places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
     for place in [] if config.model in BUILTIN_MODELS else places:
         try:
-            return AutoTokenizer.from_pretrained(place)
+            # Without an answer it would ask on the terminal whether to run a folder's code.
+            return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         except (OSError, ValueError, KeyError):  # it has none, or one of a class of its own
             continue
     return None
+
+
+def _is_gguf(name: str) -> bool:
+    return name not in BUILTIN_MODELS and gguf_file(Path(name).expanduser()) is not None
 
 
 def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ from chop.export.weight_files import document, tensors_of
 from chop.ir.huggingface.config_file import CONFIG
 
 METHOD, VERSION = "awq", "gemm"
+VERSION_KEYS = ("version", "format", "checkpoint_format")
+"""Of AutoAWQ, transformers and GPTQModel."""
 BITS, PER_WORD = 4, 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output whose code each place of a word has."""
@@ -63,13 +65,14 @@ def parse_group(settings: Any, where: str) -> int | None:
     """
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}: expected settings of {METHOD} in its quantization_config.")
-    version = str(settings.get("version", VERSION)).lower()
     bits = settings.get("bits", settings.get("w_bit", BITS))
     group = settings.get("group_size", settings.get("q_group_size", 128))
-    if version != VERSION:
-        raise ConfigError(
-            f"{where}: expected version '{VERSION}' of {METHOD}, got '{version:.40}'."
-        )
+    for key in VERSION_KEYS:
+        version = str(settings.get(key) or VERSION).lower()
+        if version != VERSION:
+            raise ConfigError(
+                f"{where}: expected {key} '{VERSION}' of {METHOD}, got '{version:.40}'."
+            )
     if bits != BITS or type(bits) is not int:
         raise ConfigError(f"{where}: expected bits of {BITS}, got {bits!r}.")
     if type(group) is not int or (group < 1 and group != -1):

@@ -7,7 +7,7 @@ scales are taken as they are: no weight becomes a float on the way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ OTHERS = re.compile(
     r"\.(weight|input|output|q|k|v)_(packed|(global_)?scale|zero_point|g_idx|shape)$"
 )
 STRATEGIES = ("tensor", "channel", "group")
+CLASSES = ("Embedding", "Linear")
+"""Of layers that are packed, as targets name them."""
 E8M0_NAN = 255
 EXPRESSION = "re:"
 
@@ -64,9 +66,16 @@ class Group:
     group_size: int | None
     is_symmetric: bool
 
-    def names(self, path: str) -> bool:
-        """Whether a target is the path, or an expression finds it from its start."""
-        return path in self.targets or any(finds(x, path) for x in self.expressions)
+    def matches(self, path: str) -> Iterator[tuple[int, str]]:
+        """Rank and text of each target that may be a module's: path, expression, class.
+
+        Args:
+            path: of the module; its class is not known.
+        """
+        for target in self.targets:
+            if target == path or target in CLASSES:
+                yield (0 if target == path else 2), target
+        yield from ((1, x.pattern) for x in self.expressions if finds(x, path))
 
 
 def read(folder: Path) -> Read:
@@ -85,7 +94,7 @@ def read(folder: Path) -> Read:
     paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
     packed = {}
     for path in paths:
-        group = _group_of(path, groups)
+        group = group_of(path, groups)
         packed[path] = _stored(path, tensors, group)
         for part in ("weight", *PARTS, *([] if group.is_symmetric else [ZEROS])):
             tensors.pop(f"{path}.{part}", None)
@@ -148,17 +157,37 @@ def _group(plain: Any, default: Any, where: str) -> Group:
             f"{where}: expected symmetric weights, got zero points in {stored} with strategy "
             f"'{strategy:.40}'."
         )
+    if stored == INTEGERS and (strategy not in STRATEGIES or (strategy == "group" and not size)):
+        raise ConfigError(
+            f"{where}: expected a strategy of {', '.join(STRATEGIES)}, and of a group_size, got "
+            f"'{strategy:.40}' of {size}."
+        )
     return Group(targets, expressions, stored, bits, strategy, size, is_symmetric)
 
 
-def _group_of(path: str, groups: Sequence[Group]) -> Group:
-    """The group that names a module, or else the one that names a class."""
-    found = [group for group in groups if group.names(path)]
-    by_class = [g for g in groups if any("." not in t for t in g.targets)]
-    chosen = found or by_class
-    if not chosen:
+def group_of(path: str, groups: Sequence[Group]) -> Group:
+    """The group of a module: of its path, else of an expression, else of its class.
+
+    Of several expressions it is the first in the alphabet, as in the library; of several groups
+    with the same target the last one.
+
+    Args:
+        path: of the module.
+        groups: of a folder, see `parse_groups`.
+
+    Raises:
+        ConfigError: there is none, or it depends on the class.
+    """
+    found = {match: group for group in groups for match in group.matches(path)}
+    if not found:
         raise ConfigError(f"{METHOD}: '{path}' has scales, and no group of config.json names it.")
-    return chosen[0]
+    (rank, _), chosen = min(found.items(), key=lambda item: item[0])
+    if rank == 2 and any(group != chosen for group in found.values()):
+        raise ConfigError(
+            f"{METHOD}: expected one group of config.json for {' and '.join(CLASSES)}, or one that "
+            f"names '{path}'."
+        )
+    return chosen
 
 
 def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
@@ -196,8 +225,6 @@ def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
         raise ValueError(f"weight_packed is {packed.dtype} {tuple(packed.shape)}")
     codes = words_unpacked(packed, bits, columns)
     of_groups, size = group.strategy == "group", group.group_size
-    if group.strategy not in STRATEGIES or (of_groups and size is None):
-        raise ValueError(f"the strategy is {group.strategy} of {size}")
     per_row = -(-columns // size) if of_groups and size else 1
     is_flat = scale.ndim < 2 and not of_groups
     expected = (1, 1) if group.strategy == "tensor" else (rows, per_row)

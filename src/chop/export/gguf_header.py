@@ -1,7 +1,8 @@
 """GGUF header: metadata and places of tensors, within the bounds of the file.
 
 What a file says may ask for any time and memory: a text of 2^60 bytes, as many tensors, or tensors
-that lie on one another. All of it is compared with the file's size before a library reads it.
+that lie on one another. All of it is compared with the file's size before a library reads it. The
+library makes an object for each value of an array, so it gets a file without the others.
 
 Source: ggml, `docs/gguf.md`, versions 2 and 3, little endian.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ LEAST_PAIR, LEAST_TENSOR = 13, 24
 MOST_DIMENSIONS, MOST_ALIGNMENT = 4, 2**16
 MOST_BLOCKS, MOST_NUMBER = 2**14, 2**27
 """Layers and heads, and other sizes of a model in a small file."""
+MOST_TEXTS = 2**22
+"""Of all arrays: a vocabulary has up to 2^20 tokens, and about twice as many merges."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,15 @@ class Header:
     """What a file says of itself.
 
     Attributes:
-        metadata: values by key; of an array, how many it has.
+        metadata: values by key, but for arrays.
+        arrays: how many values each has, by key.
+        pairs: first byte and end of a key and its value in the file, by key.
         tensors: by name.
     """
 
     metadata: dict[str, Any]
+    arrays: dict[str, int]
+    pairs: dict[str, tuple[int, int]]
     tensors: dict[str, TensorPlace]
 
 
@@ -87,6 +95,20 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(f"'{path}' is no readable file of GGUF: {error}") from None
 
 
+def write_part(path: Path, header: Header, keys: Iterable[str], to: Path) -> None:
+    """Writes a file of some keys, without tensors.
+
+    Args:
+        path: of the file.
+        header: its own.
+        keys: of it.
+        to: the new file.
+    """
+    data = np.memmap(path, mode="r")
+    kept = [data[slice(*header.pairs[key])].tobytes() for key in keys]
+    to.write_bytes(MAGIC + struct.pack("<IQQ", VERSIONS[-1], 0, len(kept)) + b"".join(kept))
+
+
 class _Cursor:
     """A place in a file.
 
@@ -96,7 +118,7 @@ class _Cursor:
 
     def __init__(self, path: Path) -> None:
         self._data = np.memmap(path, mode="r")
-        self._at = 0
+        self._at = self._texts = 0
 
     def header(self) -> Header:
         """All of it."""
@@ -107,14 +129,20 @@ class _Cursor:
             raise ValueError(f"expected version 2 or 3, got {version}")
         tensors, pairs = self._number("Q"), self._number("Q")
         self._check_room(pairs * LEAST_PAIR + tensors * LEAST_TENSOR)
-        metadata: dict[str, Any] = {}
+        metadata, arrays = dict[str, Any](), dict[str, int]()
+        places: dict[str, tuple[int, int]] = {}
         for _ in range(pairs):
-            key = self._text()
-            if key in metadata:
+            start, key = self._at, self._text()
+            if key in places:
                 raise ValueError(f"the key {key[:80]!r} is there twice")
-            metadata[key] = self._value(self._number("I"))
+            kind = self._number("I")
+            if kind == ARRAY:
+                arrays[key] = self._array()
+            else:
+                metadata[key] = self._value(kind)
+            places[key] = start, self._at
         _check_numbers(metadata, len(self._data))
-        return Header(metadata, self._places(tensors, metadata))
+        return Header(metadata, arrays, places, self._places(tensors, metadata))
 
     def _places(self, count: int, metadata: dict[str, Any]) -> dict[str, TensorPlace]:
         alignment = metadata.get("general.alignment", 32)
@@ -152,8 +180,6 @@ class _Cursor:
     def _value(self, kind: int) -> Any:
         if kind == TEXT:
             return self._text()
-        if kind == ARRAY:
-            return self._array()
         if kind not in NUMBERS:
             raise ValueError(f"a value has the unknown type {kind}")
         return self._number(NUMBERS[kind])
@@ -163,11 +189,14 @@ class _Cursor:
         kind = self._number("I")
         count: int = self._number("Q")
         if kind in NUMBERS:
-            self._bytes(count * struct.calcsize(NUMBERS[kind]))
+            self._pass(count * struct.calcsize(NUMBERS[kind]))
         elif kind == TEXT:
             self._check_room(count * 8)
+            self._texts += count
+            if self._texts > MOST_TEXTS:
+                raise ValueError(f"its arrays have more than {MOST_TEXTS} texts")
             for _ in range(count):
-                self._bytes(self._number("Q"))
+                self._pass(self._number("Q"))
         else:
             raise ValueError(f"an array has values of type {kind}")
         return count
@@ -180,9 +209,12 @@ class _Cursor:
         return struct.unpack(f"<{letter}", self._bytes(size))[0]
 
     def _bytes(self, count: int) -> bytes:
+        self._pass(count)
+        return self._data[self._at - count : self._at].tobytes()
+
+    def _pass(self, count: int) -> None:
         self._check_room(count)
         self._at += count
-        return self._data[self._at - count : self._at].tobytes()
 
     def _check_room(self, count: int) -> None:
         if count > len(self._data) - self._at:

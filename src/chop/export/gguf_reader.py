@@ -7,6 +7,8 @@ transformers' own reading of the metadata.
 from __future__ import annotations
 
 import logging
+import math
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,17 @@ from chop.export.gguf_architectures import (
     frequency_divisors,
     unread_settings,
 )
-from chop.export.gguf_header import Header, TensorPlace, gguf_file, read_header
+from chop.export.gguf_header import (
+    MOST_TEXTS,
+    Header,
+    TensorPlace,
+    gguf_file,
+    read_header,
+    write_part,
+)
 from chop.export.gguf_names import Named, heads_of, named_parameters
 from chop.export.gguf_stored import stored_of
-from chop.export.reader import Read, Reader, without_data
+from chop.export.reader import Read, Reader, library_errors, without_data
 from chop.export.stored import Stored
 
 log = logging.getLogger(__name__)
@@ -35,8 +44,15 @@ log = logging.getLogger(__name__)
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DIVISORS = "rope_freqs.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+THETA = 10_000.0
+"""Base of frequencies, where a file has none."""
 LLAMA3_FACTORS = (8.0, 32.0)
 """Of Llama 3.1 and 3.2: a file has what they come to, and not the settings."""
+SPLIT, HEAD, TOKENS = "split.count", "output.weight", "tokenizer.ggml.tokens"
+VOCABULARY = (TOKENS, *(f"tokenizer.ggml.{x}" for x in ("token_type", "scores", "merges")))
+"""Arrays of a tokenizer."""
+SCALINGS = ("type", "factor", "original_context_length", "finetuned")
+"""What is read of a scaling, the latter two of which change nothing in a linear one."""
 MOST_NAMES = 8
 
 
@@ -60,7 +76,8 @@ def read(path: Path) -> Read:
     header = read_header(file)
     config = _config(file, header)
     architecture = ARCHITECTURES[config.model_type]
-    model = without_data(AutoModelForCausalLM, config)
+    with library_errors(path):
+        model = without_data(AutoModelForCausalLM, config)
     return _Weights(file, header).read(model, architecture, config)
 
 
@@ -79,8 +96,37 @@ def read_config(path: Path) -> Any:
     return _config(file, read_header(file))
 
 
+def read_tokenizer(path: Path) -> Any:
+    """The tokenizer of transformers for a file; None: it has none, or one that is not known.
+
+    Args:
+        path: as `read`.
+
+    Raises:
+        CheckpointError, UnavailableError: as `read`.
+    """
+    from transformers import AutoTokenizer
+
+    TARGET.require()
+    file = gguf_file(path)
+    assert file is not None
+    header = read_header(file)
+    kept = [*header.metadata, *(x for x in VOCABULARY if header.arrays.get(x, 0) <= MOST_TEXTS)]
+    kept = [key for key in kept if key in header.pairs]
+    if TOKENS not in kept:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        write_part(file, header, kept, Path(folder) / file.name)
+        try:
+            return AutoTokenizer.from_pretrained(
+                folder, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # kinds that are not known raise their own
+            log.warning("%s: its tokenizer cannot be read: %s", file, first_line(error))
+            return None
+
+
 def _config(file: Path, header: Header) -> Any:
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     known = {one.name for one in ARCHITECTURES.values()}
@@ -90,12 +136,15 @@ def _config(file: Path, header: Header) -> Any:
             f"'{file}': expected a known architecture, got {name!r:.80}: "
             f"{did_you_mean(str(name), known)}"
         )
+    _check_header(file, name, header)
     rope = _rope(file, name, header.metadata)
     try:
-        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        config = _plain_config(file, header)
         settings = unread_settings(config, header.metadata) | rope
         for key, value in settings.items():
             setattr(config, key, value)
+    except MemoryError:
+        raise
     except Exception as error:  # classes of settings raise their own for a value of a wrong type
         message = f"'{file}' has settings that make no model: {first_line(error)}"
         raise CheckpointError(message) from error
@@ -107,20 +156,70 @@ def _config(file: Path, header: Header) -> Any:
     return config
 
 
+def _check_header(file: Path, name: str, header: Header) -> None:
+    """Raises where a file is a part of one, or says of a model what no configuration can hold."""
+    parts, layers = header.metadata.get(SPLIT, 1), header.metadata.get(f"{name}.block_count", 0)
+    if parts != 1:
+        raise ConfigError(
+            f"'{file}' is one of {parts!r:.20} files of a model: expected one file, as "
+            "llama-gguf-split --merge makes."
+        )
+    if isinstance(layers, int) and layers > len(header.tensors):
+        raise CheckpointError(
+            f"'{file}' has {len(header.tensors)} tensors, and {name}.block_count is {layers}."
+        )
+    by_layer = [key for key in header.arrays if key.startswith(f"{name}.")]
+    if by_layer:
+        raise ConfigError(f"'{file}': expected one number in '{by_layer[0]:.80}', got an array.")
+
+
+def _plain_config(file: Path, header: Header) -> Any:
+    """As transformers reads it, which does not get to see arrays and tensors."""
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it would miss the tokens
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write_part(file, header, header.metadata, Path(folder) / file.name)
+            config = transformers.AutoConfig.from_pretrained(
+                folder, gguf_file=file.name, trust_remote_code=False
+            )
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    config.name_or_path = str(file.parent)
+    config.tie_word_embeddings = HEAD not in header.tensors
+    key = f"{header.metadata['general.architecture']}.vocab_size"
+    if key not in header.metadata and TOKENS in header.arrays:
+        config.vocab_size = header.arrays[TOKENS]
+    return config
+
+
 def _rope(file: Path, name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A linear scaling, which transformers does not read."""
-    kind = metadata.get(f"{name}.rope.scaling.type", "none")
+    """A linear scaling, which transformers does not read.
+
+    Source: llama.cpp, `llama-model.cpp`, where a scaling without a type is linear.
+    """
+    scaling, older = f"{name}.rope.scaling.", f"{name}.rope.scale_linear"
+    known = {older, *(f"{scaling}{x}" for x in SCALINGS)}
+    others = [x for x in metadata if x.startswith(f"{name}.rope.scal") and x not in known]
+    kind = metadata.get(f"{scaling}type", "linear")
     if kind == "none" or ROPE_KEY in metadata:
         return {}
-    if kind != "linear":
+    if kind != "linear" or others:
+        what = repr(kind) if kind != "linear" else f"'{others[0]:.80}'"
         raise ConfigError(
-            f"'{file}': expected a linear scaling of rotary embeddings, got {kind!r}."
+            f"'{file}': expected a linear scaling of rotary embeddings, got {what:.80}."
         )
-    keys = {"rope_theta": f"{name}.rope.freq_base", "factor": f"{name}.rope.scaling.factor"}
-    found = {own: metadata.get(key) for own, key in keys.items()}
-    if not all(type(x) is float for x in found.values()):
-        raise CheckpointError(f"'{file}': expected numbers in {' and '.join(keys.values())}.")
-    return {"rope_parameters": {"rope_type": "linear", **found}}
+    factor = metadata.get(f"{scaling}factor", metadata.get(older))
+    if factor is None and f"{scaling}type" not in metadata:
+        return {}
+    theta = metadata.get(f"{name}.rope.freq_base", THETA)
+    if not all(type(x) is float and math.isfinite(x) and x > 0 for x in (factor, theta)):
+        raise CheckpointError(
+            f"'{file}': expected positive numbers in {scaling}factor and {name}.rope.freq_base."
+        )
+    return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
 
 
 class _Weights:

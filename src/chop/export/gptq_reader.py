@@ -42,11 +42,13 @@ class Scheme:
         bits: of a code.
         group: inputs that share a scale and a zero point; None: all.
         added: to a stored zero point.
+        is_reordered: inputs may be in an order of their own, which a tensor says.
     """
 
     bits: int
     group: int | None
     added: int
+    is_reordered: bool
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def parse_schemes(settings: Any, where: str) -> Schemes:
         raise ConfigError(f"{where}: expected weights alone, got an adapter beside them.")
     if "bits" not in settings:
         raise ConfigError(f"{where}: expected bits in its quantization_config.")
-    common = _scheme(settings, Scheme(0, GROUP, FORMATS[name]), where)
+    common = _scheme(settings, Scheme(0, GROUP, FORMATS[name], is_reordered=False), where)
     dynamic = settings.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise ConfigError(f"{where}: expected settings by expression in 'dynamic'.")
@@ -129,7 +131,9 @@ def _scheme(plain: Any, common: Scheme, where: str) -> Scheme:
         raise ConfigError(f"{where}: expected bits of {WIDTHS}, got {bits!r}.")
     if type(group) is not int or (group < 1 and group != -1):
         raise ConfigError(f"{where}: expected a group_size from 1 on, or -1, got {group!r}.")
-    return replace(common, bits=bits, group=None if group == -1 else group)
+    is_reordered = bool(plain.get("desc_act", common.is_reordered))
+    group = None if group == -1 else group
+    return replace(common, bits=bits, group=group, is_reordered=is_reordered)
 
 
 def stored(path: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Stored:
@@ -172,7 +176,11 @@ def _stored(path: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Stored:
             raise ValueError(f"{part} is {tuple(parts[part].shape)}, expected {shape}")
     if parts["qzeros"].dtype != torch.int32:
         raise ValueError(f"qzeros is {parts['qzeros'].dtype}")
-    _check_order(path, parts.get(ORDER), inputs, scheme.group or inputs)
+    if scheme.is_reordered and ORDER not in parts:
+        raise ConfigError(
+            f"{METHOD}: '{path}' lacks {ORDER}, its inputs may be in another order (desc_act)."
+        )
+    _check_order(path, parts.get(ORDER), inputs, min(scheme.group or inputs, inputs))
     codes = words_unpacked(weight.t(), bits, inputs)
     zeros = words_unpacked(parts["qzeros"], bits, outputs).t().double() + scheme.added
     if bool((zeros >= 2**bits).any()):

@@ -10,7 +10,8 @@ import copy
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,18 +101,40 @@ def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Mo
         CheckpointError: files are missing or broken, or do not fit what `config.json` says.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        try:
-            found = reader.read(path)
-            if not found.packed and not reader.may_be_float:
-                raise CheckpointError(
-                    f"'{path}' has float weights alone, and its config.json says {reader.name}."
-                )
+        found = reader.read(path)
+        if not found.packed and not reader.may_be_float:
+            raise CheckpointError(
+                f"'{path}' has float weights alone, and its config.json says {reader.name}."
+            )
+        with library_errors(path, temporary):
             return _model(found, Path(temporary), kind, settings).eval()
-        except ChopError as error:
-            raise type(error)(str(error).replace(temporary, str(path))) from None
-        except Exception as error:  # libraries raise their own for values of a wrong type
-            reason = first_line(error).replace(temporary, str(path))
-            raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
+
+
+@contextmanager
+def library_errors(path: Path, temporary: str = "") -> Iterator[None]:
+    """Around calls of a library, which raises its own errors for settings of a wrong type or size.
+
+    A lack of memory, and files that cannot be written, are no fault of what is read.
+
+    Args:
+        path: what is read, for messages.
+        temporary: the folder that messages may name in its place.
+
+    Raises:
+        CheckpointError: the library raised something else.
+    """
+    try:
+        yield
+    except ChopError as error:
+        if not temporary:
+            raise
+        raise type(error)(str(error).replace(temporary, str(path))) from None
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        reason = reason.replace(temporary, str(path)) if temporary else reason
+        raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
 
 
 def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) -> nn.Module:
@@ -128,6 +151,9 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
     kind = kind or getattr(transformers, str((config.architectures or [""])[0]), None)
     if kind is None:
         raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
+    layers, weights = getattr(config, "num_hidden_layers", 0), len(found.weights)
+    if isinstance(layers, int) and layers > weights:
+        raise CheckpointError(f"'{folder}' has {weights} tensors for {layers} layers.")
     spare = _spare_biases(found, kind, config)
     if spare:
         kept = {name: x for name, x in found.weights.items() if name not in spare}
@@ -137,7 +163,11 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
     transformers.logging.set_verbosity_error()  # one line below says what its table would say
     try:
         model, report = kind.from_pretrained(
-            folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+            folder,
+            config=config,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -175,5 +205,17 @@ def without_data(kind: Any, config: Any) -> nn.Module:
     config = copy.deepcopy(config)
     vars(config).pop("quantization_config", None)
     with torch.device("meta"):
-        model: nn.Module = getattr(kind, "from_config", kind)(config)
+        return fresh_model(kind, config)
+
+
+def fresh_model(kind: Any, config: Any) -> nn.Module:
+    """A model of transformers with new weights; a folder's own code is not run.
+
+    Args:
+        kind: its class, or an `AutoModel...`.
+        config: of the model.
+    """
+    of_config = getattr(kind, "from_config", None)
+    # Without an answer it would ask on the terminal.
+    model: nn.Module = of_config(config, trust_remote_code=False) if of_config else kind(config)
     return model

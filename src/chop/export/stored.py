@@ -15,6 +15,8 @@ WORD = 32
 """Bits of a word of codes."""
 WIDEST_GROUPED = 8
 """Bits of integers with bfloat16 scales."""
+MOST_ZERO = 2**10
+"""Beyond it no k - z is narrow, and it would not fit into int16 with a code."""
 ZERO_BITS = 8
 """Of the zero points of `group_affine`."""
 
@@ -69,7 +71,8 @@ def stored_integers(numbers: Tensor, scales: Tensor, bits: int, group: int | Non
         numbers: integers (rows, columns), from -2^(bits - 1) to 2^(bits - 1) - 1.
         scales: float16, bfloat16 or float32, in the order of the rows and of their groups.
         bits: of a number, from 2 on.
-        group: columns that share a scale; None: one scale for each row, or for all.
+        group: columns that share a scale, all of a row where it has fewer; None: one scale for each
+            row, or for all.
 
     Raises:
         ValueError: scales are not finite, not float, or not as many.
@@ -82,6 +85,7 @@ def stored_integers(numbers: Tensor, scales: Tensor, bits: int, group: int | Non
         expected = rows if per_row else 1
         found = ScaleInteger(bits, granularity="channel" if per_row else "tensor")
     else:
+        group = min(group, columns)
         expected = rows * -(-columns // group)
         found = ScaleInteger(bits, granularity="group", group_size=group)
         if bits <= WIDEST_GROUPED and _are_bfloat16(values):
@@ -101,7 +105,7 @@ def stored_affine(
 
     Where every k - z fits into the bits, as with symmetric weights, it is an integer without a zero
     point. Else it is `group_affine` where all scales are positive bfloat16 numbers, and an integer
-    of more bits elsewhere.
+    of more bits elsewhere: of one more, or of 8, and no others.
 
     Args:
         codes: k, integers (rows, columns) from 0 to 2^bits - 1.
@@ -114,9 +118,11 @@ def stored_affine(
         ValueError: scales are not finite, or zero points those of no format.
     """
     _, columns = codes.shape
-    span = group or columns
-    is_whole = bool((zeros == zeros.round()).all())
-    numbers = codes.short() - zeros.short().repeat_interleave(span, 1)[:, :columns]
+    span = min(group or columns, columns)
+    is_whole = bool(((zeros == zeros.round()) & (zeros.abs() < MOST_ZERO)).all())
+    # Others may be beyond all integers; what is computed of them is not used.
+    whole = (zeros if is_whole else torch.zeros_like(zeros)).short()
+    numbers = codes.short() - whole.repeat_interleave(span, 1)[:, :columns]
     width = max(bits, _width(numbers))
     if is_whole and width == bits:
         return stored_integers(numbers, scales, bits, group)
@@ -126,8 +132,8 @@ def stored_affine(
         of_groups = to_bits(values) | steps.long().reshape(-1) << BITS
         packed = pack_bits(of_groups, BITS + ZERO_BITS)
         return Stored(GroupAffine(bits, span), pack_bits(codes, bits), packed)
-    if not is_whole:
-        raise ValueError("its zero points are no integers, and those of no format here")
+    if not is_whole or width > max(WIDEST_GROUPED, bits + 1):
+        raise ValueError("its zero points are those of no format here")
     return stored_integers(numbers, scales, width, group)
 
 

@@ -34,7 +34,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder by name.
 
     Args:
-        folder: with an index of several files, `model.safetensors`, or files of other names.
+        folder: with `model.safetensors`, an index of several files, or files of other names.
 
     Raises:
         CheckpointError: there are none, or one is broken, is outside the folder, or has a tensor
@@ -53,10 +53,10 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 
 
 def _files(folder: Path) -> list[Path]:
+    if (folder / WHOLE).is_file():  # an index beside it is not read by transformers either
+        return [folder / WHOLE]
     if (folder / INDEX).is_file():
         return [_inside(folder, name) for name in _indexed(folder / INDEX)]
-    if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
     files = sorted(folder.glob(WEIGHTS))
     if not files:
         raise CheckpointError(f"'{folder}' has no weights: expected {WEIGHTS}.")

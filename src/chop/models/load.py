@@ -19,6 +19,7 @@ from chop.errors import (
     first_line,
 )
 from chop.export.gguf_header import gguf_file
+from chop.export.reader import fresh_model, library_errors
 from chop.export.readers import load, reader_of
 from chop.hub import hub_is_reachable
 from chop.installed import fitting_packages
@@ -110,8 +111,8 @@ def _from_checkpoint(
     config = read_config(name, num_labels)
     model_class = model_class_of(config, task, wants_labels=num_labels is not None)
     if not pretrained:
-        model: nn.Module = getattr(model_class, "from_config", model_class)(config)
-        return model
+        with library_errors(Path(name)):
+            return fresh_model(model_class, config)
     if reader_of(Path(name)) is not None:
         settings = {} if num_labels is None else {"num_labels": num_labels}
         return load(Path(name), model_class, **settings)
@@ -136,6 +137,7 @@ def _read_weights(
             local_files_only=not hub_is_reachable(),
             ignore_mismatched_sizes=new_head,
             output_loading_info=True,
+            trust_remote_code=False,  # without an answer it would ask on the terminal
         )
     except OSError as error:
         raise _not_found(name, "weights", hint=hint) from error
