@@ -14,9 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.errors import CheckpointError, ConfigError, first_line
+from chop.errors import ConfigError
 from chop.export.reader import Read, Reader
-from chop.export.stored import Stored, stored_affine
+from chop.export.stored import (
+    Stored,
+    coded_modules,
+    decoding,
+    parse_group_size,
+    stored_affine,
+)
 from chop.export.weight_files import document, tensors_of
 from chop.ir.huggingface.config_file import CONFIG
 
@@ -42,14 +48,7 @@ def read(folder: Path) -> Read:
     config = document(folder / CONFIG)
     group = parse_group(config.get("quantization_config"), f"'{folder}'")
     tensors = tensors_of(folder)
-    paths = sorted(x.removesuffix(".qweight") for x in tensors if x.endswith(".qweight"))
-    packed = {}
-    for path in paths:
-        names = {part: f"{path}.{part}" for part in PARTS}
-        missing = [part for part, name in names.items() if name not in tensors]
-        if missing:
-            raise CheckpointError(f"{METHOD}: '{path}' lacks {' and '.join(missing)}.")
-        packed[path] = stored(path, {x: tensors.pop(name) for x, name in names.items()}, group)
+    packed = coded_modules(tensors, PARTS, (), lambda path, parts: stored(path, parts, group))
     return Read(config, tensors, packed)
 
 
@@ -66,7 +65,6 @@ def parse_group(settings: Any, where: str) -> int | None:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}: expected settings of {METHOD} in its quantization_config.")
     bits = settings.get("bits", settings.get("w_bit", BITS))
-    group = settings.get("group_size", settings.get("q_group_size", 128))
     for key in VERSION_KEYS:
         version = str(settings.get(key) or VERSION).lower()
         if version != VERSION:
@@ -75,9 +73,8 @@ def parse_group(settings: Any, where: str) -> int | None:
             )
     if bits != BITS or type(bits) is not int:
         raise ConfigError(f"{where}: expected bits of {BITS}, got {bits!r}.")
-    if type(group) is not int or (group < 1 and group != -1):
-        raise ConfigError(f"{where}: expected a group_size from 1 on, or -1, got {group!r}.")
-    return None if group == -1 else group
+    group = settings.get("group_size", settings.get("q_group_size", 128))
+    return parse_group_size(group, where)
 
 
 def stored(path: str, parts: Mapping[str, Tensor], group: int | None) -> Stored:
@@ -91,12 +88,8 @@ def stored(path: str, parts: Mapping[str, Tensor], group: int | None) -> Stored:
     Raises:
         CheckpointError: tensors have other shapes or types.
     """
-    try:
+    with decoding(f"{METHOD}: '{path}' does not fit {BITS} bits in groups of {group}"):
         return _stored(parts, group)
-    except (RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"{METHOD}: '{path}' does not fit {BITS} bits in groups of {group}: {first_line(error)}"
-        ) from error
 
 
 def _stored(parts: Mapping[str, Tensor], group: int | None) -> Stored:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.errors import CheckpointError, ConfigError, did_you_mean, first_line
+from chop.errors import CheckpointError, ConfigError, did_you_mean
 from chop.export.compressed_tensors import INTEGERS, METHOD, MX4, MX8, MX_BLOCK, NV4, NV_BLOCK
 from chop.export.expressions import expression, finds
 from chop.export.reader import Read, Reader
@@ -23,6 +23,7 @@ from chop.export.stored import (
     WORD,
     Stored,
     checked_scales,
+    decoding,
     stored_affine,
     stored_integers,
     words_unpacked,
@@ -205,13 +206,8 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
         raise CheckpointError(
             f"{METHOD}: '{path}' lacks {' and '.join(missing)} of {group.format}."
         )
-    try:
+    with decoding(f"{METHOD}: '{path}' does not fit {group.format} in {group.bits} bits"):
         return read(parts, group)
-    except (RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"{METHOD}: '{path}' does not fit {group.format} in {group.bits} bits: "
-            f"{first_line(error)}"
-        ) from error
 
 
 def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:

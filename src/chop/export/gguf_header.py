@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from chop.errors import CheckpointError
+from chop.files import writing
 
 SUFFIX = ".gguf"
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -103,10 +104,14 @@ def write_part(path: Path, header: Header, keys: Iterable[str], to: Path) -> Non
         header: its own.
         keys: of it.
         to: the new file.
+
+    Raises:
+        WriteError: the disk is full.
     """
     data = np.memmap(path, mode="r")
     kept = [data[slice(*header.pairs[key])].tobytes() for key in keys]
-    to.write_bytes(MAGIC + struct.pack("<IQQ", VERSIONS[-1], 0, len(kept)) + b"".join(kept))
+    with writing(to):
+        to.write_bytes(MAGIC + struct.pack("<IQQ", VERSIONS[-1], 0, len(kept)) + b"".join(kept))
 
 
 class _Cursor:

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ConfigError, did_you_mean, enumerate_names, first_line
+from chop.errors import (
+    CheckpointError,
+    ConfigError,
+    WriteError,
+    did_you_mean,
+    enumerate_names,
+    first_line,
+)
 from chop.export.gguf import TARGET
 from chop.export.gguf_architectures import (
     ARCHITECTURES,
@@ -36,7 +43,7 @@ from chop.export.gguf_header import (
 )
 from chop.export.gguf_names import Named, heads_of, named_parameters
 from chop.export.gguf_stored import stored_of
-from chop.export.reader import Read, Reader, library_errors, without_data
+from chop.export.reader import MOST_NAMES, Read, Reader, library_errors, without_data
 from chop.export.stored import Stored
 
 log = logging.getLogger(__name__)
@@ -53,7 +60,6 @@ VOCABULARY = (TOKENS, *(f"tokenizer.ggml.{x}" for x in ("token_type", "scores", 
 """Arrays of a tokenizer."""
 SCALINGS = ("type", "factor", "original_context_length", "finetuned")
 """What is read of a scaling, the latter two of which change nothing in a linear one."""
-MOST_NAMES = 8
 
 
 def read(path: Path) -> Read:
@@ -143,7 +149,7 @@ def _config(file: Path, header: Header) -> Any:
         settings = unread_settings(config, header.metadata) | rope
         for key, value in settings.items():
             setattr(config, key, value)
-    except MemoryError:
+    except (MemoryError, WriteError):
         raise
     except Exception as error:  # classes of settings raise their own for a value of a wrong type
         message = f"'{file}' has settings that make no model: {first_line(error)}"

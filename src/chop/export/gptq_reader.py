@@ -17,10 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.errors import CheckpointError, ConfigError, did_you_mean, first_line
+from chop.errors import ConfigError, did_you_mean
 from chop.export.expressions import expression, finds
 from chop.export.reader import Read, Reader
-from chop.export.stored import WORD, Stored, stored_affine, words_unpacked
+from chop.export.stored import (
+    WORD,
+    Stored,
+    coded_modules,
+    decoding,
+    parse_group_size,
+    stored_affine,
+    words_unpacked,
+)
 from chop.export.weight_files import document, tensors_of
 from chop.ir.huggingface.config_file import CONFIG
 
@@ -82,12 +90,9 @@ def read(folder: Path) -> Read:
     config = document(folder / CONFIG)
     schemes = parse_schemes(config.get("quantization_config"), f"'{folder}'")
     tensors = tensors_of(folder)
-    paths = sorted(x.removesuffix(".qweight") for x in tensors if x.endswith(".qweight"))
-    packed = {}
-    for path in paths:
-        names = {part: f"{path}.{part}" for part in (*PARTS, ORDER)}
-        parts = {part: tensors.pop(name) for part, name in names.items() if name in tensors}
-        packed[path] = stored(path, parts, schemes.of(path))
+    packed = coded_modules(
+        tensors, PARTS, (ORDER,), lambda path, parts: stored(path, parts, schemes.of(path))
+    )
     return Read(config, tensors, packed)
 
 
@@ -126,13 +131,10 @@ def _scheme(plain: Any, common: Scheme, where: str) -> Scheme:
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where}: expected settings, got {plain!r:.80}.")
     bits = plain.get("bits", common.bits)
-    group = plain.get("group_size", common.group or -1)
+    group = parse_group_size(plain.get("group_size", common.group or -1), where)
     if type(bits) is not int or bits not in WIDTHS:
         raise ConfigError(f"{where}: expected bits of {WIDTHS}, got {bits!r}.")
-    if type(group) is not int or (group < 1 and group != -1):
-        raise ConfigError(f"{where}: expected a group_size from 1 on, or -1, got {group!r}.")
     is_reordered = bool(plain.get("desc_act", common.is_reordered))
-    group = None if group == -1 else group
     return replace(common, bits=bits, group=group, is_reordered=is_reordered)
 
 
@@ -146,20 +148,11 @@ def stored(path: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Stored:
 
     Raises:
         ConfigError: its inputs are in another order, or its zero points have no format.
-        CheckpointError: tensors are missing, or have other shapes or types.
+        CheckpointError: tensors have other shapes or types.
     """
-    missing = [part for part in PARTS if part not in parts]
-    if missing:
-        raise CheckpointError(f"{METHOD}: '{path}' lacks {' and '.join(missing)}.")
-    try:
+    how = f"{scheme.bits} bits in groups of {scheme.group}"
+    with decoding(f"{METHOD}: '{path}' does not fit {how}"):
         return _stored(path, parts, scheme)
-    except (RuntimeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise CheckpointError(
-            f"{METHOD}: '{path}' does not fit {scheme.bits} bits in groups of {scheme.group}: "
-            f"{first_line(error)}"
-        ) from error
 
 
 def _stored(path: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Stored:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from chop.errors import CheckpointError, ChopError, ConfigError, enumerate_names, first_line
 from chop.export.stored import Stored
 from chop.export.weight_files import WHOLE
-from chop.files import write_json
+from chop.files import write_json, writing
 from chop.ir.huggingface.config_file import CONFIG, check_config
 from chop.nn.packed.base import BUFFER_NAMES
 
@@ -125,12 +125,12 @@ def library_errors(path: Path, temporary: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except (MemoryError, OSError):
+        raise
     except ChopError as error:
         if not temporary:
             raise
         raise type(error)(str(error).replace(temporary, str(path))) from None
-    except (MemoryError, OSError):
-        raise
     except Exception as error:
         reason = first_line(error)
         reason = reason.replace(temporary, str(path)) if temporary else reason
@@ -144,7 +144,8 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
     # Registers how transformers reads what is converted.
     from chop.ir.huggingface import quantizer as _quantizer  # noqa: F401
 
-    save_file(found.weights, folder / WHOLE, metadata={"format": "pt"})
+    with writing(folder / WHOLE):
+        save_file(found.weights, folder / WHOLE, metadata={"format": "pt"})
     write_json(folder / CONFIG, found.settings)
     check_config(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
@@ -157,7 +158,8 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
     spare = _spare_biases(found, kind, config)
     if spare:
         kept = {name: x for name, x in found.weights.items() if name not in spare}
-        save_file(kept, folder / WHOLE, metadata={"format": "pt"})
+        with writing(folder / WHOLE):
+            save_file(kept, folder / WHOLE, metadata={"format": "pt"})
     model: nn.Module
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # one line below says what its table would say

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from chop.errors import CheckpointError, ChopError, ConfigError, first_line
 from chop.formats import GroupAffine, GroupInteger, NumberFormat, ScaleInteger
 from chop.formats.bfloat16 import BITS, to_bits
 from chop.formats.packing import pack_bits, unpack_bits
@@ -36,6 +40,67 @@ class Stored:
     codes: Tensor
     scales: Tensor
     tensor_scale: Tensor | None = None
+
+
+@contextmanager
+def decoding(what: str) -> Iterator[None]:
+    """Around the decoding of a module, whose tensors may have any shape and type.
+
+    Args:
+        what: the module and its scheme, for messages.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
+    try:
+        yield
+    except ChopError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{what}: {first_line(error)}") from error
+
+
+def coded_modules(
+    tensors: dict[str, Tensor],
+    parts: Sequence[str],
+    optional: Sequence[str],
+    stored: Callable[[str, Mapping[str, Tensor]], Stored],
+) -> dict[str, Stored]:
+    """Weights by path of a module, taken out of the tensors of a folder.
+
+    Args:
+        tensors: by name; those of coded modules are removed.
+        parts: ends of the names that a coded module has, the first of which tells it.
+        optional: of those that it may have.
+        stored: path and tensors by end -> the weight.
+
+    Raises:
+        CheckpointError: a module lacks some.
+    """
+    found, end = {}, f".{parts[0]}"
+    for path in sorted(name.removesuffix(end) for name in tensors if name.endswith(end)):
+        names = {part: f"{path}.{part}" for part in (*parts, *optional)}
+        missing = [part for part in parts if names[part] not in tensors]
+        if missing:
+            raise CheckpointError(f"'{path}' lacks {' and '.join(missing)}.")
+        own = {part: tensors.pop(name) for part, name in names.items() if name in tensors}
+        found[path] = stored(path, own)
+    return found
+
+
+def parse_group_size(value: Any, where: str) -> int | None:
+    """Columns that share a scale; None: all of a row, which is -1 in settings.
+
+    Args:
+        value: of settings.
+        where: the folder, for messages.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if type(value) is not int or (value < 1 and value != -1):
+        raise ConfigError(f"{where}: expected a group_size from 1 on, or -1, got {value!r}.")
+    return None if value == -1 else value
 
 
 def words_packed(codes: Tensor, bits: int) -> Tensor:

@@ -19,7 +19,7 @@ from chop.errors import (
     first_line,
 )
 from chop.export.gguf_header import gguf_file
-from chop.export.reader import fresh_model, library_errors
+from chop.export.reader import MOST_NAMES, fresh_model, library_errors
 from chop.export.readers import load, reader_of
 from chop.hub import hub_is_reachable
 from chop.installed import fitting_packages
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig
 
-MOST_NAMES = 8
 log = logging.getLogger(__name__)
 
 AUTO_CLASSES = {
