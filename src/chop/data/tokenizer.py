@@ -42,7 +42,9 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
     is_folder = Path(name).is_dir()
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            name, local_files_only=is_folder or not hub_is_reachable()
+            name,
+            local_files_only=is_folder or not hub_is_reachable(),
+            trust_remote_code=False,  # without an answer it would ask on the terminal
         )
         if is_folder:
             _check_has_files(Path(name), tokenizer)

@@ -66,7 +66,7 @@ def _processor(config: WorkloadConfig) -> Any:
 
     try:
         if config.tokenizer is not None:
-            return AutoTokenizer.from_pretrained(config.tokenizer)
-        return AutoProcessor.from_pretrained(config.model)
+            return AutoTokenizer.from_pretrained(config.tokenizer, trust_remote_code=False)
+        return AutoProcessor.from_pretrained(config.model, trust_remote_code=False)
     except (OSError, ValueError):  # a folder with a model alone
         return None
