@@ -23,6 +23,8 @@ def test_short_forms():
     assert parse_format_string("8.-2") == Integer(8, -2)
     assert parse_format_string("mxint") == MXInt() and format_string(MXInt()) == "mxint"
     assert parse_format_string("mxint:width=4:block_size=16") == MXInt(4, block_size=16)
+    assert parse_format_string("mxint4") == MXInt(4)
+    assert parse_format_string("mxint4:block_size=16") == MXInt(4, block_size=16)
     assert parse_format_string("mxfp:scale_mode=even").scale_mode == "even"
 
 

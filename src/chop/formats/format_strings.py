@@ -16,22 +16,27 @@ RULES = ("auto", "minmax", "mse", "percentile")
 """How an integer's fraction may be derived."""
 WIDTH = re.compile(r"(?:u?int|fp|float|i|w|q)(\d+)\w*", re.IGNORECASE)
 """What others call their formats by: int8, fp4, q4_0."""
+SHORT = re.compile(r"([a-z_]+?)(\d+)")
+"""A format's name and its width: mxint4."""
 
 
 def parse_format_string(text: str) -> NumberFormat:
     """A number format as people type it.
 
     Integers are `width.fraction`, as `8.4`, or `4.auto` with a rule that derives the fraction; any
-    format is `name` or `name:field=value:field=value`.
+    format is `name` or `name:field=value:field=value`; a number behind the name is the width.
 
     >>> parse_format_string("4.auto").label, parse_format_string("mxint:width=4").bits()
     ('integer 4.auto', 4.25)
+    >>> parse_format_string("mxint4") == parse_format_string("mxint:width=4")
+    True
 
     Raises:
         ConfigError: it is malformed, or a field is unknown or out of range.
     """
     if text[:1].isdigit():
         return _parse_integer(text)
+    text = with_width(text)
     name, *fields = text.split(":")
     if name not in REGISTRY and (width := WIDTH.fullmatch(name)):
         kind = f"{width[1]}.auto" if not text.lower().startswith("f") else "mxfp or minifloat_ieee"
@@ -46,6 +51,19 @@ def parse_format_string(text: str) -> NumberFormat:
         raise ConfigError(f"format '{text}': expected name:field=value, as mxint:width=4.")
     settings = {field: _parse_value(value) for field, _, value in pairs}
     return parse_format({"name": name, **settings}, f"format '{text}'")
+
+
+def with_width(text: str) -> str:
+    """A format's text where a number behind the name is the field that it stands for.
+
+    >>> with_width("mxint4"), with_width("mxfp8:exponent_width=5"), with_width("nvfp4")
+    ('mxint:width=4', 'mxfp:width=8:exponent_width=5', 'nvfp4')
+    """
+    name, colon, fields = text.partition(":")
+    short = SHORT.fullmatch(name)
+    if short is None or name in REGISTRY or short[1] not in REGISTRY:
+        return text
+    return f"{short[1]}:width={short[2]}{colon}{fields}"
 
 
 def format_string(number_format: NumberFormat) -> str:

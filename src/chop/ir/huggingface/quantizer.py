@@ -107,20 +107,17 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 def _with_width(text: str, of_weights: bool = False) -> str:
     """A format's text with its fields named, and checked; that of weights has codes."""
-    from chop.formats import parse_format_string
-    from chop.formats.base import REGISTRY
+    from chop.formats.format_strings import parse_format_string, with_width
 
-    short = re.fullmatch(r"([a-z_]+?)(\d+)", str(text))
-    if short and text not in REGISTRY and short[1] in REGISTRY:
-        text = f"{short[1]}:width={short[2]}"
-    found = parse_format_string(str(text))
+    text = with_width(str(text))
+    found = parse_format_string(text)
     if of_weights and (found.is_identity or not found.is_deterministic):
         raise ConfigError(
             f"quantization_config: format '{text}' has no codes, because it "
             f"{'changes nothing' if found.is_identity else 'draws at random'}; expected one such "
             "as 'mxint8'."
         )
-    return str(text)
+    return text
 
 
 def _names(key: str, given: object) -> list[str]:
