@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import sys
 import traceback
@@ -28,6 +29,21 @@ def how_to_get(extra: str = "") -> str:
     if _is_checkout():
         return f"pip install -e '.{part}'" if part else "pip install -e ."
     return f"pip install '{DISTRIBUTION}{part}'" if part else f"pip install {DISTRIBUTION}"
+
+
+def require(what: str, *packages: str, extra: str) -> None:
+    """Raises an error where a package is not installed.
+
+    Args:
+        what: needs them.
+        packages: as they are imported.
+        extra: the optional part of chop that installs them; "" where chop needs them anyway.
+
+    Raises:
+        UnavailableError: with the command that installs them.
+    """
+    if absent := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise UnavailableError(f"{what} needs {' and '.join(absent)}: {how_to_get(extra)}")
 
 
 def _is_checkout() -> bool:

@@ -1,6 +1,8 @@
 """The job that writes a graph for other engines."""
 
 import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +11,13 @@ from torch import nn
 from chop import MaseGraph, passes, runs
 from chop.actions.export import export, largest_difference, load_graph
 from chop.actions.settings.export import ExportConfig
+from chop.cli.export import export as command
 from chop.errors import ChopError, ConfigError, UnavailableError
-from chop.export.targets import TARGETS, target
+from chop.export.targets import REFUSED, TARGETS, target
 from tests.export import gguf_bytes
 from tests.export.decoders import captured, decoder, quantized
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "export.md"
 
 
 @pytest.fixture
@@ -88,6 +93,8 @@ def test_a_file_without_a_tokenizer_is_told(tmp_path):
     [
         ({"to": ()}, "expected one or more of onnx, openvino"),
         ({"to": ("onx",)}, "unknown target 'onx': did you mean 'onnx'"),
+        ({"to": ("awq",)}, "no target 'awq': .* gptq and compressed-tensors hold"),
+        ({"to": ("onnx", "executorch")}, "no target 'executorch': .* torchao 0.18 .*: pt2 is"),
         ({"to": ("pt2",), "format": "mxnit"}, "mxnit"),
         ({"to": ("pt2",), "seconds": -1.0}, "expected seconds from 0 on"),
         ({"to": ("pt2",), "threads": 0}, "1 or more threads"),
@@ -100,7 +107,6 @@ def test_wrong_settings(settings, reason):
 
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr("chop.export.target.find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"needs openvino and onnx and onnx.*: pip .*openv"):
         ExportConfig("mlp", ("openvino",))
 
@@ -110,7 +116,18 @@ def test_every_target_is_complete(name):
     found = target(name)
     assert found.name == name
     assert found.engines and found.library
+    page, told = (" ".join(text.split()) for text in (PAGE.read_text(), str(command.__doc__)))
+    assert f"{name} ({found.engines}): {found.takes}" in told
+    assert f"| `{name}` | {found.engines} |" in page
     assert found.suffix == "" or found.suffix.startswith(".")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_target_names_one(name):
+    assert name not in TARGETS
+    with pytest.raises(ConfigError, match=rf"^to: no target '{re.escape(name)}': .*\.$") as refusal:
+        target(name)
+    assert any(re.search(rf"\b{each}\b", str(refusal.value)) for each in TARGETS)
 
 
 def test_targets_share_a_folder():

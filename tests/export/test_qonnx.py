@@ -304,6 +304,7 @@ SIMULATE = """
 import numpy as np
 np.save("found.npy", circuit.predict(np.load("rows.npy")))
 """
+FILE = "runs/export/qonnx.onnx"
 PRECISION = "fixed<32,16>"
 """Of the page."""
 
@@ -313,10 +314,10 @@ def simulated(folder, x, precision=PRECISION):
     pytest.importorskip("hls4ml", reason="hls4ml makes circuits: pip install hls4ml")
     page = (ROOT / "docs/guide/export.md").read_text()
     (code,) = re.findall(r"^```py\n(.*?)^```", page, re.S | re.M)
-    assert "qonnx.onnx" in code and PRECISION in code
+    assert FILE in code and PRECISION in code
     last = x.permute(0, *range(2, x.dim()), 1) if x.dim() > 2 else x
     np.save(folder / "rows.npy", np.ascontiguousarray(last.numpy()))
-    code = code.replace(PRECISION, precision) + SIMULATE
+    code = code.replace(FILE, "qonnx.onnx").replace(PRECISION, precision) + SIMULATE
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return torch.from_numpy(np.load(folder / "found.npy"))

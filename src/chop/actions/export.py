@@ -1,4 +1,4 @@
-"""Export job: writes a graph for other engines, and lets each engine's library read it back."""
+"""Export job: writes a graph for other engines, and reads each file back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHOP, UNMEASURED = "chop", "not measured"
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written for a target, and what its library makes of it.
+    """What was written for a target, and what its library, or chop, makes of it.
 
     Attributes:
         target: its name.
@@ -68,15 +68,15 @@ class Exported:
             "target": self.target,
             "file": Path(self.path).name,
             "size": format_bytes(self.size_bytes),
-            "read by": kind.library,
-            "runs in": kind.engines,
+            "read back by": kind.library,
+            "made for": kind.engines,
             "largest difference": Cell.of(self.difference, ".2g"),
             "times as fast": UNMEASURED if ratio is None else format_ratio(ratio),
         }
 
 
 def export(config: ExportConfig) -> list[Exported]:
-    """Writes a file for each target to `config.out`, and compares what its engine makes of it.
+    """Writes a file for each target to `config.out`, and compares what its library makes of it.
 
     Raises:
         ConfigError: the model is not quantized, or a target cannot hold it: nothing is written for
@@ -110,8 +110,8 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
     ]
     title = f"{config.model} for other engines"
     note = (
-        "Largest difference: between an engine's outputs and those of the quantized graph, on its "
-        "example inputs. Times as fast: as the graph in chop, with 99 % intervals."
+        "Largest difference: between outputs of what was read back and of the quantized graph, on "
+        "its example inputs. Times as fast: as the graph in chop, with 99 % intervals."
     )
     table = Table(title, [row.formatted() for row in rows])
     told = [Note(f"{row.target}: {text}.") for row in rows for text in row.notes]

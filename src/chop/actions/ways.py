@@ -17,12 +17,14 @@ from chop.bench.timing import surroundings
 from chop.errors import UnavailableError, first_line, shorten
 from chop.export.onnx import session
 from chop.export.onnx.session import Run
+from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.notices import at_level
 
 SAVED, COMPILED = "compressed", "compiled"
 """The names of the saved model in tables, and of one that takes long to make."""
 LOADED = "MaseGraph.from_checkpoint('{folder}/model')"
+RUNNING = "running it"
 ONNX = "{folder}/model.onnx, which chop compress --onnx writes"
 FROZEN = f"freeze_transform_pass({LOADED}"
 
@@ -119,12 +121,12 @@ def _compiled(mg: MaseGraph) -> nn.Module:
 
 
 def _in_onnxruntime(mg: MaseGraph) -> nn.Module:
-    session.check_is_installed()
+    require(RUNNING, "onnxruntime", extra="onnx")
     return Engine(session.opened, mg)
 
 
 def _in_openvino(mg: MaseGraph) -> nn.Module:
-    session.check_openvino_is_installed()
+    require(RUNNING, "openvino", extra="openvino")
     return Engine(session.opened_by_openvino, mg)
 
 

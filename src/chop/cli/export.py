@@ -19,21 +19,38 @@ def export(
     seconds: float = 1.0,
     threads: int = 1,
 ) -> Any:
-    """Write a compressed model for other engines, and let them read it back.
+    """Write a compressed model for other engines, and read the files back.
 
     [bold]Examples[/]
 
       chop export runs/compress --to onnx,openvino,pt2
 
-      chop export ./my-llama --format mxint:width=8 --to gguf,compressed-tensors
+      chop export ./my-llama --format mxint8 --to gguf,compressed-tensors
 
-    Targets: onnx (onnxruntime), openvino, pt2 (torch and C++, without chop), compressed-tensors
-    (vLLM, SGLang, transformers), gptq (vLLM, SGLang, GPTQModel), qonnx (hls4ml, FINN), gguf
-    (llama.cpp). chop doctor names the libraries that are missing. What a target cannot hold is
-    listed by module, and nothing is written for it.
+    [bold]Targets[/], the engines that they are made for, and the formats that they take:
 
-    [bold]Columns[/] per target: size, the largest difference between the engine's outputs and the
-    quantized graph's, and how many times as fast it is as the graph in chop.
+      onnx (onnxruntime):
+        any; integers of up to 8 bits stay codes, others become floats
+      openvino (OpenVINO):
+        as onnx
+      pt2 (torch, C++ with libtorch):
+        any in weights; integer in inputs
+      compressed-tensors (vLLM, SGLang, transformers):
+        mxint, group_integer, scale_integer, integer, mxfp, nvfp4 in weights
+      gptq (vLLM, SGLang, GPTQModel):
+        mxint, group_integer, scale_integer, integer of 2, 3, 4 or 8 bits
+        in weights
+      qonnx (hls4ml, FINN):
+        integer, scale_integer, binary, ternary, with static scales
+      gguf (llama.cpp, transformers):
+        mxint of 8 or 4 bits, group_integer and mxfp of 4, in weights
+
+    What a target cannot hold is listed by module, and nothing is written for it. The target's own
+    library reads each file back; folders of gptq are read by chop itself. vLLM, SGLang, GPTQModel
+    and FINN were not run. chop doctor names the libraries that are missing.
+
+    [bold]Columns[/] per target: size, the largest difference between what was read back and the
+    quantized graph, and how many times as fast it is as the graph in chop.
 
     [bold]Output[/] in --out: a file or folder per target, table.md, manifest.json.
 

@@ -228,6 +228,7 @@ KIND = FolderKind(METHOD, HELD, scheme_of, quantization_config, _notes)
 TARGET = Target(
     name=METHOD,
     engines="vLLM, SGLang, transformers",
+    takes="mxint, group_integer, scale_integer, integer, mxfp, nvfp4 in weights",
     library="compressed_tensors",
     extra="vllm-format",
     suffix="",

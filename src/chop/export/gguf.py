@@ -135,6 +135,7 @@ def read_model(path: Path) -> nn.Module:
 TARGET = Target(
     name="gguf",
     engines="llama.cpp, transformers",
+    takes="mxint of 8 or 4 bits, group_integer and mxfp of 4, in weights",
     library="gguf",
     extra="gguf",
     suffix=".gguf",

@@ -1,4 +1,4 @@
-"""GPTQ: folders of safetensors that vLLM, SGLang and GPTQModel read.
+"""GPTQ: folders of safetensors, made for vLLM, SGLang and GPTQModel, and read back by chop alone.
 
 The layout is that of `chop.export.gptq_reader`, in format `gptq`: integers without zero points,
 which are those in the middle of the codes, with one number of bits and one size of groups for all.
@@ -105,8 +105,7 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
         schemes: by path of a packed layer, all the same.
     """
     scheme = next(iter(schemes.values()))
-    head = _head(model)
-    floats = [path for path in float_layers(model, schemes) if path != head]
+    head, floats = _unpacked(model, schemes)
     settings = {
         "quant_method": METHOD,
         "bits": scheme.bits,
@@ -121,16 +120,16 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
     return settings | ({"dynamic": skipped} if skipped else {})
 
 
-def _head(model: Any) -> str | None:
-    """The path of the head, which is float unless it is said to be packed."""
-    head = model.get_output_embeddings()
-    return next((path for path, x in model.named_modules() if x is head), None)
+def _unpacked(model: Any, schemes: Mapping[str, Scheme]) -> tuple[str | None, list[str]]:
+    """The head, which is float unless it is said to be packed, and other layers that stay float."""
+    embeddings = model.get_output_embeddings()
+    head = next((path for path, x in model.named_modules() if x is embeddings), None)
+    return head, [path for path in float_layers(model, schemes) if path != head]
 
 
 def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
     """What a reader of the folder would not expect."""
-    head = _head(model)
-    floats = [path for path in float_layers(model, schemes) if path != head]
+    head, floats = _unpacked(model, schemes)
     notes = [f"engines have to skip layers that stay float: {', '.join(floats)}"] if floats else []
     if head in schemes:
         notes.append("the head is packed, which vLLM and GPTQModel read and others may not")
@@ -163,6 +162,7 @@ KIND = FolderKind(METHOD, HELD, scheme_of, quantization_config, _notes, _refused
 TARGET = Target(
     name=METHOD,
     engines="vLLM, SGLang, GPTQModel",
+    takes="mxint, group_integer, scale_integer, integer of 2, 3, 4 or 8 bits in weights",
     library="chop",
     extra="",
     suffix="",

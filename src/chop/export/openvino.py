@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from chop.export.flat import named_tensors
 from chop.export.onnx.export import NEEDS
 from chop.export.onnx.grouped import has_float_inputs
-from chop.export.onnx.session import openvino_settings
+from chop.export.onnx.session import named_by_openvino
 from chop.export.onnx.target import write_in_float32
 from chop.export.target import Runner, Target
 from chop.files import atomic_files
@@ -55,23 +51,14 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
 def read(path: Path) -> Runner:
     """The files as OpenVINO runs them on the CPU, in float32 where the file says so."""
-    import openvino
-
-    core = openvino.Core()
-    request = core.compile_model(path, "CPU", openvino_settings()).create_infer_request()
-    inputs = [port.any_name for port in request.model_inputs]
-
-    def answers(given: Mapping[str, Any]) -> dict[str, Tensor]:
-        tensors = named_tensors(given)
-        found = request.infer({name: tensors[name].numpy() for name in inputs})
-        return {port.any_name: torch.from_numpy(x.copy()) for port, x in found.items()}
-
-    return answers
+    run = named_by_openvino(path)
+    return lambda inputs: dict(run(named_tensors(inputs)))
 
 
 TARGET = Target(
     "openvino",
     "OpenVINO",
+    "as onnx",
     "openvino",
     "openvino",
     ".xml",

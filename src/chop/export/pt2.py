@@ -217,4 +217,13 @@ def read(path: Path) -> Runner:
     return answers
 
 
-TARGET = Target("pt2", "torch, C++ with libtorch", "torch", "", SUFFIX, write_target, read)
+TARGET = Target(
+    "pt2",
+    "torch, C++ with libtorch",
+    "any in weights; integer in inputs",
+    "torch",
+    "",
+    SUFFIX,
+    write_target,
+    read,
+)

@@ -1,4 +1,7 @@
-"""QONNX: ONNX files with nodes for numbers of any width, which make circuits by hls4ml and FINN."""
+"""QONNX: ONNX files with nodes for numbers of any width, of which hls4ml makes circuits.
+
+FINN reads such files too, and has not been run on those of chop.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from torch import Tensor
 from chop.errors import GuardError
 from chop.export.flat import FlatGraph, map_tensors, named_tensors
 from chop.export.onnx.check import check
-from chop.export.onnx.export import NEEDS, answer_of, check_onnx_is_installed
+from chop.export.onnx.export import NEEDS, answer_of
 from chop.export.onnx.files import write_files
 from chop.export.onnx.plain import in_plain_operators
 from chop.export.onnx.quant import WHERE, quant_graph
 from chop.export.onnx.target import in_float32
 from chop.export.onnx.write import proto_of
 from chop.export.target import Runner, Target
+from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 
@@ -44,7 +48,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         UnavailableError: onnx or onnxscript are not installed.
         VerificationError: onnxruntime does not run the file, or computes something else.
     """
-    check_onnx_is_installed()
+    require(WHERE, *NEEDS, extra="onnx")
     mg, notes = in_float32(mg)
     example, answer = _example_and_answer(mg)
     flat = FlatGraph(quant_graph(mg), example, WHERE)
@@ -110,6 +114,7 @@ def read(path: Path) -> Runner:
 TARGET = Target(
     WHERE,
     "hls4ml, FINN",
+    "integer, scale_integer, binary, ternary, with static scales",
     "qonnx",
     "qonnx",
     ".onnx",

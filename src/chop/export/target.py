@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ConfigError
 from chop.export.flat import output_tensors
-from chop.installed import how_to_get
+from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator, pack
@@ -55,8 +54,9 @@ class Target:
 
     Attributes:
         name: as `--to` takes it.
-        engines: that run it.
-        library: the package that reads it, as it is imported.
+        engines: that read such files.
+        takes: which formats it holds.
+        library: the package that reads it back, as it is imported.
         extra: the optional part of chop that installs the library; "" where chop needs it anyway.
         suffix: of the file; "" for a folder.
         write: graph, path, tokenizer or None -> what was written: `files` of a folder, `notes`.
@@ -70,6 +70,7 @@ class Target:
 
     name: str
     engines: str
+    takes: str
     library: str
     extra: str
     suffix: str
@@ -100,11 +101,7 @@ class Target:
         Raises:
             UnavailableError: with the command that installs it.
         """
-        absent = [name for name in (self.library, *self.needs) if find_spec(name) is None]
-        if absent:
-            raise UnavailableError(
-                f"{self.name} needs {' and '.join(absent)}: {how_to_get(self.extra)}"
-            )
+        require(self.name, self.library, *self.needs, extra=self.extra)
 
 
 def packed_model(mg: MaseGraph, target: str) -> tuple[PreTrainedModel, dict[str, str]]:

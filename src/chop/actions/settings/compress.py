@@ -95,8 +95,9 @@ class CompressConfig(QuantizationSettings):
 
     def __post_init__(self) -> None:
         from chop.actions.ptq import METHODS, layer_spec
-        from chop.export.onnx.export import check_onnx_is_installed
+        from chop.export.onnx.export import NEEDS
         from chop.formats import parse_format_string
+        from chop.installed import require
 
         super().__post_init__()
         for text in self.formats:
@@ -108,4 +109,4 @@ class CompressConfig(QuantizationSettings):
         if not self.formats and not self.layers:
             raise ConfigError("formats: expected at least one.")
         if self.onnx:
-            check_onnx_is_installed()
+            require("ONNX", *NEEDS, extra="onnx")

@@ -22,6 +22,7 @@ from chop.errors import VerificationError, first_line, shorten
 from chop.export.flat import WHERE, FlatGraph
 from chop.export.onnx import session
 from chop.export.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
+from chop.installed import how_to_get
 from chop.notices import warn_once
 from chop.private.torch_api import TorchDispatchMode, schema_of
 
@@ -119,9 +120,8 @@ def check(
         VerificationError: the file does not run, or computes something else.
     """
     if not session.is_installed():
-        warn_once(
-            f"{WHERE}: onnxruntime is not installed, so files are not run: pip install onnxruntime."
-        )
+        how = how_to_get("onnx")
+        warn_once(f"{WHERE}: onnxruntime is not installed, so files are not run: {how}")
         return
     runs = _runs(flat, inputs, whole)
     if smooth is None:

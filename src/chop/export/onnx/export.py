@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
-from chop.errors import GuardError, UnavailableError
+from chop.errors import GuardError
 from chop.export.axes import Conditions, symbolic_axes
 from chop.export.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
 from chop.export.onnx.check import check, without_roundings
 from chop.export.onnx.files import write_files
 from chop.export.onnx.qdq import qdq_graph
 from chop.export.onnx.write import proto_of
+from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 
@@ -29,13 +29,6 @@ UNCHECKED = (
     "%s: the graph was captured for %s; the file takes other sizes too, and may compute something "
     "else from them. With dynamic_axes=False it refuses them."
 )
-
-
-def check_onnx_is_installed() -> None:
-    """Raises UnavailableError where onnx or onnxscript are not installed."""
-    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if absent:
-        raise UnavailableError(f"ONNX needs {' and '.join(absent)}: pip install 'mase-chop[onnx]'.")
 
 
 def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) -> dict[str, Any]:
@@ -56,7 +49,7 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         UnavailableError: onnx or onnxscript are not installed.
         VerificationError: onnxruntime does not run the file, or computes something else.
     """
-    check_onnx_is_installed()
+    require("ONNX", *NEEDS, extra="onnx")
     answers = examples_and_answers(mg, dynamic_axes)
     qdq = qdq_graph(mg, float_fallback)
     flat = FlatGraph(qdq.mg, answers[0][0])

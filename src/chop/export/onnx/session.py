@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.errors import UnavailableError
-
 SESSION_CONFIG = {
     "session.qdq_matmulnbits_accuracy_level": "1",
     "session.x64quantprecision": "1",
@@ -27,18 +25,6 @@ Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 def is_installed() -> bool:
     """Whether onnxruntime can be imported."""
     return importlib.util.find_spec("onnxruntime") is not None
-
-
-def check_is_installed() -> None:
-    """Raises UnavailableError where onnxruntime cannot be imported."""
-    if not is_installed():
-        raise UnavailableError("onnxruntime is not installed: pip install 'mase-chop[onnx]'.")
-
-
-def check_openvino_is_installed() -> None:
-    """Raises UnavailableError where OpenVINO cannot be imported."""
-    if importlib.util.find_spec("openvino") is None:
-        raise UnavailableError("OpenVINO is not installed: pip install openvino.")
 
 
 def run(proto: Any, inputs: Mapping[str, Tensor], folder: Path | None = None) -> list[Tensor]:
@@ -77,16 +63,22 @@ def _opened(model: str | bytes, entries: Mapping[str, str]) -> Run:
 
 def opened_by_openvino(path: Path) -> Run:
     """What OpenVINO computes of an ONNX file on the CPU in float32, by torch's threads."""
+    run = named_by_openvino(path)
+    return lambda inputs: [x for _, x in run(inputs)]
+
+
+def named_by_openvino(path: Path) -> Callable[[Mapping[str, Tensor]], list[tuple[str, Tensor]]]:
+    """As `opened_by_openvino`, of OpenVINO's own files too, with the outputs' names."""
     import openvino
 
-    core = openvino.Core()
-    compiled = core.compile_model(core.read_model(path), "CPU", openvino_settings())
+    compiled = openvino.Core().compile_model(path, "CPU", openvino_settings())
     request = compiled.create_infer_request()
     names = [port.any_name for port in compiled.inputs]
 
-    def outputs(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    def outputs(inputs: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
         found = request.infer({name: inputs[name].numpy() for name in names})
-        return [torch.from_numpy(found[port].copy()) for port in compiled.outputs]
+        ports = compiled.outputs
+        return [(port.any_name, torch.from_numpy(found[port].copy())) for port in ports]
 
     return outputs
 

@@ -68,4 +68,14 @@ def named(run: Run, path: Path) -> Runner:
     return answers
 
 
-TARGET = Target("onnx", "onnxruntime", "onnxruntime", "onnx", ".onnx", write, read, needs=NEEDS)
+TARGET = Target(
+    "onnx",
+    "onnxruntime",
+    "any; integers of up to 8 bits stay codes, others become floats",
+    "onnxruntime",
+    "onnx",
+    ".onnx",
+    write,
+    read,
+    needs=NEEDS,
+)

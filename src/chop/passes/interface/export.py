@@ -30,20 +30,20 @@ class ExportConfig:
 def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]:
     """Writes the graph for another engine, in the codes and scales that it has.
 
-    ONNX, OpenVINO and packages of torch hold any graph. Files of QONNX (hls4ml, FINN) hold any
-    graph in formats that have one scale for a tensor or channel. Folders of compressed-tensors
-    (vLLM, SGLang, transformers) and GPTQ (vLLM, SGLang, GPTQModel), and files of GGUF (llama.cpp)
-    hold weights of models of transformers, in formats that those engines know; what is quantized
-    and not packed is packed for them. What a target cannot hold is listed by module in the error,
-    before anything is written.
+    ONNX, OpenVINO and packages of torch hold any graph. Files of QONNX, made for hls4ml and FINN,
+    hold any graph in formats that have one scale for a tensor or channel. Folders of
+    compressed-tensors (vLLM, SGLang, transformers) and GPTQ (vLLM, SGLang, GPTQModel), and files of
+    GGUF (llama.cpp) hold weights of models of transformers, in formats that those engines know;
+    what is quantized and not packed is packed for them. What the target cannot hold is listed by
+    module in the error, before anything is written for it.
 
     Returns:
         path: what was written.
         size_bytes: of all its files.
         notes: sentences on what a user of the files would not expect, as formats that became
             floats.
-        read: a function: the path -> what gives outputs by name of inputs by name, as the engine's
-            library computes them.
+        read: a function: the path -> what gives outputs by name of inputs by name, as the target's
+            library computes them; of folders of GPTQ chop itself.
 
     Raises:
         ConfigError: the target is unknown, or cannot hold a module.
