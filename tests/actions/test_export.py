@@ -117,7 +117,7 @@ def test_every_target_is_complete(name):
     assert found.name == name
     assert found.engines and found.library
     page, told = (" ".join(text.split()) for text in (PAGE.read_text(), str(command.__doc__)))
-    assert f"{name} ({found.engines}): {found.takes}" in told
+    assert f"[bold]{name}[/] ({found.engines}): {found.takes}" in told
     assert f"| `{name}` | {found.engines} |" in page
     assert found.suffix == "" or found.suffix.startswith(".")
 

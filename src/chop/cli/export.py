@@ -29,21 +29,22 @@ def export(
 
     [bold]Targets[/], the engines that they are made for, and the formats that they take:
 
-      onnx (onnxruntime):
-        any; integers of up to 8 bits stay codes, others become floats
-      openvino (OpenVINO):
-        as onnx
-      pt2 (torch, C++ with libtorch):
-        any in weights; integer in inputs
-      compressed-tensors (vLLM, SGLang, transformers):
-        mxint, group_integer, scale_integer, integer, mxfp, nvfp4 in weights
-      gptq (vLLM, SGLang, GPTQModel):
-        mxint, group_integer, scale_integer, integer of 2, 3, 4 or 8 bits
-        in weights
-      qonnx (hls4ml, FINN):
-        integer, scale_integer, binary, ternary, with static scales
-      gguf (llama.cpp, transformers):
-        mxint of 8 or 4 bits, group_integer and mxfp of 4, in weights
+    [bold]onnx[/] (onnxruntime): any; integers of up to 8 bits stay codes, others become floats
+
+    [bold]openvino[/] (OpenVINO): as onnx
+
+    [bold]pt2[/] (torch, C++ with libtorch): any in weights; integer in inputs
+
+    [bold]compressed-tensors[/] (vLLM, SGLang, transformers): mxint, group_integer, scale_integer,
+    integer, mxfp, nvfp4 in weights
+
+    [bold]gptq[/] (vLLM, SGLang, GPTQModel): mxint, group_integer, scale_integer, integer of 2, 3, 4
+    or 8 bits in weights
+
+    [bold]qonnx[/] (hls4ml, FINN): integer, scale_integer, binary, ternary, with static scales
+
+    [bold]gguf[/] (llama.cpp, transformers): mxint of 8 or 4 bits, group_integer and mxfp of 4, in
+    weights
 
     What a target cannot hold is listed by module, and nothing is written for it. The target's own
     library reads each file back; folders of gptq are read by chop itself. vLLM, SGLang, GPTQModel
