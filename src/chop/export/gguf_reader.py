@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from chop.errors import (
     CheckpointError,
@@ -306,14 +306,11 @@ class _Weights:
         if place.type_name in FLOATS:
             return data.view(FLOATS[place.type_name]).float().view(place.shape)
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
-        from transformers.pytorch_utils import Conv1D
 
         kind = GGMLQuantizationType[place.type_name]
         try:
             blocks = data.view(len(data), -1, GGML_QUANT_SIZES[kind][1])
-            is_matrix = named.operand == "weight" and isinstance(
-                named.module, (nn.Linear, nn.Embedding, Conv1D)
-            )
+            is_matrix = named.operand == "weight" and len(place.shape) == 2
             found = stored_of(place.type_name, blocks) if is_matrix else None
             if found is not None:
                 return found
