@@ -15,16 +15,13 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.export.reader import Read, Reader
+from chop.export.reader import Read, Reader, read_coded
 from chop.export.stored import (
     Stored,
-    coded_modules,
     decoding,
     parse_group_size,
     stored_affine,
 )
-from chop.export.weight_files import document, tensors_of
-from chop.ir.huggingface.config_file import CONFIG
 
 METHOD, VERSION = "awq", "gemm"
 VERSION_KEYS = ("version", "format", "checkpoint_format")
@@ -36,20 +33,8 @@ PARTS = ("qweight", "qzeros", "scales")
 
 
 def read(folder: Path) -> Read:
-    """What a folder holds.
-
-    Args:
-        folder: local, of safetensors.
-
-    Raises:
-        ConfigError: settings or modules that have no format here, by name.
-        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
-    """
-    config = document(folder / CONFIG)
-    group = parse_group(config.get("quantization_config"), f"'{folder}'")
-    tensors = tensors_of(folder)
-    packed = coded_modules(tensors, PARTS, (), lambda path, parts: stored(path, parts, group))
-    return Read(config, tensors, packed)
+    """What a folder holds; see `read_coded`."""
+    return read_coded(folder, parse_group, PARTS, (), stored)
 
 
 def parse_group(settings: Any, where: str) -> int | None:

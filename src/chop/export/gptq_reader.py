@@ -19,18 +19,15 @@ from torch import Tensor
 
 from chop.errors import ConfigError, did_you_mean
 from chop.export.expressions import expression, finds
-from chop.export.reader import Read, Reader
+from chop.export.reader import Read, Reader, read_coded
 from chop.export.stored import (
     WORD,
     Stored,
-    coded_modules,
     decoding,
     parse_group_size,
     stored_affine,
     words_unpacked,
 )
-from chop.export.weight_files import document, tensors_of
-from chop.ir.huggingface.config_file import CONFIG
 
 METHOD = "gptq"
 FORMATS = {"gptq": 1, "gptq_v2": 0}
@@ -78,22 +75,8 @@ class Schemes:
 
 
 def read(folder: Path) -> Read:
-    """What a folder holds.
-
-    Args:
-        folder: local, of safetensors.
-
-    Raises:
-        ConfigError: settings or modules that have no format here, by name.
-        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
-    """
-    config = document(folder / CONFIG)
-    schemes = parse_schemes(config.get("quantization_config"), f"'{folder}'")
-    tensors = tensors_of(folder)
-    packed = coded_modules(
-        tensors, PARTS, (ORDER,), lambda path, parts: stored(path, parts, schemes.of(path))
-    )
-    return Read(config, tensors, packed)
+    """What a folder holds; see `read_coded`."""
+    return read_coded(folder, parse_schemes, PARTS, (ORDER,), stored)
 
 
 def parse_schemes(settings: Any, where: str) -> Schemes:
@@ -138,18 +121,19 @@ def _scheme(plain: Any, common: Scheme, where: str) -> Scheme:
     return replace(common, bits=bits, group=group, is_reordered=is_reordered)
 
 
-def stored(path: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Stored:
+def stored(path: str, parts: Mapping[str, Tensor], schemes: Schemes) -> Stored:
     """The weight of a module in a format of chop.
 
     Args:
         path: of the module, for messages.
         parts: its tensors by the end of their names.
-        scheme: how they are stored.
+        schemes: of the folder.
 
     Raises:
         ConfigError: its inputs are in another order, or its zero points have no format.
         CheckpointError: tensors have other shapes or types.
     """
+    scheme = schemes.of(path)
     how = f"{scheme.bits} bits in groups of {scheme.group}"
     with decoding(f"{METHOD}: '{path}' does not fit {how}"):
         return _stored(path, parts, scheme)

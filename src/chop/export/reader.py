@@ -10,7 +10,7 @@ import copy
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CheckpointError, ChopError, ConfigError, enumerate_names, first_line
-from chop.export.stored import Stored
-from chop.export.weight_files import WHOLE
+from chop.export.stored import Stored, coded_modules
+from chop.export.weight_files import WHOLE, document, tensors_of
 from chop.files import write_json, writing
 from chop.ir.huggingface.config_file import CONFIG, check_config
 from chop.nn.packed.base import BUFFER_NAMES
@@ -108,6 +108,33 @@ def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Mo
             )
         with library_errors(path, temporary):
             return _model(found, Path(temporary), kind, settings).eval()
+
+
+def read_coded(
+    folder: Path,
+    parse: Callable[[Any, str], Any],
+    parts: Sequence[str],
+    optional: Sequence[str],
+    stored: Callable[[str, Mapping[str, Tensor], Any], Stored],
+) -> Read:
+    """What a folder holds whose coded modules each have tensors of their own.
+
+    Args:
+        folder: local, of safetensors.
+        parse: `quantization_config` and the folder, for messages -> what it says.
+        parts: ends of the names of a module's tensors, see `coded_modules`.
+        optional: of those that it may have.
+        stored: path, tensors by end, what the settings say -> the weight.
+
+    Raises:
+        ConfigError: settings or modules that have no format here, by name.
+        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+    """
+    config = document(folder / CONFIG)
+    settings = parse(config.get("quantization_config"), f"'{folder}'")
+    tensors = tensors_of(folder)
+    packed = coded_modules(tensors, parts, optional, lambda path, own: stored(path, own, settings))
+    return Read(config, tensors, packed)
 
 
 @contextmanager
