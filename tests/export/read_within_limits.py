@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
-import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from chop.errors import ChopError
 from chop.models import load_model
+from tests.limits import limit_memory, within
 
 MEMORY = 3 * 2**30  # most of it are stacks of the threads that transformers reads with
 SECONDS = 10
@@ -23,27 +22,16 @@ WARM = "good-"
 """How the names of well-formed models begin, which are loaded without limits first."""
 
 
-def _address_space() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
-
-
-def _out_of_time(*_: Any) -> None:
-    raise TimeoutError(f"more than {SECONDS} s")
-
-
 def load(path: Path) -> dict[str, Any]:
     """What came of it: the error or the class of the model, and the processor time in seconds."""
     start = time.process_time()
-    signal.alarm(SECONDS)
     try:
-        outcome = f"loaded: {type(load_model(path)).__name__}"
+        with within(SECONDS):
+            outcome = f"loaded: {type(load_model(path)).__name__}"
     except ChopError as error:
         outcome = f"refused: {error}"
     except BaseException as error:
         outcome = f"{type(error).__name__}: {error}"
-    finally:
-        signal.alarm(0)
     return {"outcome": outcome, "seconds": time.process_time() - start}
 
 
@@ -54,9 +42,7 @@ def main(folder: Path) -> None:
     for path in paths:
         if path.name.startswith(WARM):
             load_model(path)
-    signal.signal(signal.SIGALRM, _out_of_time)
-    limit = _address_space() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(MEMORY)
     for path in paths:
         sys.stdout.write(json.dumps({"name": path.name, **load(path)}) + "\n")
 
