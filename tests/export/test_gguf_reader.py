@@ -23,6 +23,7 @@ from tests.export.test_gguf import (
     IDS,
     captured,
     decoded_logits,
+    of_kind,
     quantized,
 )
 
@@ -68,17 +69,29 @@ def test_what_we_wrote_comes_back_value_by_value(fmt, tmp_path):
     torch.testing.assert_close(logits(found), decoded_logits(mg), rtol=1e-4, atol=1e-5)
 
 
-KINDS = [("qwen2", {"tie_word_embeddings": True}), ("gpt2", {}), ("qwen3", {}), ("mistral", {})]
+KINDS = [
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("gpt2", {}),
+    ("qwen3", {}),
+    ("mistral", {}),
+    ("phi3", {"rope_parameters": {"rope_theta": 5e3, "partial_rotary_factor": 0.3}}),
+    ("gemma2", {}),
+    ("gemma3", {}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("starcoder2", {}),
+    ("nemotron", {}),
+]
 
 
 @pytest.mark.parametrize(("kind", "changes"), KINDS)
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 def test_every_architecture_is_read(kind, changes, tmp_path):
-    mg = quantized(captured(kind, **changes), "mxint:width=4", embedding="mxint:width=4")
+    mg = of_kind(kind, changes, "mxint:width=4")
     TARGET.write(mg, tmp_path / "model.gguf")
     model = checked(tmp_path)  # the folder names its one file
-    assert getattr(model.config, "sliding_window", None) is None
-    if model.config.tie_word_embeddings:
+    window = 4 if kind in ("gemma2", "gemma3") else None
+    assert getattr(model.config, "sliding_window", None) == window
+    if kind == "qwen2":
         codes = [x.weight_codes for x in (model.lm_head, model.get_input_embeddings())]
         assert codes[0] is codes[1]
 

@@ -13,16 +13,13 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.export.coded import coded_weight
-from chop.export.gguf_architectures import (
-    Architecture,
-    architecture_of,
-    frequency_divisors,
-    metadata_of,
-    unread_settings,
-)
+from chop.export.gguf_architectures import Architecture
 from chop.export.gguf_blocks import Blocks, blocks_of
-from chop.export.gguf_names import heads_of, named_parameters
+from chop.export.gguf_config import architecture_of, metadata_of, unread_settings
+from chop.export.gguf_names import Named, heads_of, named_parameters
+from chop.export.gguf_rope import frequency_divisors
 from chop.export.gguf_tokenizer import Vocabulary, vocabulary_of
+from chop.export.reader import without_data
 from chop.export.target import (
     Runner,
     Target,
@@ -108,7 +105,7 @@ def read_model(path: Path) -> nn.Module:
     """The model as transformers reads it, in float32.
 
     Transformers leaves some settings of a file at their defaults: the head size of Qwen3, sizes of
-    GPT-2, scaled rotary embeddings. They are given to it.
+    GPT-2, rotary embeddings, soft caps of Gemma. They are given to it.
 
     Args:
         path: of a GGUF file.
@@ -121,13 +118,15 @@ def read_model(path: Path) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place, name = path.parent, path.name
-    fields = GGUFReader(path).fields
+    file = GGUFReader(path)
     config = AutoConfig.from_pretrained(place, gguf_file=name)
     # Arrays, such as the tokens, are no settings of a model.
-    values = {key: field.contents() for key, field in fields.items() if len(field.types) == 1}
-    settings = unread_settings(config, values)
+    values = {key: field.contents() for key, field in file.fields.items() if len(field.types) == 1}
+    tensors = {x.name for x in file.tensors}
+    for key, value in unread_settings(config, values, tensors, f"'{path}'").items():
+        setattr(config, key, value)
     model: nn.Module = AutoModelForCausalLM.from_pretrained(
-        place, gguf_file=name, dtype=torch.float32, **settings
+        place, gguf_file=name, dtype=torch.float32, config=config
     )
     return model.eval()
 
@@ -147,23 +146,44 @@ TARGET = Target(
 
 def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks], dict[str, str]]:
     """What a file has by name, and the reasons by path of what it cannot have."""
-    tied = _tied_head(model)
+    head, tied = model.get_output_embeddings(), _tied_head(model)
     found: dict[str, Blocks] = {}
-    reasons: dict[str, str] = {}
-    for path, operand, module, name, is_interleaved in named_parameters(model, architecture):
-        if module is tied and operand == "weight":
+    expected = _parameters_of_kind(model)
+    reasons = _missing(model, expected, architecture)
+    for named in named_parameters(model, architecture):
+        if named.module is tied and named.operand == "weight" and not architecture.has_head:
             continue
-        stored = _stored(module, operand)
-        if name is None:
-            reasons[path] = f"a {architecture.name} of GGUF has no tensor for its {operand}"
+        stored = _stored(named.module, named.operand)
+        kind, is_known = architecture.name, f"{named.path}.{named.operand}" in expected
+        if named.module is head and named.operand == "weight" and architecture.is_tied:
+            reasons[named.path] = f"engines take the embedding of a {kind} for it, and codes differ"
+        elif named.name is None or not is_known:
+            reasons[named.path] = f"a {kind} of GGUF has no tensor for its {named.operand}"
         elif isinstance(stored, str):
-            reasons[path] = stored
+            reasons[named.path] = stored
         else:
-            found[name] = _interleaved(stored, path, model.config) if is_interleaved else stored
+            found[named.name] = _as_engines_have(stored, named, model.config)
     divisors = frequency_divisors(model.config)
     if divisors is not None:
         found["rope_freqs.weight"] = Blocks("F32", divisors.numpy())
     return found, reasons
+
+
+def _parameters_of_kind(model: Any) -> set[str]:
+    """Those of a model of this configuration, whatever was added to this one or taken from it."""
+    from transformers import AutoModelForCausalLM
+
+    plain = without_data(AutoModelForCausalLM, model.config)
+    return {name for name, _ in plain.named_parameters(remove_duplicate=False)}
+
+
+def _missing(model: Any, expected: set[str], architecture: Architecture) -> dict[str, str]:
+    present = {f"{x.path}.{x.operand}" for x in named_parameters(model, architecture)}
+    lacking = (name.rpartition(".") for name in sorted(expected - present))
+    return {
+        path: f"a {architecture.name} of GGUF has a {operand} there, and the model none"
+        for path, _, operand in lacking
+    }
 
 
 def _tied_head(model: Any) -> nn.Module | None:
@@ -199,11 +219,13 @@ def _stored(module: Any, operand: str) -> Blocks | str:
     return f"its {operand} is {values.dtype}, and no float32, float16 or bfloat16"
 
 
-def _interleaved(stored: Blocks, path: str, config: Any) -> Blocks:
-    """Rows of a query or key projection as llama.cpp turns them, pairs beside each other."""
-    heads = heads_of(path, config)
-    rows = np.arange(len(stored.data)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-    return Blocks(stored.type_name, stored.data[rows])
+def _as_engines_have(stored: Blocks, named: Named, config: Any) -> Blocks:
+    """Rows of projections turned, pairs beside each other, and 1 added to norms, where they do."""
+    if named.is_interleaved:
+        heads = heads_of(named.path, config)
+        rows = np.arange(len(stored.data)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+        return Blocks(stored.type_name, stored.data[rows])
+    return Blocks(stored.type_name, stored.data + np.float32(1)) if named.is_less_one else stored
 
 
 def _write_file(

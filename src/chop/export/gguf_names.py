@@ -11,6 +11,8 @@ from chop.export.gguf_architectures import Architecture
 from chop.nn.packed import PackedOperator
 from chop.private.modules import parameters_of
 
+NORM = "norm.weight"
+
 
 class Named(NamedTuple):
     """A parameter.
@@ -21,6 +23,7 @@ class Named(NamedTuple):
         module: the module.
         name: in a file; None: an architecture has no such tensor.
         is_interleaved: its rows are in another order in a file, pairs beside each other.
+        is_less_one: a file has it plus 1.
     """
 
     path: str
@@ -28,6 +31,7 @@ class Named(NamedTuple):
     module: nn.Module
     name: str | None
     is_interleaved: bool
+    is_less_one: bool
 
 
 def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
@@ -47,7 +51,8 @@ def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
         is_turned = architecture.permutes and path.endswith((".q_proj", ".k_proj"))
         for operand in dict.fromkeys([*packed, *present]):
             name = names.get_name(f"{path}.{operand}", try_suffixes=(".weight", ".bias"))
-            yield Named(path, operand, module, name, is_turned)
+            is_less_one = architecture.adds_one and str(name).endswith(NORM)
+            yield Named(path, operand, module, name, is_turned, is_less_one)
 
 
 def heads_of(path: str, config: Any) -> int:

@@ -7,9 +7,7 @@ transformers' own reading of the metadata.
 from __future__ import annotations
 
 import logging
-import math
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +17,15 @@ from torch import Tensor
 
 from chop.errors import (
     CheckpointError,
+    ChopError,
     ConfigError,
-    WriteError,
     did_you_mean,
     enumerate_names,
     first_line,
 )
 from chop.export.gguf import TARGET
-from chop.export.gguf_architectures import (
-    ARCHITECTURES,
-    ROPE_KEY,
-    Architecture,
-    frequency_divisors,
-    unread_settings,
-)
+from chop.export.gguf_architectures import ARCHITECTURES, Architecture
+from chop.export.gguf_config import unread_settings
 from chop.export.gguf_header import (
     MOST_TEXTS,
     Header,
@@ -42,6 +35,7 @@ from chop.export.gguf_header import (
     write_part,
 )
 from chop.export.gguf_names import Named, heads_of, named_parameters
+from chop.export.gguf_rope import frequency_divisors
 from chop.export.gguf_stored import stored_of
 from chop.export.reader import MOST_NAMES, Read, Reader, library_errors, without_data
 from chop.export.stored import Stored
@@ -51,15 +45,11 @@ log = logging.getLogger(__name__)
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DIVISORS = "rope_freqs.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-THETA = 10_000.0
-"""Base of frequencies, where a file has none."""
 LLAMA3_FACTORS = (8.0, 32.0)
 """Of Llama 3.1 and 3.2: a file has what they come to, and not the settings."""
 SPLIT, HEAD, TOKENS = "split.count", "output.weight", "tokenizer.ggml.tokens"
 VOCABULARY = (TOKENS, *(f"tokenizer.ggml.{x}" for x in ("token_type", "scores", "merges")))
 """Arrays of a tokenizer."""
-SCALINGS = ("type", "factor", "original_context_length", "finetuned")
-"""What is read of a scaling, the latter two of which change nothing in a linear one."""
 
 
 def read(path: Path) -> Read:
@@ -143,13 +133,12 @@ def _config(file: Path, header: Header) -> Any:
             f"{did_you_mean(str(name), known)}"
         )
     _check_header(file, name, header)
-    rope = _rope(file, name, header.metadata)
     try:
         config = _plain_config(file, header)
-        settings = unread_settings(config, header.metadata) | rope
+        settings = unread_settings(config, header.metadata, header.tensors, f"'{file}'")
         for key, value in settings.items():
             setattr(config, key, value)
-    except (MemoryError, WriteError):
+    except (MemoryError, ChopError):
         raise
     except Exception as error:  # classes of settings raise their own for a value of a wrong type
         message = f"'{file}' has settings that make no model: {first_line(error)}"
@@ -199,33 +188,6 @@ def _plain_config(file: Path, header: Header) -> Any:
     if key not in header.metadata and TOKENS in header.arrays:
         config.vocab_size = header.arrays[TOKENS]
     return config
-
-
-def _rope(file: Path, name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A linear scaling, which transformers does not read.
-
-    Source: llama.cpp, `llama-model.cpp`, where a scaling without a type is linear.
-    """
-    scaling, older = f"{name}.rope.scaling.", f"{name}.rope.scale_linear"
-    known = {older, *(f"{scaling}{x}" for x in SCALINGS)}
-    others = [x for x in metadata if x.startswith(f"{name}.rope.scal") and x not in known]
-    kind = metadata.get(f"{scaling}type", "linear")
-    if kind == "none" or ROPE_KEY in metadata:
-        return {}
-    if kind != "linear" or others:
-        what = repr(kind) if kind != "linear" else f"'{others[0]:.80}'"
-        raise ConfigError(
-            f"'{file}': expected a linear scaling of rotary embeddings, got {what:.80}."
-        )
-    factor = metadata.get(f"{scaling}factor", metadata.get(older))
-    if factor is None and f"{scaling}type" not in metadata:
-        return {}
-    theta = metadata.get(f"{name}.rope.freq_base", THETA)
-    if not all(type(x) is float and math.isfinite(x) and x > 0 for x in (factor, theta)):
-        raise CheckpointError(
-            f"'{file}': expected positive numbers in {scaling}factor and {name}.rope.freq_base."
-        )
-    return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
 
 
 class _Weights:
@@ -294,6 +256,8 @@ class _Weights:
             rows = np.arange(len(data)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
             data = data[torch.from_numpy(rows)]
         found = self._decoded(named, place, data)
+        if isinstance(found, Tensor) and named.is_less_one:
+            found = found - 1
         return found.t() if isinstance(found, Tensor) and is_turned else found
 
     def _bytes(self, place: TensorPlace) -> Tensor:
