@@ -46,6 +46,25 @@ def nan_scale(file: g.Gguf) -> None:
 
 
 UP = "blk.0.ffn_up.weight"
+
+
+def nvfp4(scale: g.Tensor | None, of_block: int = 56) -> Callable[[g.Gguf], None]:
+    """A tensor with two levels of scales."""
+
+    def change(file: g.Gguf) -> None:
+        one, blocks = file.tensor(UP), np.zeros((96, 1, 36), np.uint8)
+        blocks[..., :4] = of_block
+        one.kind, one.data = 40, blocks.tobytes()
+        if scale is not None:
+            file.tensors.append(("blk.0.ffn_up.scale", scale))
+
+    return change
+
+
+def floats(*values: float) -> g.Tensor:
+    return g.Tensor((len(values),), g.F32, struct.pack(f"<{len(values)}f", *values))
+
+
 FILES: dict[str, Callable[[g.Gguf], Any]] = {
     "magic": lambda file: setattr(file, "magic", b"PK\x03\x04"),
     "version-99": lambda file: setattr(file, "version", 99),
@@ -100,6 +119,8 @@ FILES: dict[str, Callable[[g.Gguf], Any]] = {
     "rope-linear": key("llama.rope.scaling.type", g.TEXT, "linear"),
     "rope-unread": key("llama.rope.scaling.yarn_log_multiplier", g.FLOAT32, 1.0),
     "rope-zero": key("llama.rope.scale_linear", g.FLOAT32, 0.0),
+    "rope-theta-text": key("llama.rope.freq_base", g.TEXT, "x"),
+    "rope-theta-nan": key("llama.rope.freq_base", g.FLOAT32, float("nan")),
     "rope-deep": key("chop.rope_parameters", g.TEXT, '{"a":' * 50_000),
     "rope-list": key("chop.rope_parameters", g.TEXT, "[1]"),
     "rope-unknown": key("chop.rope_parameters", g.TEXT, '{"rope_type": "x"}'),
@@ -110,6 +131,16 @@ FILES: dict[str, Callable[[g.Gguf], Any]] = {
     "spare": lambda file: file.tensors.append(("x", g.Tensor((2,), g.F32, bytes(8)))),
     "layer-9": lambda file: file.tensors.append(("blk.9.ffn_up.weight", file.tensor(UP))),
     "nan-scale": nan_scale,
-    "nan-values": place(UP, kind=6, data=np.full((96, 2, 22), 255, np.uint8).tobytes()),
+    "nan-values": place(UP, kind=20, data=np.full((96, 2, 18), 255, np.uint8).tobytes()),
+    "q5-nan": place(UP, kind=6, data=np.full((96, 2, 22), 255, np.uint8).tobytes()),
+    "q5-1-nan": place(UP, kind=7, data=np.full((96, 2, 24), 255, np.uint8).tobytes()),
+    "q3-k-ragged": place(UP, kind=11, data=np.zeros((96, 110), np.uint8).tobytes()),
+    "nvfp4-nan": nvfp4(None, 127),
+    "nvfp4-scale-nan": nvfp4(floats(float("nan"))),
+    "nvfp4-scale-zero": nvfp4(floats(0.0)),
+    "nvfp4-scales": nvfp4(floats(1.0, 2.0)),
+    "nvfp4-scale-q8": nvfp4(g.Tensor((32,), g.Q8_0, bytes(34))),
+    "scale-of-q8": lambda file: file.tensors.append(("blk.0.ffn_up.scale", floats(1.0))),
+    "gemma-none": key("general.architecture", g.TEXT, "gemma2"),
     "mxfp4-nan": place(UP, kind=39, data=np.full((96, 2, 17), 255, np.uint8).tobytes()),
 }

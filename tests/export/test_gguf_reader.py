@@ -9,12 +9,14 @@ import torch
 import transformers
 from transformers.pytorch_utils import Conv1D
 
+from chop import passes
 from chop.errors import CheckpointError
 from chop.export import gguf as writer
 from chop.export.gguf import TARGET, read_model
 from chop.export.gguf_blocks import Blocks
 from chop.export.gguf_header import gguf_file
 from chop.export.gguf_stored import stored_of
+from chop.export.target import packed_model
 from chop.formats import Encoded
 from chop.models import load_model, read_config
 from chop.nn.packed import PackedOperator
@@ -25,6 +27,7 @@ from tests.export.test_gguf import (
     decoded_logits,
     of_kind,
     quantized,
+    weight_in,
 )
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
@@ -33,6 +36,7 @@ FORMATS = {
     "mxint:width=8": "group_integer",
     "mxint:width=4": "group_integer",
     "mxfp:width=4": "mxfp",
+    "group_integer:width=5": "group_integer",
 }
 
 
@@ -69,6 +73,17 @@ def test_what_we_wrote_comes_back_value_by_value(fmt, tmp_path):
     torch.testing.assert_close(logits(found), decoded_logits(mg), rtol=1e-4, atol=1e-5)
 
 
+def test_scales_of_tensors_are_read(tmp_path):
+    rules = {path: weight_in("nvfp4") for path in ("lm_head", "model.layers.0.self_attn.q_proj")}
+    mg = passes.quantize_transform_pass(captured("llama"), {"by": "name", **rules})[0]
+    TARGET.write(mg, tmp_path / "model.gguf")
+    found, own = packed_layers(load_model(tmp_path)), packed_layers(packed_model(mg, "test")[0])
+    assert {*found} == {*own} == {*rules}
+    for path, layer in own.items():
+        assert found[path].spec.weight == layer.spec.weight
+        assert torch.equal(found[path].weight, layer.weight)
+
+
 KINDS = [
     ("qwen2", {"tie_word_embeddings": True}),
     ("gpt2", {}),
@@ -103,7 +118,7 @@ def drawn(name, rows, columns, scale=None):
     blocks = np.random.default_rng(0).integers(0, 256, (rows, columns // block, size), np.uint8)
     if scale is None:
         scale = np.random.default_rng(1).normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
-    at = size - 2 if name == "Q6_K" else 0
+    at = size - 2 if name in ("Q3_K", "Q6_K") else 0
     blocks[..., at : at + 2] = np.asarray(scale, np.float16)[..., None].view(np.uint8)
     return blocks
 
@@ -120,7 +135,7 @@ def dequantized(name, blocks):
     return gguf.quants.dequantize(blocks.reshape(len(blocks), -1), kind)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K"])
 def test_blocks_of_integers_keep_every_value(name):
     blocks = drawn(name, 5, 512)
     stored = stored_of(name, torch.from_numpy(blocks))
@@ -134,6 +149,26 @@ def test_blocks_of_integers_keep_every_value(name):
 
 def gguf_block(name):
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0]
+
+
+def test_nvfp4_keeps_every_value():
+    blocks = np.random.default_rng(0).integers(0, 256, (5, 8, 36), np.uint8)
+    blocks[..., :4] &= 127
+    blocks[..., :4] -= blocks[..., :4] == 127
+    stored = stored_of("NVFP4", torch.from_numpy(blocks))
+    assert np.array_equal(decoded(stored, (5, 512)), dequantized("NVFP4", blocks))
+    for wrong in (127, 128, 255):
+        blocks[2, 3, 1] = wrong
+        with pytest.raises(ValueError, match="scales are no positive numbers of e4m3"):
+            stored_of("NVFP4", torch.from_numpy(blocks))
+
+
+def test_five_bits_with_lowest_values():
+    blocks = drawn("Q5_1", 3, 64, scale=np.full((3, 2), 0.25))
+    blocks[..., 2:4] = np.full((3, 2, 1), -5.0, np.float16).view(np.uint8)
+    stored = stored_of("Q5_1", torch.from_numpy(blocks))
+    assert stored.number_format.label.startswith("group_affine")
+    assert np.array_equal(decoded(stored, (3, 64)), dequantized("Q5_1", blocks))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +197,7 @@ def test_lowest_values_become_zero_points_where_they_are_some(scale, lowest, exp
         assert np.array_equal(decoded(stored, (3, 64)), dequantized("Q4_1", blocks))
 
 
-@pytest.mark.parametrize(("name", "is_packed"), [("Q4_0", True), ("Q5_0", False)])
+@pytest.mark.parametrize(("name", "is_packed"), [("Q4_0", True), ("IQ4_NL", False)])
 def test_types_without_a_format_become_floats_and_are_told(
     name, is_packed, tmp_path, monkeypatch, caplog
 ):

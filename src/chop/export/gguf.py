@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,11 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.export.coded import coded_weight
-from chop.export.gguf_architectures import Architecture
+from chop.export.gguf_architectures import ARCHITECTURES, Architecture
 from chop.export.gguf_blocks import Blocks, blocks_of
 from chop.export.gguf_config import architecture_of, metadata_of, unread_settings
-from chop.export.gguf_names import Named, heads_of, named_parameters
+from chop.export.gguf_header import Header, TensorPlace, read_header, write_part
+from chop.export.gguf_names import SCALE, Named, heads_of, named_parameters, scale_name
 from chop.export.gguf_rope import frequency_divisors
 from chop.export.gguf_tokenizer import Vocabulary, vocabulary_of
 from chop.export.reader import without_data
@@ -35,19 +38,24 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 WAY_OUT = (
-    "GGUF holds weights in mxint:width=8, mxint:width=4, group_integer:width=4 and mxfp:width=4, "
-    "with rows of a multiple of 32 values, and floats; quantize these modules to one of them, or "
-    "leave them float."
+    "GGUF holds weights in mxint:width=8, mxint:width=4, group_integer and group_affine of up to 5 "
+    "bits, and mxfp:width=4, with rows of a multiple of 32 values, nvfp4 of 64, and floats; "
+    "quantize these modules to one of them, or leave them float."
 )
 FILE_TYPES = {
     "Q8_0": "MOSTLY_Q8_0",
+    "Q5_0": "MOSTLY_Q5_0",
+    "Q5_1": "MOSTLY_Q5_1",
     "Q4_0": "MOSTLY_Q4_0",
+    "Q4_1": "MOSTLY_Q4_1",
+    "NVFP4": "MOSTLY_NVFP4",
     "MXFP4": "MOSTLY_MXFP4_MOE",
     "F16": "MOSTLY_F16",
     "BF16": "MOSTLY_BF16",
     "F32": "ALL_F32",
 }
 """Names of gguf's `LlamaFileType`, by the type of most bytes."""
+MOVED = "the lowest values of groups are rounded to float16, which moves weights by up to {:.1g}"
 NO_TOKENIZER = "none: engines take token ids alone"
 
 
@@ -87,12 +95,13 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     with atomic_file(path) as temporary:
         _write_file(temporary, architecture, metadata, vocabulary, tensors)
     told = NO_TOKENIZER if vocabulary is None else vocabulary.summary
+    moved = max((blocks.moved for blocks in tensors.values()), default=0.0)
     return {
         "path": path,
         "tensors": {name: blocks.type_name for name, blocks in tensors.items()},
         "bytes": path.stat().st_size,
         "tokenizer": told,
-        "notes": [f"tokenizer: {told}"],
+        "notes": [f"tokenizer: {told}", *([MOVED.format(moved)] if moved else [])],
     }
 
 
@@ -105,7 +114,8 @@ def read_model(path: Path) -> nn.Module:
     """The model as transformers reads it, in float32.
 
     Transformers leaves some settings of a file at their defaults: the head size of Qwen3, sizes of
-    GPT-2, rotary embeddings, soft caps of Gemma. They are given to it.
+    GPT-2, rotary embeddings, soft caps of Gemma. They are given to it. It does not know the scales
+    of tensors of NVFP4, and stops at some of them; weights are multiplied by these here.
 
     Args:
         path: of a GGUF file.
@@ -114,21 +124,41 @@ def read_model(path: Path) -> nn.Module:
         UnavailableError: gguf is not installed.
     """
     TARGET.require()
-    from gguf import GGUFReader
+    header = read_header(path)
+    scales = [name for name in header.tensors if name.endswith(SCALE)]
+    if not scales:
+        return _read_by_transformers(path, header)
+    with tempfile.TemporaryDirectory() as folder:
+        part, others = Path(folder) / path.name, [x for x in header.tensors if x not in scales]
+        write_part(path, header, header.pairs, part, others)
+        model = _read_by_transformers(part, header)
+    _multiply_by_scales(model, {name: header.tensors[name] for name in scales}, path)
+    return model
+
+
+def _read_by_transformers(path: Path, header: Header) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place, name = path.parent, path.name
-    file = GGUFReader(path)
     config = AutoConfig.from_pretrained(place, gguf_file=name)
-    # Arrays, such as the tokens, are no settings of a model.
-    values = {key: field.contents() for key, field in file.fields.items() if len(field.types) == 1}
-    tensors = {x.name for x in file.tensors}
-    for key, value in unread_settings(config, values, tensors, f"'{path}'").items():
+    settings = unread_settings(config, header.metadata, header.tensors, f"'{path}'")
+    for key, value in settings.items():
         setattr(config, key, value)
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         place, gguf_file=name, dtype=torch.float32, config=config
     )
     return model.eval()
+
+
+def _multiply_by_scales(model: Any, scales: Mapping[str, TensorPlace], path: Path) -> None:
+    """Gives weights the scales of tensors of their own, which transformers does not read."""
+    data = np.memmap(path, mode="r")
+    for named in named_parameters(model, ARCHITECTURES[model.config.model_type]):
+        place = scales.get(scale_name(str(named.name)))
+        if place is not None and named.operand == "weight":
+            scale = data[place.start : place.start + place.size].view(np.float32).item()
+            with torch.no_grad():
+                getattr(named.module, named.operand).mul_(scale)
 
 
 TARGET = Target(
@@ -146,7 +176,8 @@ TARGET = Target(
 
 def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks], dict[str, str]]:
     """What a file has by name, and the reasons by path of what it cannot have."""
-    head, tied = model.get_output_embeddings(), _tied_head(model)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = _tied_head(model)
     found: dict[str, Blocks] = {}
     expected = _parameters_of_kind(model)
     reasons = _missing(model, expected, architecture)
@@ -161,8 +192,12 @@ def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks],
             reasons[named.path] = f"a {kind} of GGUF has no tensor for its {named.operand}"
         elif isinstance(stored, str):
             reasons[named.path] = stored
+        elif stored.scale is not None and named.module is table:
+            reasons[named.path] = "engines multiply no embedding by a scale of its own"
         else:
             found[named.name] = _as_engines_have(stored, named, model.config)
+            if stored.scale is not None:
+                found[scale_name(named.name)] = Blocks("F32", np.float32([stored.scale]))
     divisors = frequency_divisors(model.config)
     if divisors is not None:
         found["rope_freqs.weight"] = Blocks("F32", divisors.numpy())
@@ -206,8 +241,9 @@ def _stored(module: Any, operand: str) -> Blocks | str:
     from transformers.pytorch_utils import Conv1D
 
     if operand == "weight" and isinstance(module, PackedOperator):
-        weight = coded_weight(module)
-        return weight if isinstance(weight, str) else blocks_of(weight)
+        weight = coded_weight(module, zero_points=True)
+        found = weight if isinstance(weight, str) else blocks_of(weight)
+        return found if isinstance(found, str) else _known(found)
     values: Tensor = getattr(module, operand).detach().cpu()
     if values.ndim < 2:
         return Blocks("F32", values.float().numpy())
@@ -219,13 +255,22 @@ def _stored(module: Any, operand: str) -> Blocks | str:
     return f"its {operand} is {values.dtype}, and no float32, float16 or bfloat16"
 
 
+def _known(blocks: Blocks) -> Blocks | str:
+    """The blocks, or why the installed library cannot write them."""
+    from gguf import GGMLQuantizationType
+
+    if blocks.type_name in GGMLQuantizationType.__members__:
+        return blocks
+    return f"{blocks.type_name} takes gguf 0.19 or newer: pip install --upgrade gguf"
+
+
 def _as_engines_have(stored: Blocks, named: Named, config: Any) -> Blocks:
     """Rows of projections turned, pairs beside each other, and 1 added to norms, where they do."""
     if named.is_interleaved:
         heads = heads_of(named.path, config)
         rows = np.arange(len(stored.data)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-        return Blocks(stored.type_name, stored.data[rows])
-    return Blocks(stored.type_name, stored.data + np.float32(1)) if named.is_less_one else stored
+        return replace(stored, data=stored.data[rows])
+    return replace(stored, data=stored.data + np.float32(1)) if named.is_less_one else stored
 
 
 def _write_file(

@@ -88,4 +88,10 @@ def unread_settings(
         found["rope_parameters"] = rope
     for name, compute in known.computed.items():
         found[name] = compute(config)
+    padding, size = (
+        getattr(config, "pad_token_id", None),
+        found.get("vocab_size", config.vocab_size),
+    )
+    if isinstance(padding, int) and isinstance(size, int) and padding >= size:
+        found["pad_token_id"] = None  # a default, of larger vocabularies
     return found

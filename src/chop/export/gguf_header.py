@@ -26,6 +26,7 @@ MAGIC, VERSIONS = b"GGUF", (2, 3)
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """Letters of `struct`, by type of a value."""
 TEXT, ARRAY = 8, 9
+ALIGNMENT, LEAST_ALIGNMENT = "general.alignment", 32
 LEAST_PAIR, LEAST_TENSOR = 13, 24
 """Bytes that a pair of key and value takes, and what describes a tensor."""
 MOST_DIMENSIONS, MOST_ALIGNMENT = 4, 2**16
@@ -96,22 +97,43 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(f"'{path}' is no readable file of GGUF: {error}") from None
 
 
-def write_part(path: Path, header: Header, keys: Iterable[str], to: Path) -> None:
-    """Writes a file of some keys, without tensors.
+def write_part(
+    path: Path, header: Header, keys: Iterable[str], to: Path, tensors: Iterable[str] = ()
+) -> None:
+    """Writes a file of some keys and tensors.
 
     Args:
         path: of the file.
         header: its own.
         keys: of it.
         to: the new file.
+        tensors: of it.
 
     Raises:
         WriteError: the disk is full.
     """
-    data = np.memmap(path, mode="r")
-    kept = [data[slice(*header.pairs[key])].tobytes() for key in keys]
-    with writing(to):
-        to.write_bytes(MAGIC + struct.pack("<IQQ", VERSIONS[-1], 0, len(kept)) + b"".join(kept))
+    data, alignment = np.memmap(path, mode="r"), header.metadata.get(ALIGNMENT, LEAST_ALIGNMENT)
+    pairs = [data[slice(*header.pairs[key])].tobytes() for key in keys]
+    places = {name: header.tensors[name] for name in tensors}
+    described, offset = [], 0
+    for name, place in places.items():
+        described.append(_described(name, place, offset))
+        offset += -(-place.size // alignment) * alignment
+    counts = struct.pack("<IQQ", VERSIONS[-1], len(places), len(pairs))
+    with writing(to), to.open("wb") as file:
+        file.write(b"".join([MAGIC, counts, *pairs, *described]))
+        for place in places.values():
+            file.write(bytes(-file.tell() % alignment))
+            file.write(data[place.start : place.start + place.size])
+
+
+def _described(name: str, place: TensorPlace, offset: int) -> bytes:
+    from gguf import GGMLQuantizationType
+
+    text, dimensions = name.encode(), place.shape[::-1]
+    shape = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    kind = GGMLQuantizationType[place.type_name]
+    return struct.pack("<Q", len(text)) + text + shape + struct.pack("<IQ", kind, offset)
 
 
 class _Cursor:
@@ -150,9 +172,9 @@ class _Cursor:
         return Header(metadata, arrays, places, self._places(tensors, metadata))
 
     def _places(self, count: int, metadata: dict[str, Any]) -> dict[str, TensorPlace]:
-        alignment = metadata.get("general.alignment", 32)
+        alignment = metadata.get(ALIGNMENT, LEAST_ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= MOST_ALIGNMENT:
-            raise ValueError(f"general.alignment is {alignment!r}")
+            raise ValueError(f"{ALIGNMENT} is {alignment!r}")
         found: dict[str, TensorPlace] = {}
         for _ in range(count):
             name = self._text()

@@ -11,7 +11,7 @@ from chop.export.gguf_architectures import Architecture
 from chop.nn.packed import PackedOperator
 from chop.private.modules import parameters_of
 
-NORM = "norm.weight"
+NORM, WEIGHT, SCALE = "norm.weight", ".weight", ".scale"
 
 
 class Named(NamedTuple):
@@ -59,3 +59,8 @@ def heads_of(path: str, config: Any) -> int:
     """Heads of a query or key projection."""
     is_key = path.endswith(".k_proj")
     return int(config.num_key_value_heads if is_key else config.num_attention_heads)
+
+
+def scale_name(name: str) -> str:
+    """The tensor that the values of another one are multiplied by, where there is such a one."""
+    return name.removesuffix(WEIGHT) + SCALE

@@ -7,7 +7,9 @@ transformers' own reading of the metadata.
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from chop.export.gguf_header import (
     read_header,
     write_part,
 )
-from chop.export.gguf_names import Named, heads_of, named_parameters
+from chop.export.gguf_names import Named, heads_of, named_parameters, scale_name
 from chop.export.gguf_rope import frequency_divisors
 from chop.export.gguf_stored import stored_of
 from chop.export.reader import MOST_NAMES, Read, Reader, library_errors, without_data
@@ -43,7 +45,7 @@ from chop.export.stored import Stored
 log = logging.getLogger(__name__)
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DIVISORS = "rope_freqs.weight"
+DIVISORS, NVFP4 = "rope_freqs.weight", "NVFP4"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_FACTORS = (8.0, 32.0)
 """Of Llama 3.1 and 3.2: a file has what they come to, and not the settings."""
@@ -226,6 +228,9 @@ class _Weights:
                     f"'{self._file}' lacks '{named.name}', which its settings say is there."
                 )
             found = self._weight(named, place, config)
+            own = left.pop(scale_name(named.name), None) if place.type_name == NVFP4 else None
+            if own is not None:
+                found = self._scaled(found, own, named)
             if isinstance(found, Stored):
                 packed[named.path] = found
             else:
@@ -259,6 +264,17 @@ class _Weights:
         if isinstance(found, Tensor) and named.is_less_one:
             found = found - 1
         return found.t() if isinstance(found, Tensor) and is_turned else found
+
+    def _scaled(self, found: Stored | Tensor, place: TensorPlace, named: Named) -> Stored | Tensor:
+        """A weight times the scale that has a tensor of its own."""
+        scale = self._bytes(place).view(-1)
+        if place.type_name != "F32" or math.prod(place.shape) != 1:
+            raise CheckpointError(f"'{self._file}': expected one float for '{named.name}'.")
+        value = scale.view(torch.float32)[0]
+        if not bool(value.isfinite()) or value <= 0:
+            raise CheckpointError(f"'{self._file}': the scale of '{named.name}' is {value:.9g}.")
+        is_packed = isinstance(found, Stored)
+        return replace(found, tensor_scale=value) if is_packed else found * value
 
     def _bytes(self, place: TensorPlace) -> Tensor:
         """uint8 (rows, bytes of a row)."""
