@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -115,3 +115,42 @@ def offline_errors() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved
+
+
+def hub_file(repo: str, name: str) -> Path | None:
+    """A file of the hub in its local cache, fetched where the hub can be reached; None: neither.
+
+    Args:
+        repo: such as "org/model".
+        name: of the file.
+    """
+    import huggingface_hub
+
+    try:
+        found = huggingface_hub.try_to_load_from_cache(repo, name)
+        if isinstance(found, str):
+            return Path(found)
+        is_there = hub_is_reachable()
+        return Path(huggingface_hub.hf_hub_download(repo, name)) if is_there else None
+    except (OSError, ValueError):  # there is no such file or name
+        return None
+
+
+def hub_folder(repo: str, fetched: Sequence[str] = ()) -> Path | None:
+    """The folder of a model in the hub's local cache; None: there is none.
+
+    Args:
+        repo: such as "org/model".
+        fetched: patterns of files that are fetched where the hub can be reached.
+    """
+    import huggingface_hub
+
+    is_local = not fetched or not hub_is_reachable()
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo, local_files_only=is_local, allow_patterns=list(fetched) or None
+            )
+        )
+    except (OSError, ValueError):
+        return None

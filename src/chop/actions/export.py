@@ -27,6 +27,7 @@ from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 from chop.models import BUILTIN_MODELS, load_model
+from chop.models.places import place_of
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.pipelines.packed_weights import pack_weights
@@ -205,7 +206,7 @@ def _tokenizer(config: ExportConfig) -> Any:
     if _is_gguf(config.model):
         from chop.export.gguf_reader import read_tokenizer
 
-        return read_tokenizer(path)
+        return read_tokenizer(place_of(str(path)))
     places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
     for place in [] if config.model in BUILTIN_MODELS else places:
         try:
@@ -217,7 +218,9 @@ def _tokenizer(config: ExportConfig) -> Any:
 
 
 def _is_gguf(name: str) -> bool:
-    return name not in BUILTIN_MODELS and gguf_file(Path(name).expanduser()) is not None
+    if name in BUILTIN_MODELS or _checkpoint(name) is not None:
+        return False
+    return gguf_file(place_of(str(Path(name).expanduser()))) is not None
 
 
 def answers(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Tensor]:

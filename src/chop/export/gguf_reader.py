@@ -41,6 +41,7 @@ from chop.export.gguf_rope import frequency_divisors
 from chop.export.gguf_stored import stored_of
 from chop.export.reader import MOST_NAMES, Read, Reader, library_errors, without_data
 from chop.export.stored import Stored
+from chop.ir.huggingface.config_file import config_errors
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +141,9 @@ def _config(file: Path, header: Header) -> Any:
         settings = unread_settings(config, header.metadata, header.tensors, f"'{file}'")
         for key, value in settings.items():
             setattr(config, key, value)
-    except (MemoryError, ChopError):
+    except ChopError:
         raise
-    except Exception as error:  # classes of settings raise their own for a value of a wrong type
+    except config_errors() as error:
         message = f"'{file}' has settings that make no model: {first_line(error)}"
         raise CheckpointError(message) from error
     found = ARCHITECTURES[config.model_type]

@@ -87,13 +87,15 @@ class Reader:
     may_be_float: bool = False
 
 
-def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Module:
+def load(
+    reader: Reader, path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any
+) -> nn.Module:
     """The model of a folder or file, packed, in evaluation mode.
 
     Args:
         reader: of its tool.
         path: local.
-        kind: class of transformers to build. Default: the one that `config.json` names.
+        choose: configuration -> class of transformers to build. Default: the one that it names.
         settings: of its configuration, in the place of those of the folder.
 
     Raises:
@@ -107,7 +109,7 @@ def load(reader: Reader, path: Path, kind: Any = None, **settings: Any) -> nn.Mo
                 f"'{path}' has float weights alone, and its config.json says {reader.name}."
             )
         with library_errors(path, temporary):
-            return _model(found, Path(temporary), kind, settings).eval()
+            return _model(found, Path(temporary), choose or _named, settings).eval()
 
 
 def read_coded(
@@ -164,7 +166,16 @@ def library_errors(path: Path, temporary: str = "") -> Iterator[None]:
         raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
 
 
-def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) -> nn.Module:
+def _named(config: Any) -> Any:
+    """The class that a configuration names; None: it names none of transformers."""
+    import transformers
+
+    return getattr(transformers, str((config.architectures or [""])[0]), None)
+
+
+def _model(
+    found: Read, folder: Path, choose: Callable[[Any], Any], settings: Mapping[str, Any]
+) -> nn.Module:
     import transformers
     from safetensors.torch import save_file
 
@@ -176,7 +187,7 @@ def _model(found: Read, folder: Path, kind: Any, settings: Mapping[str, Any]) ->
     write_json(folder / CONFIG, found.settings)
     check_config(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
-    kind = kind or getattr(transformers, str((config.architectures or [""])[0]), None)
+    kind = choose(config)
     if kind is None:
         raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
     layers, weights = getattr(config, "num_hidden_layers", 0), len(found.weights)

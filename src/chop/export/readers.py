@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,12 @@ def _reader_in(module: str) -> Reader:
     return found
 
 
-def load(path: Path, kind: Any = None, **settings: Any) -> nn.Module:
+def load(path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any) -> nn.Module:
     """The model of a folder or file of another tool, its weights packed in formats of chop.
 
     Args:
         path: local, see `reader_of`.
-        kind: class of transformers to build. Default: the one that `config.json` names.
+        choose: configuration -> class of transformers to build. Default: the one that it names.
         settings: of its configuration, in the place of those of the folder.
 
     Raises:
@@ -63,4 +63,4 @@ def load(path: Path, kind: Any = None, **settings: Any) -> nn.Module:
     if found is None:
         known = ", ".join(READERS)
         raise ConfigError(f"'{path}': expected a folder of {known}, or a file of GGUF.")
-    return _reader.load(found, path, kind, **settings)
+    return _reader.load(found, path, choose, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ from chop.export.reader import MOST_NAMES, fresh_model, library_errors
 from chop.export.readers import load, reader_of
 from chop.hub import hub_is_reachable
 from chop.installed import fitting_packages
-from chop.ir.huggingface.config_file import check_config
+from chop.ir.huggingface.config_file import check_config, config_errors
+from chop.ir.huggingface.layers import check_layers, spare_layers
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.own import build_own, is_own
+from chop.models.places import place_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,7 +65,8 @@ def load_model(
         name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny`, `gpt-tiny` (untrained:
             `chop.train.load_trained` trains them), a folder written by `save_pretrained`, a folder
             of compressed-tensors, GPTQ or AWQ, a file of GGUF or a folder with one alone, a name on
-            the hub, `file.py:Net` or `timm:NAME`.
+            the hub, of one of these as well, `org/name/file.gguf` there, `file.py:Net` or
+            `timm:NAME`.
         num_labels: classes of the classification head; default, what the model has.
         task: `text-classification`, `image-classification`, `token-classification`,
             `text-generation`, `fill-mask` or `feature-extraction`; default, the class that the
@@ -77,7 +81,7 @@ def load_model(
         logger `chop.models`.
     Raises:
         ConfigError: unknown task, or a folder that holds no model.
-        CheckpointError: weights that cannot be read.
+        CheckpointError: weights that cannot be read, or of fewer layers than the model has.
         UnavailableError: a hub name that is neither in the local hub cache nor reachable.
     """
     if task is not None and task not in AUTO_CLASSES:
@@ -107,15 +111,20 @@ def _build(name: str, num_labels: int | None) -> nn.Module:
 def _from_checkpoint(
     name: str, num_labels: int | None, task: str | None, pretrained: bool
 ) -> nn.Module:
-    config = read_config(name, num_labels)
-    model_class = model_class_of(config, task, wants_labels=num_labels is not None)
+    place, wants_labels = place_of(name), num_labels is not None
+    settings = {"num_labels": num_labels} if wants_labels else {}
+    choose = partial(model_class_of, task=task, wants_labels=wants_labels)
+    if pretrained and gguf_file(place) is not None:
+        return load(place, choose, **settings)
+    is_coded = reader_of(place) is not None
+    config = read_config(str(place) if is_coded else name, num_labels)
+    model_class = choose(config)
     if not pretrained:
-        with library_errors(Path(name)):
+        with library_errors(place):
             return fresh_model(model_class, config)
-    if reader_of(Path(name)) is not None:
-        settings = {} if num_labels is None else {"num_labels": num_labels}
-        return load(Path(name), model_class, **settings)
-    return _read_weights(model_class, name, config, new_head=num_labels is not None)
+    if is_coded:
+        return load(place, choose, **settings)
+    return _read_weights(model_class, name, config, new_head=wants_labels)
 
 
 def _read_weights(
@@ -151,6 +160,10 @@ def _read_weights(
     finally:
         transformers.logging.set_verbosity(verbosity)
     _check_body(name, model, report["mismatched_keys"])
+    check_layers(model, report["missing_keys"], f"'{name}'")
+    if spare := spare_layers(model, report["unexpected_keys"]):
+        names = enumerate_names(spare, MOST_NAMES)
+        log.warning("%s: not read, its config.json has fewer layers: %s", name, names)
     fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
     if fresh:
         names = enumerate_names(sorted(fresh), MOST_NAMES)
@@ -179,9 +192,9 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """
     from transformers import AutoConfig
 
-    is_folder = Path(name).is_dir()
-    if gguf_file(Path(name)) is not None:
-        return _read_gguf_config(Path(name), num_labels)
+    is_folder, place = Path(name).is_dir(), place_of(name)
+    if gguf_file(place) is not None:
+        return _read_gguf_config(place, num_labels)
     if Path(name).is_file():
         as_own = f"{name}:Net" if name.endswith(".py") else f"file.py:Net --weights {name}"
         raise ConfigError(
@@ -203,7 +216,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             **labels,
         )
         return config
-    except Exception as error:  # classes of settings raise their own for a value of a wrong type
+    except config_errors() as error:
         if not is_folder:
             raise _not_found(name, "a model") from error
         message = f"folder '{name}' holds no model that is known: {first_line(error)}"

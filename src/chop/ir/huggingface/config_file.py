@@ -31,6 +31,14 @@ LEAST_BITS, MOST_BITS = 2**23, 2**31
 """Of weights: that a small file is taken for, and a folder without any."""
 
 
+def config_errors() -> tuple[type[Exception], ...]:
+    """What classes of settings of transformers raise for values of a wrong type or size."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    of_values = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
+    return (OSError, ImportError, StrictDataclassError, *of_values)
+
+
 def check_config(folder: Path) -> None:
     """Raises ConfigError where a config is broken, or asks for more than a folder's weights have.
 

@@ -1,0 +1,69 @@
+"""Places of models: a path, or the hub's local cache for models of other tools."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from chop.errors import ConfigError, UnavailableError, enumerate_names
+from chop.export.gguf_header import SUFFIX
+from chop.export.readers import reader_of
+from chop.hub import hub_file, hub_folder
+from chop.ir.huggingface.config_file import CONFIG
+
+REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+FILE = re.compile(rf"(?P<repo>\w[\w.-]*/\w[\w.-]*)/(?P<file>\w[\w./-]*\{SUFFIX})")
+FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.model")
+"""Files of a repository of another tool."""
+MOST_NAMES = 8
+
+
+def place_of(name: str) -> Path:
+    """Where a model is: its path or name, or where the hub's cache has one of another tool.
+
+    Args:
+        name: a path, a name on the hub, or a file of GGUF there, as "org/model/file.gguf".
+
+    Raises:
+        UnavailableError: it is of another tool, and its weights are neither in the hub's cache nor
+            on a hub that can be reached.
+        ConfigError: the cache has several files of GGUF, and the name does not say which.
+    """
+    path, file = Path(name), FILE.fullmatch(name)
+    if path.exists() or (file is None and not REPOSITORY.fullmatch(name)):
+        return path
+    if file is not None:
+        found = hub_file(file["repo"], file["file"])
+        if found is None:
+            raise _unavailable(name, f"{file['repo']} {file['file']}")
+        return found
+    config = hub_file(name, CONFIG)
+    if config is not None and reader_of(config.parent) is not None:
+        return _coded_folder(name)
+    return _gguf_in(name) or path
+
+
+def _coded_folder(name: str) -> Path:
+    folder = hub_folder(name, FETCHED)
+    if folder is None or not any(folder.glob("*.safetensors")):
+        raise _unavailable(name, name)
+    return folder
+
+
+def _gguf_in(name: str) -> Path | None:
+    """The one file of GGUF that the cache has of a repository without other weights."""
+    folder = hub_folder(name)
+    if folder is None or any(any(folder.glob(f"*.{x}")) for x in ("safetensors", "bin")):
+        return None
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        names = enumerate_names([f"{name}/{file.name}" for file in files], MOST_NAMES)
+        raise ConfigError(f"'{name}' has {len(files)} files in the hub cache: name one of {names}.")
+    return files[0] if files else None
+
+
+def _unavailable(name: str, what: str) -> UnavailableError:
+    return UnavailableError(
+        f"'{name}': the weights are not in the hub cache, and on no hub that can be reached: run "
+        f"'hf download {what}' where one can be, or give a local path."
+    )
