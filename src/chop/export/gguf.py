@@ -68,7 +68,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     Args:
         mg: the graph; it stays as it is.
         path: of the file.
-        tokenizer: of byte-level BPE; None: the file has none.
+        tokenizer: of BPE; None: the file has none.
     Returns: `path`, `tensors` (type by name in GGUF), `bytes`, `tokenizer` and `notes`.
 
     Raises:
@@ -320,11 +320,14 @@ def _add_tokenizer(writer: GGUFWriter, vocabulary: Vocabulary | None) -> None:
     if vocabulary is None:
         writer.add_tokenizer_model("no_vocab")
         return
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)
-    writer.add_token_merges(vocabulary.merges)
+    if vocabulary.scores is None:
+        writer.add_token_merges(vocabulary.merges)
+    else:
+        writer.add_token_scores(vocabulary.scores)
     for key, value in vocabulary.ids.items():
         _add_value(writer, f"tokenizer.ggml.{key}", value)
     if vocabulary.chat_template is not None:

@@ -1,17 +1,27 @@
-"""GGUF tokenizer: a byte-level BPE tokenizer as the keys that llama.cpp reads."""
+"""GGUF tokenizer: BPE of bytes or of characters as the keys that llama.cpp reads."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chop.errors import ConfigError
+from chop.export.gguf_sentencepiece import (
+    BYTE,
+    BYTES,
+    SPACE,
+    UNKNOWN,
+    has_space_before,
+    scores_of,
+)
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of tokens in GGUF."""
 UNKNOWN_PRE = "default"
+OTHERWISE = "may split texts in another way"
+SPACED = "puts a space also before texts that begin with one, and after special tokens"
 IDS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
@@ -44,6 +54,8 @@ class Vocabulary:
         pre: llama.cpp's name of how texts are split before merges.
         ids: of special tokens, and whether texts get one in front and behind, by key of GGUF.
         chat_template: one, named ones, or None.
+        scores: of the tokens, of BPE of characters; None: it is of bytes.
+        differences: where llama.cpp splits texts otherwise, as far as is known; "": nowhere.
     """
 
     tokens: list[str]
@@ -52,12 +64,19 @@ class Vocabulary:
     pre: str
     ids: dict[str, int | bool]
     chat_template: str | list[dict[str, str]] | None
+    scores: list[float] | None = None
+    differences: str = ""
+
+    @property
+    def model(self) -> str:
+        """Its kind in GGUF."""
+        return "gpt2" if self.scores is None else "llama"
 
     @property
     def summary(self) -> str:
         """What it is, for whoever wrote it."""
-        note = "" if self.pre != UNKNOWN_PRE else "; llama.cpp may split texts in another way"
-        return f"byte-level BPE, split as '{self.pre}'{note}"
+        kind = f"byte-level BPE, split as '{self.pre}'" if self.scores is None else "SentencePiece"
+        return f"{kind}; llama.cpp {self.differences}" if self.differences else kind
 
 
 def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
@@ -68,15 +87,10 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
         size: of the model's embedding; ids without a token get an unused one.
 
     Raises:
-        ConfigError: it is no byte-level BPE tokenizer, or has more tokens than `size`.
+        ConfigError: it is no BPE tokenizer that engines have, or has more tokens than `size`.
     """
     document = _document(tokenizer)
-    model, added = document["model"], document.get("added_tokens") or []
-    texts = {index: token for token, index in model["vocab"].items()}
-    types = dict.fromkeys(texts, NORMAL)
-    for token in added:
-        texts[token["id"]] = token["content"]
-        types[token["id"]] = CONTROL if token["special"] else USER_DEFINED
+    texts, types = _tokens(document)
     if max(texts) >= size:
         raise ConfigError(
             f"gguf: expected a tokenizer of the model's {size} tokens, got one with the id "
@@ -85,26 +99,71 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         template = [{"name": name, "template": text} for name, text in template.items()]
-    return Vocabulary(
+    found = Vocabulary(
         [texts.get(index, f"[PAD{index}]") for index in range(size)],
         [types.get(index, UNUSED) for index in range(size)],
-        [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]],
+        [x if isinstance(x, str) else " ".join(x) for x in document["model"]["merges"]],
         PRE_TOKENIZERS.get(tuple(_steps(document["pre_tokenizer"])), UNKNOWN_PRE),
         _ids(tokenizer),
         template,
     )
+    space_before = has_space_before(document)
+    if space_before is None:
+        return found if found.pre != UNKNOWN_PRE else replace(found, differences=OTHERWISE)
+    is_metaspace = (document.get("pre_tokenizer") or {}).get("type") == "Metaspace"
+    return _of_characters(found, space_before, SPACED if is_metaspace and space_before else "")
+
+
+def _tokens(document: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
+    """Texts and types of tokens by id."""
+    vocabulary = document["model"]["vocab"]
+    texts = {index: token for token, index in vocabulary.items()}
+    types = dict.fromkeys(texts, NORMAL)
+    for token in document.get("added_tokens") or []:
+        texts[token["id"]] = token["content"]
+        types[token["id"]] = CONTROL if token["special"] else USER_DEFINED
+    return texts, types
+
+
+def _of_characters(found: Vocabulary, space_before: bool, differences: str) -> Vocabulary:
+    """Scores in the place of merges; types as SentencePiece has them."""
+    vocabulary = {token: index for index, token in enumerate(found.tokens)}
+    pairs = [tuple(pair.split(" ")) for pair in found.merges]
+    scores, is_exact = scores_of(vocabulary, pairs)
+    named = zip(found.tokens, found.types, strict=True)
+    types = [BYTES if BYTE.fullmatch(token) else kind for token, kind in named]
+    unknown = found.ids.get("unknown_token_id")
+    if unknown is not None:
+        types[unknown] = UNKNOWN
+    # Engines look for added tokens in the text itself, whose spaces are spaces.
+    spelled = [
+        token.replace(SPACE, " ") if kind == USER_DEFINED else token
+        for token, kind in zip(found.tokens, types, strict=True)
+    ]
+    return replace(
+        found,
+        tokens=spelled,
+        types=types,
+        merges=[],
+        ids={**found.ids, "add_space_prefix": space_before},
+        scores=[scores.get(token, 0.0) for token in found.tokens],
+        differences=differences if is_exact else OTHERWISE,
+    )
 
 
 def _document(tokenizer: Any) -> dict[str, Any]:
-    """A tokenizer's `tokenizer.json`, where that is of byte-level BPE."""
+    """A tokenizer's `tokenizer.json`, where that is of BPE that engines have."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     document: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
     kind = document.get("model", {}).get("type", type(tokenizer).__name__)
     steps = _steps(document.get("pre_tokenizer"))
+    if kind == "BPE" and has_space_before(document) is not None:
+        return document
     if kind != "BPE" or not {"bytes", "words"} & set(steps):
-        what = "BPE of characters" if kind == "BPE" else kind
+        what = "BPE of characters otherwise" if kind == "BPE" else kind
         raise ConfigError(
-            f"gguf: expected a fast tokenizer of byte-level BPE, got {what}; write the file "
+            "gguf: expected a fast tokenizer of byte-level BPE, or of characters with bytes for "
+            f"others and spaces as '{SPACE}', got {what}; write the file "
             "without a tokenizer (--no-tokenizer), and give engines token ids."
         )
     normalizer = (document.get("normalizer") or {}).get("type")
