@@ -43,8 +43,8 @@ def export(
 
     [bold]qonnx[/] (hls4ml, FINN): integer, scale_integer, binary, ternary, with static scales
 
-    [bold]gguf[/] (llama.cpp, transformers): mxint of 8 or 4 bits, group_integer and mxfp of 4, in
-    weights
+    [bold]gguf[/] (llama.cpp, transformers): mxint, group_integer, group_affine of up to 5 bits,
+    mxfp of 4 and nvfp4 in weights
 
     What a target cannot hold is listed by module, and nothing is written for it. The target's own
     library reads each file back; folders of gptq are read by chop itself. vLLM, SGLang, GPTQModel

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 WAY_OUT = (
-    "GGUF holds weights in mxint:width=8, mxint:width=4, group_integer and group_affine of up to 5 "
+    "GGUF holds weights in mxint:width=8, mxint:width=4, group_integer, group_affine of up to 5 "
     "bits, and mxfp:width=4, with rows of a multiple of 32 values, nvfp4 of 64, and floats; "
     "quantize these modules to one of them, or leave them float."
 )
@@ -164,7 +164,7 @@ def _multiply_by_scales(model: Any, scales: Mapping[str, TensorPlace], path: Pat
 TARGET = Target(
     name="gguf",
     engines="llama.cpp, transformers",
-    takes="mxint of 8 or 4 bits, group_integer and mxfp of 4, in weights",
+    takes="mxint, group_integer, group_affine of up to 5 bits, mxfp of 4 and nvfp4 in weights",
     library="gguf",
     extra="gguf",
     suffix=".gguf",

@@ -128,8 +128,8 @@ def _tokens(document: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, int]
 def _of_characters(found: Vocabulary, space_before: bool, differences: str) -> Vocabulary:
     """Scores in the place of merges; types as SentencePiece has them."""
     vocabulary = {token: index for index, token in enumerate(found.tokens)}
-    pairs = [tuple(pair.split(" ")) for pair in found.merges]
-    scores, is_exact = scores_of(vocabulary, pairs)
+    halves = (pair.partition(" ") for pair in found.merges)
+    scores, is_exact = scores_of(vocabulary, [(left, right) for left, _, right in halves])
     named = zip(found.tokens, found.types, strict=True)
     types = [BYTES if BYTE.fullmatch(token) else kind for token, kind in named]
     unknown = found.ids.get("unknown_token_id")
