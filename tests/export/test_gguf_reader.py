@@ -12,9 +12,10 @@ from transformers.pytorch_utils import Conv1D
 from chop import passes
 from chop.errors import CheckpointError
 from chop.export import gguf as writer
+from chop.export import gguf_reader
 from chop.export.gguf import TARGET, read_model
 from chop.export.gguf_blocks import Blocks
-from chop.export.gguf_header import gguf_file
+from chop.export.gguf_header import gguf_file, read_header
 from chop.export.gguf_stored import stored_of
 from chop.export.target import packed_model
 from chop.formats import Encoded
@@ -262,6 +263,14 @@ def test_linear_scaling_of_rotary_embeddings_is_read(pairs, tmp_path):
     expected = llama_with(tmp_path / "model.gguf", rope, **pairs)
     model = load_model(tmp_path / "model.gguf")
     torch.testing.assert_close(model.model.rotary_emb.inv_freq, expected)
+
+
+def test_a_file_says_once_what_it_is(tmp_path, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes.llama().content())
+    read = []
+    monkeypatch.setattr(gguf_reader, "read_header", lambda x: read.append(x) or read_header(x))
+    load_model(tmp_path)
+    assert read == [tmp_path / "model.gguf"]
 
 
 def with_tokens(file, count):

@@ -136,7 +136,7 @@ def read_model(path: Path) -> nn.Module:
     return model
 
 
-def _read_by_transformers(path: Path, header: Header) -> Any:
+def _read_by_transformers(path: Path, header: Header) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place, name = path.parent, path.name
@@ -144,7 +144,7 @@ def _read_by_transformers(path: Path, header: Header) -> Any:
     settings = unread_settings(config, header.metadata, header.tensors, f"'{path}'")
     for key, value in settings.items():
         setattr(config, key, value)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(
         place, gguf_file=name, dtype=torch.float32, config=config
     )
     return model.eval()
@@ -197,7 +197,7 @@ def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks],
         else:
             found[named.name] = _as_engines_have(stored, named, model.config)
             if stored.scale is not None:
-                found[scale_name(named.name)] = Blocks("F32", np.float32([stored.scale]))
+                found[scale_name(named.name)] = Blocks("F32", np.array([stored.scale], np.float32))
     divisors = frequency_divisors(model.config)
     if divisors is not None:
         found["rope_freqs.weight"] = Blocks("F32", divisors.numpy())

@@ -124,7 +124,7 @@ def write_part(
         file.write(b"".join([MAGIC, counts, *pairs, *described]))
         for place in places.values():
             file.write(bytes(-file.tell() % alignment))
-            file.write(data[place.start : place.start + place.size])
+            file.write(data[place.start : place.start + place.size].data)
 
 
 def _described(name: str, place: TensorPlace, offset: int) -> bytes:

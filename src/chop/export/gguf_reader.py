@@ -229,7 +229,7 @@ class _Weights:
                     f"'{self._file}' lacks '{named.name}', which its settings say is there."
                 )
             found = self._weight(named, place, config)
-            own = left.pop(scale_name(named.name), None) if place.type_name == NVFP4 else None
+            own = left.pop(scale_name(str(named.name)), None) if place.type_name == NVFP4 else None
             if own is not None:
                 found = self._scaled(found, own, named)
             if isinstance(found, Stored):
@@ -274,8 +274,9 @@ class _Weights:
         value = scale.view(torch.float32)[0]
         if not bool(value.isfinite()) or value <= 0:
             raise CheckpointError(f"'{self._file}': the scale of '{named.name}' is {value:.9g}.")
-        is_packed = isinstance(found, Stored)
-        return replace(found, tensor_scale=value) if is_packed else found * value
+        if isinstance(found, Stored):
+            return replace(found, tensor_scale=value)
+        return found * value
 
     def _bytes(self, place: TensorPlace) -> Tensor:
         """uint8 (rows, bytes of a row)."""

@@ -17,6 +17,7 @@ from chop.files.documents import parse_json
 ROPE_KEY = "chop.rope_parameters"
 """Where a file has what its divisors of frequencies were computed from."""
 LOCAL, WHOLE = "sliding_attention", "full_attention"
+WIDTH, HEADS = "embedding_length", "attention.head_count"
 THETA = 10_000.0
 """Base of frequencies, where a file has none."""
 SCALINGS = ("type", "factor", "original_context_length", "finetuned")
@@ -110,7 +111,8 @@ def read_rope(
     if not architecture.rope_types:
         return {}
     if ROPE_KEY in metadata:
-        return parse_json(str(metadata[ROPE_KEY]))
+        found: dict[str, Any] = parse_json(str(metadata[ROPE_KEY]))
+        return found
     name = architecture.name
     whole = {
         "rope_type": "default",
@@ -134,10 +136,10 @@ def _positive(metadata: Mapping[str, Any], key: str, where: str) -> float:
 def _part(architecture: Architecture, metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The share of a head that is turned, where that may be less than all of it."""
     name = architecture.name
-    sizes = [metadata.get(f"{name}.{x}") for x in ("embedding_length", "attention.head_count")]
-    if not architecture.turns_part or not all(type(x) is int and x > 0 for x in sizes):
+    width, heads = (metadata.get(f"{name}.{x}") for x in (WIDTH, HEADS))
+    if not architecture.turns_part or type(width) is not int or type(heads) is not int or not heads:
         return {}
-    size = metadata.get(f"{name}.attention.key_length", sizes[0] // sizes[1])
+    size = metadata.get(f"{name}.attention.key_length", width // heads)
     count = metadata.get(f"{name}.rope.dimension_count", size)
     if not all(type(x) is int for x in (count, size)) or not 0 < count <= size:
         raise CheckpointError(

@@ -124,7 +124,8 @@ def _fives(packed: Tensor) -> Tensor:
     """uint8 (rows, columns): codes of 5 bits, the highest ones of a block first."""
     highest, low = packed.split([BLOCK // 8, BLOCK // 2], -1)
     bits = highest[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return _nibbles(low) | bits.flatten(1) << 4
+    codes: Tensor = _nibbles(low) | bits.flatten(1) << 4
+    return codes
 
 
 def _nibbles(packed: Tensor) -> Tensor:
