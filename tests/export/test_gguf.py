@@ -562,8 +562,10 @@ def test_llama_cpp_generates_our_tokens(kind, changes, fmt, tmp_path):
     Those of Gemma, whose norms and caps amplify differences, are within 5%; other rotary
     embeddings, windows or caps would change them by more.
     """
-    path = tmp_path / "model.gguf"
-    mg = of_kind(kind, changes, fmt)
+    check_in_llama_cpp(of_kind(kind, changes, fmt), tmp_path / "model.gguf", kind)
+
+
+def check_in_llama_cpp(mg, path, kind):
     tokenizer = byte_level()
     tokenizer.add_tokens(["<|endoftext|>"], special_tokens=True)  # each model named Phi 3 has it
     TARGET.write(mg, path, tokenizer)
@@ -577,6 +579,26 @@ def test_llama_cpp_generates_our_tokens(kind, changes, fmt, tmp_path):
     margins = ours.amax(-1) - ours.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     assert (margins <= 2 * (found - ours).abs().amax(-1)).all()
     assert (margins > 0).sum() <= 2
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    importlib.util.find_spec("cyllama") is None,
+    reason="llama.cpp is called by cyllama: pip install cyllama",
+)
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        "group_affine:width=4:group_size=32",
+        "group_affine:width=5:group_size=32",
+        "group_integer:width=5",
+        "nvfp4",
+    ],
+)
+def test_llama_cpp_reads_other_types(fmt, tmp_path):
+    embedding = None if fmt == "nvfp4" else fmt
+    mg = quantized(captured("llama", intermediate_size=128), fmt, embedding=embedding)
+    check_in_llama_cpp(mg, tmp_path / "model.gguf", "llama")
 
 
 class LlamaCpp:
