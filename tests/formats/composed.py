@@ -27,23 +27,23 @@ INT8, INT4 = Fixed(8, 0, "twos_complement"), Fixed(4, 0, "twos_complement")
 
 
 @dataclass(frozen=True)
-class RowE4M3(NumberFormat):
-    """e4m3 times a float32 for each row."""
+class RowE3M2(NumberFormat):
+    """e3m2 times a float32 for each row."""
 
-    name: ClassVar[str] = "row_e4m3"
+    name: ClassVar[str] = "row_e3m2"
 
     def layout(self):
-        return Layout(E4M3, Whole("row"), FloatScale(LARGEST, E4M3.largest, is_positive=True))
+        return Layout(E3M2, Whole("row"), FloatScale(LARGEST, E3M2.largest, is_positive=True))
 
 
 @dataclass(frozen=True)
-class TensorE4M3(NumberFormat):
-    """e4m3 times a float32 for the tensor."""
+class TensorE3M2(NumberFormat):
+    """e3m2 times a float32 for the tensor."""
 
-    name: ClassVar[str] = "tensor_e4m3"
+    name: ClassVar[str] = "tensor_e3m2"
 
     def layout(self):
-        return Layout(E4M3, Whole("tensor"), FloatScale(LARGEST, E4M3.largest))
+        return Layout(E3M2, Whole("tensor"), FloatScale(LARGEST, E3M2.largest))
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class RowInt8BFloat16(NumberFormat):
 
 
 KINDS = [
-    *(RowE4M3, TensorE4M3, ChannelFixed, FlooredBlocks, GroupLog, TileSign, TileUInt8),
+    *(RowE3M2, TensorE3M2, ChannelFixed, FlooredBlocks, GroupLog, TileSign, TileUInt8),
     *(
         TwoLevelInt4,
         TileLog,

@@ -1,6 +1,7 @@
 """Settings of every registered format that the conformance checks are run on."""
 
 from chop.formats import (
+    FP8,
     MXFP,
     NVFP4,
     Binary,
@@ -85,6 +86,15 @@ EXAMPLES = {
         ScaleInteger(4, granularity="group", group_size=48),
         ScaleInteger(8, quantile=0.9),
         ScaleInteger(8, is_signed=False),
+    ],
+    "fp8": [
+        FP8(),
+        FP8(5),
+        FP8(granularity="channel"),
+        FP8(granularity="row"),
+        FP8(5, "group", 48),
+        FP8(granularity="block", group_size=16),
+        FP8(scales=(0.01,)),
     ],
     "group_affine": [
         GroupAffine(4),

@@ -34,7 +34,7 @@ from tests.formats.composed import (
     ChannelFixed,
     CombE4M3,
     RowInt8BFloat16,
-    TensorE4M3,
+    TensorE3M2,
 )
 from tests.formats.examples import ALL
 from tests.kernels.examples import DTYPES, inputs, same
@@ -173,7 +173,7 @@ def test_a_packed_layer_multiplies_by_its_codes(kind, monkeypatch):
 def test_rows_that_are_kept_apart_are_decoded_by_themselves(kind):
     fmt, x, index = kind(), torch.randn(12, COLUMNS), torch.tensor([3, 0, 7])
     is_apart = fmt.is_row_separable(x.shape)
-    assert is_apart == (kind is CombE4M3 or kind not in (*SCATTERED, TensorE4M3))
+    assert is_apart == (kind is CombE4M3 or kind not in (*SCATTERED, TensorE3M2))
     if is_apart:
         assert same(fmt.decode(fmt.encode(x).take_rows(index)), fmt.round(x)[index])
 
@@ -204,7 +204,7 @@ def test_its_name_makes_formats_and_operators(kind):
 
 
 IN_INTEGERS = (ChannelFixed, RowInt8BFloat16)
-EXPORTED = (*IN_INTEGERS, TensorE4M3, CombE4M3, KINDS[0])
+EXPORTED = (*IN_INTEGERS, TensorE3M2, CombE4M3, KINDS[0])
 
 
 @pytest.mark.parametrize(

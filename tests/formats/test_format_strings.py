@@ -38,7 +38,7 @@ def test_short_forms():
         ("int8", "did you mean 8.auto"),
         ("uint4", "did you mean 4.auto"),
         ("W4A8", "did you mean 4.auto"),
-        ("fp8_e4m3", "did you mean mxfp or minifloat_ieee"),
+        ("fp8_e4m3", "did you mean fp8, mxfp or minifloat_ieee"),
         ("exponent_width=2", "fields stand behind a format's name and ':'"),
         ("mxint:widht=4", "did you mean 'width'"),
     ],

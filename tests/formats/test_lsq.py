@@ -7,6 +7,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.formats import (
+    FP8,
     Binary,
     BinaryResidual,
     Integer,
@@ -32,6 +33,7 @@ LEARNABLE = [
     ScaleInteger(4, granularity="channel"),
     ScaleInteger(2, is_signed=False),
     *SIGNS,
+    FP8(granularity="channel"),
 ]
 ALL = pytest.mark.parametrize("fmt", LEARNABLE, ids=lambda fmt: fmt.label.replace(" ", "-"))
 
@@ -86,9 +88,9 @@ def test_scales_have_the_slope_of_a_finite_difference_with_rounding_held(fmt):
             rows = s.view(-1, 1)
             k = fmt.round_by(x, s.float()) / rows
             inside = torch.zeros_like(x, dtype=torch.bool)
-            if isinstance(fmt, ScaleInteger):
-                lowest = -fmt.layout().element.largest if fmt.is_signed else 0
-                inside = (x / rows > lowest) & (x / rows < fmt.layout().element.largest)
+            if isinstance(fmt, ScaleInteger | FP8):
+                element = fmt.layout().element
+                inside = (x / rows > element.lowest) & (x / rows < element.largest)
             y = moved.view(-1, 1) * (k - inside * x / rows) + inside * x
         return (y * upstream).sum()
 
@@ -173,7 +175,7 @@ def test_the_usual_starts():
 
 
 def test_what_can_be_learned():
-    named = {"binary", "binary_residual", "scale_integer", "ternary"}
+    named = {"binary", "binary_residual", "fp8", "scale_integer", "ternary"}
     assert set(learnable_names()) == named == {fmt.name for fmt in LEARNABLE}
     assert not any(learns(fmt) for fmt in (Binary(), Ternary(), Integer(8, 4), MXInt()))
     assert not learns(ScaleInteger(4, granularity="group"))

@@ -29,6 +29,8 @@ VALUES = """  binary: scaling_factor False, True
 
   integer: width; frac_width derived
 
+  fp8: exponent_width 4, 5; granularity tensor, channel
+
   group_affine: width; group_size 32, 64, 128
 
   group_integer: width; group_size 16, 32, 64

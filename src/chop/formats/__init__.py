@@ -18,6 +18,7 @@ from chop.formats.block_minifloat import BlockMinifloat
 from chop.formats.encoded import Encoded
 from chop.formats.float import Float
 from chop.formats.format_strings import format_string, parse_format_string
+from chop.formats.fp8 import FP8
 from chop.formats.group_affine import GroupAffine
 from chop.formats.group_integer import GroupInteger
 from chop.formats.integer import Integer
@@ -34,6 +35,7 @@ from chop.formats.spec import QuantSpec
 from chop.formats.ternary import Ternary
 
 __all__ = [
+    "FP8",
     "MXFP",
     "NVFP4",
     "OPERANDS",

@@ -39,7 +39,8 @@ def parse_format_string(text: str) -> NumberFormat:
     text = with_width(text)
     name, *fields = text.split(":")
     if name not in REGISTRY and (width := WIDTH.fullmatch(name)):
-        kind = f"{width[1]}.auto" if not text.lower().startswith("f") else "mxfp or minifloat_ieee"
+        is_float = text.lower().startswith("f")
+        kind = "fp8, mxfp or minifloat_ieee" if is_float else f"{width[1]}.auto"
         raise ConfigError(f"unknown number format '{name}': did you mean {kind}?")
     if "=" in name:
         raise ConfigError(

@@ -1,0 +1,86 @@
+"""`fp8`: OCP's 8-bit floats times a float, per tensor, channel, row, group or block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from chop.formats.elements import Minifloat, default_variant
+from chop.formats.groups import Blocks, Groups, Whole
+from chop.formats.lsq import LearnableFormat, check_scales
+from chop.formats.scaled import ScaledFormat
+from chop.formats.scaling import ConstantScale, FloatScale, Scaling
+from chop.formats.statistic import LARGEST
+
+WIDTH = 8
+
+
+@dataclass(frozen=True)
+class FP8(ScaledFormat, LearnableFormat):
+    """8-bit floats, e4m3 or e5m2, times a scale s that follows the data: FP8 as it is served.
+
+    Values: s v, v a number of e4m3 (at most 448) or e5m2 (57344); s = float32(amax/largest v),
+    where amax is the group's largest finite magnitude; s = 2^-23 in a group of zeros.
+    Rounding: of x/s to nearest, ties to even. Saturation: infinities, and what lies beyond given
+    scales. Special values: -0 is kept; NaN stays NaN, and concerns nobody else.
+
+    Attributes:
+        exponent_width: 4 for e4m3, which has no infinity and one NaN (E4M3FN); 5 for e5m2.
+        granularity: what shares a scale: the `tensor`; a `channel`, one index of the first axis;
+            a `row` of the last axis, as of one token; a `group` of `group_size` along it; a
+            `block` of as many along each of the last two axes.
+        group_size: elements of a `group`, or along each side of a `block`.
+        scales: s of each group, or one for all, if it does not follow the data.
+
+    Example:
+        >>> import torch
+        >>> FP8(scales=(1.0,)).round(torch.tensor([1.97, 17.0, 500.0]))
+        tensor([  2.,  16., 448.])
+
+    Source: OCP 8-bit Floating Point Specification 1.0; scales: Micikevicius et al. 2022,
+    arXiv:2209.05433, section 3; blocks of 128: DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.
+    """
+
+    name: ClassVar[str] = "fp8"
+    search_space: ClassVar[dict[str, Sequence[Any]]] = {
+        "exponent_width": (4, 5),
+        "granularity": ("tensor", "channel"),
+    }
+    ranges: ClassVar[dict[str, range]] = {
+        "exponent_width": range(4, 6),
+        "group_size": range(1, 2**20),
+    }
+
+    exponent_width: int = 4
+    granularity: Literal["tensor", "channel", "row", "group", "block"] = "tensor"
+    group_size: int = 128
+    scales: tuple[float, ...] | None = None
+
+    def validate(self) -> None:
+        """Raises ConfigError where scales are not finite."""
+        object.__setattr__(self, "scales", check_scales(self.scales, "fp8.scales"))
+
+    @property
+    def element(self) -> Minifloat:
+        """e4m3 or e5m2."""
+        exponent_width = self.exponent_width
+        bias = 2 ** (exponent_width - 1) - 1
+        variant = default_variant(WIDTH, exponent_width)
+        return Minifloat(exponent_width, WIDTH - 1 - exponent_width, bias, variant)
+
+    @property
+    def groups(self) -> Groups:
+        """What shares a scale."""
+        if self.granularity == "group":
+            return Blocks((self.group_size,))
+        if self.granularity == "block":
+            return Blocks((self.group_size, self.group_size))
+        return Whole(self.granularity)
+
+    @property
+    def scaling(self) -> Scaling:
+        """A float32 that puts the largest magnitude on the largest element, or a given one."""
+        if self.scales is not None:
+            return ConstantScale(self.scales)
+        return FloatScale(LARGEST, self.element.largest, is_positive=True)
