@@ -152,6 +152,7 @@ def test_nvfp4_differs_by_the_library_s_bfloat16(tmp_path, caplog):
     ("model", "config", "reason"),
     [
         ("Llama", {"weight": "mxint:width=8", "data_in": "mxint:width=8"}, "rounds its inputs to"),
+        ("Llama", {"weight": "mxint:width=8", "data_out": "fp8"}, "rounds its results to fp8"),
         ("Llama", {"weight": "group_affine:width=4"}, "more than elements times one scale each"),
         ("Llama", {"weight": "mxint:width=12"}, "codes of 12 bits"),
         ("Llama", {"weight": "mxint:width=8:block_size=48"}, "no multiple of its groups of 48"),

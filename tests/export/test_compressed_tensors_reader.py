@@ -10,7 +10,8 @@ from torch import nn
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.export import compressed_tensors as writer
-from chop.export import compressed_tensors_reader as reader
+from chop.export.compressed_tensors_groups import group_of as group_of_path
+from chop.export.compressed_tensors_groups import parse_groups
 from chop.export.readers import load
 from chop.formats import GroupInteger, ScaleInteger
 from chop.models import load_model
@@ -201,8 +202,12 @@ def changed(folder, change):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def inputs_too(settings):
-    settings["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+def results_too(settings):
+    settings["config_groups"]["group_0"]["output_activations"] = {"num_bits": 8}
+
+
+def zero_points(settings):
+    settings["config_groups"]["group_0"]["input_activations"] = {"symmetric": False}
 
 
 def another_format(settings):
@@ -236,13 +241,13 @@ def group_of(targets, **weights):
 def test_targets_are_matched_in_the_order_of_the_library(targets, bits):
     groups = {str(n): group_of(x, num_bits=2 + n) for n, x in enumerate(targets)}
     settings = {"format": "pack-quantized", "config_groups": groups}
-    parsed = reader.parse_groups(settings, "x")
+    parsed = parse_groups(settings, "x")
     if bits is None:
         with pytest.raises(ConfigError, match="one group of config.json for Embedding and Linear"):
-            reader.group_of("a.up_proj", parsed)
+            group_of_path("a.up_proj", parsed)
         return
     path = "lm_head" if targets[1] == ["lm_head"] else "a.up_proj"
-    assert reader.group_of(path, parsed).bits == bits
+    assert group_of_path(path, parsed).bits == bits
     pytest.importorskip("compressed_tensors", reason="compressed-tensors says which one it takes")
     from compressed_tensors.utils import match_targets
 
@@ -254,7 +259,8 @@ def test_targets_are_matched_in_the_order_of_the_library(targets, bits):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (inputs_too, "expected float activations, got input_activations"),
+        (results_too, "expected float results, got output_activations"),
+        (zero_points, "expected symmetric inputs, got zero points"),
         (another_format, "format 'pack-quantised': did you mean 'pack-quantized'"),
         (no_groups, "expected config_groups"),
         (no_target, "has scales, and no group of config.json names it"),
@@ -273,8 +279,8 @@ def test_broken_files_and_foreign_tensors(tmp_path):
     tensors = load_file(file)
     name = "model.layers.0.mlp.up_proj"
     for added, reason in {
-        f"{name}.weight_zero_point": "expected symmetric weights and float inputs, got 'model",
-        f"{name}.input_scale": "expected symmetric weights and float inputs, got 'model",
+        f"{name}.weight_zero_point": "expected the tensors of the schemes in its config.json, got",
+        f"{name}.input_scale": "expected the tensors of the schemes in its config.json, got",
     }.items():
         save_file({**tensors, added: torch.zeros(1)}, file, metadata={"format": "pt"})
         with pytest.raises(ConfigError, match=reason):

@@ -86,6 +86,7 @@ EXAMPLES = {
         ScaleInteger(4, granularity="group", group_size=48),
         ScaleInteger(8, quantile=0.9),
         ScaleInteger(8, is_signed=False),
+        ScaleInteger(8, scales=(0.01,), is_symmetric=False),
     ],
     "fp8": [
         FP8(),

@@ -33,6 +33,7 @@ LEARNABLE = [
     ScaleInteger(4, granularity="channel"),
     ScaleInteger(2, is_signed=False),
     *SIGNS,
+    ScaleInteger(3, is_symmetric=False),
     FP8(granularity="channel"),
 ]
 ALL = pytest.mark.parametrize("fmt", LEARNABLE, ids=lambda fmt: fmt.label.replace(" ", "-"))
@@ -90,7 +91,7 @@ def test_scales_have_the_slope_of_a_finite_difference_with_rounding_held(fmt):
             inside = torch.zeros_like(x, dtype=torch.bool)
             if isinstance(fmt, ScaleInteger | FP8):
                 element = fmt.layout().element
-                inside = (x / rows > element.lowest) & (x / rows < element.largest)
+                inside = (x / rows > element.lowest) & (x / rows < element.highest)
             y = moved.view(-1, 1) * (k - inside * x / rows) + inside * x
         return (y * upstream).sum()
 

@@ -33,6 +33,7 @@ class CodedWeight:
         columns: of the matrix.
         group: columns that share a scale; `columns` where a row has one scale, or all rows have.
         groups: scales of a row; 0 where one is of the whole matrix, or there is none.
+        block_rows: rows that share scales; the last ones may be fewer.
     """
 
     encoded: Encoded
@@ -41,6 +42,7 @@ class CodedWeight:
     columns: int
     group: int
     groups: int
+    block_rows: int = 1
 
     @property
     def element(self) -> Element:
@@ -81,8 +83,11 @@ class CodedWeight:
 
     @cached_property
     def scales(self) -> Tensor:
-        """float64 (rows, groups), or (1, 1) for one of all: what elements are multiplied by."""
-        shape = (self.rows, self.groups) if self.groups else (1, 1)
+        """float64 (rows, groups), or (1, 1) for one of all: what elements are multiplied by.
+
+        Of blocks of several rows there is a row of scales for each.
+        """
+        shape = (-(-self.rows // self.block_rows), self.groups) if self.groups else (1, 1)
         if self.scaling is None or self.encoded.scales is None:
             return torch.ones(shape, dtype=torch.float64, device=self.codes.device)
         of_tensor = self.encoded.tensor_scale
@@ -99,17 +104,20 @@ class CodedWeight:
 
     @cached_property
     def steps(self) -> Tensor:
-        """float64, shape of `scales`: what `integers` are multiplied by."""
-        assert isinstance(self.element, Fixed)
-        return self.scales * 2.0**-self.element.frac_width
+        """float64, shape of `scales`: what `integers`, or other elements, are multiplied by."""
+        element = self.element
+        return self.scales * 2.0**-element.frac_width if isinstance(element, Fixed) else self.scales
 
 
-def coded_weight(layer: PackedOperator, zero_points: bool = False) -> CodedWeight | str:
+def coded_weight(
+    layer: PackedOperator, zero_points: bool = False, blocks: bool = False
+) -> CodedWeight | str:
     """The weight of a packed layer, or why it is no matrix of codes with scales along its rows.
 
     Args:
         layer: packed, on any device.
         zero_points: whether groups may have some.
+        blocks: whether a scale may be of several rows.
     """
     encoded, number_format = layer.encoded("weight"), layer.spec.weight
     assert isinstance(number_format, NumberFormat)
@@ -126,7 +134,11 @@ def coded_weight(layer: PackedOperator, zero_points: bool = False) -> CodedWeigh
     rows, columns = shape
     if layout.scaling is None:
         return CodedWeight(encoded, layout, rows, columns, columns, 0)
-    lines = layout.groups.lines(shape)
+    lines, tiling = layout.groups.lines(shape), layout.groups.tiling(shape)
+    if lines is None and blocks and tiling is not None and tiling.matrices == 1:
+        groups = -(-columns // tiling.block_columns)
+        span = tiling.block_columns
+        return CodedWeight(encoded, layout, rows, columns, span, groups, tiling.block_rows)
     if lines is None or (lines.rows, lines.columns) != (rows, columns):
         return f"{number_format.label} has scales of groups that do not lie along rows"
     group = columns if lines.group == ALL_COLUMNS else lines.group

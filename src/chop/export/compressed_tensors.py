@@ -1,13 +1,14 @@
 """compressed-tensors: folders of safetensors that vLLM, SGLang and transformers read.
 
 The layout is that of compressed-tensors 0.20: a `quantization_config` with groups of modules in
-`config.json`, and per module `weight_packed` and `weight_scale`, or a `weight` of eight bits.
+`config.json`, and per module `weight_packed` and `weight_scale`, or a `weight` of eight bits. How
+layers round their inputs is said in `chop.export.compressed_tensors_inputs`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from chop.export.coded import CodedWeight
+from chop.export.compressed_tensors_inputs import E4M3, SCALE, InputScheme, inputs_of
 from chop.export.packed_folder import FolderKind, float_layers, write_folder
 from chop.export.stored import words_packed
 from chop.export.target import Runner, Target, runner_of
+from chop.formats import Quantizer
 from chop.formats.elements import Fixed, Minifloat
 from chop.formats.scaling import ScaledFloatScale
 from chop.ir.graph import MaseGraph
@@ -30,13 +33,16 @@ INTEGERS, MX4, MX8, NV4 = (
     "nvfp4-pack-quantized",
 )
 """Formats of weights, as the library calls them."""
+INTEGERS_IN, FLOATS_IN, WHOLE = "int-quantized", "float-quantized", "naive-quantized"
+"""Formats of a `weight` of int8, or of float8: of layers that round their inputs, and of others."""
 MIXED = "mixed-precision"
-FP4, FP8 = Minifloat(2, 1, 1, "finite"), Minifloat(4, 3, 7, "fn")
+FP4 = Minifloat(2, 1, 1, "finite")
 MX_BLOCK, NV_BLOCK = 32, 16
 HELD = (
     "It holds linear layers in integers with a scale for a group of a row, a row or all "
-    "(mxint:width=8, group_integer:width=4, scale_integer), mxfp:width=4, mxfp:width=8 and nvfp4, "
-    "with float inputs; choose one of these for the modules above, or leave them float."
+    "(mxint:width=8, group_integer:width=4, scale_integer) and fp8, whose inputs are float, "
+    "scale_integer or fp8, and with float inputs mxfp:width=4, mxfp:width=8 and nvfp4; choose one "
+    "of these for the modules above, or leave them float."
 )
 
 
@@ -48,9 +54,13 @@ class Scheme:
         format: as the library calls it.
         bits: of a code.
         kind: `int` or `float`.
-        strategy: what shares a scale: `tensor`, `channel` for a row, `group`, or `tensor_group`.
-        group_size: columns that share a scale; None with one for a row or all.
+        strategy: what shares a scale: `tensor`, `channel` for a row, `group`, `block` of several
+            rows, or `tensor_group`.
+        group_size: columns that share a scale; None with one for a row or all, and for blocks.
         scale_dtype: of scales that are stored otherwise than in the model's dtype.
+        block: rows and columns that share a scale, with strategy `block`.
+        inputs: how inputs are rounded; None: not at all.
+        is_rounded: the model's dtype does not hold all scales, which are stored in float32.
         tensors: the coded weight and the model's dtype -> tensors by the end of their names.
     """
 
@@ -61,6 +71,9 @@ class Scheme:
     group_size: int | None
     scale_dtype: str | None
     tensors: Callable[[CodedWeight, torch.dtype], dict[str, Tensor]] = field(compare=False)
+    block: tuple[int, int] | None = None
+    inputs: InputScheme | None = None
+    is_rounded: bool = field(default=False, compare=False)
 
     def plain(self, targets: list[str]) -> dict[str, Any]:
         """The group of `quantization_config` for these modules or classes."""
@@ -73,7 +86,10 @@ class Scheme:
             "dynamic": False,
             "scale_dtype": self.scale_dtype,
         }
-        return {"targets": targets, "weights": weights, "format": self.format}
+        if self.block is not None:
+            weights["block_structure"] = [*self.block]
+        group = {"targets": targets, "weights": weights, "format": self.format}
+        return group if self.inputs is None else {**group, "input_activations": self.inputs.plain}
 
 
 def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
@@ -83,19 +99,22 @@ def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
         weight: codes and scales.
         dtype: of the model, which integers' scales are stored in.
     """
-    groups = weight.groups
+    groups, element = weight.groups, weight.element
     if groups > 1 and weight.columns % weight.group:
         return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
-    element = weight.element
+    if _is_fp8(weight):
+        return _whole(weight, dtype, WHOLE, "float", _floats)
+    if weight.block_rows > 1:
+        return "its scales are of groups that do not lie along rows"
     if isinstance(element, Fixed):
         return _integers(weight, element, dtype)
-    if weight.is_e8m0 and weight.group == MX_BLOCK and element in (FP4, FP8):
+    if weight.is_e8m0 and weight.group == MX_BLOCK and element in (FP4, E4M3):
         if bool((weight.exponents == 255).any()):
             return "a block of its weight is NaN"
         name = MX4 if element == FP4 else MX8
         write = _mxfp4 if element == FP4 else _mxfp8
         return Scheme(name, element.width, "float", "group", MX_BLOCK, "torch.uint8", write)
-    is_nvfp4 = isinstance(weight.scaling, ScaledFloatScale) and weight.scaling.element == FP8
+    is_nvfp4 = isinstance(weight.scaling, ScaledFloatScale) and weight.scaling.element == E4M3
     if is_nvfp4 and element == FP4 and weight.group == NV_BLOCK:
         if bool(weight.scales.isnan().any()):
             return "a block of its weight is NaN"
@@ -104,15 +123,104 @@ def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
     return "the library has no layout for its elements and scales"
 
 
+def _is_fp8(weight: CodedWeight) -> bool:
+    return weight.element == E4M3 and (weight.scaling is None or weight.scaling.stores_floats)
+
+
+def scheme_with_inputs(weight: CodedWeight, inputs: Quantizer, dtype: torch.dtype) -> Scheme | str:
+    """How the library stores the weight of a layer that rounds its inputs, or why it cannot.
+
+    Args:
+        weight: codes and scales.
+        inputs: the format of inputs.
+        dtype: of the model.
+    """
+    found, element = inputs_of(inputs), weight.element
+    if isinstance(found, str):
+        return found
+    if _is_fp8(weight):
+        base = _whole(weight, dtype, FLOATS_IN, "float", _floats)
+    elif (
+        isinstance(element, Fixed) and element.code == "twos_complement" and weight.block_rows == 1
+    ):
+        base = _whole(weight, dtype, INTEGERS_IN, "int", _whole_integers)
+    else:
+        return "it rounds its inputs, and its weight is neither in integers nor in fp8"
+    if isinstance(base, str):
+        return base
+    scheme, scale = found
+    if scale is None:
+        return replace(base, inputs=scheme)
+    static = torch.tensor([scale], dtype=torch.float64)
+    held = _scale_dtype(static, dtype)
+    if held is None:
+        return f"the scale of its inputs does not fit {dtype} of the model"
+    own = {SCALE: static.to(held)}
+    is_rounded = base.is_rounded or held != dtype
+    tensors = base.tensors
+    return replace(
+        base, inputs=scheme, is_rounded=is_rounded, tensors=lambda w, d: tensors(w, d) | own
+    )
+
+
+def _whole(
+    weight: CodedWeight,
+    dtype: torch.dtype,
+    name: str,
+    kind: str,
+    codes: Callable[[CodedWeight], Tensor],
+) -> Scheme | str:
+    """A `weight` of bytes, and scales in the model's dtype, or in float32, as engines keep them."""
+    held = _scale_dtype(weight.steps, dtype)
+    if held is None:
+        return f"its scales do not fit {dtype} of the model"
+    strategy, size, block = *_strategy(weight), None
+    if weight.block_rows > 1:
+        strategy, size, block = "block", None, (weight.block_rows, weight.group)
+    elif strategy == "group" and weight.columns % weight.group:
+        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
+
+    def tensors(one: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+        scale = one.steps.to(held)
+        return {"weight": codes(one), "weight_scale": scale if one.groups else scale.view(1)}
+
+    is_rounded = held != dtype
+    return Scheme(
+        name, weight.element.width, kind, strategy, size, None, tensors, block, None, is_rounded
+    )
+
+
+def _scale_dtype(scales: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """The model's dtype where it holds scales, else float32; None where they are lost in either."""
+    rounded = scales.to(dtype)
+    if bool((rounded.double() == scales).all()):
+        return dtype
+    is_lost = ~rounded.isfinite() | (rounded == 0) | (scales.float().double() != scales)
+    return None if bool(is_lost.any()) else torch.float32
+
+
+def _whole_integers(weight: CodedWeight) -> Tensor:
+    return weight.integers
+
+
+def _floats(weight: CodedWeight) -> Tensor:
+    return weight.codes.view(torch.float8_e4m3fn)
+
+
 def _integers(weight: CodedWeight, element: Fixed, dtype: torch.dtype) -> Scheme | str:
     if element.code != "twos_complement":
         return f"its integers are stored as {element.code}, and not in two's complement"
     steps = weight.steps
     if bool((steps.to(dtype).double() != steps).any()) or not bool(steps.isfinite().all()):
         return f"its scales do not fit {dtype} of the model"
-    strategy = {0: "tensor", 1: "channel"}.get(weight.groups, "group")
-    size = weight.group if strategy == "group" else None
+    strategy, size = _strategy(weight)
     return Scheme(INTEGERS, element.width, "int", strategy, size, None, _packed_integers)
+
+
+def _strategy(weight: CodedWeight) -> tuple[str, int | None]:
+    """What shares a scale, and columns of a group."""
+    strategy = {0: "tensor", 1: "channel"}.get(weight.groups, "group")
+    return strategy, weight.group if strategy == "group" else None
 
 
 def _packed_integers(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -170,15 +278,21 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
 def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
     """What a reader of the folder would not expect."""
-    notes, dtype = list[str](), model.dtype
-    used = {scheme.kind for scheme in schemes.values()}
-    if dtype != torch.bfloat16 and "float" in used:
+    notes, dtype, used = list[str](), model.dtype, [*schemes.values()]
+    if dtype != torch.bfloat16 and any(scheme.format in (MX4, MX8, NV4) for scheme in used):
         notes.append(
             f"the library decodes these formats to bfloat16, and the model is in {dtype}: load it "
             "with dtype=torch.bfloat16"
         )
-    if any(scheme.strategy == "tensor" for scheme in schemes.values()):
+    if any(scheme.strategy == "tensor" and scheme.format == INTEGERS for scheme in used):
         notes.append("vLLM runs weights with a scale for a group or row, not one for all")
+    if any(scheme.is_rounded for scheme in used):
+        notes.append(f"scales are in float32, which engines keep and the library rounds to {dtype}")
+    if any(scheme.inputs is not None and scheme.inputs.finds_integers for scheme in used):
+        notes.append(
+            "engines find scales of inputs as amax/127, as the graph does, and the library as "
+            "amax/127.5: its steps are smaller by 1/255"
+        )
     return notes
 
 
@@ -223,12 +337,21 @@ def read_model(path: Path) -> nn.Module:
     return model.to(dtype)  # type: ignore[no-any-return]
 
 
-KIND = FolderKind(METHOD, HELD, scheme_of, quantization_config, _notes)
+KIND = FolderKind(
+    METHOD,
+    HELD,
+    scheme_of,
+    quantization_config,
+    _notes,
+    scheme_with_inputs=scheme_with_inputs,
+    takes_blocks=True,
+)
 
 TARGET = Target(
     name=METHOD,
     engines="vLLM, SGLang, transformers",
-    takes="mxint, group_integer, scale_integer, integer, mxfp, nvfp4 in weights",
+    takes="mxint, group_integer, scale_integer, integer, mxfp, nvfp4, fp8 in weights; "
+    "scale_integer, integer, fp8 in inputs",
     library="compressed_tensors",
     extra="vllm-format",
     suffix="",

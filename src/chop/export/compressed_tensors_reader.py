@@ -7,17 +7,28 @@ scales are taken as they are: no weight becomes a float on the way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from chop.errors import CheckpointError, ConfigError, did_you_mean
-from chop.export.compressed_tensors import INTEGERS, METHOD, MX4, MX8, MX_BLOCK, NV4, NV_BLOCK
-from chop.export.expressions import expression, finds
+from chop.errors import CheckpointError, ConfigError
+from chop.export.compressed_tensors import (
+    FLOATS_IN,
+    INTEGERS,
+    INTEGERS_IN,
+    METHOD,
+    MX4,
+    MX8,
+    MX_BLOCK,
+    NV4,
+    NV_BLOCK,
+    WHOLE,
+)
+from chop.export.compressed_tensors_groups import Group, group_of, parse_groups
+from chop.export.compressed_tensors_inputs import SCALE
 from chop.export.reader import Read, Reader
 from chop.export.stored import (
     WORD,
@@ -29,7 +40,7 @@ from chop.export.stored import (
     words_unpacked,
 )
 from chop.export.weight_files import document, tensors_of
-from chop.formats import MXFP, NVFP4
+from chop.formats import FP8, MXFP, NVFP4, NumberFormat
 from chop.ir.huggingface.config_file import CONFIG
 
 ZEROS = "weight_zero_point"
@@ -38,45 +49,7 @@ PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_global_scale")
 OTHERS = re.compile(
     r"\.(weight|input|output|q|k|v)_(packed|(global_)?scale|zero_point|g_idx|shape)$"
 )
-STRATEGIES = ("tensor", "channel", "group")
-CLASSES = ("Embedding", "Linear")
-"""Of layers that are packed, as targets name them."""
 E8M0_NAN = 255
-EXPRESSION = "re:"
-
-
-@dataclass(frozen=True)
-class Group:
-    """Modules of one scheme, as `config_groups` has them.
-
-    Attributes:
-        targets: classes and paths.
-        expressions: that find paths.
-        format: how weights are stored.
-        bits: of a code.
-        strategy: what shares a scale.
-        group_size: columns that do, with strategy `group`.
-        is_symmetric: there are no zero points.
-    """
-
-    targets: tuple[str, ...]
-    expressions: tuple[re.Pattern[str], ...]
-    format: str
-    bits: int
-    strategy: str
-    group_size: int | None
-    is_symmetric: bool
-
-    def matches(self, path: str) -> Iterator[tuple[int, str]]:
-        """Rank and text of each target that may be a module's: path, expression, class.
-
-        Args:
-            path: of the module; its class is not known.
-        """
-        for target in self.targets:
-            if target == path or target in CLASSES:
-                yield (0 if target == path else 2), target
-        yield from ((1, x.pattern) for x in self.expressions if finds(x, path))
 
 
 def read(folder: Path) -> Read:
@@ -93,102 +66,28 @@ def read(folder: Path) -> Read:
     groups = parse_groups(config.get("quantization_config"), str(folder))
     tensors = tensors_of(folder)
     paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
-    packed = {}
+    packed, inputs = dict[str, Stored](), dict[str, NumberFormat]()
     for path in paths:
         group = group_of(path, groups)
         packed[path] = _stored(path, tensors, group)
         for part in ("weight", *PARTS, *([] if group.is_symmetric else [ZEROS])):
             tensors.pop(f"{path}.{part}", None)
+        if group.inputs is not None:
+            scale = None if group.inputs.is_dynamic else tensors.pop(f"{path}.{SCALE}", None)
+            with decoding(f"{METHOD}: '{path}' does not fit {group.format}"):
+                inputs[path] = group.inputs.number_format(scale)
     _refuse_others(tensors, folder)
-    return Read(config, tensors, packed)
+    return Read(config, tensors, packed, inputs=inputs)
 
 
 def _refuse_others(names: Iterable[str], folder: Path) -> None:
-    """Refuses tensors of schemes that are not read, as zero points and scales of inputs."""
+    """Refuses tensors that the schemes of the folder do not have, as zero points of inputs."""
     other = [name for name in names if OTHERS.search(name)]
     if other:
         raise ConfigError(
-            f"'{folder}': expected symmetric weights and float inputs, got '{min(other)}'."
+            f"'{folder}': expected the tensors of the schemes in its config.json, got "
+            f"'{min(other)}'."
         )
-
-
-def parse_groups(settings: Any, where: str) -> list[Group]:
-    """The groups of a `quantization_config`.
-
-    Args:
-        settings: of `config.json`.
-        where: the folder, for messages.
-
-    Raises:
-        ConfigError: it is none, or a group has a scheme that has no format here.
-    """
-    groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
-    if not isinstance(groups, Mapping) or not groups:
-        raise ConfigError(f"'{where}': expected config_groups in its quantization_config.")
-    default = settings.get("format")
-    return [_group(plain, default, f"'{where}', {name}") for name, plain in groups.items()]
-
-
-def _group(plain: Any, default: Any, where: str) -> Group:
-    weights = plain.get("weights") if isinstance(plain, Mapping) else None
-    if not isinstance(weights, Mapping) or not isinstance(plain.get("targets"), Sequence):
-        raise ConfigError(f"{where}: expected targets and weights, got {plain!r:.80}.")
-    for key in ("input_activations", "output_activations"):
-        if plain.get(key) is not None:
-            raise ConfigError(
-                f"{where}: expected float activations, got {key}, which has no form here."
-            )
-    if weights.get("actorder") is not None:
-        raise ConfigError(f"{where}: expected weights in their order, got actorder.")
-    stored = plain.get("format") or default
-    if not isinstance(stored, str) or stored not in LAYOUTS:
-        raise ConfigError(f"{where}: format '{stored}': {did_you_mean(str(stored), LAYOUTS)}")
-    bits, size = weights.get("num_bits"), weights.get("group_size")
-    if type(bits) is not int or not 2 <= bits <= 8:
-        raise ConfigError(f"{where}: expected num_bits from 2 to 8, got {bits!r}.")
-    if size is not None and (type(size) is not int or size < 1):
-        raise ConfigError(f"{where}: expected a group_size from 1 on, got {size!r}.")
-    named = [*map(str, plain["targets"])]
-    targets = tuple(x for x in named if not x.startswith(EXPRESSION))
-    found = (x.removeprefix(EXPRESSION) for x in named if x.startswith(EXPRESSION))
-    expressions = tuple(expression(x, where) for x in found)
-    strategy, is_symmetric = str(weights.get("strategy")), weights.get("symmetric") is not False
-    if not is_symmetric and (stored != INTEGERS or strategy == "tensor"):
-        raise ConfigError(
-            f"{where}: expected symmetric weights, got zero points in {stored} with strategy "
-            f"'{strategy:.40}'."
-        )
-    if stored == INTEGERS and (strategy not in STRATEGIES or (strategy == "group" and not size)):
-        raise ConfigError(
-            f"{where}: expected a strategy of {', '.join(STRATEGIES)}, and of a group_size, got "
-            f"'{strategy:.40}' of {size}."
-        )
-    return Group(targets, expressions, stored, bits, strategy, size, is_symmetric)
-
-
-def group_of(path: str, groups: Sequence[Group]) -> Group:
-    """The group of a module: of its path, else of an expression, else of its class.
-
-    Of several expressions it is the first in the alphabet, as in the library; of several groups
-    with the same target the last one.
-
-    Args:
-        path: of the module.
-        groups: of a folder, see `parse_groups`.
-
-    Raises:
-        ConfigError: there is none, or it depends on the class.
-    """
-    found = {match: group for group in groups for match in group.matches(path)}
-    if not found:
-        raise ConfigError(f"{METHOD}: '{path}' has scales, and no group of config.json names it.")
-    (rank, _), chosen = min(found.items(), key=lambda item: item[0])
-    if rank == 2 and any(group != chosen for group in found.values()):
-        raise ConfigError(
-            f"{METHOD}: expected one group of config.json for {' and '.join(CLASSES)}, or one that "
-            f"names '{path}'."
-        )
-    return chosen
 
 
 def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
@@ -220,13 +119,8 @@ def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
     if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns * bits // WORD)):
         raise ValueError(f"weight_packed is {packed.dtype} {tuple(packed.shape)}")
     codes = words_unpacked(packed, bits, columns)
-    of_groups, size = group.strategy == "group", group.group_size
-    per_row = -(-columns // size) if of_groups and size else 1
-    is_flat = scale.ndim < 2 and not of_groups
-    expected = (1, 1) if group.strategy == "tensor" else (rows, per_row)
-    if (scale.view(-1, 1) if is_flat else scale).shape != expected:
-        raise ValueError(f"weight_scale is {scale.dtype} {tuple(scale.shape)}")
-    span = size if of_groups else None
+    per_row = _check_scales(scale, rows, columns, group)
+    span = group.group_size if group.strategy == "group" else None
     if group.is_symmetric:
         return stored_integers(codes.short() - (1 << (bits - 1)), scale, bits, span)
     zeros = parts[ZEROS]
@@ -234,6 +128,45 @@ def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
         raise ValueError(f"{ZEROS} is {zeros.dtype} {tuple(zeros.shape)}")
     unpacked = words_unpacked(zeros.t(), bits, rows).t().double()  # as codes, along the rows
     return stored_affine(codes, scale.view(rows, per_row), unpacked, bits, span)
+
+
+def _check_scales(scale: Tensor, rows: int, columns: int, group: Group) -> int:
+    """Scales of a row, which have to be as many as the strategy says."""
+    of_groups, size = group.strategy in ("group", "block"), group.group_size
+    per_row = -(-columns // size) if of_groups and size else 1
+    lines = -(-rows // size) if group.strategy == "block" and size else rows
+    is_flat = scale.ndim < 2 and not of_groups
+    expected = (1, 1) if group.strategy == "tensor" else (lines, per_row)
+    if (scale.view(-1, 1) if is_flat else scale).shape != expected:
+        raise ValueError(f"weight_scale is {scale.dtype} {tuple(scale.shape)}")
+    return per_row
+
+
+def _whole(parts: Mapping[str, Tensor], group: Group) -> Stored:
+    """Bytes: integers in two's complement, or e4m3."""
+    codes, scale = parts["weight"], parts["weight_scale"]
+    dtype = torch.float8_e4m3fn if group.kind == "float" else torch.int8
+    if codes.dtype != dtype or codes.ndim != 2 or not codes.numel():
+        raise ValueError(f"weight is {codes.dtype} {tuple(codes.shape)}")
+    rows, columns = codes.shape
+    _check_scales(scale, rows, columns, group)
+    size = group.group_size
+    if group.kind == "int":
+        span = size if group.strategy == "group" else None
+        return stored_integers(_in_bits(codes, group.bits), scale, group.bits, span)
+    if bool(codes.float().isnan().any()):
+        raise ValueError("some of its codes are NaN")
+    settings: dict[str, Any] = {"granularity": group.strategy}
+    if group.strategy in ("group", "block"):
+        settings["group_size"] = size
+    return Stored(FP8(**settings), codes.view(torch.uint8).reshape(-1), checked_scales(scale))
+
+
+def _in_bits(codes: Tensor, bits: int) -> Tensor:
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if bool(((codes < low) | (codes > high)).any()):
+        raise ValueError(f"some of its codes have more than {bits} bits")
+    return codes
 
 
 def _shape(parts: Mapping[str, Tensor]) -> tuple[int, int]:
@@ -282,6 +215,7 @@ def _check_blocks(
 Decoder = Callable[[Mapping[str, Tensor], Group], Stored]
 LAYOUTS: Mapping[str, tuple[tuple[str, ...], Decoder]] = {
     INTEGERS: (("weight_packed", "weight_scale", "weight_shape"), _integers),
+    **dict.fromkeys((INTEGERS_IN, FLOATS_IN, WHOLE), (("weight", "weight_scale"), _whole)),
     MX4: (("weight_packed", "weight_scale"), _mxfp4),
     MX8: (("weight", "weight_scale"), _mxfp8),
     NV4: (("weight_packed", "weight_scale", "weight_global_scale"), _nvfp4),

@@ -21,7 +21,7 @@ from chop.export.coded import CodedWeight, coded_weight
 from chop.export.target import packed_layers, packed_model, refuse
 from chop.export.weight_files import INDEX, WEIGHTS
 from chop.files import atomic_files, write_json
-from chop.formats import QuantSpec
+from chop.formats import Quantizer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
@@ -43,6 +43,9 @@ class FolderKind:
         settings: a model and schemes by path -> `quantization_config`.
         notes: schemes by path and the model -> what a reader would not expect.
         refused: schemes by path -> modules whose schemes do not go together, and why.
+        scheme_with_inputs: `scheme_of` for layers that round their inputs: a weight, the format of
+            inputs, and the model's dtype. None: inputs are floats.
+        takes_blocks: a scale may be of a block of several rows.
     """
 
     method: str
@@ -51,6 +54,8 @@ class FolderKind:
     settings: Callable[[nn.Module, Mapping[str, Any]], dict[str, Any]]
     notes: Callable[[Mapping[str, Any], Any], list[str]]
     refused: Callable[[Mapping[str, Any]], dict[str, str]] = lambda schemes: {}
+    scheme_with_inputs: Callable[[CodedWeight, Quantizer, torch.dtype], Any] | None = None
+    takes_blocks: bool = False
 
 
 def write_folder(
@@ -76,7 +81,8 @@ def write_folder(
     """
     from chop.ir.huggingface.folder import remove_older, save_folder
 
-    model, reasons = packed_model(mg, kind.method)
+    rounds_inputs = kind.scheme_with_inputs is not None
+    model, reasons = packed_model(mg, kind.method, rounds_inputs)
     floats = _unpack_embeddings(model)
     weights, schemes = _schemes(kind, model, reasons)
     notes = [f"embeddings are written as floats: {', '.join(floats)}"] if floats else []
@@ -84,8 +90,12 @@ def write_folder(
     for note in notes:
         log.warning("%s: %s.", kind.method, note)
     settings = kind.settings(model, schemes)
-    if isinstance(model.get_output_embeddings(), PackedOperator):
+    head = model.get_output_embeddings()
+    if isinstance(head, PackedOperator):
         model.config.tie_word_embeddings = False  # codes cannot be tied to floats
+        bias = head.bias
+        if isinstance(bias, nn.Parameter):  # nor is it then to that of the module around the head
+            head.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
     with atomic_files(path, "model") as fresh:
         save_folder(model, fresh, tokenizer, card=False)
         _Rewriter(kind, model, weights, schemes).rewrite(fresh)
@@ -144,10 +154,14 @@ def _stored(
         return f"it is a {type(layer).__name__}, and no linear layer"
     if stores_transposed(layer):
         return "its class keeps weights as (inputs, outputs), as no linear layer of torch does"
-    weight = coded_weight(layer)
+    weight = coded_weight(layer, blocks=kind.takes_blocks)
     if isinstance(weight, str):
         return weight
-    scheme = kind.scheme_of(weight, dtype)
+    inputs = layer.format_of("data_in")
+    if kind.scheme_with_inputs is None or inputs.is_identity:
+        scheme = kind.scheme_of(weight, dtype)
+    else:
+        scheme = kind.scheme_with_inputs(weight, inputs, dtype)
     return scheme if isinstance(scheme, str) else (weight, scheme)
 
 

@@ -23,6 +23,7 @@ from chop.errors import CheckpointError, ChopError, ConfigError, enumerate_names
 from chop.export.stored import Stored, coded_modules
 from chop.export.weight_files import WHOLE, document, tensors_of
 from chop.files import write_json, writing
+from chop.formats import NumberFormat
 from chop.ir.huggingface.config_file import CONFIG, check_config
 from chop.nn.packed.base import BUFFER_NAMES
 
@@ -41,21 +42,25 @@ class Read:
         tensors: floats by name.
         packed: weights by path of a module.
         ties: by path of a packed module without weights of its own, the one whose weights it has.
+        inputs: the formats that packed modules round their inputs to, by path.
     """
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     packed: Mapping[str, Stored]
     ties: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, NumberFormat] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
         """`config.json` of a folder of chop."""
         stored = dict(self.packed) | {path: self.packed[to] for path, to in self.ties.items()}
-        modules = {
+        modules: dict[str, dict[str, Any]] = {
             path: {"weight": json.loads(one.number_format.key), "packed": True}
             for path, one in stored.items()
         }
+        for path, inputs in self.inputs.items():
+            modules[path]["data_in"] = json.loads(inputs.key)
         plain = {key: x for key, x in self.config.items() if key != "quantization_config"}
         quantization = {"quant_method": "chop", "modules": modules}
         return {**plain, "quantization_config": quantization} if modules else plain

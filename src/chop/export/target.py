@@ -104,12 +104,15 @@ class Target:
         require(self.name, self.library, *self.needs, extra=self.extra)
 
 
-def packed_model(mg: MaseGraph, target: str) -> tuple[PreTrainedModel, dict[str, str]]:
+def packed_model(
+    mg: MaseGraph, target: str, rounds_inputs: bool = False
+) -> tuple[PreTrainedModel, dict[str, str]]:
     """The model of transformers that a graph stands for, its quantized layers packed.
 
     Args:
         mg: the graph; it stays as it is, and shares its tensors.
         target: for messages.
+        rounds_inputs: whether packed linear layers may round their inputs.
     Returns: the model, and by path of a module why a file of weights alone cannot hold it,
         whatever its format.
 
@@ -137,7 +140,7 @@ def packed_model(mg: MaseGraph, target: str) -> tuple[PreTrainedModel, dict[str,
             f"own, got a {type(model).__name__}; onnx and pt2 hold the graph of any model."
         )
     drop_masks(model)
-    return model, _reasons(model, floats)
+    return model, _reasons(model, floats, rounds_inputs)
 
 
 def _pack_tied(model: nn.Module) -> None:
@@ -163,22 +166,24 @@ def packed_layers(model: nn.Module) -> dict[str, PackedOperator]:
     return {path: module for path, module in named if isinstance(module, PackedOperator)}
 
 
-def _reasons(model: nn.Module, floats: Mapping[str, str]) -> dict[str, str]:
+def _reasons(model: nn.Module, floats: Mapping[str, str], rounds_inputs: bool) -> dict[str, str]:
     """What `packed_model` returns; `floats` has why layers could not be packed."""
     found = {
-        path: _reason(module, floats.get(path, "has no packed form"))
+        path: _reason(module, floats.get(path, "has no packed form"), rounds_inputs)
         for path, module in model.named_modules()
         if isinstance(module, QuantizedOperator)
     }
     return {path: reason for path, reason in found.items() if reason is not None}
 
 
-def _reason(module: QuantizedOperator, why_float: str) -> str | None:
+def _reason(module: QuantizedOperator, why_float: str, rounds_inputs: bool) -> str | None:
     if isinstance(module, LoraLinear):
         return "it has an adapter: fuse it with fuse_lora_weights_transform_pass first"
+    packed_linear = isinstance(module, PackedOperator) and isinstance(module, nn.Linear)
+    allowed = ["data_in"] if rounds_inputs and packed_linear else []
     for name, what in {"data_in": "inputs", "data_out": "results"}.items():
         quantizer = module.format_of(name)
-        if not quantizer.is_identity:
+        if not quantizer.is_identity and name not in allowed:
             return f"it rounds its {what} to {quantizer.label}"
     if not isinstance(module, PackedOperator) and not module.spec.is_float:
         return f"it is quantized and cannot be packed: it {why_float}"

@@ -121,7 +121,7 @@ def gradients(
     element, split, s = layout.element, layout.groups.split, scales.view(-1, 1)
     groups, slopes = split(x), split(rounded)  # times the scale
     if element.follows:
-        beyond = (groups <= element.lowest * s) | (groups >= element.largest * s)
+        beyond = (groups <= element.lowest * s) | (groups >= element.highest * s)
         slopes = slopes - groups.masked_fill(beyond, 0)
     else:
         beyond = groups.abs() > s

@@ -21,7 +21,7 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
 
     Values: s k, |k| < 2^(width-1); s = float32(amax/(2^(width-1) - 1)), where amax is the group's
     largest finite magnitude; s = 2^-23 in a group of zeros. Unsigned: 0 <= k < 2^width, and s
-    divides by 2^width - 1.
+    divides by 2^width - 1. Not symmetric: -2^(width-1) is one more k, for given scales.
     Rounding: of x/s to nearest, ties to even. Saturation: what the quantile leaves out, and
     infinities. Special values: there is only +0; NaN stays NaN, and is 0 when stored.
 
@@ -33,6 +33,7 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
             a `row` of the last axis; a `group` of `group_size` along it.
         group_size: elements of a `group`.
         scales: s of each group, or one for all, if it does not follow the data.
+        is_symmetric: False for the lowest k of two's complement, too.
 
     Learning, for one scale per tensor or channel: s starts at 2 mean |x| / sqrt(Q), Q the largest
     k. Where x/s lies within the range of k, dy/dx = 1 and dy/ds = k - x/s; beyond, 0 and k.
@@ -60,6 +61,7 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
     granularity: Literal["tensor", "channel", "row", "group"] = "tensor"
     group_size: int = 128
     scales: tuple[float, ...] | None = None
+    is_symmetric: bool = True
 
     def validate(self) -> None:
         """Raises ConfigError where the share is out of range, or scales are not finite."""
@@ -72,7 +74,9 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
     @property
     def element(self) -> Fixed:
         """Integers."""
-        return Fixed(self.width, 0, "twos_complement" if self.is_signed else "unsigned")
+        code: Literal["twos_complement", "unsigned"]
+        code = "twos_complement" if self.is_signed else "unsigned"
+        return Fixed(self.width, 0, code, is_symmetric=self.is_symmetric)
 
     @property
     def groups(self) -> Groups:

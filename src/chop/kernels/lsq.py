@@ -39,7 +39,7 @@ def gradients_in_one_pass(
     of_x = torch.empty_like(given[1])
     of_scales = torch.empty(lines, dtype=torch.float64)
     sizes = c_int64(lines), c_int64(x.numel() // lines)
-    ends = c_float(layout.element.lowest), c_float(layout.element.largest)
+    ends = c_float(layout.element.lowest), c_float(layout.element.highest)
     tensors = map(pointer, (*given, of_x, of_scales))
     loops.chop_lsq_gradients(*tensors, *sizes, *ends, torch.get_num_threads())
     return of_x, of_scales.float() / scales

@@ -49,6 +49,11 @@ class Element(ABC):
         """The lowest number."""
         return -self.largest
 
+    @property
+    def highest(self) -> float:
+        """The highest number."""
+        return self.largest
+
     @abstractmethod
     def round(self, x: Tensor) -> Tensor:
         """The element that stands for each value; infinities saturate, NaN stays NaN."""

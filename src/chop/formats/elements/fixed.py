@@ -45,6 +45,11 @@ class Fixed(Element):
         return max(-self.lowest_code, self.largest_code) * 2.0**-self.frac_width
 
     @property
+    def highest(self) -> float:
+        """2^-frac_width times the largest k."""
+        return self.largest_code * 2.0**-self.frac_width
+
+    @property
     def lowest(self) -> float:
         """2^-frac_width times the smallest k."""
         return self.lowest_code * 2.0**-self.frac_width
