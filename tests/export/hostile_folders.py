@@ -20,6 +20,7 @@ CODED = {
     "gptq": ("qweight", "qzeros", "scales"),
     "awq": ("qweight", "qzeros", "scales"),
     "ct": ("weight_packed", "weight_scale", "weight_shape"),
+    "ct8": ("weight", "weight_scale", "input_scale"),
 }
 """By kind of folder, what a module has."""
 Change = Callable[[Path], Any]
@@ -92,8 +93,18 @@ def part(end: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     return tensors(lambda x: x.update({f"{LAYER}.{end}": make(x[f"{LAYER}.{end}"]).contiguous()}))
 
 
-def without(end: str) -> Change:
-    return tensors(lambda x: x.pop(f"{LAYER}.{end}"))
+def without(*ends: str) -> Change:
+    return tensors(lambda x: [x.pop(f"{LAYER}.{end}") for end in ends])
+
+
+def inputs(**values: Any) -> Change:
+    """Changes how a group of compressed-tensors rounds inputs."""
+
+    def change(document: dict[str, Any]) -> None:
+        groups = document["quantization_config"]["config_groups"]
+        groups["group_0"]["input_activations"].update(values)
+
+    return config(change)
 
 
 def moved(to: str, kind: str, keep: bool = True) -> Change:
@@ -256,14 +267,23 @@ SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+ALLOWED: dict[str, set[tuple[str, str]]] = {
+    "gptq": set(),
+    "awq": set(),
+    "ct": {("weight_shape", "flat")},
+    "ct8": {("weight_scale", "flat"), ("input_scale", "floats")},
+}
+"""Changes that leave a folder as good as it was."""
+
+
 def of_kind(kind: str) -> dict[str, Change]:
     """Changes of what the kind of folder has."""
     codes, second, third = CODED[kind]
-    scales = second if kind == "ct" else third
+    scales = second if kind.startswith("ct") else third
     changes = {f"{name}-{codes}": part(codes, make) for name, make in SHAPES.items()}
     for end in (second, third):
         names = ("less", "flat", "complex") if end == scales else ("less", "floats", "none")
-        names = tuple(x for x in names if not (end == "weight_shape" and x == "flat"))
+        names = tuple(x for x in names if (end, x) not in ALLOWED[kind])
         changes |= {f"{name}-{end}": part(end, SHAPES[name]) for name in names}
     changes |= {f"without-{end}": without(end) for end in CODED[kind]}
     for name, number in {"nan": float("nan"), "infinite": float("inf")}.items():
@@ -290,6 +310,28 @@ OF_KINDS["ct"] |= {
     ),
     "huge-shape": part("weight_shape", lambda x: torch.tensor([BIG, BIG])),
     "negative-shape-of": part("weight_shape", lambda x: torch.tensor([-96, -64])),
+}
+del OF_KINDS["ct8"]["int8-weight"]
+OF_KINDS["ct8"] |= {
+    f"{name}-input_scale": part("input_scale", lambda x, y=number: torch.full_like(x, y))
+    for name, number in {"nan": float("nan"), "zero": 0.0, "negative": -1.0}.items()
+}
+OF_KINDS["ct8"] |= {
+    "many-input_scale": part("input_scale", lambda x: x.expand(64)),
+    "input_zero_point": tensors(
+        lambda x: x.update({f"{LAYER}.input_zero_point": torch.zeros(1, dtype=torch.int8)})
+    ),
+    "inputs": config(
+        lambda x: x["quantization_config"]["config_groups"]["group_0"].update(input_activations=5)
+    ),
+    "input-bits": inputs(num_bits=2**70),
+    "input-strategy": inputs(strategy=["token"]),
+    "input-groups": inputs(strategy="group", group_size=2**70, dynamic=True),
+    "input-type": inputs(type={"a": 1}),
+    "block": setting(strategy="block", block_structure=[2**70, 2**70]),
+    "block-text": setting(strategy="block", block_structure="128x128"),
+    "float-type": setting(type="float"),
+    "without-scales": without("weight_scale", "input_scale"),
 }
 OF_KINDS["gptq"] |= {
     "order": part("g_idx", lambda x: torch.full_like(x, 2**31 - 1)),

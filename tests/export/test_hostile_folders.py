@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from tests import programs
 from tests.export import gguf_bytes as g
 from tests.export.hostile_files import FILES
-from tests.export.hostile_folders import COMMON, OF_KINDS
+from tests.export.hostile_folders import CODED, COMMON, OF_KINDS
+from tests.export.test_compressed_tensors_inputs import by_hand as with_inputs
 from tests.export.test_compressed_tensors_reader import by_hand
 from tests.export.tools import awq_parts, awq_settings, gptq_parts, gptq_settings, write_folder
 from tests.subcases import subcases
@@ -50,6 +52,12 @@ SAID = {
     "gptq-layer-9": r"has no module 'model\.layers\.9\.mlp\.up_proj'",
     "ct-dunder": r"has no module 'model\.__dict__'",
     "ct-nan-scales": "some of its scales are NaN or infinite",
+    "ct8-nan-input_scale": "some of its scales are NaN or infinite",
+    "ct8-zero-input_scale": "input_scale is .* and no positive number",
+    "ct8-many-input_scale": r"input_scale is torch.float32 \(64,\), and no positive number",
+    "ct8-without-input_scale": "it lacks input_scale",
+    "ct8-without-scales": r"up_proj\.weight' holds codes, and has no weight_scale",
+    "ct8-input_zero_point": r"got 'model\.layers\.0\.mlp\.up_proj\.input_zero_point'",
     "awq-nan-scales": "some of its scales are NaN or infinite",
     "gptq-order": "has its inputs in another order",
     "ct-twofold": "has a weight of floats beside its codes",
@@ -87,6 +95,7 @@ def _make_folders(root: Path, common: Collection[str] = ("gptq",), own: bool = T
         "gptq": lambda path: write_folder(path, gptq_settings(4, 32), gptq_parts(4, 32)),
         "awq": lambda path: write_folder(path, awq_settings(32), awq_parts(32)),
         "ct": by_hand,
+        "ct8": partial(with_inputs, strategy="tensor", dynamic=False),
     }
     for kind, make in good.items():
         first = root / f"good-{kind}"
@@ -143,7 +152,7 @@ def _check(reports: dict[str, dict[str, Any]]) -> None:
 def test_every_one_ends_soon_and_in_memory(reports: dict[str, dict[str, Any]]) -> None:
     own = sum(len(changes) for changes in OF_KINDS.values())
     files = len(FILES) + len(CUTS) + 1
-    assert len(reports) == len(COMMON) + own + files + 4
+    assert len(reports) == len(COMMON) + own + files + len(CODED) + 1
     _check(reports)
 
 

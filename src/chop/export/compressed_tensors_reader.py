@@ -7,7 +7,7 @@ scales are taken as they are: no weight becomes a float on the way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ OTHERS = re.compile(
     r"\.(weight|input|output|q|k|v)_(packed|(global_)?scale|zero_point|g_idx|shape)$"
 )
 E8M0_NAN = 255
+CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Of weights, which nothing else in a folder has."""
 
 
 def read(folder: Path) -> Read:
@@ -80,14 +82,17 @@ def read(folder: Path) -> Read:
     return Read(config, tensors, packed, inputs=inputs)
 
 
-def _refuse_others(names: Iterable[str], folder: Path) -> None:
+def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Refuses tensors that the schemes of the folder do not have, as zero points of inputs."""
-    other = [name for name in names if OTHERS.search(name)]
+    other = [name for name in tensors if OTHERS.search(name)]
     if other:
         raise ConfigError(
             f"'{folder}': expected the tensors of the schemes in its config.json, got "
             f"'{min(other)}'."
         )
+    codes = [name for name, x in tensors.items() if x.dtype in CODES]
+    if codes:
+        raise CheckpointError(f"'{folder}': '{min(codes)}' holds codes, and has no weight_scale.")
 
 
 def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:

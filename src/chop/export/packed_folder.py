@@ -95,7 +95,8 @@ def write_folder(
         model.config.tie_word_embeddings = False  # codes cannot be tied to floats
         bias = head.bias
         if isinstance(bias, nn.Parameter):  # nor is it then to that of the module around the head
-            head.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+            own = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+            head.register_parameter("bias", own)
     with atomic_files(path, "model") as fresh:
         save_folder(model, fresh, tokenizer, card=False)
         _Rewriter(kind, model, weights, schemes).rewrite(fresh)
