@@ -1,6 +1,7 @@
 """The job that writes a graph for other engines."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def test_float_folders_are_quantized_and_read_back_without_a_difference(float_fo
     assert (tmp_path / "out" / "compressed-tensors" / "config.json").exists()
 
 
+def test_inputs_are_rounded_where_they_have_a_format(float_folder, tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
+    formats = {"format": "fp8:granularity=channel", "inputs": "fp8:granularity=row"}
+    how = {"out": tmp_path / "out", "seconds": 0.0}
+    (row,) = export(ExportConfig(str(float_folder), ("compressed-tensors",), **formats, **how))
+    assert row.difference < 1e-5
+    config = json.loads((tmp_path / "out" / "compressed-tensors" / "config.json").read_text())
+    (group,) = config["quantization_config"]["config_groups"].values()
+    assert group["format"] == "float-quantized"
+    assert group["input_activations"]["strategy"] == "token"
+
+
 def test_folders_that_chop_wrote_keep_their_codes(tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     mg = quantized(captured("Qwen2"), {"linear": "mxint:width=4"})
@@ -96,6 +109,8 @@ def test_a_file_without_a_tokenizer_is_told(tmp_path):
         ({"to": ("awq",)}, "no target 'awq': .* gptq and compressed-tensors hold"),
         ({"to": ("onnx", "executorch")}, "no target 'executorch': .* torchao 0.18 .*: pt2 is"),
         ({"to": ("pt2",), "format": "mxnit"}, "mxnit"),
+        ({"to": ("pt2",), "inputs": "fp8"}, "inputs: expected a format of the weights, too"),
+        ({"to": ("pt2",), "format": "fp8", "inputs": "8.auto"}, "inputs: '8.auto' waits for data"),
         ({"to": ("pt2",), "seconds": -1.0}, "expected seconds from 0 on"),
         ({"to": ("pt2",), "threads": 0}, "1 or more threads"),
     ],

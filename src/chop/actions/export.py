@@ -177,7 +177,11 @@ def load_graph(config: ExportConfig) -> Loaded:
     if is_quantized == (config.format is not None):
         given = "is quantized already" if is_quantized else "has float weights: give a format"
         raise ConfigError(f"format: '{config.model}' {given}.")
-    mg = packed(mg) if is_quantized else pack_weights(mg, parse_format_string(str(config.format)))
+    if is_quantized:
+        mg = packed(mg)
+    else:
+        inputs = None if config.inputs is None else parse_format_string(config.inputs)
+        mg = pack_weights(mg, parse_format_string(str(config.format)), inputs)
     return Loaded(mg, _tokenizer(config) if config.tokenizer else None)
 
 

@@ -14,6 +14,7 @@ def export(
     *,
     to: tuple[str, ...],
     format: str | None = None,
+    inputs: str | None = None,
     tokenizer: bool = True,
     out: Path = Path("runs/export"),
     seconds: float = 1.0,
@@ -27,6 +28,8 @@ def export(
 
       chop export ./my-llama --format mxint8 --to gguf,compressed-tensors
 
+      chop export ./my-llama --format fp8 --inputs fp8 --to compressed-tensors
+
     [bold]Targets[/], the engines that they are made for, and the formats that they take:
 
     [bold]onnx[/] (onnxruntime): any; integers of up to 8 bits stay codes, others become floats
@@ -36,7 +39,7 @@ def export(
     [bold]pt2[/] (torch, C++ with libtorch): any in weights; integer in inputs
 
     [bold]compressed-tensors[/] (vLLM, SGLang, transformers): mxint, group_integer, scale_integer,
-    integer, mxfp, nvfp4 in weights
+    integer, mxfp, nvfp4, fp8 in weights; scale_integer, integer, fp8 in inputs
 
     [bold]gptq[/] (vLLM, SGLang, GPTQModel): mxint, group_integer, scale_integer, integer of 2, 3, 4
     or 8 bits in weights
@@ -61,6 +64,7 @@ def export(
             a float model: built-in, folder or hub name.
         to: targets, with commas between them.
         format: number format of the weights of a float model. Default: the model is quantized.
+        inputs: with --format, number format that its layers round their inputs to. Default: none.
         tokenizer: write the folder's tokenizer too, where the target has a place for it.
         out: folder of the files.
         seconds: seconds to measure per target; 0 measures no times.
@@ -69,7 +73,7 @@ def export(
     from chop.actions.export import export as run
     from chop.actions.settings.export import ExportConfig
 
-    return run(ExportConfig(model, to, format, tokenizer, out, seconds, threads))
+    return run(ExportConfig(model, to, format, tokenizer, out, seconds, threads, inputs))
 
 
 EXPORT = Command(export)

@@ -23,9 +23,11 @@ class ExportConfig:
         out: folder of the files.
         seconds: seconds to measure per target; 0 measures no times.
         threads: threads of torch and of the engines.
+        inputs: with `format`, number format that the layers round their inputs to.
 
     Raises:
-        ConfigError: a target or a format is unknown, or there is no target.
+        ConfigError: a target or a format is unknown, inputs have one that waits for data, or there
+            is no target.
         UnavailableError: the library of a target is not installed.
     """
 
@@ -36,6 +38,7 @@ class ExportConfig:
     out: Path = Path("runs/export")
     seconds: float = 1.0
     threads: int = 1
+    inputs: str | None = None
 
     def __post_init__(self) -> None:
         from chop.export.targets import TARGETS, target
@@ -51,5 +54,13 @@ class ExportConfig:
             )
         if self.format is not None:
             parse_format_string(self.format)
+        if self.inputs is not None:
+            if self.format is None:
+                raise ConfigError("inputs: expected a format of the weights, too, got none.")
+            if not parse_format_string(self.inputs).is_fitted:
+                raise ConfigError(
+                    f"inputs: '{self.inputs}' waits for data, which chop compress calibrates on; "
+                    "expected scales of each input, as scale_integer:width=8:granularity=row."
+                )
         for name in self.to:
             target(name).require()
