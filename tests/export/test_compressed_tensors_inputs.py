@@ -232,6 +232,38 @@ def test_tied_heads_and_layers_without_rounded_inputs(kind, tmp_path):
         torch.testing.assert_close(logits(found, tokens()), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("fmt", [FP8(), ScaleInteger(8)], ids=str)
+@pytest.mark.sampled(1)
+def test_calibrated_scales_are_static_ones(fmt, tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
+    rule = {"config": {"weight": fmt, "data_in": fmt}}
+    mg, _ = passes.quantize_transform_pass(captured("Llama"), {"by": "type", "linear": rule})
+    batch = {"input_ids": tokens(), "attention_mask": torch.ones_like(tokens())}
+    mg, info = passes.calibrate_transform_pass(mg, {"batches": [batch], "static_scales": True})
+    assert info["static"] == 8
+    assert not target.write(mg, tmp_path)["notes"]
+    wanted = logits(rounded(mg), tokens())
+    for found in (load(tmp_path), target.read_model(tmp_path)):
+        torch.testing.assert_close(logits(found, tokens()), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.long  # the pages say it; what it is made of is tested
+@pytest.mark.parametrize("name", ["int8 by token", "fp8 by token"])
+def test_models_that_transformers_reads_in_8_bits(name, tmp_path):
+    import transformers
+
+    from chop import ChopConfig
+
+    decoder("Llama").save_pretrained(tmp_path / "float")
+    config = ChopConfig(W8A8[name][0], data_in=W8A8[name][1], operators="linear", skip="lm_head")
+    kind = transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(tmp_path / "float", quantization_config=config)
+    target.write(MaseGraph(model), tmp_path / "ours")
+    again = load(tmp_path / "ours")
+    assert type(again.lm_head) is nn.Linear
+    assert torch.equal(logits(again, tokens()), logits(model, tokens()))
+
+
 def encoder():
     import transformers
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.export.stored import checked_scales
 from chop.formats import FP8, NumberFormat, Quantizer, ScaleInteger
-from chop.formats.elements import Element, Fixed
+from chop.formats.elements import Fixed
 from chop.formats.groups import WHOLE_TENSOR, Blocks, Groups, Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import ConstantScale, FloatScale
@@ -163,8 +163,8 @@ def inputs_of(quantizer: Quantizer) -> tuple[InputScheme, float | None] | str:
     if isinstance(scaling, ConstantScale) and len(scaling.given) == 1 and scaling.given[0] > 0:
         in_float32 = scaling.known(torch.device("cpu")).item()
         return InputScheme(element.width, kind, "tensor", None, False), in_float32 * step
-    found = _strategy(layout.groups)
-    if found is None or step != 1 or scaling != _dynamic(element):
+    found, dynamic = _strategy(layout.groups), FloatScale(LARGEST, element.highest, True)
+    if found is None or step != 1 or scaling != dynamic:
         return (
             f"it rounds its inputs to {quantizer.label}: expected a dynamic scale for each row, "
             "for groups along it or for all, of their largest magnitude, or a static one for all"
@@ -182,11 +182,6 @@ def _kind(layout: Layout) -> str | None:
         return None
     is_int = element.code == "twos_complement" and element.rounding == "nearest_even"
     return "int" if is_int else None
-
-
-def _dynamic(element: Element) -> FloatScale:
-    largest = element.largest_code if isinstance(element, Fixed) else element.largest
-    return FloatScale(LARGEST, largest, is_positive=True)
 
 
 def _strategy(groups: Groups) -> tuple[str, int | None] | None:

@@ -26,8 +26,8 @@ class CalibrateConfig:
         batches: inputs of the model by name, one mapping per batch; inputs that the graph does
             not have are ignored.
         static_scales: True fixes scales of activations that would follow each tensor as a whole
-            (`scale_integer` with granularity `tensor`, `binary_residual`): they become those that
-            the format has for all values in `batches`.
+            (`scale_integer` and `fp8` with granularity `tensor`, `binary_residual`): they become
+            those that the format has for all values in `batches`.
     """
 
     batches: Batches
