@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes, runs
-from chop.actions.export import export, largest_difference, load_graph
+from chop.actions.export import MOST_DYNAMIC, export, largest_difference, load_graph
 from chop.actions.settings.export import ExportConfig
 from chop.cli.export import export as command
-from chop.errors import ChopError, ConfigError, UnavailableError
+from chop.errors import ChopError, ConfigError, UnavailableError, VerificationError
 from chop.export.targets import REFUSED, TARGETS, target
 from tests.export import gguf_bytes
 from tests.export.decoders import captured, decoder, quantized
@@ -180,6 +180,13 @@ def test_a_refusal_says_which_files_stay(run_folder, tmp_path):
 def test_another_model_is_no_result(found, reason):
     with pytest.raises(ChopError, match=reason):
         largest_difference(found, {"x": torch.ones(2)}, "onnx")
+
+
+def test_layers_that_find_scales_of_inputs_may_differ_more():
+    found, expected = {"a": torch.tensor([1.2, 4.0])}, {"a": torch.tensor([1.2, 3.0])}
+    with pytest.raises(VerificationError, match="more than rounding explains"):
+        largest_difference(found, expected, "x")
+    assert largest_difference(found, expected, "x", MOST_DYNAMIC) == 1.0
 
 
 def test_outputs_that_files_rename_are_found_and_nan_beside_nan_is_equal():

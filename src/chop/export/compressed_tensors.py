@@ -58,10 +58,10 @@ class Scheme:
             rows, or `tensor_group`.
         group_size: columns that share a scale; None with one for a row or all, and for blocks.
         scale_dtype: of scales that are stored otherwise than in the model's dtype.
+        tensors: the coded weight and the model's dtype -> tensors by the end of their names.
         block: rows and columns that share a scale, with strategy `block`.
         inputs: how inputs are rounded; None: not at all.
         is_rounded: the model's dtype does not hold all scales, which are stored in float32.
-        tensors: the coded weight and the model's dtype -> tensors by the end of their names.
     """
 
     format: str

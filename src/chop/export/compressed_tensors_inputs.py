@@ -5,7 +5,8 @@ Scales of tokens or groups follow the data. One for all does so, or is stored as
 Engines find a dynamic scale of 8-bit integers as amax/127, and so does `scale_integer`; the library
 itself, which transformers calls, as amax/127.5, where k reaches from -128 to 127: its steps are
 smaller by 1/255. It computes quotients, scales and products in the model's dtype, and one scale for
-all rows of a matrix, which has no tokens. In e4m3 both divide by 448.
+all rows of a matrix, which has no tokens. In e4m3 both divide by 448; a quotient that float32
+rounds to a tie may become the neighbor of our code.
 """
 
 from __future__ import annotations
