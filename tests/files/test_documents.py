@@ -5,7 +5,7 @@ import json
 import pytest
 
 from chop import runs
-from chop.actions.bench import _compressed_run as compressed_run
+from chop.actions.compressed_run import compressed_run
 from chop.actions.search.several import _best
 from chop.config import load_toml
 from chop.distributed.plan import ShardingPlan

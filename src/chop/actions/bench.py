@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chop import runs
 from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
+from chop.actions.compressed_run import WEIGHTS, workload_config
 from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.actions.latency import compare_with_float, describe_fastest, speed_tables
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
-from chop.errors import CheckpointError
-from chop.files import latest, shared_lock
-from chop.files.documents import read_json
+from chop.files import latest
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
 from chop.report.report import Note, Report, figure
@@ -26,8 +21,6 @@ from chop.studies.model import ModelComparison
 from chop.studies.results import flat_row
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import load_workload, raise_to_graph
-
-WEIGHTS = "model.pt"
 
 
 def bench_model(config: BenchModelConfig) -> ModelComparison:
@@ -92,41 +85,10 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 
 def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
     """What the folder was compressed from; settings that were given win."""
-    settings, is_saved = _compressed_run(folder)
-    if not is_saved:
-        raise CheckpointError(
-            f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "
-            "compress again with --keep-best."
-        )
-    known = {field.name for field in dataclasses.fields(WorkloadConfig)}
-    chosen = {name: value for name, value in settings.items() if name in known}
-    return WorkloadConfig(**{**chosen, **_given(config), "out": folder, "device": config.device})
+    return workload_config(folder, {**_given(config), "out": folder, "device": config.device})
 
 
 def _given(config: BenchModelConfig) -> dict[str, Any]:
     """The settings of a workload that were given."""
     names = ("model", "dataset", "max_length")
     return {name: value for name in names if (value := getattr(config, name)) is not None}
-
-
-def _compressed_run(folder: Path) -> tuple[Mapping[str, Any], bool]:
-    """The settings of the run that compressed a model into a folder, and whether it saved one.
-
-    Runs of earlier versions have no manifest; `result.json` says the same of them.
-    """
-    with suppress(CheckpointError):
-        found = runs.read_manifest(folder).results
-        if found is not None and found.kind == "compress":
-            return found.settings, any(each.path == WEIGHTS for each in found.artifacts)
-    with shared_lock(folder):
-        path = latest(folder / "result.json")
-        if not path.is_file():
-            raise CheckpointError(
-                f"'{folder}' holds no {runs.MANIFEST} of a finished run, and no result.json: "
-                "expected the output folder of chop compress."
-            )
-        try:
-            result = read_json(path)
-            return dict(result["config"]), result["saved"] is not None
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise CheckpointError(f"'{path}' is no result of chop compress: {error}.") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.bench.clock import CLOCKS, Reading
-from chop.bench.statistics import Interval
+from chop.bench.statistics import Interval, paired_ratio
 from chop.errors import ConfigError, did_you_mean
 from chop.files import write_json
 from chop.tables import print_table
@@ -87,6 +87,18 @@ class Comparison:
         measured = self[name]
         own = measured.processor_seconds if self.clock == "processor" else None
         return measured.seconds if own is None else own
+
+    def ratio(self, name: str, baseline: str) -> Interval:
+        """How many times as fast a variant is as another, of measurements in turns.
+
+        Raises:
+            ConfigError: there is no variant of that name, or they were not measured in turns.
+        """
+        if self.method != "paired":
+            raise ConfigError(f"ratio: expected variants that took turns, got '{self.method}'.")
+        readings = (self[baseline].readings, self[name].readings)
+        base, own = ([getattr(each, self.clock) for each in taken] for taken in readings)
+        return paired_ratio(base, own)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per variant, as formatted text; what no variant has is left out."""

@@ -15,8 +15,12 @@ def export(
     to: tuple[str, ...],
     format: str | None = None,
     inputs: str | None = None,
+    nearest: bool = False,
+    dataset: str | None = None,
+    limit: int | None = None,
     tokenizer: bool = True,
     out: Path = Path("runs/export"),
+    batch_sizes: tuple[int, ...] = (1, 32),
     seconds: float = 1.0,
     threads: int = 1,
 ) -> Any:
@@ -29,6 +33,8 @@ def export(
       chop export ./my-llama --format mxint8 --to gguf,compressed-tensors
 
       chop export ./my-llama --format fp8 --inputs fp8 --to compressed-tensors
+
+      chop export runs/compress --to gptq --nearest --batch 1 --batch 32
 
     [bold]Targets[/], the engines that they are made for, and the formats that they take:
 
@@ -49,14 +55,17 @@ def export(
     [bold]gguf[/] (llama.cpp, transformers): mxint, group_integer, group_affine of up to 5 bits,
     mxfp of 4 and nvfp4 in weights
 
-    What a target cannot hold is listed by module, and nothing is written for it. The target's own
-    library reads each file back; folders of gptq are read by chop itself. vLLM, SGLang, GPTQModel
-    and FINN were not run. chop doctor names the libraries that are missing.
+    What a target cannot hold is listed by module with the nearest format that it can hold, and
+    nothing is written, for no target; --nearest rounds these modules to that format. The target's
+    own library reads each file back; folders of gptq are read by chop itself. vLLM, SGLang,
+    GPTQModel and FINN were not run. chop doctor names the libraries that are missing.
 
-    [bold]Columns[/] per target: size, the largest difference between what was read back and the
-    quantized graph, and how many times as fast it is as the graph in chop.
+    [bold]Tables[/]: per target size, how many packed weights the library decodes to the graph's
+    values, and the largest difference of outputs; per model the metric on the test rows, where they
+    are known; per engine and batch size how many times as fast it is as float and as the graph.
 
-    [bold]Output[/] in --out: a file or folder per target, table.md, manifest.json.
+    [bold]Output[/] in --out: a file or folder per target, table.md, manifest.json, and per batch
+    size times-batch-N.svg and times-batch-N.json.
 
     Args:
         model: output folder of chop compress, checkpoint of a graph, folder that chop wrote for
@@ -65,15 +74,21 @@ def export(
         to: targets, with commas between them.
         format: number format of the weights of a float model. Default: the model is quantized.
         inputs: with --format, number format that its layers round their inputs to. Default: none.
+        nearest: round modules that a target cannot hold to the nearest format that it can.
+        dataset: data set of the test rows: built-in, local file or folder, hub name. Default: that
+            of the run, or of the built-in model.
+        limit: number of test rows to compare, spread over all. Default: all.
         tokenizer: write the folder's tokenizer too, where the target has a place for it.
         out: folder of the files.
-        seconds: seconds to measure per target; 0 measures no times.
+        batch_sizes: rows of an input whose times are measured.
+        seconds: seconds to measure per engine and batch size; 0 measures no times.
         threads: threads of torch and of the engines.
     """
     from chop.actions.export import export as run
     from chop.actions.settings.export import ExportConfig
 
-    return run(ExportConfig(model, to, format, tokenizer, out, seconds, threads, inputs))
+    what = (model, to, format, inputs, nearest, dataset, limit, tokenizer, out)
+    return run(ExportConfig(*what, batch_sizes, seconds, threads))
 
 
 EXPORT = Command(export)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 
 from chop.export.coded import CodedWeight
 from chop.export.compressed_tensors_inputs import E4M3, SCALE, InputScheme, inputs_of
-from chop.export.packed_folder import FolderKind, float_layers, write_folder
+from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
 from chop.export.stored import words_packed
-from chop.export.target import Runner, Target, runner_of
+from chop.export.target import Runner, Target, runner_of, weights_of
 from chop.formats import Quantizer
 from chop.formats.elements import Fixed, Minifloat
 from chop.formats.scaling import ScaledFloatScale
@@ -357,5 +358,13 @@ TARGET = Target(
     suffix="",
     write=write,
     read=read,
+    refusals=partial(refusals, KIND),
+    formats=(
+        *(f"group_integer:width={bits}" for bits in range(2, 9)),
+        *(f"scale_integer:width={bits}:granularity=channel" for bits in range(2, 9)),
+        *("mxint:width=4", "mxint:width=8", "mxfp:width=4", "mxfp:width=8", "nvfp4"),
+    ),
+    weights=lambda path: weights_of(read_model(path)),
+    cause="the library computes in the model's dtype, and decodes nvfp4 to bfloat16",
     is_timed=False,
 )

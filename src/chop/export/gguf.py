@@ -29,6 +29,7 @@ from chop.export.target import (
     packed_model,
     refuse,
     runner_of,
+    weights_of,
 )
 from chop.files import atomic_file
 from chop.ir.graph import MaseGraph
@@ -105,6 +106,12 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     }
 
 
+def refusals(mg: MaseGraph) -> dict[str, str]:
+    """By path of a module why a file cannot hold it, see `chop.export.target.Target`."""
+    model, unheld = packed_model(mg, TARGET.name)
+    return _tensors(model, architecture_of(model.config))[1] | unheld
+
+
 def read(path: Path) -> Runner:
     """The model of a file, as `read_model` gives it."""
     return runner_of(read_model(path))
@@ -170,6 +177,9 @@ TARGET = Target(
     suffix=".gguf",
     write=write,
     read=read,
+    refusals=refusals,
+    formats=("mxint:width=4", "mxint:width=8", "group_integer:width=4", "mxfp:width=4"),
+    weights=lambda path: weights_of(read_model(path)),
     is_timed=False,
 )
 

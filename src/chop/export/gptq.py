@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from torch import Tensor, nn
 
 from chop.export.coded import CodedWeight
 from chop.export.gptq_reader import METHOD, READER, WIDTHS
-from chop.export.packed_folder import FolderKind, float_layers, write_folder
+from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
 from chop.export.reader import load
 from chop.export.stored import WORD, words_packed
-from chop.export.target import Runner, Target, runner_of
+from chop.export.target import Runner, Target, runner_of, weights_of
 from chop.formats.elements import Fixed
 from chop.ir.graph import MaseGraph
 
@@ -168,5 +169,11 @@ TARGET = Target(
     suffix="",
     write=write,
     read=read,
+    refusals=partial(refusals, KIND),
+    formats=(
+        *(f"group_integer:width={bits}" for bits in WIDTHS),
+        *("mxint:width=4", "mxint:width=8"),
+    ),
+    weights=lambda path: weights_of(load(READER, path)),
     is_timed=False,
 )

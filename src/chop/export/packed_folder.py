@@ -84,7 +84,10 @@ def write_folder(
     rounds_inputs = kind.scheme_with_inputs is not None
     model, reasons = packed_model(mg, kind.method, rounds_inputs)
     floats = _unpack_embeddings(model)
-    weights, schemes = _schemes(kind, model, reasons)
+    weights, schemes, reasons = _schemes(kind, model, reasons)
+    refuse(kind.method, reasons, kind.held)
+    if not schemes:
+        raise ConfigError(f"{kind.method}: expected a packed linear layer, got none. {kind.held}")
     notes = [f"embeddings are written as floats: {', '.join(floats)}"] if floats else []
     notes += kind.notes(schemes, model)
     for note in notes:
@@ -109,6 +112,13 @@ def write_folder(
     return {"path": path, "formats": formats, "floats": floats, "notes": notes, "files": files}
 
 
+def refusals(kind: FolderKind, mg: MaseGraph) -> dict[str, str]:
+    """By path of a module why a tool's folder cannot hold it, see `chop.export.target.Target`."""
+    model, reasons = packed_model(mg, kind.method, kind.scheme_with_inputs is not None)
+    _unpack_embeddings(model)
+    return _schemes(kind, model, reasons)[2]
+
+
 def float_layers(model: nn.Module, schemes: Collection[str]) -> list[str]:
     """The linear layers that stay floats."""
     return [
@@ -119,24 +129,17 @@ def float_layers(model: nn.Module, schemes: Collection[str]) -> list[str]:
 
 
 def _schemes(
-    kind: FolderKind, model: Any, reasons: dict[str, str]
-) -> tuple[dict[str, CodedWeight], dict[str, Any]]:
-    """Weights and schemes by path.
-
-    Raises:
-        ConfigError: there is none, or a layer has none.
-    """
-    weights, schemes = dict[str, CodedWeight](), dict[str, Any]()
+    kind: FolderKind, model: Any, reasons: Mapping[str, str]
+) -> tuple[dict[str, CodedWeight], dict[str, Any], dict[str, str]]:
+    """Weights and schemes by path, and why the other modules have none."""
+    weights, schemes, unheld = dict[str, CodedWeight](), dict[str, Any](), dict[str, str]()
     for name, layer in packed_layers(model).items():
         found = _stored(kind, layer, model.dtype)
         if isinstance(found, str):
-            reasons.setdefault(name, found)
+            unheld[name] = found
         else:
             weights[name], schemes[name] = found
-    refuse(kind.method, kind.refused(schemes) | reasons, kind.held)
-    if not schemes:
-        raise ConfigError(f"{kind.method}: expected a packed linear layer, got none. {kind.held}")
-    return weights, schemes
+    return weights, schemes, {**kind.refused(schemes), **unheld, **reasons}
 
 
 def _unpack_embeddings(model: nn.Module) -> list[str]:

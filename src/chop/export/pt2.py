@@ -6,7 +6,7 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from chop.export.flat import FlatGraph, named_tensors
 from chop.export.onnx.export import examples_and_answers
 from chop.export.target import Runner, Target
 from chop.files import atomic_file
-from chop.formats import from_key
+from chop.formats import NumberFormat, Quantizer, from_key
 from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.private.compile_api import compile_package, load_package, package_metadata
+from chop.private.modules import parameters_of
 from chop.quantization.compilation import round_in_steps, takes_steps
 from chop.quantization.freezing import freeze_layers
 
@@ -203,6 +205,28 @@ def write_target(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, 
     return write(frozen, path, TARGET.name)
 
 
+def refusals(mg: MaseGraph) -> dict[str, str]:
+    """By path of a module which rounding of activations needs chop, see `Target`."""
+    found: dict[str, str] = {}
+    for path, module in mg.model.named_modules():
+        if isinstance(module, QuantizedOperator):
+            labels = [f"{operand} to {x.label}" for operand, x in _needing_chop(module)]
+            found |= {path: f"chop alone rounds its {', '.join(labels)}"} if labels else {}
+    return found
+
+
+def _needing_chop(module: QuantizedOperator) -> Iterator[tuple[str, Quantizer]]:
+    parameters = parameters_of(module)
+    stored = module.packed_shapes if isinstance(module, PackedOperator) else {}
+    for operand, quantizer in module.spec.items():
+        is_stored = operand in stored or parameters.get(operand) is not None
+        is_absent = operand == "bias" and not is_stored
+        if is_stored or is_absent or quantizer.is_identity:
+            continue
+        if not isinstance(quantizer, NumberFormat) or not takes_steps(quantizer):
+            yield operand, quantizer
+
+
 def read(path: Path) -> Runner:
     """The package, as torch loads it."""
     package = load_package(path)
@@ -226,4 +250,5 @@ TARGET = Target(
     SUFFIX,
     write_target,
     read,
+    refusals,
 )

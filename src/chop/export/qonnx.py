@@ -19,7 +19,7 @@ from chop.export.onnx.check import check
 from chop.export.onnx.export import NEEDS, answer_of
 from chop.export.onnx.files import write_files
 from chop.export.onnx.plain import in_plain_operators
-from chop.export.onnx.quant import WHERE, quant_graph
+from chop.export.onnx.quant import WHERE, quant_graph, refusals
 from chop.export.onnx.target import in_float32
 from chop.export.onnx.write import proto_of
 from chop.export.target import Runner, Target
@@ -120,6 +120,12 @@ TARGET = Target(
     ".onnx",
     write,
     read,
+    refusals,
+    (
+        *(f"scale_integer:width={bits}" for bits in range(2, 9)),
+        *(f"scale_integer:width={bits}:granularity=channel" for bits in range(2, 9)),
+        *("binary", "ternary"),
+    ),
     needs=NEEDS,
     stem="qonnx",
     is_timed=False,

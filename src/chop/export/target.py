@@ -26,6 +26,13 @@ SHOWN = 8
 """Modules that an error lists."""
 Runner = Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
 """Outputs by name, of inputs by the graph's names."""
+SUMS = "sums are added in another order, and numbers next to a tie may be rounded the other way"
+"""Why outputs of an engine differ that computes from the same values."""
+
+
+def nothing_refused(mg: MaseGraph) -> dict[str, str]:
+    """Of a target that holds every format, some as floats."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,12 @@ class Target:
         write: graph, path, tokenizer or None -> what was written: `files` of a folder, `notes`.
             Raises ConfigError, with every module that it cannot hold, before anything is written.
         read: path -> the model as the library reads it.
+        refusals: graph -> by path of a module why the target cannot hold it. Raises ConfigError,
+            as `write` does, where it holds no such model, whatever the formats.
+        formats: of weights that it holds, as format strings: candidates for what it refuses.
+        weights: path -> by path of a module its weight as the target's library decodes it, of a
+            layer's shape or transposed; None: the library gives none.
+        cause: why outputs may differ from those of the graph though the weights are equal.
         needs: other packages that writing takes.
         beside: suffixes of other files of the same stem.
         stem: of the file in a folder that has those of other targets, too.
@@ -76,6 +89,10 @@ class Target:
     suffix: str
     write: Callable[[MaseGraph, Path, Any], Mapping[str, Any]]
     read: Callable[[Path], Runner]
+    refusals: Callable[[MaseGraph], Mapping[str, str]] = nothing_refused
+    formats: tuple[str, ...] = ()
+    weights: Callable[[Path], Mapping[str, Tensor]] | None = None
+    cause: str = SUMS
     needs: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     stem: str = "model"
@@ -158,6 +175,13 @@ def runner_of(model: nn.Module) -> Runner:
         return output_tensors(model(**inputs))
 
     return answers
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model's layers by path, decoded where they are packed."""
+    named = model.named_modules(remove_duplicate=False)
+    found = {path: getattr(module, "weight", None) for path, module in named}
+    return {path: x.detach() for path, x in found.items() if isinstance(x, Tensor)}
 
 
 def packed_layers(model: nn.Module) -> dict[str, PackedOperator]:

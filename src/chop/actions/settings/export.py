@@ -19,11 +19,16 @@ class ExportConfig:
             float model: built-in, folder or hub name.
         to: targets, see `chop.export.targets`.
         format: number format of the weights of a float model.
+        inputs: with `format`, number format that the layers round their inputs to.
+        nearest: rounds modules that a target cannot hold to the nearest format that it can.
+        dataset: data set of the test rows: built-in, local file or folder, hub name. Default: that
+            of the run, or of the built-in model.
+        limit: number of test rows to compare, spread over all. Default: all.
         tokenizer: writes the folder's tokenizer too, where the target has a place for it.
         out: folder of the files.
-        seconds: seconds to measure per target; 0 measures no times.
+        batch_sizes: rows of an input whose times are measured.
+        seconds: seconds to measure per engine and batch size; 0 measures no times.
         threads: threads of torch and of the engines.
-        inputs: with `format`, number format that the layers round their inputs to.
 
     Raises:
         ConfigError: a target or a format is unknown, inputs have one that waits for data, or there
@@ -34,11 +39,15 @@ class ExportConfig:
     model: str
     to: tuple[str, ...]
     format: str | None = None
+    inputs: str | None = None
+    nearest: bool = False
+    dataset: str | None = None
+    limit: int | None = None
     tokenizer: bool = True
     out: Path = Path("runs/export")
+    batch_sizes: tuple[int, ...] = (1, 32)
     seconds: float = 1.0
     threads: int = 1
-    inputs: str | None = None
 
     def __post_init__(self) -> None:
         from chop.export.targets import TARGETS, target
@@ -52,6 +61,12 @@ class ExportConfig:
                 f"expected seconds from 0 on and 1 or more threads, got {self.seconds} and "
                 f"{self.threads}."
             )
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ConfigError(f"batch sizes: expected 1 or more, got {list(self.batch_sizes)}.")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit: expected 1 or more, got {self.limit}.")
+        if len({*self.to}) < len(self.to):
+            raise ConfigError(f"to: expected each target once, got {', '.join(self.to)}.")
         if self.format is not None:
             parse_format_string(self.format)
         if self.inputs is not None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from chop.export.onnx.grids import scale_of
 from chop.export.onnx.operators import qonnx_bipolar, qonnx_quant
 from chop.export.onnx.qdq import LINEAR, integer_form
-from chop.export.onnx.stand_ins import is_parameter, plan_stand_ins
+from chop.export.onnx.stand_ins import StandIns, is_parameter, plan_stand_ins
+from chop.export.onnx.target import in_float32
 from chop.export.target import refuse
 from chop.formats import Gradient, StandIn
 from chop.formats.elements import Element, Fixed, Sign, Trit
@@ -115,18 +116,26 @@ def quant_graph(mg: MaseGraph) -> MaseGraph:
         ConfigError: QONNX lacks formats, which are listed by module; or see `plan_stand_ins`.
     """
     planned = plan_stand_ins(mg, _quant, WHERE)
-    labels: dict[str, list[str]] = defaultdict(list)
-    for path, operand in planned.missing:
-        label = getattr(planned.steps[path].spec, operand).label
-        labels[path or "model"].append(f"{operand} ({label})")
-    reasons = {path: f"no node stands for its {', '.join(x)}" for path, x in labels.items()}
-    refuse(WHERE, reasons, WAY_OUT)
+    refuse(WHERE, _reasons(planned), WAY_OUT)
     planned.put()
     for node in planned.mg.nodes:
         layer: Any = planned.mg.module_of(node)
         if integer_form(planned.mg, node) == LINEAR and isinstance(layer.spec.weight, Quant):
             planned.mg.replace(node, _Linear(layer))
     return planned.mg
+
+
+def refusals(mg: MaseGraph) -> dict[str, str]:
+    """By path of a module why no node stands for it, see `chop.export.target.Target`."""
+    return _reasons(plan_stand_ins(in_float32(mg)[0], _quant, WHERE))
+
+
+def _reasons(planned: StandIns) -> dict[str, str]:
+    labels: dict[str, list[str]] = defaultdict(list)
+    for path, operand in planned.missing:
+        label = getattr(planned.steps[path].spec, operand).label
+        labels[path or "model"].append(f"{operand} ({label})")
+    return {path: f"no node stands for its {', '.join(x)}" for path, x in labels.items()}
 
 
 def _quant(step: QuantizedOperator, operand: str) -> Quant | None:

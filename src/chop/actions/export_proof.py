@@ -1,0 +1,224 @@
+"""Proof of an export: weights code by code, and outputs on test rows, as an engine has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.bench import outputs
+from chop.errors import VerificationError
+from chop.export.flat import RENAMED, output_tensors
+from chop.export.target import Runner, packed_layers
+from chop.formats import NumberFormat
+from chop.formats.static import is_dynamic
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+from chop.quantization.freezing import freeze_layers
+from chop.train.feed import Feed
+from chop.train.intervals import Score
+from chop.train.model_io import LABELS, read_output
+from chop.train.rows import Rows, rows_per_batch
+from chop.train.train_loop import EVALUATED
+from chop.workloads.workload import Workload
+
+MOST = 0.05
+"""Of the largest output: beyond it the file is another model."""
+MOST_DYNAMIC = 0.5
+"""The same where layers find scales of their inputs: the last bit of a quotient then picks one of
+two codes, and deep models amplify it, to as much as the rounding itself changes them."""
+
+
+@dataclass(frozen=True)
+class WeightProof:
+    """Packed weights beside those that a target's library decodes.
+
+    Attributes:
+        equal: how many are, value by value.
+        compared: how many the library gives.
+        count: of packed weights.
+        difference: the largest one of a value; None where none was compared.
+    """
+
+    equal: int
+    compared: int
+    count: int
+    difference: float | None
+
+    def __str__(self) -> str:
+        """Such as `14 of 14`."""
+        missing = self.count - self.compared
+        return f"{self.equal} of {self.compared}" + (f", {missing} not given" if missing else "")
+
+
+@torch.no_grad()
+def compare_weights(mg: MaseGraph, given: Mapping[str, Tensor]) -> WeightProof:
+    """Compares the weight of every packed module of a graph.
+
+    Args:
+        mg: the graph that was written.
+        given: by path of a module, of its shape or transposed, see `Target.weights`.
+    """
+    equal, differences = 0, list[float]()
+    layers = packed_layers(mg.model)
+    for path, layer in layers.items():
+        ours, theirs = layer.weight.double(), given.get(path)
+        if theirs is None or sorted(theirs.shape) != sorted(ours.shape):
+            continue
+        theirs = theirs.double()
+        ways = (theirs, theirs.T) if theirs.dim() == 2 else (theirs,)
+        off = min(_apart(x, ours) for x in ways if x.shape == ours.shape)
+        equal += off == 0
+        differences.append(off)
+    return WeightProof(equal, len(differences), len(layers), max(differences, default=None))
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    return outputs.largest_difference([found], [expected], "weight") or 0.0
+
+
+@dataclass
+class RowProof:
+    """Outputs of an engine on test rows, as they come, beside those of its graph.
+
+    Attributes:
+        agreed: answers whose largest logit is the graph's; None where answers are no classes.
+        answers: that were compared: rows, or tokens.
+        difference: the largest one between outputs.
+        largest: of the graph's outputs.
+    """
+
+    agreed: int | None = None
+    answers: int = 0
+    difference: float = 0.0
+    largest: float = 0.0
+    _predictions: list[Tensor] = field(default_factory=list, repr=False)
+    _labels: list[Tensor] = field(default_factory=list, repr=False)
+
+    def add(self, workload: Workload, found: Tensor, expected: Tensor, labels: Tensor) -> None:
+        """Takes the logits of a batch."""
+        task = workload.task
+        self.difference = max(self.difference, _apart(found, expected))
+        if expected.numel():
+            self.largest = max(self.largest, expected.abs().max().item())
+        answers, right = task.compare(found, labels)
+        own, _ = task.compare(expected, labels)
+        self.answers += len(answers)
+        if task.is_categorical:
+            same = (answers.argmax(-1) == own.argmax(-1)).reshape(len(answers), -1).all(-1)
+            self.agreed = (self.agreed or 0) + int(same.sum())
+        self._predictions.append(task.metric.predict(answers, right))
+        self._labels.append(right)
+
+    def score(self, workload: Workload, rows: int) -> Score:
+        """The task's metric of the engine."""
+        return workload.score_of(torch.cat(self._predictions), torch.cat(self._labels), rows)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model whose outputs on test rows are compared.
+
+    Attributes:
+        name: in tables.
+        answers: inputs by name -> outputs by name.
+        reference: the name of the model that it is compared with; its own compares with nothing.
+    """
+
+    name: str
+    answers: Runner
+    reference: str
+
+
+@torch.no_grad()
+def compare_on_rows(
+    contestants: Sequence[Contestant],
+    mg: MaseGraph,
+    workload: Workload,
+    rows: Rows,
+    advance: Callable[[float], None] = lambda share: None,
+) -> dict[str, RowProof]:
+    """Runs all models on the same batches of test rows.
+
+    Args:
+        contestants: references are before those that are compared with them.
+        mg: the graph, whose inputs are fed.
+        workload: the task.
+        rows: to run on.
+        advance: takes the share of the rows that is done.
+    Returns: by name.
+
+    Raises:
+        VerificationError: an engine has no output of that name, or of another shape.
+    """
+    found = {each.name: RowProof() for each in contestants}
+    feed = Feed(mg.model, rows, 1, workload.task, "cpu")
+    feed.batch_size = rows_per_batch(mg.model, rows, workload.task, EVALUATED)
+    for step, (fed, labels) in enumerate(feed.batches()):
+        inputs = {name: x for name, x in fed.items() if name != LABELS}
+        name, logits = _logits_name(mg, inputs), dict[str, Tensor]()
+        for each in contestants:
+            logits[each.name] = _named(each.answers(inputs), name, each.name)
+            found[each.name].add(workload, logits[each.name], logits[each.reference], labels)
+        advance((step + 1) / feed.steps)
+    return found
+
+
+def _logits_name(mg: MaseGraph, inputs: Mapping[str, Any]) -> str:
+    """What the logits are called among the outputs of a graph."""
+    answer = mg.model(**inputs)
+    logits = read_output(answer)[1]
+    return next(name for name, x in output_tensors(answer).items() if x is logits)
+
+
+def _named(found: Mapping[str, Tensor], name: str, who: str) -> Tensor:
+    given = found.get(name, found.get(f"{name}{RENAMED}"))
+    if given is None:
+        raise VerificationError(f"{who}: expected the output '{name}', got {[*found]}.")
+    return given
+
+
+def exact_graph(mg: MaseGraph) -> MaseGraph:
+    """A graph that computes with the values that codes stand for, in the order of sums of torch."""
+    exact = mg.copy()
+    exact.model.cpu().eval()
+    freeze_layers(exact)
+    return exact
+
+
+def largest_share(mg: MaseGraph) -> float:
+    """The difference between outputs that rounding explains, as a share of the largest one."""
+    inputs = (
+        m.format_of("data_in") for m in mg.model.modules() if isinstance(m, QuantizedOperator)
+    )
+    finds = any(isinstance(x, NumberFormat) and is_dynamic(x) for x in inputs)
+    return MOST_DYNAMIC if finds else MOST
+
+
+def largest_difference(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str, most: float = MOST
+) -> float:
+    """Of all outputs; those that files call otherwise, since an input has the name, too.
+
+    Args:
+        found: outputs of the target's library by name.
+        expected: outputs of the graph.
+        name: of the target.
+        most: share of the largest output that rounding explains.
+
+    Raises:
+        VerificationError: an output is missing, or differs by more than rounding explains.
+        ConfigError: one has another shape.
+    """
+    ours = [_named(found, key, name) for key in expected]
+    off = outputs.largest_difference(ours, [*expected.values()], name) or 0.0
+    largest = max((x.abs().max().item() for x in expected.values() if x.numel()), default=0.0)
+    if off > most * largest:
+        raise VerificationError(
+            f"{name}: outputs differ by {off:.2g} of {largest:.2g}, more than rounding explains: "
+            "do not use the file."
+        )
+    return off
