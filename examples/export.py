@@ -5,7 +5,8 @@ python examples/export.py --model ./my-llama --format mxint:width=8
 
 Targets whose library is missing are left out, with the command that installs it. As commands:
 
-    chop export gpt-tiny --format group_integer:width=4 --to compressed-tensors,gguf,onnx,pt2
+    chop export gpt-tiny --format group_integer:width=4 --to compressed-tensors,gguf,onnx,pt2 \
+        --nearest --limit 16 --batch 1
 """
 
 import argparse
@@ -38,11 +39,16 @@ def main():
     parser.add_argument("--model", default="gpt-tiny", help="built-in, local folder or hub name")
     parser.add_argument("--format", default="group_integer:width=4", help="of the weights")
     parser.add_argument("--to", nargs="+", default=FOR_DECODERS, choices=TARGETS)
+    parser.add_argument("--limit", type=int, default=16, help="test rows to compare")
     parser.add_argument("--out", type=Path, default=Path("runs/export-example"))
     args = parser.parse_args()
-    rows = export(ExportConfig(args.model, available(args.to), args.format, out=args.out))
+    how = {"nearest": True, "limit": args.limit, "out": args.out, "batch_sizes": (1,)}
+    rows = export(ExportConfig(args.model, available(args.to), args.format, **how))
     for row in rows:
-        print(f"{row.target}: {row.size_bytes / 1000:,.0f} kB, differs by {row.difference:.1e}")
+        print(
+            f"{row.target}: {row.size_bytes / 1000:,.0f} kB, weights equal: {row.weights}, outputs "
+            f"differ by {row.difference:.1e}"
+        )
 
 
 if __name__ == "__main__":

@@ -314,8 +314,10 @@ def test_one_decoder_for_several_engines(tmp_path):
     pytest.importorskip("gguf", reason="gguf reads its file")
     targets = ("compressed-tensors", "gguf", "onnx")
     text = run("export.py", "--to", *targets, "--out", tmp_path)
-    differences = dict(re.findall(r"^(\S+): [\d,]+ kB, differs by (\S+)$", text, re.MULTILINE))
-    assert set(differences) == set(targets)
+    line = r"^(\S+): [\d,]+ kB, weights equal: (\d+) of (\d+), outputs differ by (\S+)$"
+    found = re.findall(line, text, re.MULTILINE)
+    differences = {target: difference for target, _, _, difference in found}
+    assert set(differences) == set(targets) and all(equal == of for _, equal, of, _ in found)
     assert float(differences["compressed-tensors"]) == float(differences["gguf"]) == 0
     assert float(differences["onnx"]) < 1e-4
     assert {"compressed-tensors", "model.gguf", "model.onnx"} <= {

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from chop.actions.export_model import load_graph
 from chop.actions.export_proof import MOST_DYNAMIC, largest_difference
 from chop.actions.settings.export import ExportConfig
 from chop.cli.export import export as command
-from chop.errors import ChopError, ConfigError, UnavailableError, VerificationError
+from chop.errors import ChopError, ConfigError, GraphError, UnavailableError, VerificationError
+from chop.export import pt2
 from chop.export.targets import REFUSED, TARGETS, target
+from chop.files import atomic_file
 from tests.export import gguf_bytes
 from tests.export.decoders import captured, decoder, quantized
 
@@ -45,22 +48,32 @@ def float_folder(tmp_path):
 
 def test_a_run_becomes_a_file_that_its_engine_reads(run_folder, tmp_path):
     pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
-    (row,) = export(ExportConfig(str(run_folder), ("onnx",), out=tmp_path / "out", seconds=0.02))
+    how = {"out": tmp_path / "out", "seconds": 0.02, "batch_sizes": (1, 3)}
+    (row,) = export(ExportConfig(str(run_folder), ("onnx",), **how))
     assert (row.target, row.path) == ("onnx", str(tmp_path / "out" / "model.onnx"))
     assert row.size_bytes == (tmp_path / "out" / "model.onnx").stat().st_size
     assert row.difference < 1e-5
-    assert row.times_as_fast is not None
-    assert "| onnx | model.onnx |" in (tmp_path / "out" / "table.md").read_text()
+    assert (str(row.weights), row.rows) == ("2 of 2", None)
+    assert [(timed.engine, timed.batch) for timed in row.times] == [("onnx", 1), ("onnx", 3)]
+    assert row.times_as_fast is row.times[0].times_as_chop is not None
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| onnx | model.onnx |" in table and "float: the graph with its weights decoded" in table
     manifest = runs.read_manifest(tmp_path / "out")
     assert (manifest.kind, manifest.state) == ("export", "finished")
-    assert {artifact.path for artifact in manifest.artifacts} >= {"model.onnx", "table.md"}
+    files = {"model.onnx", "table.md", "times-batch-1.svg", "times-batch-3.json"}
+    assert {artifact.path for artifact in manifest.artifacts} >= files
+    assert manifest.rows[0]["weights"]["equal"] == 2 and len(manifest.rows[0]["times"]) == 2
 
 
 def test_float_folders_are_quantized_and_read_back_without_a_difference(float_folder, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     how = {"format": "group_integer:width=4", "out": tmp_path / "out", "seconds": 0.0}
     (row,) = export(ExportConfig(str(float_folder), ("compressed-tensors",), **how))
-    assert (row.difference, row.times_as_fast) == (0.0, None)
+    assert (row.difference, row.times_as_fast, str(row.weights)) == (
+        0.0,
+        None,
+        "9 of 9",
+    )
     assert (tmp_path / "out" / "compressed-tensors" / "config.json").exists()
 
 
@@ -115,6 +128,10 @@ def test_a_file_without_a_tokenizer_is_told(tmp_path):
         ({"to": ("pt2",), "format": "fp8", "inputs": "8.auto"}, "inputs: '8.auto' waits for data"),
         ({"to": ("pt2",), "seconds": -1.0}, "expected seconds from 0 on"),
         ({"to": ("pt2",), "threads": 0}, "1 or more threads"),
+        ({"to": ("pt2",), "batch_sizes": (0,)}, r"batch sizes: expected 1 or more, got \[0\]"),
+        ({"to": ("pt2",), "batch_sizes": ()}, "batch sizes: expected 1 or more"),
+        ({"to": ("pt2",), "limit": 0}, "limit: expected 1 or more, got 0"),
+        ({"to": ("pt2", "pt2")}, "expected each target once, got pt2, pt2"),
     ],
 )
 def test_wrong_settings(settings, reason):
@@ -244,3 +261,21 @@ def test_openvino_reads_its_own_files(run_folder, tmp_path):
     assert row.difference < 1e-5
     files = {file.name: file.stat().st_size for file in tmp_path.glob("model.*")}
     assert set(files) == {"model.xml", "model.bin"} and row.size_bytes == sum(files.values())
+
+
+def test_a_target_that_fails_leaves_nothing_half_written(run_folder, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+
+    def fail(mg, path, tokenizer):
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise GraphError("pt2: torch cannot compile this graph.")
+
+    monkeypatch.setattr(pt2, "TARGET", replace(pt2.TARGET, write=fail))
+    config = ExportConfig(str(run_folder), ("onnx", "pt2"), out=tmp_path / "out", seconds=0.0)
+    with pytest.raises(
+        GraphError, match=r"compile this graph\.\nWhat was written .* stays: onnx\."
+    ):
+        export(config)
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"manifest.json", "model.onnx"}
+    assert runs.read_manifest(tmp_path / "out").state == "failed"

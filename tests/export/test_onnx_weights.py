@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
+from chop.actions.export_proof import compare_weights
 from chop.errors import ConfigError
 from chop.export.onnx import files
 from chop.export.openvino import ROUNDS
@@ -83,6 +84,7 @@ def test_files_hold_the_codes(text, whole, tmp_path):
     stored = [each for each in proto.graph.initializer if each.data_type != onnx.TensorProto.INT64]
     assert 8 * sum(len(each.raw_data) for each in stored) <= bits * weights
     assert made.notes == () and made.size_bytes == made.path.stat().st_size
+    _check_weights(packed, target("onnx").weights(made.path), text)
     _compare(packed, inputs, target("onnx").read(made.path), _rounds(text))
 
 
@@ -98,7 +100,17 @@ def test_openvino_reads_the_codes(text, whole, tmp_path):
     assert made.files == (made.path, data) and made.notes == (ROUNDS,)
     weights = sum(x.numel() for x in mg.model.parameters())
     assert 8 * data.stat().st_size <= (bits + 1) * weights
+    _check_weights(packed, target("openvino").weights(made.path), text)
     _compare(packed, inputs, target("openvino").read(made.path), _rounds(text))
+
+
+def _check_weights(packed: MaseGraph, given: dict[str, Tensor], text: str) -> None:
+    """All are the graph's; zero points are taken off products, or rounded another way."""
+    found = compare_weights(packed, given)
+    if text.startswith("group_affine"):
+        assert found.difference is None or found.difference < 1e-6
+    else:
+        assert str(found) == "4 of 4"
 
 
 def _rounds(text: str) -> bool:
@@ -160,6 +172,15 @@ def test_formats_of_other_elements_become_floats_with_a_note(whole, tmp_path):
     with pytest.raises(ConfigError, match="no form in integers of even.weight"):
         passes.export_onnx_interface_pass(packed, {"path": tmp_path / "refused"})
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_weights_that_a_batch_norm_was_folded_into_are_not_given(tmp_path):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+    net[1].running_var.fill_(2.0)
+    mg = raised(net.eval(), input=torch.randn(2, 1, 4, 4))
+    packed = pack_weights(mg, parse_format_string("group_integer:width=4"))
+    made = target("onnx").export(packed, tmp_path / "model")
+    assert str(compare_weights(packed, target("onnx").weights(made.path))) == "1 of 1, 1 not given"
 
 
 def test_large_weights_are_beside_the_file(whole, monkeypatch, tmp_path):

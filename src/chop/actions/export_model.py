@@ -87,7 +87,7 @@ def load_graph(config: ExportConfig) -> Loaded:
     if checkpoint is not None:
         source = MaseGraph.from_checkpoint(checkpoint)
     elif workload is not None:
-        source = MaseGraph(workload.model, dummy_in=workload.example())
+        source = MaseGraph(workload.model)
     elif config.model in BUILTIN_MODELS:
         source = MaseGraph(load_trained(config.model, progress=True))
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.export.flat import named_tensors
+from chop.export.onnx.decoded_weights import openvino_weights
 from chop.export.onnx.export import NEEDS
 from chop.export.onnx.grouped import has_float_inputs
 from chop.export.onnx.session import named_by_openvino
@@ -64,6 +65,7 @@ TARGET = Target(
     ".xml",
     write,
     read,
+    weights=openvino_weights,
     needs=NEEDS,
     beside=(".bin",),
 )

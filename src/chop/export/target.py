@@ -73,7 +73,8 @@ class Target:
             as `write` does, where it holds no such model, whatever the formats.
         formats: of weights that it holds, as format strings: candidates for what it refuses.
         weights: path -> by path of a module its weight as the target's library decodes it, of a
-            layer's shape or transposed; None: the library gives none.
+            layer's shape; matrices may be transposed, or have their rows in groups and filled up.
+            None: the library gives none.
         cause: why outputs may differ from those of the graph though the weights are equal.
         needs: other packages that writing takes.
         beside: suffixes of other files of the same stem.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from chop.export.flat import named_tensors
+from chop.export.onnx.decoded_weights import onnx_weights
 from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import Run, opened
 from chop.export.target import Runner, Target
@@ -77,5 +78,6 @@ TARGET = Target(
     ".onnx",
     write,
     read,
+    weights=onnx_weights,
     needs=NEEDS,
 )

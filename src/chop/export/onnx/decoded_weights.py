@@ -1,0 +1,222 @@
+"""Decoded weights of a file, as its engine decodes them: what proves that the file has our codes.
+
+Constants are called by the path of their module. What is computed of constants alone, up to the
+first operator that reads inputs, is a weight; products from codes are given the identity, and
+embeddings all indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from chop.export.onnx import session
+from chop.export.onnx.session import openvino_settings
+
+CODES, STEPS, OFFSETS = "codes", "steps", "offsets"
+"""Ends of the names of an embedding's constants, see `chop.export.onnx.grouped.CodedEmbedding`."""
+MULTIPLY, GATHER = "MatMulNBits", "GatherBlockQuantized"
+TURNS = ("Transpose",)
+"""Operators of constants behind which a weight has another shape."""
+FOLDED = "_bias"
+"""Behind the name of a weight that torch's exporter has multiplied with a batch norm's factors."""
+RESULT = "result"
+
+
+class Op(NamedTuple):
+    """An operator of a graph.
+
+    Attributes:
+        kind: such as "Gather".
+        inputs: names of values, in order.
+        outputs: the same.
+    """
+
+    kind: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+
+def constant_ends(ops: Iterable[Op], constants: Iterable[str]) -> dict[str, list[str]]:
+    """By path of a module the values that are computed of constants alone and that others read.
+
+    Args:
+        ops: in an order in which values are computed before they are read.
+        constants: names; those of a module's begin with its path.
+    """
+    owners = {name: name.rpartition(".")[0] for name in constants}
+    ends: dict[str, list[str]] = {}
+    for op in ops:
+        given = [name for name in op.inputs if name]
+        if given and all(name in owners for name in given) and op.kind not in TURNS:
+            # Codes come first, and steps, which several modules may share, behind them.
+            owners |= dict.fromkeys(op.outputs, owners[given[0]])
+            continue
+        for name in given:
+            if owners.get(name):
+                ends.setdefault(owners[name], []).append(name)
+    return {path: [*dict.fromkeys(names)] for path, names in ends.items()}
+
+
+def _weights(
+    ends: Mapping[str, Sequence[str]], value: Callable[[str], Tensor | None]
+) -> dict[str, Tensor]:
+    """By path of a module, of `constant_ends` and what values are."""
+    found: dict[str, Tensor] = {}
+    for path, names in ends.items():
+        if any(f"{name}{FOLDED}" in names for name in names):
+            continue
+        weight = _looked_up(path, value)
+        if weight is None:
+            weight = _largest(x for name in names if (x := value(name)) is not None)
+        if weight is not None:
+            found[path] = weight
+    return found
+
+
+def _largest(values: Iterable[Tensor]) -> Tensor | None:
+    """The weight among what a module has: a bias has fewer values."""
+    floats = [x for x in values if x.is_floating_point() and x.dim()]
+    return max(floats, key=lambda x: (x.dim() > 1, x.numel()), default=None)
+
+
+def _looked_up(path: str, value: Callable[[str], Tensor | None]) -> Tensor | None:
+    """An embedding whose rows are decoded as they are looked up."""
+    codes, steps = (value(f"{path}.{end}") for end in (CODES, STEPS))
+    if codes is None or steps is None or codes.dtype != torch.int8:
+        return None
+    values = codes.float().unflatten(1, (steps.size(1), -1)) * steps.unsqueeze(-1)
+    offsets = value(f"{path}.{OFFSETS}")
+    if offsets is not None:
+        values = values + offsets.unsqueeze(-1)
+    found: Tensor = values.flatten(1)
+    return found
+
+
+def onnx_weights(path: Path) -> dict[str, Tensor]:
+    """Weights by path of a module, as onnxruntime decodes them; rows may be filled up with zeros.
+
+    Args:
+        path: of a file that chop wrote.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load(path)
+    stored = {each.name: each for each in proto.graph.initializer}
+    ops = [Op(node.op_type, node.input, node.output) for node in proto.graph.node]
+    ends = constant_ends(ops, stored)
+    computed = _computed(proto, [x for names in ends.values() for x in names if x not in stored])
+
+    def value(name: str) -> Tensor | None:
+        if name not in stored:
+            return computed.get(name)
+        return torch.from_numpy(numpy_helper.to_array(stored[name]).copy())
+
+    return _weights(ends, value) | _from_codes(proto, stored)
+
+
+def _computed(proto: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """What onnxruntime makes of constants: some values of a graph that depend on no input."""
+    from onnx import TensorProto, helper
+
+    if not names:
+        return {}
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    needed, waiting = dict[str, Any](), [*names]
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and node.output[0] not in needed:
+            needed[node.output[0]] = node
+            waiting += node.input
+    nodes = [node for node in proto.graph.node if node.output[0] in needed]
+    outputs = [helper.make_tensor_value_info(x, TensorProto.FLOAT, None) for x in names]
+    return dict(zip(names, _run(proto, nodes, [], outputs, {}), strict=True))
+
+
+def _from_codes(proto: Any, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Weights of operators that compute from codes, which are given ones; zero points are not."""
+    from onnx import TensorProto, helper
+
+    found: dict[str, Tensor] = {}
+    result = [helper.make_tensor_value_info(RESULT, TensorProto.FLOAT, None)]
+    for node in proto.graph.node:
+        if node.op_type not in (MULTIPLY, GATHER):
+            continue
+        codes = node.input[1] if node.op_type == MULTIPLY else node.input[0]
+        owner = codes.rpartition(".")[0]
+        if f"{owner}.{OFFSETS}_io" in stored:
+            continue
+        if node.op_type == MULTIPLY:
+            columns = next(each.i for each in node.attribute if each.name == "K")
+            given, dtype = torch.eye(columns), TensorProto.FLOAT
+        else:
+            given, dtype = torch.arange(stored[codes].dims[0]), TensorProto.INT64
+        place = 0 if node.op_type == MULTIPLY else 1
+        probe = helper.make_node(node.op_type, node.input, [RESULT], domain=node.domain)
+        probe.input[place] = "given"
+        probe.attribute.extend(node.attribute)
+        inputs = [helper.make_tensor_value_info("given", dtype, [*given.shape])]
+        (values,) = _run(proto, [probe], inputs, result, {"given": given})
+        found[owner] = values
+    return found
+
+
+def _run(
+    proto: Any, nodes: Sequence[Any], inputs: Any, outputs: Any, given: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """Runs some nodes of a graph."""
+    from onnx import helper
+
+    read = {name for node in nodes for name in node.input}
+    constants = [each for each in proto.graph.initializer if each.name in read]
+    graph = helper.make_graph(nodes, "weights", inputs, outputs, constants)
+    part = helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+    return session.run(part, given)
+
+
+def openvino_weights(path: Path) -> dict[str, Tensor]:
+    """Weights by path of a module, as OpenVINO decodes them; rows may be filled up with zeros.
+
+    Args:
+        path: of files that chop wrote.
+    """
+    import openvino
+
+    core = openvino.Core()
+    nodes = core.read_model(path).get_ordered_ops()
+    stored = {x.get_friendly_name(): x for x in nodes if x.get_type_name() == "Constant"}
+    ports = {_port(port): port for node in nodes for port in node.outputs()}
+    names = {_port(node.output(0)): name for name, node in stored.items()}
+    ops = [
+        Op(
+            node.get_type_name(),
+            [names.get(x, x) for x in (_port(y.get_source_output()) for y in node.inputs())],
+            [_port(port) for port in node.outputs()],
+        )
+        for node in nodes
+        if node.get_type_name() != "Constant"
+    ]
+    ends = constant_ends(ops, stored)
+    computed = [x for given in ends.values() for x in given if x not in stored]
+    values: dict[str, Tensor] = {}
+    if computed:
+        model = openvino.Model([ports[x] for x in computed], [], "weights")
+        results = core.compile_model(model, "CPU", openvino_settings())([])
+        values = {x: torch.from_numpy(results[i].copy()) for i, x in enumerate(computed)}
+
+    def value(name: str) -> Tensor | None:
+        if name not in stored:
+            return values.get(name)
+        data = stored[name].data
+        return torch.from_numpy(data.copy()) if data.dtype.kind in "fi" else None
+
+    return _weights(ends, value)
+
+
+def _port(port: Any) -> str:
+    return f"{port.get_node().get_friendly_name()}:{port.get_index()}"

@@ -1,0 +1,135 @@
+"""Proof of exports: weights, test rows, and what rounding again costs."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, runs
+from chop.actions.export import export
+from chop.actions.export_model import Loaded, decoded, load_graph
+from chop.actions.export_proof import compare_weights
+from chop.actions.export_times import measure_times
+from chop.actions.settings.export import ExportConfig
+from chop.errors import CheckpointError, ConfigError
+from chop.formats import parse_format_string
+from chop.pipelines.packed_weights import pack_weights
+
+TALL, SQUARE = "0", "2"
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 24), nn.Linear(24, 3)).eval()
+    mg = MaseGraph(net, dummy_in={"input": torch.randn(4, 32)})
+    return mg, pack_weights(mg, parse_format_string("scale_integer:width=8"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "difference"),
+    [
+        (lambda x: x, "2 of 2, 1 not given", 0.0),
+        (lambda x: x.T, "2 of 2, 1 not given", 0.0),
+        (lambda x: torch.nn.functional.pad(x, (0, 8)), "2 of 2, 1 not given", 0.0),
+        (lambda x: torch.nn.functional.pad(x, (0, 8)).unflatten(1, (-1, 8)), "2 of 2, 1 no", 0.0),
+        (lambda x: x + 0.5 * (x == x.max()), "0 of 2, 1 not given", 0.5),
+        (lambda x: x.bfloat16(), "0 of 2, 1 not given", None),
+        (lambda x: x[:-1], "0 of 0, 3 not given", None),
+    ],
+)
+def test_weights_are_compared_however_they_are_laid_out(graphs, change, told, difference):
+    _, mg = graphs
+    given = {p: change(torch.Tensor(mg.model.get_submodule(p).weight)) for p in (TALL, SQUARE)}
+    found = compare_weights(mg, given)
+    assert str(found).startswith(told) and found.count == 3
+    assert difference is None or found.difference == pytest.approx(difference, abs=1e-6)
+    assert (found.difference is None) == (not found.compared)
+
+
+def test_nothing_given_is_nothing_compared(graphs):
+    assert str(compare_weights(graphs[1], {})) == "0 of 0, 3 not given"
+
+
+def test_decoded_graphs_have_the_values_of_codes_and_round_nothing(graphs):
+    exact, mg = graphs
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    plain = decoded(mg)
+    weights = [g.model.get_submodule(TALL).weight.detach() for g in (plain, mg, exact)]
+    assert torch.equal(weights[0], torch.Tensor(weights[1]))
+    assert not torch.equal(weights[0], weights[2])
+    torch.testing.assert_close(plain.model(x), mg.model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_an_engine_that_refuses_a_batch_is_not_measured(graphs):
+    exact, mg = graphs
+    loaded = Loaded(mg, exact, exact.model, "float", None, None)
+
+    def run(inputs):
+        if len(inputs["input"]) > 2:
+            raise RuntimeError("expected 2 rows\nand more")
+        return {"output": mg.model(**inputs)}
+
+    config = ExportConfig("mlp", ("pt2",), batch_sizes=(2, 5), seconds=0.01)
+    found = measure_times(loaded, {"pt2": run}, config)
+    assert found.missing == {"pt2 at batch 5": "expected 2 rows"}
+    assert [(row.engine, row.batch) for row in found.rows] == [
+        ("float", 2), ("chop", 2), ("pt2", 2), ("float", 5), ("chop", 5)
+    ]  # fmt: skip
+    by_chop = {row.engine: row.times_as_chop.median for row in found.rows if row.batch == 2}
+    assert by_chop["chop"] == 1 and len(loaded.inputs(7)["input"]) == 7
+
+
+def test_test_rows_are_compared_and_what_rounding_again_costs_is_told(tmp_path):
+    pytest.importorskip("qonnx", reason="qonnx runs the file")
+    how = {"format": "mxint:width=4", "limit": 8, "seconds": 0.0, "out": tmp_path}
+    with pytest.raises(ConfigError) as refusal:
+        export(ExportConfig("mlp", ("onnx", "qonnx"), **how))
+    lines = str(refusal.value).splitlines()
+    assert lines[0] == "qonnx cannot hold 3 modules:"
+    nearest = "scale_integer(width=4, granularity=channel)"
+    reason = "no node stands for its weight (mxint(width=4))"
+    assert lines[1:4] == [f"  fc{i}: {reason}; nearest: {nearest}" for i in (1, 2, 3)]
+    assert lines[4].startswith("Nothing was written. --nearest rounds these modules")
+    assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
+    rows = {
+        row.target: row
+        for row in export(ExportConfig("mlp", ("onnx", "qonnx"), nearest=True, **how))
+    }
+    assert [change.path for change in rows["qonnx"].changes] == ["fc1", "fc2", "fc3"]
+    found = rows["onnx"].rows
+    assert (found.agreed, found.answers, found.score.rows) == (8, 8, 8)
+    assert found.difference < 1e-3 < found.largest and rows["qonnx"].rows.agreed == 8
+    assert (
+        rows["onnx"].changes == rows["onnx"].times == () and str(rows["onnx"].weights) == "3 of 3"
+    )
+    table = (tmp_path / "table.md").read_text()
+    names = [line.split("|")[1].strip() for line in table.splitlines() if "%" in line]
+    assert names == ["chop", "float", "onnx", "chop for qonnx", "qonnx"] and "| 8 of 8 |" in table
+    assert (
+        "| chop for qonnx |" in table and f"| qonnx | fc2 | mxint(width=4) | {nearest} |" in table
+    )
+    assert runs.read_manifest(tmp_path).rows[1]["changes"][0]["new"] == nearest
+
+
+def test_modules_that_nothing_helps_are_listed(graphs, monkeypatch):
+    from chop.actions.export_results import check_changes
+    from chop.export.nearest import Change
+
+    changes = {
+        "gguf": [Change(f"layer{i}", "it is odd", None, None) for i in range(10)],
+        "onnx": [],
+    }
+    with pytest.raises(ConfigError) as refusal:
+        check_changes(changes, True)
+    lines = str(refusal.value).splitlines()
+    assert lines[0] == "gguf cannot hold 10 modules:" and lines[9] == "  and 2 more"
+    assert lines[1] == "  layer0: it is odd; nearest: none" and lines[10] == "Nothing was written."
+    check_changes({"onnx": []}, False)
+
+
+def test_rows_of_a_checkpoint_without_a_run_are_not_known(graphs, tmp_path):
+    graphs[1].export(tmp_path / "model")
+    loaded = load_graph(ExportConfig(str(tmp_path), ("pt2",)))
+    assert loaded.workload is None and loaded.why_no_rows is None
+    with pytest.raises(CheckpointError, match="expected the output folder of chop compress"):
+        load_graph(ExportConfig(str(tmp_path), ("pt2",), dataset="digits"))
