@@ -135,7 +135,8 @@ class Exported:
         elif rows is None and self.difference:
             yield f"outputs differ by up to {self.difference:.2g}: {kind.cause}"
         if self.weights is not None and self.weights.difference:
-            yield f"a weight differs by up to {self.weights.difference:.2g}: {kind.cause}"
+            cause = kind.weight_cause or kind.cause
+            yield f"a weight differs by up to {self.weights.difference:.2g}: {cause}"
         yield from self.notes
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.export.flat import named_tensors
-from chop.export.onnx.decoded_weights import openvino_weights
+from chop.export.onnx.decoded_weights import FOLDED, openvino_weights
 from chop.export.onnx.export import NEEDS
 from chop.export.onnx.grouped import has_float_inputs
 from chop.export.onnx.session import named_by_openvino
@@ -66,6 +66,7 @@ TARGET = Target(
     write,
     read,
     weights=openvino_weights,
+    weight_cause=FOLDED,
     needs=NEEDS,
     beside=(".bin",),
 )

@@ -76,6 +76,7 @@ class Target:
             layer's shape; matrices may be transposed, or have their rows in groups and filled up.
             None: the library gives none.
         cause: why outputs may differ from those of the graph though the weights are equal.
+        weight_cause: why weights may differ; "" for the same reason.
         needs: other packages that writing takes.
         beside: suffixes of other files of the same stem.
         stem: of the file in a folder that has those of other targets, too.
@@ -94,6 +95,7 @@ class Target:
     formats: tuple[str, ...] = ()
     weights: Callable[[Path], Mapping[str, Tensor]] | None = None
     cause: str = SUMS
+    weight_cause: str = ""
     needs: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     stem: str = "model"

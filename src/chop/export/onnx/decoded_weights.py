@@ -20,10 +20,10 @@ from chop.export.onnx.session import openvino_settings
 CODES, STEPS, OFFSETS = "codes", "steps", "offsets"
 """Ends of the names of an embedding's constants, see `chop.export.onnx.grouped.CodedEmbedding`."""
 MULTIPLY, GATHER = "MatMulNBits", "GatherBlockQuantized"
+FOLDED = "torch's exporter folds a batch norm into a weight that is floats in the file"
+"""Why a weight may differ."""
 TURNS = ("Transpose",)
 """Operators of constants behind which a weight has another shape."""
-FOLDED = "_bias"
-"""Behind the name of a weight that torch's exporter has multiplied with a batch norm's factors."""
 RESULT = "result"
 
 
@@ -68,8 +68,6 @@ def _weights(
     """By path of a module, of `constant_ends` and what values are."""
     found: dict[str, Tensor] = {}
     for path, names in ends.items():
-        if any(f"{name}{FOLDED}" in names for name in names):
-            continue
         weight = _looked_up(path, value)
         if weight is None:
             weight = _largest(x for name in names if (x := value(name)) is not None)

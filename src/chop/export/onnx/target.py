@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chop.export.flat import named_tensors
-from chop.export.onnx.decoded_weights import onnx_weights
+from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import Run, opened
 from chop.export.target import Runner, Target
@@ -79,5 +79,6 @@ TARGET = Target(
     write,
     read,
     weights=onnx_weights,
+    weight_cause=FOLDED,
     needs=NEEDS,
 )
