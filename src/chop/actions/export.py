@@ -13,9 +13,8 @@ from chop.actions.export_proof import (
     WeightProof,
     compare_on_rows,
     compare_weights,
+    example_difference,
     exact_graph,
-    largest_difference,
-    largest_share,
 )
 from chop.actions.export_results import (
     Exported,
@@ -33,7 +32,6 @@ from chop.export.nearest import Change, nearest_graph
 from chop.export.target import Runner, Written, runner_of
 from chop.export.targets import target
 from chop.ir.graph import MaseGraph
-from chop.ir.propagate import example_inputs
 from chop.report.bench_plots import plot_ratios
 from chop.report.report import Block, Note, Report, Table, announce, figure
 from chop.runs.progress import Stages
@@ -93,7 +91,7 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
     with Stages(_expected(config, loaded)) as stages:
         plans = _plans(config, loaded, stages)
         written = _write(config, loaded, plans, output.folder, stages)
-        exact = {id(mg): runner_of(exact_graph(mg).model) for mg in _graphs(plans, loaded)}
+        exact = {id(mg): exact_graph(mg) for mg in _graphs(plans, loaded)}
         proven = _read(config, loaded, plans, written, exact, stages)
         rows = _on_rows(config, loaded, proven, exact, stages)
         times = _timed(config, loaded, proven, stages)
@@ -167,12 +165,10 @@ def _read(
     loaded: Loaded,
     plans: Mapping[str, Plan],
     written: Mapping[str, Written],
-    exact: Mapping[int, Runner],
+    exact: Mapping[int, MaseGraph],
     stages: Stages,
 ) -> dict[str, Proven]:
     """What the libraries make of the files: outputs of the example inputs, and weights."""
-    example = example_inputs(loaded.mg.model, "cpu")
-    expected = {key: run(example) for key, run in exact.items()}
     proven: dict[str, Proven] = {}
     for name, made in written.items():
         kind, plan = target(name), plans[name]
@@ -181,8 +177,7 @@ def _read(
             surroundings(config.threads, inference=True),
         ):
             run = kind.read(made.path)
-            most = largest_share(plan.graph)
-            difference = largest_difference(run(example), expected[id(plan.graph)], name, most)
+            difference = example_difference(exact[id(plan.graph)], run, kind)
             found = None if kind.weights is None else kind.weights(made.path)
             weights = None if found is None else compare_weights(plan.graph, found)
         proven[name] = Proven(plan, made, run, difference, weights)
@@ -193,7 +188,7 @@ def _on_rows(
     config: ExportConfig,
     loaded: Loaded,
     proven: Mapping[str, Proven],
-    exact: Mapping[int, Runner],
+    exact: Mapping[int, MaseGraph],
     stages: Stages,
 ) -> dict[str, RowResult]:
     """The models on the test rows by name; none where no rows are known."""
@@ -203,14 +198,14 @@ def _on_rows(
     rows = workload.test if config.limit is None else workload.test.spread(config.limit)
     own = {id(loaded.mg): CHOP}
     contestants = [
-        Contestant(CHOP, exact[id(loaded.mg)], CHOP),
+        Contestant(CHOP, runner_of(exact[id(loaded.mg)].model), CHOP),
         Contestant(FLOAT, runner_of(loaded.exact), CHOP),
     ]
     for name, each in proven.items():
         key = id(each.plan.graph)
         if key not in own:
             own[key] = f"{CHOP} for {name}"
-            contestants.append(Contestant(own[key], exact[key], CHOP))
+            contestants.append(Contestant(own[key], runner_of(exact[key].model), CHOP))
         contestants.append(Contestant(name, each.run, own[key]))
     with (
         stages.stage(RUNNING, f"comparing {len(rows)} test rows") as advance,

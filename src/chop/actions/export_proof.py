@@ -11,11 +11,13 @@ from torch import Tensor
 
 from chop.bench import outputs
 from chop.errors import VerificationError
+from chop.export.cache import PRESENT, cached_examples, has_cache, with_present
 from chop.export.flat import RENAMED, output_tensors
-from chop.export.target import Runner, packed_layers
+from chop.export.target import Runner, Target, packed_layers
 from chop.formats import NumberFormat
 from chop.formats.static import is_dynamic
 from chop.ir.graph import MaseGraph
+from chop.ir.propagate import example_inputs
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.freezing import freeze_layers
 from chop.train.feed import Feed
@@ -193,6 +195,33 @@ def exact_graph(mg: MaseGraph) -> MaseGraph:
     exact.model.cpu().eval()
     freeze_layers(exact)
     return exact
+
+
+@torch.no_grad()
+def example_difference(exact: MaseGraph, run: Runner, kind: Target) -> float:
+    """`largest_difference` of a file from its graph, on the graph's example inputs.
+
+    Where the file has a cache these are a text that goes on and one that begins, and keys and
+    values are compared apart, as they may be much larger than the logits.
+
+    Args:
+        exact: see `exact_graph`.
+        run: the file.
+        kind: its target.
+    """
+    most = largest_share(exact)
+    if not (kind.takes_cache and has_cache(exact)):
+        example = example_inputs(exact.model, "cpu")
+        expected = output_tensors(exact.model(**example))
+        return largest_difference(run(example), expected, kind.name, most)
+    off = 0.0
+    for inputs in cached_examples(exact):
+        found = run(inputs)
+        expected = output_tensors(with_present(exact.model(**inputs)))
+        for is_of_cache in (True, False):
+            of = {k: x for k, x in expected.items() if k.startswith(PRESENT) == is_of_cache}
+            off = max(off, largest_difference(found, of, kind.name, most))
+    return off
 
 
 def largest_share(mg: MaseGraph) -> float:

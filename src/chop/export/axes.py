@@ -7,8 +7,8 @@ the file, so that runtimes refuse others; what other conditions leave out is sai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +18,8 @@ from chop.export.flat import map_tensors, named_tensors
 
 Axis = tuple[str, int]
 Sizes = dict[Axis, int]
+AxisNames = Mapping[int, str]
+BATCH, SEQUENCE = "batch", "sequence"
 
 
 class Conditions:
@@ -26,12 +28,18 @@ class Conditions:
     Args:
         guards: of the graph's record.
         example: inputs by argument name, for which they hold.
+        known: the batches and lengths of tensors, by name; those of others are looked for.
     """
 
-    def __init__(self, guards: Iterable[ShapeGuard], example: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        guards: Iterable[ShapeGuard],
+        example: Mapping[str, Any],
+        known: Mapping[str, AxisNames] = MappingProxyType({}),
+    ) -> None:
         self._example = example
         self._tensors = named_tensors(example)
-        self._free = _batches_and_lengths(self._tensors)
+        self._free = _batches_and_lengths(self._tensors, known)
         self._codes = {guard.expression: compile_guard(guard) for guard in guards}
         numbers = {int(k) for text in self._codes for k in re.findall(r"(?<![\w.\[])\d+", text)}
         self._nearby = {k + step for k in numbers for step in (-1, 0, 1)}
@@ -87,15 +95,20 @@ class Conditions:
         return int(self._tensors[axis[0]].shape[axis[1]])
 
 
-def _batches_and_lengths(tensors: Mapping[str, Tensor]) -> list[Axis]:
-    """First axes; and second ones that are as long as token ids or boolean masks."""
+def _batches_and_lengths(
+    tensors: Mapping[str, Tensor], known: Mapping[str, AxisNames]
+) -> list[Axis]:
+    """Known ones, first axes, and second ones that are as long as token ids or boolean masks."""
     lengths = {x.shape[1] for x in tensors.values() if x.dim() > 1 and not x.is_floating_point()}
     return [
         (name, a)
         for name, x in tensors.items()
-        for a, size in enumerate(x.shape[:2])
-        if a == 0 or size in lengths
+        for a in known.get(name, _first_and_length(x, lengths))
     ]
+
+
+def _first_and_length(x: Tensor, lengths: Collection[int]) -> list[int]:
+    return [a for a, size in enumerate(x.shape[:2]) if a == 0 or size in lengths]
 
 
 def symbolic_axes(proto: Any) -> list[Axis]:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from chop.export.cache import from_cache
 from chop.export.flat import named_tensors
 from chop.export.onnx.decoded_weights import FOLDED, openvino_weights
 from chop.export.onnx.export import NEEDS
@@ -52,8 +53,12 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
 def read(path: Path) -> Runner:
     """The files as OpenVINO runs them on the CPU, in float32 where the file says so."""
+    import openvino
+
     run = named_by_openvino(path)
-    return lambda inputs: dict(run(named_tensors(inputs)))
+    ports = openvino.Core().read_model(path).inputs
+    shapes = {port.any_name: [x.get_min_length() for x in port.partial_shape] for port in ports}
+    return from_cache(lambda inputs: dict(run(named_tensors(inputs))), shapes)
 
 
 TARGET = Target(
@@ -69,4 +74,5 @@ TARGET = Target(
     weight_cause=FOLDED,
     needs=NEEDS,
     beside=(".bin",),
+    takes_cache=True,
 )

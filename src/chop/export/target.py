@@ -81,6 +81,7 @@ class Target:
         beside: suffixes of other files of the same stem.
         stem: of the file in a folder that has those of other targets, too.
         is_timed: whether what `read` gives runs as in the engines; else it computes with floats.
+        takes_cache: whether the files of decoders have a key-value cache as inputs and outputs.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Target:
     beside: tuple[str, ...] = ()
     stem: str = "model"
     is_timed: bool = True
+    takes_cache: bool = False
 
     def export(self, mg: MaseGraph, path: Path, tokenizer: Any = None) -> Written:
         """Writes a graph; a missing suffix is added to the path.

@@ -13,6 +13,14 @@ from torch import Tensor
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import GuardError
 from chop.export.axes import Conditions, symbolic_axes
+from chop.export.cache import (
+    cache_axes,
+    cached_examples,
+    flatten_cache,
+    has_cache,
+    with_past,
+    with_present,
+)
 from chop.export.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
 from chop.export.onnx.check import check, without_roundings
 from chop.export.onnx.files import write_files
@@ -25,13 +33,17 @@ from chop.ir.propagate import example_inputs
 log = logging.getLogger(__name__)
 
 NEEDS = ("onnx", "onnxscript")
+Answered = tuple[dict[str, Any], dict[str, Tensor]]
+"""Inputs by argument name, and the tensors of what a graph makes of them."""
 UNCHECKED = (
     "%s: the graph was captured for %s; the file takes other sizes too, and may compute something "
     "else from them. With dynamic_axes=False it refuses them."
 )
 
 
-def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) -> dict[str, Any]:
+def export(
+    mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool, cache: bool = True
+) -> dict[str, Any]:
     """Writes a graph as an ONNX file, after it was run where onnxruntime is installed.
 
     Args:
@@ -39,6 +51,7 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         path: the file; weights beyond 2 GB are beside it.
         float_fallback: exports operands as floats where ONNX lacks their format.
         dynamic_axes: batches and sequences may have other sizes than the example inputs.
+        cache: a decoder's keys and values are inputs and outputs, where axes are dynamic.
     Returns: `files` that were written; names of `inputs` and `outputs`; `quantized`, paths of the
         modules in integers; `fallback`, operands exported as floats; `unchecked`, conditions of
         the graph on sizes that the file does not test.
@@ -50,11 +63,18 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
         VerificationError: onnxruntime does not run the file, or computes something else.
     """
     require("ONNX", *NEEDS, extra="onnx")
-    answers = examples_and_answers(mg, dynamic_axes)
+    is_cached = cache and dynamic_axes and has_cache(mg)
+    axes = cache_axes(mg) if is_cached else {}
     qdq = qdq_graph(mg, float_fallback)
+    if is_cached:
+        # Without formats that became floats a run with a cache of transformers is no other model.
+        answers = _cached_answers(qdq.mg if qdq.fallback else mg)
+        flatten_cache(qdq.mg, WHERE)
+    else:
+        answers = examples_and_answers(mg, dynamic_axes)
     flat = FlatGraph(qdq.mg, answers[0][0])
-    conditions = Conditions(mg.model.record.guards, answers[0][0])
-    proto = proto_of(flat, conditions.varying() if dynamic_axes else None)
+    conditions = Conditions(mg.model.record.guards, answers[0][0], axes)
+    proto = proto_of(flat, conditions.varying() if dynamic_axes else None, axes)
     unchecked = conditions.restricting(symbolic_axes(proto))
     if unchecked:
         log.warning(UNCHECKED, WHERE, " and ".join(unchecked))
@@ -62,7 +82,7 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
     def check_all(weights: Path | None) -> None:
         smooth = without_roundings(proto)
         for example, answer in answers:
-            whole = None if qdq.fallback else flat.answers(answer)
+            whole = flat.answers(answer) if is_cached or not qdq.fallback else None
             check(proto, smooth, flat, flat.tensors(example), whole, weights)
 
     files = write_files(proto, path, check_all)
@@ -76,9 +96,7 @@ def export(mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool) 
     }
 
 
-def examples_and_answers(
-    mg: MaseGraph, dynamic: bool
-) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
+def examples_and_answers(mg: MaseGraph, dynamic: bool) -> list[Answered]:
     """Examples and what the graph makes of them: the first is the one to export.
 
     Of a batch of one that is the batch twice, if the graph takes it: the exporter takes an axis of
@@ -95,6 +113,17 @@ def examples_and_answers(
         twice = map_tensors(lambda x: torch.cat([x, x]), example)
         with suppress(GuardError):
             found.insert(0, (twice, answer_of(mg, twice)))
+    return found
+
+
+def _cached_answers(mg: MaseGraph) -> list[Answered]:
+    """`examples_and_answers` of a graph with a cache, which runs on caches of transformers."""
+    found = []
+    for inputs in cached_examples(mg):
+        taken = with_past(inputs)  # before the graph adds to the cache
+        with preserve_state(mg.model), torch.no_grad():
+            answer = mg.model.eval()(**inputs)
+        found.append((taken, named_outputs(with_present(answer))))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.export.cache import from_cache
 from chop.export.flat import named_tensors
 from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
@@ -61,12 +62,14 @@ def named(run: Run, path: Path) -> Runner:
     """An engine that gives outputs in the file's order, as one that gives them by name."""
     import onnx
 
-    outputs = [each.name for each in onnx.load(path, load_external_data=False).graph.output]
+    graph = onnx.load(path, load_external_data=False).graph
+    outputs = [each.name for each in graph.output]
+    sizes = {each.name: each.type.tensor_type.shape.dim for each in graph.input}
 
     def answers(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         return dict(zip(outputs, run(named_tensors(inputs)), strict=True))
 
-    return answers
+    return from_cache(answers, {name: [x.dim_value for x in dims] for name, dims in sizes.items()})
 
 
 TARGET = Target(
@@ -81,4 +84,5 @@ TARGET = Target(
     weights=onnx_weights,
     weight_cause=FOLDED,
     needs=NEEDS,
+    takes_cache=True,
 )

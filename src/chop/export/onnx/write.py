@@ -7,11 +7,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from chop.errors import ChopError, GraphError, first_line, shorten
+from chop.export.axes import BATCH, SEQUENCE, AxisNames
 from chop.export.flat import WHERE, FlatGraph
 from chop.export.onnx.decode import expand_decoding
 from chop.export.onnx.operators import DEQUANTIZE
@@ -21,13 +23,18 @@ from chop.notices import at_level
 LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")
 
 
-def proto_of(flat: FlatGraph, varying: Mapping[str, Sequence[int]] | None) -> Any:
+def proto_of(
+    flat: FlatGraph,
+    varying: Mapping[str, Sequence[int]] | None,
+    names: Mapping[str, AxisNames] = MappingProxyType({}),
+) -> Any:
     """ONNX of a flat graph without formats.
 
     Args:
         flat: the graph, on a CPU.
         varying: by input, the axes that may have other sizes than in the example inputs, where
             torch's exporter allows it. None: no axis.
+        names: of axes, by input or output; by default those of `_name_axes`.
     Returns: an `onnx.ModelProto`.
 
     Raises:
@@ -44,7 +51,7 @@ def proto_of(flat: FlatGraph, varying: Mapping[str, Sequence[int]] | None) -> An
     _drop_unread_inputs(proto)
     _one_reader_each(proto)
     _one_zero_point_each(proto)
-    _name_axes(proto)
+    _name_axes(proto, names)
     return proto
 
 
@@ -154,18 +161,27 @@ def _one_zero_point_each(proto: Any) -> None:
         seen.add(name)
 
 
-def _name_axes(proto: Any) -> None:
-    """Calls the first axis `batch` and the second `sequence`, instead of symbols."""
+def _name_axes(proto: Any, given: Mapping[str, AxisNames]) -> None:
+    """Gives axes names instead of symbols: of the first `BATCH`, of the second `SEQUENCE`.
+
+    Args:
+        proto: the file; it is changed.
+        given: other names, by input or output.
+    """
     names: dict[str, str] = {}
+    plain = {0: BATCH, 1: SEQUENCE}
     for value in proto.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        for name, dim in zip(("batch", "sequence"), dims, strict=False):
-            if dim.dim_param:
-                names.setdefault(dim.dim_param, name)
+        for axis, name in given.get(value.name, plain).items():
+            dims = value.type.tensor_type.shape.dim[axis : axis + 1]
+            names |= {dim.dim_param: name for dim in dims if dim.dim_param not in {"", *names}}
     for value in [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in names:
                 dim.dim_param = names[dim.dim_param]
+    for value in proto.graph.output:
+        for axis, name in given.get(value.name, {}).items():
+            # Of a sum of sizes the exporter writes an expression.
+            value.type.tensor_type.shape.dim[axis].dim_param = name
 
 
 @contextmanager

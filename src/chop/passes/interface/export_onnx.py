@@ -22,11 +22,14 @@ class ExportOnnxConfig:
         dynamic_axes: batches and sequences may have other sizes than the example inputs, where
             the graph was captured for others. A condition on sizes that the file cannot test, such
             as a largest length, is logged.
+        cache: the key-value cache of a decoder is among the inputs and outputs, where its graph
+            has one and axes are dynamic.
     """
 
     path: Path
     float_fallback: bool = False
     dynamic_axes: bool = True
+    cache: bool = True
 
 
 @graph_pass(config=ExportOnnxConfig)
@@ -49,6 +52,13 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     Outputs have the names of the model's: keys and fields, `output` for a single tensor, and
     `output.0`, `output.1` for the parts of a tuple. Where inputs or outputs are nested, keys and
     indices stand behind a dot: `batch.mask`, `hidden_states.0`. None and text are left out.
+
+    A decoder whose graph has a cache becomes a file that generates: beside `input_ids`, (batch,
+    sequence), `attention_mask`, (batch, past + sequence), and `position_ids` it takes the keys and
+    values of the tokens before, (batch, heads, past, size), as `past_key_values.0.key` and
+    `past_key_values.0.value`, and gives those of all tokens as `present.0.key` and
+    `present.0.value`. A text begins with a past of length 0. Layers with a sliding window hide
+    what is outside of it; their keys and values are those of all tokens, too.
 
     Where onnxruntime is installed it runs the file on the example inputs before the file gets its
     name. A file that does not run, or that differs from the graph by more than rounding explains,
@@ -91,6 +101,6 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
     path = config.path
     if path.suffix != ".onnx":
         path = path.with_name(path.name + ".onnx")
-    found = export(mg, path, config.float_fallback, config.dynamic_axes)
+    found = export(mg, path, config.float_fallback, config.dynamic_axes, config.cache)
     size = sum(file.stat().st_size for file in found["files"])
     return {"path": path, **found, "size_bytes": size, "session_config": dict(SESSION_CONFIG)}
