@@ -32,7 +32,8 @@ MODELS = {
     "GPT2": ("GPT2LMHeadModel", {**GPT2, "bos_token_id": 0, "eos_token_id": 0}),
     "gpt-tiny": ("", {}),
 }
-FORMATS = {"group_integer:width=4": "MatMulNBits", "mxint:width=8": "MatMul"}
+FOUR, LLAMA = "group_integer:width=4", "Llama, tied"
+FORMATS = {FOUR: "MatMulNBits", "mxint:width=8": "MatMul"}
 TOKENS = 20
 MARGIN = 1e-4
 """By which logits of engines may differ: they add in another order."""
@@ -48,7 +49,7 @@ def float_model(name):
 
 
 @functools.cache
-def graph(name, text="group_integer:width=4"):
+def graph(name, text):
     return pack_weights(MaseGraph(float_model(name)), parse_format_string(text))
 
 
@@ -57,7 +58,7 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
 
     @functools.cache
-    def made(name, text="group_integer:width=4"):
+    def made(name, text):
         return target("onnx").export(graph(name, text), folder / f"{name} {text}").path
 
     return made
@@ -104,8 +105,8 @@ def one_more(mask):
 @pytest.mark.parametrize(
     "name, text",
     [
-        *((name, "group_integer:width=4") for name in MODELS),
-        pytest.param("Llama, tied", "mxint:width=8", marks=pytest.mark.long),
+        *((name, FOUR) for name in MODELS),
+        pytest.param(LLAMA, "mxint:width=8", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.sampled(1)
@@ -136,7 +137,7 @@ def test_files_generate_what_the_graph_generates(name, text, exported):
 
 
 def test_a_text_in_parts_is_the_text_at_once(exported):
-    engine = Engine(exported("Llama, tied"))
+    engine = Engine(exported(LLAMA, FOUR))
     assert engine.inputs["past_key_values.0.key"] == ["batch", 2, "past", 16]
     assert engine.inputs["attention_mask"] == ["batch", "past + sequence"]
     assert engine.inputs["input_ids"] == engine.inputs["position_ids"] == ["batch", "sequence"]
@@ -157,7 +158,7 @@ def test_a_text_in_parts_is_the_text_at_once(exported):
 
 
 def test_the_file_read_back_takes_a_cache_of_transformers(exported):
-    mg, run = graph("Llama, tied"), target("onnx").read(exported("Llama, tied"))
+    mg, run = graph(LLAMA, FOUR), target("onnx").read(exported(LLAMA, FOUR))
     assert _cached_difference(mg, run, "onnx") < 1e-5
     ids, mask = prompts(2)
     found = run({"input_ids": ids, "attention_mask": mask})
@@ -169,7 +170,7 @@ def test_the_file_read_back_takes_a_cache_of_transformers(exported):
 
 def test_wrong_wiring_is_found_in_the_file(exported, tmp_path):
     """Keys and values that change places at one end only, and a past that is left out."""
-    path, mg = exported("Llama, tied"), graph("Llama, tied")
+    path, mg = exported(LLAMA, FOUR), graph(LLAMA, FOUR)
     swapped = {"key": "value", "value": "key"}
     for ends in ("output", "input"):
         proto = onnx.load(path)
@@ -196,14 +197,14 @@ def test_wrong_wiring_is_found_before_a_file_is_written(monkeypatch, tmp_path):
     (update,) = (key for key, x in cache.FLAT.items() if x is cache._longer)
     monkeypatch.setitem(cache.FLAT, update, swapped)
     with pytest.raises(VerificationError, match="computes another 'logits'"):
-        passes.export_onnx_interface_pass(graph("Llama, tied"), {"path": tmp_path / "wrong"})
+        passes.export_onnx_interface_pass(graph(LLAMA, FOUR), {"path": tmp_path / "wrong"})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
 def test_files_without_a_cache_where_it_is_not_asked_for(tmp_path):
-    mg = graph("Llama, tied")
-    plain = MaseGraph(float_model("Llama, tied"), hf_input_names=["input_ids", "attention_mask"])
+    mg = graph(LLAMA, FOUR)
+    plain = MaseGraph(float_model(LLAMA), hf_input_names=["input_ids", "attention_mask"])
     assert not cache.has_cache(plain) and cache.has_cache(mg)
     cases = [(mg, {"cache": False}), (mg, {"dynamic_axes": False}), (plain, {})]
     for each, settings in cases:
@@ -212,7 +213,7 @@ def test_files_without_a_cache_where_it_is_not_asked_for(tmp_path):
 
 
 def test_a_cache_that_something_else_reads_is_refused():
-    mg = graph("Llama, tied").copy()
+    mg = graph(LLAMA, FOUR).copy()
     (node,) = (node for node in mg.nodes if node.target == "cache")
     with mg.fx_graph.inserting_after(node):
         mg.fx_graph.call_function(len, (node,))
@@ -229,10 +230,10 @@ def test_no_axis_of_an_example_is_as_long_as_that_of_the_past(rows, tokens):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["Llama, tied", "GPT2"])
+@pytest.mark.parametrize("name", [LLAMA, "GPT2"])
 def test_openvino_generates_too(name, tmp_path):
     pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    mg = graph(name)
+    mg = graph(name, FOUR)
     made = target("openvino").export(mg, tmp_path / "model")
     run = target("openvino").read(made.path)
     assert _cached_difference(mg, run, "openvino") < 1e-4
