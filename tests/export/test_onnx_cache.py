@@ -8,6 +8,7 @@ import transformers
 
 from chop import MaseGraph, passes
 from chop.actions.export import _cached_difference
+from chop.actions.ways import make_ways
 from chop.errors import GraphError, VerificationError
 from chop.export import cache
 from chop.export.targets import target
@@ -248,3 +249,11 @@ def test_openvino_generates_too(name, tmp_path):
         }
         tokens, mask = found["logits"][:, -1:].argmax(-1), one_more(mask)
         assert torch.equal(tokens, expected[:, 7 + step : 8 + step])
+
+
+@pytest.mark.long
+def test_whole_texts_are_measured_without_a_cache():
+    ids, mask = prompts(2)
+    batches = [{"input_ids": ids, "attention_mask": torch.ones_like(mask)}]
+    made, missing = make_ways(graph(LLAMA, FOUR), ["onnxruntime"], "cpu", batches, 1)
+    assert missing == {} and [*made] == ["onnxruntime"]
