@@ -32,7 +32,7 @@ from chop.studies.generation_peers import DECODE, PREFILL, Contender, TorchDecod
 from chop.tables import print_table
 
 FLOAT, PACKED, ENGINE = "float32", "chop packed", "onnxruntime"
-PROMPT, TOKENS = 64, 40
+PROMPT, TOKENS = 64, 24
 
 
 class OnnxDecoder(Contender):

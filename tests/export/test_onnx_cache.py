@@ -36,7 +36,7 @@ MODELS = {
 FOUR, LLAMA = "group_integer:width=4", "Llama, tied"
 FORMATS = {FOUR: "MatMulNBits", "mxint:width=8": "MatMul"}
 TOKENS = 20
-MARGIN = 1e-4
+MARGIN = 1e-5
 """By which logits of engines may differ: they add in another order."""
 
 
@@ -112,9 +112,10 @@ def one_more(mask):
 )
 @pytest.mark.sampled(1)
 def test_files_generate_what_the_graph_generates(name, text, exported):
-    """Tokens are those of `generate` but where two are nearly tied, which these are not."""
+    """Tokens are those of `generate` where two are not nearly tied, after the same ones before."""
     engine, mg = Engine(exported(name, text)), graph(name, text)
     assert FORMATS[text] in [node.op_type for node in onnx.load(exported(name, text)).graph.node]
+    clear = 0
     for rows in (1, 2):
         ids, mask = prompts(rows)
         greedy = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
@@ -130,11 +131,13 @@ def test_files_generate_what_the_graph_generates(name, text, exported):
                 ours = mg.model(input_ids=tokens, **given).logits
             torch.testing.assert_close(found[:, -1], ours[:, -1], atol=MARGIN, rtol=0)
             first, second = ours[:, -1].topk(2).values.unbind(-1)
-            assert (first - second > 2 * MARGIN).all()
-            tokens = found[:, -1:].argmax(-1)
-            assert torch.equal(tokens, expected[:, 7 + step : 8 + step])
+            is_clear = first - second > 2 * MARGIN
+            tokens = expected[:, 7 + step : 8 + step]
+            assert torch.equal(found[:, -1].argmax(-1)[is_clear], tokens[is_clear, 0])
+            clear += int(is_clear.sum())
             mask = one_more(mask)
         assert all(x.shape[2] == 6 + TOKENS for x in past.values())
+    assert clear > 0.9 * 3 * TOKENS
 
 
 def test_a_text_in_parts_is_the_text_at_once(exported):
