@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from chop import MaseGraph, passes
-from chop.actions.export import _cached_difference
+from chop.actions.export_proof import exact_graph, example_difference
 from chop.actions.ways import make_ways
 from chop.errors import GraphError, VerificationError
 from chop.export import cache
@@ -163,7 +163,7 @@ def test_a_text_in_parts_is_the_text_at_once(exported):
 
 def test_the_file_read_back_takes_a_cache_of_transformers(exported):
     mg, run = graph(LLAMA, FOUR), target("onnx").read(exported(LLAMA, FOUR))
-    assert _cached_difference(mg, run, "onnx") < 1e-5
+    assert example_difference(exact_graph(mg), run, target("onnx")) < 1e-5
     ids, mask = prompts(2)
     found = run({"input_ids": ids, "attention_mask": mask})
     with torch.no_grad():
@@ -175,7 +175,7 @@ def test_the_file_read_back_takes_a_cache_of_transformers(exported):
 def test_wrong_wiring_is_found_in_the_file(exported, tmp_path):
     """Keys and values that change places at one end only, and a past that is left out."""
     path, mg = exported(LLAMA, FOUR), graph(LLAMA, FOUR)
-    swapped = {"key": "value", "value": "key"}
+    kind, swapped = target("onnx"), {"key": "value", "value": "key"}
     for ends in ("output", "input"):
         proto = onnx.load(path)
         for value in getattr(proto.graph, ends):
@@ -189,7 +189,7 @@ def test_wrong_wiring_is_found_in_the_file(exported, tmp_path):
                 names[:] = [name.rstrip("!") for name in names]
         onnx.save(proto, tmp_path / "swapped.onnx")
         with pytest.raises(VerificationError, match="more than rounding explains"):
-            _cached_difference(mg, target("onnx").read(tmp_path / "swapped.onnx"), "onnx")
+            example_difference(exact_graph(mg), kind.read(tmp_path / "swapped.onnx"), kind)
 
 
 @pytest.mark.long
@@ -240,7 +240,7 @@ def test_openvino_generates_too(name, tmp_path):
     mg = graph(name, FOUR)
     made = target("openvino").export(mg, tmp_path / "model")
     run = target("openvino").read(made.path)
-    assert _cached_difference(mg, run, "openvino") < 1e-4
+    assert example_difference(exact_graph(mg), run, target("openvino")) < 1e-4
     ids, mask = prompts(2)
     greedy = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     expected = mg.model.generate(input_ids=ids, attention_mask=mask, **greedy)

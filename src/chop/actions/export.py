@@ -13,8 +13,9 @@ from chop.actions.export_proof import (
     WeightProof,
     compare_on_rows,
     compare_weights,
-    example_difference,
     exact_graph,
+    example_difference,
+    largest_share,
 )
 from chop.actions.export_results import (
     Exported,
@@ -177,7 +178,9 @@ def _read(
             surroundings(config.threads, inference=True),
         ):
             run = kind.read(made.path)
-            difference = example_difference(exact[id(plan.graph)], run, kind)
+            difference = example_difference(
+                exact[id(plan.graph)], run, kind, largest_share(plan.graph)
+            )
             found = None if kind.weights is None else kind.weights(made.path)
             weights = None if found is None else compare_weights(plan.graph, found)
         proven[name] = Proven(plan, made, run, difference, weights)

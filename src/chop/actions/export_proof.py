@@ -198,7 +198,7 @@ def exact_graph(mg: MaseGraph) -> MaseGraph:
 
 
 @torch.no_grad()
-def example_difference(exact: MaseGraph, run: Runner, kind: Target) -> float:
+def example_difference(exact: MaseGraph, run: Runner, kind: Target, most: float = MOST) -> float:
     """`largest_difference` of a file from its graph, on the graph's example inputs.
 
     Where the file has a cache these are a text that goes on and one that begins, and keys and
@@ -208,8 +208,8 @@ def example_difference(exact: MaseGraph, run: Runner, kind: Target) -> float:
         exact: see `exact_graph`.
         run: the file.
         kind: its target.
+        most: share of the largest output that rounding explains.
     """
-    most = largest_share(exact)
     if not (kind.takes_cache and has_cache(exact)):
         example = example_inputs(exact.model, "cpu")
         expected = output_tensors(exact.model(**example))

@@ -363,6 +363,7 @@ TARGET = Target(
         *(f"group_integer:width={bits}" for bits in range(2, 9)),
         *(f"scale_integer:width={bits}:granularity=channel" for bits in range(2, 9)),
         *("mxint:width=4", "mxint:width=8", "mxfp:width=4", "mxfp:width=8", "nvfp4"),
+        *("fp8:granularity=channel", "fp8"),
     ),
     weights=lambda path: weights_of(read_model(path)),
     cause="the library computes in the model's dtype, and decodes nvfp4 to bfloat16",

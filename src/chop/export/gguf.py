@@ -178,7 +178,11 @@ TARGET = Target(
     write=write,
     read=read,
     refusals=refusals,
-    formats=("mxint:width=4", "mxint:width=8", "group_integer:width=4", "mxfp:width=4"),
+    formats=(
+        *(f"group_integer:width={bits}" for bits in range(2, 9)),
+        *(f"group_affine:width={bits}" for bits in range(2, 6)),
+        *("mxint:width=4", "mxint:width=8", "mxfp:width=4", "nvfp4"),
+    ),
     weights=lambda path: weights_of(read_model(path)),
     is_timed=False,
 )
