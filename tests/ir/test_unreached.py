@@ -31,12 +31,6 @@ TEXT = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
-EXPERTS = {
-    "Mixtral": {"num_local_experts": 4},
-    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 1},
-    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +48,30 @@ def raised(model: nn.Module, **inputs: Tensor) -> MaseGraph:
     return passes.add_common_metadata_analysis_pass(mg, {"dummy_in": inputs})[0]
 
 
-@pytest.mark.parametrize("name", EXPERTS)
-def test_fused_experts_are_named_on_loading(name: str, tmp_path: Path) -> None:
-    language_model(name, **EXPERTS[name]).save_pretrained(tmp_path)
+@pytest.fixture
+def mixtral(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes a Mixtral with all experts, or with those of one process, which stay fused."""
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    usual = MixtralExperts.__init__
+
+    def made(is_known: bool) -> Any:
+        def initialize(self: Any, config: Any) -> None:
+            usual(self, config)
+            self._is_expert_parallel = not is_known
+
+        monkeypatch.setattr(MixtralExperts, "__init__", initialize)
+        return language_model("Mixtral", num_local_experts=4)
+
+    return made
+
+
+def test_experts_that_stay_fused_are_named_on_loading(
+    mixtral: Callable[..., Any], tmp_path: Path
+) -> None:
+    mixtral(False).save_pretrained(tmp_path)
     load = transformers.AutoModelForCausalLM.from_pretrained
-    said = rf"{name}.*\(\d\d%\) stay float.*{name}Experts"
+    said = r"Mixtral.*\(\d\d%\) stay float.*MixtralExperts"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")  # shows the same text of one line once in a process
         for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32), 1):
@@ -71,9 +84,8 @@ def test_fused_experts_are_named_on_loading(name: str, tmp_path: Path) -> None:
         load(tmp_path, quantization_config=ChopConfig("mxint8", skip=["mlp"]))
 
 
-def test_fused_experts_are_named_by_each_pass() -> None:
-    model = language_model("Mixtral", **EXPERTS["Mixtral"])
-    mg = raised(model, input_ids=torch.ones(2, 4, dtype=torch.long))
+def test_experts_that_stay_fused_are_named_by_each_pass(mixtral: Callable[..., Any]) -> None:
+    mg = raised(mixtral(False), input_ids=torch.ones(2, 4, dtype=torch.long))
     with pytest.warns(UnreachedWarning, match=r"^quantize.*MixtralExperts \('.*0.mlp.experts'\)"):
         quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": WEIGHTS})
     with pytest.warns(UnreachedWarning, match="^pack_transform_pass.*MixtralExperts"):
@@ -82,6 +94,15 @@ def test_fused_experts_are_named_by_each_pass() -> None:
         passes.insert_lora_adapter_transform_pass(mg, {})
     _, info = passes.summarize_quantization_analysis_pass(quantized, {"silent": True})
     assert any(one["kind"] == "MixtralExperts" for one in info["unreached"])
+
+
+def test_experts_that_are_layers_get_formats_and_no_adapters(mixtral: Callable[..., Any]) -> None:
+    mg = raised(mixtral(True), input_ids=torch.ones(2, 4, dtype=torch.long))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnreachedWarning)
+        passes.quantize_transform_pass(mg, {"by": "type", "linear": WEIGHTS})
+    with pytest.warns(UnreachedWarning, match="^insert_lora.*get no adapter.*ExpertLinear"):
+        passes.insert_lora_adapter_transform_pass(mg, {})
 
 
 class Net(nn.Module):

@@ -50,6 +50,9 @@ def known_names() -> set[str]:
     config = transformers.BertConfig(
         num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=9
     )
+    experts = transformers.MixtralConfig(
+        num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=9
+    )
     linear = prune.identity(nn.Linear(1, 1), "weight")
     (pruned,) = modules.forward_pre_hooks(linear).values()
     holders: list[Any] = [
@@ -60,6 +63,7 @@ def known_names() -> set[str]:
         *(torch.compile(nn.Identity()), pruned, nn.modules.module),
         *(torch.distributed.distributed_c10d, DTensor, DTensor._op_dispatcher, DeviceMesh),
         *(config, transformers.BertModel(config), transformers.AttentionInterface),
+        *transformers.MixtralModel(experts).modules(),
         *(importlib.import_module(transformers_api.MASKING), optuna.Study),
         symbolic_shapes.ShapeEnv().create_unbacked_symint().node,
     ]
@@ -156,3 +160,19 @@ def test_transformers_has_the_names_that_are_patched():
     config = transformers.BertConfig()
     assert transformers_api.EXPERTS in vars(config)
     assert is_private(transformers_api.EXPERTS)
+
+
+def test_experts_say_how_they_lie():
+    sizes = {"hidden_size": 8, "intermediate_size": 4, "num_local_experts": 2}
+    found = {}
+    for name in ("mixtral.MixtralExperts", "gpt_oss.GptOssExperts"):
+        model, _, cls = name.partition(".")
+        home = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+        config = getattr(transformers, f"{cls.removesuffix('Experts')}Config")(**sizes)
+        found[cls] = transformers_api.expert_traits(getattr(home, cls)(config))
+    traits = transformers_api.ExpertTraits
+    assert found == {
+        "MixtralExperts": traits(True, False, False),
+        "GptOssExperts": traits(True, True, True),
+    }
+    assert transformers_api.expert_traits(nn.Linear(1, 1)) is None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import cache_tensors, is_cache
 from chop.captured.overrides import why_not_its_class
 from chop.captured.runtime import FastPathPadding
@@ -78,7 +79,7 @@ def is_torch_leaf(module: nn.Module) -> bool:
 
     torch's containers are no such layers, nor are its transformers.
     """
-    if isinstance(module, FastPathPadding):
+    if isinstance(module, FastPathPadding | ExpertLinear):
         return True
     ours = type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
     return ours and not isinstance(module, (*_CONTAINERS, *_TRANSFORMERS))

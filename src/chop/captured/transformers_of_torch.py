@@ -1,8 +1,9 @@
-"""torch's own transformer, `nn.TransformerEncoder` and its parts, as modules that can be recorded.
+"""Modules that stand in for a recording: for torch's own transformer, and for fused experts.
 
 In evaluation torch's layers hand all their parameters to one fused kernel, and on padded batches
 the encoder computes on nested tensors. For a recording they make way for subclasses that compute
-the same in single operators, on the same tensors.
+the same in single operators, on the same tensors. Fused experts of transformers make way for
+layers, see `chop.captured.experts`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.attention import ProjectedAttention, Slices, why_not_projected
+from chop.captured.experts import FusedExperts, Matrices, matrices_of
 from chop.captured.leaves import has_gradient_hooks
 from chop.captured.module_tree import STANDS_FOR
 from chop.captured.runtime import FastPathPadding
@@ -108,7 +110,7 @@ Chosen = Callable[[nn.Module, str], bool]
 
 @contextlib.contextmanager
 def single_operators(model: nn.Module, stays: Chosen) -> Iterator[nn.Module]:
-    """Puts modules that can be recorded in the places of torch's transformers, inside the block.
+    """Puts modules that can be recorded in the places of those that cannot, inside the block.
 
     Args:
         model: it is as before after the block.
@@ -137,13 +139,14 @@ class _Swap:
         self._twins: dict[int, nn.Module] = {}
         self._originals: list[nn.Module] = []  # an id holds as long as its object
         self._slices: Slices = {}
+        self._matrices: Matrices = {}
 
     def twin_of(self, module: nn.Module, path: str) -> nn.Module:
         """What stands in for a module, itself for most, with its children changed."""
         if id(module) in self._twins:
             return self._twins[id(module)]
         self._originals.append(module)
-        twin = self._twins[id(module)] = _twin(module, self._slices)
+        twin = self._twins[id(module)] = _twin(module, self._slices, self._matrices)
         for name, child in list(children_of(twin).items()):
             inner = f"{path}.{name}" if path else name
             if child is None or self._stays(child, inner):
@@ -156,16 +159,18 @@ class _Swap:
 
 
 def has_single_operators(model: nn.Module) -> bool:
-    """Whether something in a model stands in for a module of torch."""
+    """Whether something in a model stands in for a module of another class."""
     return any(STANDS_FOR in vars(module) for module in model.modules())
 
 
-def _twin(module: nn.Module, shared: Slices) -> nn.Module:
+def _twin(module: nn.Module, shared: Slices, matrices: Matrices) -> nn.Module:
     """What stands in for a module; itself for most."""
     if has_gradient_hooks(module) or isinstance(module, torch.jit.ScriptModule):
         return module
     if isinstance(module, nn.MultiheadAttention):
         return module if why_not_projected(module) else ProjectedAttention.around(module, shared)
+    if matrices_of(module):
+        return FusedExperts.around(module, matrices)
     for cls, plain in _PLAIN.items():
         if isinstance(module, cls) and _runs(module, cls) and _knows_layers(module):
             return _as_plain(module, plain)

@@ -63,7 +63,10 @@ def placements(dims: Mapping[str, int], mesh: tuple[int, ...]) -> dict[str, Plac
 
 
 def products_of(mg: MaseGraph) -> list[Product]:
-    """The matrix products by a parameter in the order of the graph; convolutions are left out."""
+    """The matrix products by a parameter, in the order of the graph.
+
+    Convolutions and experts are left out: each process has all of them.
+    """
     return [found for node in mg.nodes if (found := product_of(mg, node)) is not None]
 
 
@@ -73,7 +76,9 @@ def product_of(mg: MaseGraph, node: fx.Node) -> Product | None:
     if module is None:
         return _function(mg, node)
     weight = row.weight
-    if weight is None or weight.is_table or row.spatial or not node.all_input_nodes:
+    if weight is None or weight.is_table or weight.has_experts or row.spatial:
+        return None
+    if not node.all_input_nodes:
         return None
     return _layer(node, module, weight)
 

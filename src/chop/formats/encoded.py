@@ -53,3 +53,18 @@ class Encoded:
             scales = scales.view(count, -1).index_select(0, index).view(-1)
         shape = torch.Size((index.numel(), *self.shape[1:]))
         return dataclasses.replace(self, codes=codes, scales=scales, shape=shape)
+
+    def slice_rows(self, start: int, stop: int) -> Encoded:
+        """Neighboring rows, in the same memory; see `take_rows`.
+
+        Args:
+            start: the first one.
+            stop: the one behind the last.
+        """
+        count = self.shape[0]
+        codes = self.codes.view(count, -1)[start:stop].view(-1)
+        scales = self.scales
+        if scales is not None and scales.numel():
+            scales = scales.view(count, -1)[start:stop].view(-1)
+        shape = torch.Size((stop - start, *self.shape[1:]))
+        return dataclasses.replace(self, codes=codes, scales=scales, shape=shape)

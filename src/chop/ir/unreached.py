@@ -1,7 +1,7 @@
 """Unreached parameters: matrices that no layer of the operator table holds, and their share.
 
 A format, an adapter or codes go to layers of the table. A matrix in a module that the graph does
-not look into, or one that a function multiplies by, has no such layer: fused experts, `nn.LSTM`,
+not look into, or one that a function multiplies by, has no such layer: `nn.LSTM`,
 `F.linear(x, self.weight)`. It stays as it is whatever a config says, which is worth a sentence
 where it is more than a tenth of what could have been changed.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from chop.captured.experts import matrices_of
 from chop.captured.module import CapturedModule
 from chop.captured.original import sources_of
 from chop.ir.ops import of_module, stand_in_for
@@ -119,8 +120,10 @@ def _named(kind: str, group: list[Unreached]) -> str:
 
 
 def is_of_table(module: nn.Module) -> bool:
-    """Whether a module is a layer that a format can be given to."""
+    """Whether a module is a layer that a format can be given to, or can be made of such layers."""
     if isinstance(module, QuantizedOperator) or stand_in_for(module) is not None:
+        return True
+    if matrices_of(module):
         return True
     return of_module(type(module)).quantized is not None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -125,3 +126,55 @@ def wrap_resized_head(wrap: Callable[[Any, Callable[..., Any]], Any]) -> None:
         return wrap(old_lm_head, lambda head: make(self, head, *args, **kwargs))
 
     model._get_resized_lm_head = resized
+
+
+EXPERT_TRAITS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
+"""What transformers' experts say of themselves, as attributes of the instance."""
+EXPERT_PARALLEL = "_is_expert_parallel"
+APPLY_GATE = "_apply_gate"
+DISPATCH = "get_interface"
+"""What the forward calls that `use_experts_implementation` gives to a class of experts."""
+
+
+@dataclass(frozen=True)
+class ExpertTraits:
+    """How a module of fused experts lays out its matrices.
+
+    Attributes:
+        has_gate: the first matrix is `gate_up_proj`, else `up_proj`.
+        has_bias: each matrix has a bias, of its name with `_bias`.
+        is_transposed: matrices are (inputs, outputs).
+    """
+
+    has_gate: bool
+    has_bias: bool
+    is_transposed: bool
+
+
+def expert_traits(module: Any) -> ExpertTraits | None:
+    """The traits of fused experts that go through transformers' experts interface.
+
+    None of all other modules, of experts with a norm behind them, and of a part of the experts.
+    """
+    own = vars(module)
+    code = getattr(type(module).forward, "__code__", None)
+    if code is None or DISPATCH not in code.co_names or "forward" in own:
+        return None
+    if not all(name in own for name in (*EXPERT_TRAITS, EXPERT_PARALLEL)):
+        return None
+    if own["has_post_expert_norm"] or own[EXPERT_PARALLEL]:
+        return None
+    return ExpertTraits(*(bool(own[name]) for name in EXPERT_TRAITS[:3]))
+
+
+def apply_gate(experts_class: Any, module: Any, x: Tensor) -> Tensor:
+    """What a class of gated experts makes of the result of the first matrix.
+
+    Args:
+        experts_class: the class.
+        module: has the attributes of its instances.
+        x: (..., 2 * intermediate size).
+    Returns: (..., intermediate size).
+    """
+    gate: Callable[..., Tensor] = getattr(experts_class, APPLY_GATE)
+    return gate(module, x)

@@ -171,6 +171,8 @@ def _joint_trace(
     """The trace of a layer's outputs and of all that are joined with them, and the layers."""
     if not layer.row.is_product:
         raise BlockedError("a table has no output channels")
+    if layer.axes.has_experts:
+        raise BlockedError("it has the outputs of several experts")
     by_node = {node: each for each in chosen for node in each.nodes}
     trace = ChannelTrace(mg, shapes, layer.weight.shape[layer.axes.outputs])
     layers = [layer]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from torch import Tensor, fx, nn
 
@@ -66,6 +67,18 @@ def unreached_matrices(mg: MaseGraph, formats_count: bool = True) -> list[Unreac
         parameter = deepgetattr(mg.model, name)
         found.setdefault(id(parameter), (name, parameter))
     return by_owner(mg.model, found.values())
+
+
+def matrices_of_experts(mg: MaseGraph) -> list[Unreached]:
+    """The matrices of layers of several experts, which get formats and no adapters."""
+    found = []
+    for node in mg.nodes:
+        weight = mg.operator(node).weight
+        if weight is not None and weight.has_experts:
+            module = mg.module_of(node)
+            assert module is not None
+            found.append((f"{node.target}.weight", cast(Tensor, module.weight)))
+    return by_owner(mg.model, found)
 
 
 def _read_by_products(mg: MaseGraph, formats_count: bool) -> list[str]:

@@ -48,12 +48,15 @@ class Weight:
         inputs: the axis along which inputs are summed; of a table, its columns.
         sizes: the attributes of the module that give the numbers of outputs and of inputs.
         is_table: its rows are looked up, not multiplied.
+        has_experts: it has the matrices of several experts one below the other, `num_experts` of
+            the module, and a row of the input is multiplied by one of them.
     """
 
     outputs: int = 0
     inputs: int = 1
     sizes: tuple[str, str] = ("out_features", "in_features")
     is_table: bool = False
+    has_experts: bool = False
 
     @property
     def is_transposed(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import update_cache
 from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError, did_you_mean
@@ -39,6 +40,7 @@ EMBEDDING: Arguments = {"input": None, "weight": "weight"}
 
 KERNEL = Weight(sizes=("out_channels", "in_channels"))
 TRANSPOSED = Weight(1, 0, ("out_channels", "in_channels"))
+OF_EXPERTS = Weight(has_experts=True)
 LOOKED_UP = Weight(sizes=("num_embeddings", "embedding_dim"), is_table=True)
 
 FROM_DATA_IN = {"weight": "data_in"}
@@ -105,6 +107,7 @@ TABLE: tuple[Operator, ...] = (
             _row("conv2d", nn.Conv2d, WEIGHTED, spatial=2, integer=i.IntegerConv2d),
         ),
         _row("conv3d", nn.Conv3d, weight=KERNEL, spatial=3),
+        _row("expert_linear", ExpertLinear, weight=OF_EXPERTS),
     ),
     *_all(
         {"kind": Kind.PRODUCT, "weight": TRANSPOSED, "flops": flops.by_weight_transposed},

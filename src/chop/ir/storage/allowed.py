@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.captured.attention import ProjectedAttention
+from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import NODE_FUNCTIONS
 from chop.captured.module_tree import Scope
 from chop.captured.runtime import (
@@ -92,7 +93,7 @@ LAYER_HOMES = re.compile(r"(timm\.(layers|models)|torchvision\.(models|ops))(\.\
 CHOP_HOMES = re.compile(r"chop\.nn(\.\w+)*")
 CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
 CAPTURED_CLASSES = {
-    cls.__name__: cls for cls in (ByMode, FastPathPadding, ProjectedAttention, Scope)
+    cls.__name__: cls for cls in (ByMode, ExpertLinear, FastPathPadding, ProjectedAttention, Scope)
 }
 CAPTURED_FUNCTIONS = {
     function.__name__: function

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from chop.captured.expert_linear import stack_in_state_dicts, stacks_transposed
 from chop.captured.joined import join_in_state_dicts, joined_of
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.errors import CheckpointError
@@ -231,6 +232,8 @@ def _decode_module(
         module.__dict__[name] = value
     if stores_transposed(module):
         transpose_in_state_dicts(module)
+    if (is_transposed := stacks_transposed(module)) is not None:
+        stack_in_state_dicts(module, bool(is_transposed))
     if joined := joined_of(module):
         _check_joined(joined, record["path"])
         join_in_state_dicts(module, joined)

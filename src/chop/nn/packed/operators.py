@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chop.captured.expert_linear import by_expert, expert_linear, is_traced
 from chop.errors import ConfigError
-from chop.formats import Float, NumberFormat, from_key
+from chop.formats import Encoded, Float, NumberFormat, from_key
 from chop.kernels import packed_linear_directly
 from chop.kernels.codes import Packed
 from chop.kernels.cpu.int8 import Product, prepared_product, takes_as_codes
 from chop.kernels.packed import takes_prepared
 from chop.nn import quantized as q
-from chop.nn.packed.base import BUFFER_NAMES, PackedOperator, packed_twin
+from chop.nn.packed.base import BUFFER_NAMES, SMALL, PackedOperator, packed_twin
 from chop.nn.weight_cache import forget, prepared_once
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
@@ -184,6 +185,73 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
         rows = self.quantize("weight", self._decode("weight", stored))
         y: Tensor = self.quantize("data_out", rows.view(*input.shape, self.embedding_dim))
         return y
+
+
+class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[misc]
+    """`QuantExpertLinear` from codes; input (S, in_features) to (S, out_features).
+
+    Where rows of the weight have codes of their own, the codes of an expert are read only where it
+    has rows of the input.
+    """
+
+    operator = q.QuantExpertLinear
+
+    def forward(self, input: Tensor, expert: Tensor) -> Tensor:  # noqa: D102
+        shape, stored = self.packed_shapes["weight"], self.encoded("weight")
+        if type(stored.codes) is not Tensor or not self._weight_format.is_row_separable(shape):
+            return super().forward(input, expert)
+        self._refuse_training("weight")
+        x, bias = self.quantize("data_in", input), self.quantize("bias", self._operand("bias"))
+        if is_traced(input):
+            y = self._by_row(x, expert, bias)
+        else:
+            multiply = self._multiply_by_numbers if self._decodes(x) else self._multiply_by_codes
+            y = by_expert(
+                x,
+                expert,
+                (self.num_experts, self.out_features),
+                lambda rows, number: multiply(rows, number, None if bias is None else bias[number]),
+            )
+        return self.quantize("data_out", y)
+
+    @property
+    def _weight_format(self) -> NumberFormat:
+        return self.spec.number_format("weight")
+
+    def _decodes(self, x: Tensor) -> bool:
+        """Whether an expert's matrix is decoded, and no kernel multiplies by its codes."""
+        unlike = x.dtype != self.packed_dtype or torch.is_autocast_enabled(x.device.type)
+        is_small = self.in_features * self.out_features <= SMALL
+        return bool(self.packed_exact or unlike or is_small or is_transformed())
+
+    def _codes_of(self, number: int) -> Encoded:
+        rows = self.out_features
+        return self.encoded("weight").slice_rows(number * rows, (number + 1) * rows)
+
+    def _multiply_by_numbers(self, rows: Tensor, number: int, bias: Tensor | None) -> Tensor:
+        return F.linear(rows, self._decode("weight", self._codes_of(number)), bias)
+
+    def _multiply_by_codes(self, rows: Tensor, number: int, bias: Tensor | None) -> Tensor:
+        stored = self._codes_of(number)
+        return packed_linear_directly(
+            rows,
+            FLOAT.key,
+            stored.codes,
+            stored.scales,
+            stored.tensor_scale,
+            list(stored.shape),
+            self._weight_format.key,
+            bias,
+        )
+
+    def _by_row(self, x: Tensor, expert: Tensor, bias: Tensor | None) -> Tensor:
+        """The result where values are not known: each row gets the decoded matrix of its expert."""
+        outputs = torch.arange(self.out_features, device=expert.device)
+        index = (expert[:, None] * self.out_features + outputs).flatten()
+        weight = self._decode("weight", self.encoded("weight").take_rows(index))
+        numbers = torch.arange(expert.shape[0], device=expert.device)
+        rows = None if bias is None else bias[expert]
+        return expert_linear(x, numbers, weight, rows, expert.shape[0])
 
 
 PackedConv1d = packed_twin(q.QuantConv1d, __name__)

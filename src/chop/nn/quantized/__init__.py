@@ -3,6 +3,7 @@
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
 from chop.nn.quantized.base import QuantizedOperator, leaf_operators
 from chop.nn.quantized.call import QuantCall, QuantInPlaceCall
+from chop.nn.quantized.experts import QuantExpertLinear
 from chop.nn.quantized.ops import (
     QuantAdaptiveAvgPool1d,
     QuantAdaptiveAvgPool2d,
@@ -43,6 +44,7 @@ __all__ = [
     "QuantConv2d",
     "QuantConvTranspose2d",
     "QuantEmbedding",
+    "QuantExpertLinear",
     "QuantGELU",
     "QuantGroupNorm",
     "QuantInPlaceCall",

@@ -13,7 +13,7 @@ from chop.lora.insertion import TrainBias, insert_adapters
 from chop.lora.selection import adapted_linears, modules_named
 from chop.nn.lora import check_adapter, refuse_adapters
 from chop.passes.base import graph_pass
-from chop.quantization.unreached import unreached_matrices
+from chop.quantization.unreached import matrices_of_experts, unreached_matrices
 
 NAME = "insert_lora_adapter_transform_pass"
 ALIASES = {"lora_alpha": "alpha", "lora_dropout": "dropout", "r": "rank", "bias": "train_bias"}
@@ -98,9 +98,8 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
     }
     if config.target_modules in (None, "all-linear"):
         reached = sum(layer.weight.numel() for layer in targets.values())
-        text = unreached_sentence(
-            unreached_matrices(mg, formats_count=False), reached, NAME, "get no adapter"
-        )
+        unreached = [*unreached_matrices(mg, formats_count=False), *matrices_of_experts(mg)]
+        text = unreached_sentence(unreached, reached, NAME, "get no adapter")
         if text is not None:
             warn_of_share(mg.model, text, NAME)
     return insert_adapters(mg, targets, adapter, saved, config.train_bias)

@@ -28,7 +28,7 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
     quantized already takes on the new formats.
 
     Warns (`UnreachedWarning`) where more than a tenth of the weights that the rules could mean are
-    in no operator that has formats, such as fused experts or recurrent layers.
+    in no operator that has formats, such as recurrent layers.
 
     Returns:
         quantized: number of nodes.

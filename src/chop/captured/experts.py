@@ -1,0 +1,143 @@
+"""Fused experts of transformers as two layers.
+
+A module of fused experts holds the matrices of all experts as two parameters, and calls a function
+with them in which no operator can be seen. Here each of the two is an `ExpertLinear`, and the rest
+are calls of torch. E experts, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple, Self
+
+from torch import Tensor, nn
+
+from chop.captured.expert_linear import ExpertLinear, stack_in_state_dicts
+from chop.captured.joined import join_in_state_dicts
+from chop.captured.module_tree import STANDS_FOR, class_of
+from chop.private.modules import PARAMETERS, children_of, parameters_of, set_members
+from chop.private.transformers_api import ExpertTraits, apply_gate, expert_traits
+
+LAYERS = ("gate_up", "up", "down")
+"""The layers of a `FusedExperts`; it has the first or the second, and the last."""
+
+Matrices = MutableMapping[int, nn.Parameter]
+"""Weights of layers, by the id of the parameter that they are of: what is shared stays shared."""
+
+
+class _Names(NamedTuple):
+    """A layer of fused experts, and the parameters of the module that it is of."""
+
+    layer: str
+    weight: str
+    bias: str
+
+
+def _names(traits: ExpertTraits) -> tuple[_Names, _Names]:
+    first = "gate_up" if traits.has_gate else "up"
+    return tuple(_Names(x, f"{x}_proj", f"{x}_proj_bias") for x in (first, "down"))  # type: ignore[return-value]
+
+
+def matrices_of(module: nn.Module) -> dict[str, str]:
+    """By name of a parameter of fused experts, the layer that it is the weight of.
+
+    Empty of all other modules, and of experts whose parameters are not two matrices for each.
+    """
+    traits = expert_traits(module)
+    if traits is None:
+        return {}
+    names, own = _names(traits), parameters_of(module)
+    weights = [own.get(each.weight) for each in names]
+    known = {each.weight for each in names}
+    known |= {each.bias for each in names} if traits.has_bias else set()
+    is_known = set(own) == known and all(x is not None for x in own.values())
+    is_known &= all(x is not None and x.dim() == 3 and x.is_floating_point() for x in weights)
+    if not is_known or any(True for child in module.children() for _ in child.parameters()):
+        return {}
+    return {each.weight: each.layer for each in names}
+
+
+def expert_layer(module: nn.Module, name: str, weight: Tensor, shared: Matrices) -> ExpertLinear:
+    """The layer of fused experts that one of their parameters is the weight of.
+
+    Args:
+        module: see `matrices_of`.
+        name: of the parameter.
+        weight: its values, (E, O, I), or (E, I, O) where the module has it so. The first are
+            shared with the layer; the others are no matrix of rows, and are copied.
+        shared: weights that other layers have; takes and gives.
+    """
+    traits = expert_traits(module)
+    assert traits is not None
+    key = id(weight)
+    if key not in shared:
+        rows = weight.detach().mT if traits.is_transposed else weight.detach()
+        shared[key] = nn.Parameter(rows.reshape(-1, rows.shape[-1]), weight.requires_grad)
+    bias = parameters_of(module).get(f"{name}_bias")
+    layer = ExpertLinear.of(shared[key], bias, len(weight))
+    layer.training = module.training
+    stack_in_state_dicts(layer, traits.is_transposed)
+    return layer
+
+
+class FusedExperts(nn.Module):
+    """A module of fused experts of transformers whose two matrices are layers, see `LAYERS`.
+
+    It computes what the module does, whatever implementation the configuration names. State dicts
+    have the parameters as the module has them, `gate_up_proj` for example.
+    """
+
+    @classmethod
+    def around(
+        cls,
+        module: nn.Module,
+        shared: Matrices,
+        made: Mapping[str, nn.Module] | None = None,
+    ) -> Self:
+        """Takes over a module of transformers: its hooks, attributes, activation and mode.
+
+        Args:
+            module: one of which `matrices_of` knows the parameters.
+            shared: weights of layers; takes and gives.
+            made: layers that are made already, by name; others share the module's memory.
+        """
+        traits = expert_traits(module)
+        assert traits is not None
+        layers: dict[str, nn.Module | None] = dict(children_of(module))
+        for name, layer in matrices_of(module).items():
+            found = (made or {}).get(layer)
+            weight = parameters_of(module)[name]
+            assert weight is not None
+            layers[layer] = found or expert_layer(module, name, weight, shared)
+        twin = cls.__new__(cls)
+        nn.Module.__init__(twin)
+        twin.__dict__.update({n: x for n, x in vars(module).items() if n != PARAMETERS})
+        vars(twin)[STANDS_FOR] = type(module)
+        set_members(twin, {}, children=layers)
+        joined = {}
+        for each in _names(traits):
+            joined[each.weight] = (f"{each.layer}.weight",)
+            if traits.has_bias:
+                joined[each.bias] = (f"{each.layer}.bias",)
+        join_in_state_dicts(twin, joined)
+        return twin
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Same arguments and result as the experts of transformers.
+
+        Args:
+            hidden_states: (tokens, I).
+            top_k_index: (tokens, k), int64: the experts of each token.
+            top_k_weights: (tokens, k): what their results count.
+        Returns: (tokens, I).
+        """
+        layers, count = self._modules, top_k_index.shape[-1]
+        expert = top_k_index.reshape(-1)
+        rows = hidden_states.repeat_interleave(count, 0)
+        if "gate_up" in layers:
+            inner = apply_gate(class_of(self), self, layers["gate_up"](rows, expert))  # type: ignore[misc]
+        else:
+            inner = self.act_fn(layers["up"](rows, expert))  # type: ignore[misc, operator]
+        results = layers["down"](inner, expert) * top_k_weights.reshape(-1, 1)  # type: ignore[misc]
+        total = results.view(-1, count, results.shape[-1]).sum(1)
+        return total.to(hidden_states.dtype)  # type: ignore[no-any-return]

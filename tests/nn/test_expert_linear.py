@@ -1,0 +1,142 @@
+"""Quantized and packed layers of several experts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from chop.captured.expert_linear import ExpertLinear
+from chop.errors import ConfigError
+from chop.formats import QuantSpec, parse_format_string
+from chop.nn.packed import PackedExpertLinear, pack
+from chop.nn.quantized import QuantExpertLinear
+
+FORMATS = ("mxint:width=4", "mxint:width=8", "nvfp4", "mxfp", "group_integer:width=4", "ternary")
+HIT = torch.tensor([2, 0, 2, 2, 0])
+
+
+class CodesRead(TorchDispatchMode):
+    """Counts the bytes of codes that are decoded or multiplied."""
+
+    bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        places = {torch.ops.chop.decode.default: 0, torch.ops.chop.packed_linear.default: 2}
+        if func in places:
+            self.bytes += args[places[func]].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def quantized(
+    sizes: tuple[int, int, int] = (4, 32, 24), weight: str = "mxint:width=4", **others: str
+) -> QuantExpertLinear:
+    torch.manual_seed(0)
+    texts = {"weight": weight, **others}
+    spec = QuantSpec().with_quantizers(**{n: parse_format_string(x) for n, x in texts.items()})
+    return QuantExpertLinear.from_float(ExpertLinear(*sizes), spec).eval()
+
+
+def inputs(features: int = 32) -> Tensor:
+    return torch.randn(len(HIT), features, generator=torch.Generator().manual_seed(1))
+
+
+def test_with_float_formats_it_is_the_float_layer() -> None:
+    layer = ExpertLinear(4, 32, 24)
+    twin = QuantExpertLinear.from_float(layer, QuantSpec())
+    assert torch.equal(twin(inputs(), HIT), layer(inputs(), HIT))
+    assert twin.weight is layer.weight and list(twin.state_dict()) == list(layer.state_dict())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_matrices_of_experts_are_rounded_as_one(name: str) -> None:
+    layer, x = quantized(weight=name), inputs()
+    rounded = layer.spec.number_format("weight").round(layer.weight.detach()).view(4, 24, 32)
+    expected = [F.linear(r, rounded[e], layer.bias[e]) for r, e in zip(x, HIT, strict=True)]
+    torch.testing.assert_close(layer(x, HIT), torch.stack(expected))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@torch.no_grad()
+def test_codes_give_the_same_bits(name: str) -> None:
+    layer, x = quantized(weight=name), inputs()
+    packed = pack(layer)
+    assert type(packed) is PackedExpertLinear
+    assert torch.equal(packed(x, HIT), layer(x, HIT))
+    assert torch.equal(packed.unpack()(x, HIT), layer(x, HIT))
+    assert torch.equal(packed.weight, layer.quantize("weight", layer.weight))
+
+
+@pytest.mark.parametrize("sizes", [(4, 32, 24), (4, 160, 128)], ids=["small", "by_a_kernel"])
+@torch.no_grad()
+def test_only_codes_of_experts_with_rows_are_read(sizes: tuple[int, int, int]) -> None:
+    packed, x = pack(quantized(sizes)), inputs(sizes[1])
+    for expert in (HIT, HIT * 0 + 3, HIT[:0]):
+        with CodesRead() as read:
+            packed(x[: len(expert)], expert)
+        share = len(expert.unique()) / 4
+        assert read.bytes == share * packed.weight_codes.numel()
+
+
+@torch.no_grad()
+def test_a_kernel_multiplies_by_large_codes() -> None:
+    layer, x = quantized((4, 160, 128)), inputs(160)
+    torch.testing.assert_close(pack(layer)(x, HIT), layer(x, HIT), rtol=1e-5, atol=1e-5)
+    assert torch.equal(pack(layer, exact=True)(x, HIT), layer(x, HIT))
+
+
+@torch.no_grad()
+def test_one_scale_for_all_decodes_all() -> None:
+    layer, x = quantized(weight="scale_integer:width=8"), inputs()
+    packed = pack(layer)
+    with CodesRead() as read:
+        y = packed(x, HIT)
+    assert read.bytes in (0, packed.weight_codes.numel()) and torch.equal(y, layer(x, HIT))
+
+
+@torch.no_grad()
+def test_inputs_biases_and_results_have_formats_too() -> None:
+    names = dict.fromkeys(("data_in", "bias", "data_out"), "mxint:width=6")
+    layer, x = quantized(**names), inputs()
+    y = layer(x, HIT)
+    assert torch.equal(y, layer.quantize("data_out", y)) and not torch.equal(y, quantized()(x, HIT))
+    assert torch.equal(pack(layer)(x, HIT), y)
+
+
+def test_weights_learn_through_their_rounding() -> None:
+    layer, x = quantized().train(), inputs()
+    layer(x, HIT).square().sum().backward()
+    by_expert = layer.weight.grad.view(4, -1).abs().sum(1)
+    assert (by_expert > 0).tolist() == [True, False, True, False]
+    with pytest.raises(ConfigError, match="a PackedExpertLinear cannot be trained"):
+        pack(layer).train()(x, HIT)
+
+
+@torch.no_grad()
+def test_other_dtypes_compilers_and_copies() -> None:
+    packed, x = pack(quantized((4, 160, 128))), inputs(160)
+    y = packed(x, HIT)
+    compiled = torch.compile(copy.deepcopy(packed), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, HIT), y, rtol=1e-5, atol=1e-5)
+    with torch.inference_mode():
+        assert torch.equal(copy.deepcopy(packed)(x, HIT), y)
+    half = copy.deepcopy(packed).to(torch.bfloat16)
+    torch.testing.assert_close(half(x.bfloat16(), HIT).float(), y, rtol=0.05, atol=0.05)
+    assert packed.to("meta")(x.to("meta"), HIT.to("meta")).shape == y.shape
+
+
+@torch.no_grad()
+def test_state_dicts_hold_the_codes() -> None:
+    packed, other = pack(quantized()), pack(quantized(bias="mxint:width=8"))
+    assert list(packed.state_dict()) == ["bias", "weight_codes", "weight_scales"]
+    assert "bias_codes" in other.state_dict()
+    twin = pack(QuantExpertLinear.from_float(ExpertLinear(4, 32, 24), packed.spec)).eval()
+    twin.load_state_dict(packed.state_dict())
+    assert torch.equal(twin(inputs(), HIT), packed(inputs(), HIT))
