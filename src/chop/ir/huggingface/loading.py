@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.attention import PROJECTIONS, ProjectedAttention
+from chop.captured.expert_linear import ExpertLinear
+from chop.captured.experts import LAYERS, FusedExperts, expert_layer, matrices_of
 from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
@@ -93,12 +95,16 @@ def put_modules(
 
 
 def _take_apart(model: nn.Module, modules: Iterable[str]) -> None:
-    """Makes layers of those attentions of torch whose projections a folder names."""
-    owners = {path.rpartition(".")[0] for path in modules if path.endswith(PROJECTIONS)}
+    """Makes layers of those attentions of torch, and of those experts, whose layers are named."""
+    split = [path.rpartition(".") for path in modules]
+    owners = {owner for owner, _, name in split if name in (*PROJECTIONS, *LAYERS)}
     for path, module in list(model.named_modules()):
-        named = any(f".{owner}".endswith(f".{path}") for owner in owners)
-        if named and isinstance(module, nn.MultiheadAttention):
+        if not any(f".{owner}".endswith(f".{path}") for owner in owners):
+            continue
+        if isinstance(module, nn.MultiheadAttention):
             _put(model, path, ProjectedAttention.around(module, {}))
+        elif matrices_of(module):
+            _put(model, path, FusedExperts.around(module, {}))
 
 
 def is_whole(model: Any) -> bool:
@@ -157,7 +163,8 @@ def layers_to_pack(
 ) -> dict[str, list[str]]:
     """The layers whose weights become codes, each with those that are tied to it, itself first.
 
-    A layer that is tied to one that stays float stays float too.
+    A layer that is tied to one that stays float stays float too. Of fused experts each matrix
+    counts as a layer.
 
     Args:
         model: a model of transformers on the meta device.
@@ -168,9 +175,9 @@ def layers_to_pack(
         ConfigError: nothing is left, an entry of `skip` names nothing, or what a layer computes
             is not what its class says.
     """
-    modules = dict(model.named_modules())
+    modules, experts = dict(model.named_modules()), _expert_layers(model)
     for entry in skip:
-        if not any(_ends(path, entry) for path in modules):
+        if not any(_ends(path, entry) for path in (*modules, *experts)):
             raise missing_module(model, entry)
     names = {
         path
@@ -183,12 +190,13 @@ def layers_to_pack(
             raise ConfigError(
                 f"quantization_config: '{path}' cannot be quantized: {reason}, or name it in skip."
             )
+    names |= _chosen_experts(experts, operators, skip)
     sources = {
         target.removesuffix(".weight"): source.removesuffix(".weight")
         for target, source in model.all_tied_weights_keys.items()
     }
     groups: dict[str, list[str]] = {}
-    for path in modules:
+    for path in (*modules, *experts):
         groups.setdefault(str(sources.get(path, path)), []).append(path)
     found = {
         member: [member, *(other for other in group if other != member)]
@@ -201,6 +209,43 @@ def layers_to_pack(
     return found
 
 
+def _expert_layers(model: nn.Module) -> dict[str, str]:
+    """By path of a layer that fused experts can be made of, the name of its weight."""
+    return {
+        f"{path}.{layer}": f"{path}.{name}"
+        for path, module in model.named_modules()
+        for name, layer in matrices_of(module).items()
+    }
+
+
+def _chosen_experts(
+    experts: Iterable[str], operators: Sequence[str] | None, skip: Sequence[str]
+) -> set[str]:
+    if operators is not None and of_module(ExpertLinear).name not in operators:
+        return set()
+    left = {path for path in experts if _is_left(path, skip)}
+    chosen = set(experts) - left
+    halves = {path.rpartition(".")[0] for path in chosen} & {p.rpartition(".")[0] for p in left}
+    if halves:
+        owner = min(halves)
+        raise ConfigError(
+            f"quantization_config.skip: it names one of the two layers of the experts '{owner}', "
+            f"whose weights are packed together; expected '{owner}' or neither."
+        )
+    return chosen
+
+
+def weights_of(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
+    """By name of a parameter, the path of the layer that it is the weight of.
+
+    Args:
+        model: a model of transformers.
+        groups: the paths; see `layers_to_pack`.
+    """
+    experts = _expert_layers(model)
+    return {experts.get(path, f"{path}.weight"): path for path in groups}
+
+
 def warn_of_unreached(
     model: nn.Module, groups: Mapping[str, Sequence[str]], skip: Sequence[str]
 ) -> None:
@@ -211,7 +256,7 @@ def warn_of_unreached(
         groups: see `layers_to_pack`.
         skip: paths, or ends of paths, of modules that the user leaves.
     """
-    weights = {id(x): x for path in groups for x in [model.get_parameter(f"{path}.weight")]}
+    weights = {id(x): x for x in map(model.get_parameter, weights_of(model, groups))}
     reached = sum(x.numel() for x in weights.values())
     unreached = unreached_matrices_of(model, lambda path: _is_left(path, skip))
     text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
@@ -270,13 +315,9 @@ def pack_layers(
     Raises:
         ConfigError: the weight has values that are not finite.
     """
-    if not weight.isfinite().all():
-        raise ConfigError(f"quantization_config: '{group[0]}' has weights that are not finite.")
+    _check_finite(group[0], weight)
     known: KnownCodes = {}
-    given = {"weight": format, "data_in": data_in}
-    spec = QuantSpec().with_quantizers(
-        **{operand: parse_format_string(text) for operand, text in given.items() if text}
-    )
+    spec = _spec(format, data_in)
     shared, made = nn.Parameter(weight, requires_grad=False), []
     for path in group:
         module = model.get_submodule(path)
@@ -289,3 +330,57 @@ def pack_layers(
         made.append(packed_module(layer, path, False, known))
         _put(model, path, made[-1])
     return made
+
+
+def _check_finite(path: str, weight: Tensor) -> None:
+    if not weight.isfinite().all():
+        raise ConfigError(f"quantization_config: '{path}' has weights that are not finite.")
+
+
+def _spec(format: str, data_in: str | None) -> QuantSpec:
+    given = {"weight": format, "data_in": data_in}
+    return QuantSpec().with_quantizers(
+        **{operand: parse_format_string(text) for operand, text in given.items() if text}
+    )
+
+
+def pack_experts(
+    model: nn.Module, name: str, path: str, weight: Tensor, format: str, data_in: str | None
+) -> PackedOperator:
+    """A packed layer of fused experts, which `put_experts` puts in its place.
+
+    Args:
+        model: the model.
+        name: of the parameter that the layer's weight is of.
+        path: of the layer.
+        weight: the values of the parameter.
+        format: of the weight.
+        data_in: of the inputs; None leaves them float.
+
+    Raises:
+        ConfigError: the weight has values that are not finite.
+    """
+    _check_finite(path, weight)
+    owner, _, own = name.rpartition(".")
+    layer = expert_layer(model.get_submodule(owner), own, weight.requires_grad_(False), {})
+    row = of_module(ExpertLinear)
+    assert row.quantized is not None
+    return packed_module(row.quantized.from_float(layer, _spec(format, data_in)), path, False, {})
+
+
+def put_experts(model: nn.Module, made: Mapping[str, PackedOperator]) -> None:
+    """Puts layers in the places of fused experts whose other parameters have been read.
+
+    Args:
+        model: the model; it is changed.
+        made: packed layers by path, from `pack_experts`.
+    """
+    for owner in dict.fromkeys(path.rpartition(".")[0] for path in made):
+        module = model.get_submodule(owner)
+        layers = {}
+        for name, layer in matrices_of(module).items():
+            layers[layer] = made[f"{owner}.{layer}"]
+            bias = parameters_of(module).get(f"{name}_bias")
+            if bias is not None:  # it was without data when the layer was packed
+                parameters_of(layers[layer])["bias"] = bias
+        _put(model, owner, FusedExperts.around(module, {}, layers))

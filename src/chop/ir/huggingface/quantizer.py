@@ -35,6 +35,7 @@ from chop.private.transformers_api import (
 if TYPE_CHECKING:
     from chop.ir.huggingface.loading import Tied
     from chop.ir.huggingface.stored import StoredModule
+    from chop.nn.packed import PackedOperator
 
 METHOD = "chop"
 KEYS = ("format", "data_in", "operators", "skip", "modules", "quant_method")
@@ -157,6 +158,10 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         self.tied: list[Tied] = []
         self.groups: dict[str, list[str]] = {}
         """On loading float weights: by path of a layer, those that are tied to it, itself first."""
+        self.names: dict[str, str] = {}
+        """On loading float weights: by name of a weight, the path of its layer."""
+        self.experts: dict[str, PackedOperator] = {}
+        """On loading float weights: by path, layers of experts that are packed already."""
         self.dtypes: dict[str, torch.dtype] = {}
         """On loading float weights: by path of a layer, the dtype that it computes in."""
         self._kept: Any = None
@@ -197,7 +202,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
         """Whether a float tensor that is read becomes codes."""
-        return param_name.endswith(".weight") and param_name[: -len(".weight")] in self.groups
+        return param_name in self.names
 
     def get_quantize_ops(self) -> ConversionOps:
         """What makes codes of a float tensor."""
@@ -211,30 +216,31 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         config, files = self.quantization_config, kwargs.get("checkpoint_files")
         if not self.pre_quantized:
             if files and all(str(file).endswith(".safetensors") for file in files):
-                given = StoredTensors(model, files)
+                given = StoredTensors(model, files, names_in)
                 given.check_float()
                 drop_ties(model, given.differ)
             self.groups = loading.layers_to_pack(model, config.operators, config.skip)
+            self.names = loading.weights_of(model, self.groups)
             loading.warn_of_unreached(model, self.groups, config.skip)
             self._read_in_float32(model, kwargs.get("dtype") or model.dtype)
             return
-        stored = None if files is None else StoredTensors(model, files)
+        stored = None if files is None else StoredTensors(model, files, names_in)
         self.tied = loading.put_modules(model, config.modules, stored)
         if stored is not None:
-            stored.check_complete(model, loading.is_whole(model), names_in)
+            stored.check_complete(model, loading.is_whole(model))
 
     def _read_in_float32(self, model: Any, dtype: torch.dtype) -> None:
         """Weights that become codes: rounded to bfloat16 first, they would be rounded twice."""
-        names = {path: f"{path}.weight" for path in self.groups}
         plan = dtype_plan(model, dtype)
-        for path, name in names.items():
+        for name, path in self.names.items():
             kept = (to for key, to in plan.items() if re.search(key.replace("*", ".*"), name))
             self.dtypes[path] = next(kept, model.get_parameter(name).dtype)
         self._kept = kept_in_float32(model)
-        pattern = f"^(?:{'|'.join(map(re.escape, names.values()))})$"
+        pattern = f"^(?:{'|'.join(map(re.escape, self.names))})$"
         keep_in_float32(model, {*(self._kept or ()), pattern})
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        from chop.ir.huggingface import loading
         from chop.ir.huggingface.stored import stored_modules
         from chop.ir.huggingface.tying import tie_codes
 
@@ -242,6 +248,8 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             keep_in_float32(model, self._kept)
         for layer in self.tied:
             layer.put(model)
+        loading.put_experts(model, self.experts)
+        self.experts = {}
         tie_codes(model)
         if not self.pre_quantized:
             self.quantization_config.modules = stored_modules(model)
@@ -304,13 +312,18 @@ class PackWeight(ConversionOps):  # type: ignore[misc]
 
         weight = next(iter(input_dict.values()))
         weight = weight[0] if isinstance(weight, list) else weight
-        config, path = self.quantizer.quantization_config, full_layer_name.removesuffix(".weight")
-        group = self.quantizer.groups[path]
-        assert config.format is not None
-        loading.check_untouched(model, group, weight)
-        made = loading.pack_layers(model, group, weight, config.format, config.data_in)
+        config, path = self.quantizer.quantization_config, self.quantizer.names[full_layer_name]
+        group, format, data_in = self.quantizer.groups[path], config.format, config.data_in
+        assert format is not None
+        if full_layer_name != f"{path}.weight":
+            layer = loading.pack_experts(model, full_layer_name, path, weight, format, data_in)
+            made, self.quantizer.experts[path] = [layer], layer
+        else:
+            loading.check_untouched(model, group, weight)
+            made = loading.pack_layers(model, group, weight, format, data_in)
         for module in made:
             module.packed_dtype = self.quantizer.dtypes[path]
+        (missing_keys or set()).discard(full_layer_name)
         for name in group:
             (missing_keys or set()).discard(f"{name}.weight")
             model.all_tied_weights_keys.pop(f"{name}.weight", None)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from chop.captured.expert_linear import ExpertLinear
+from chop.captured.experts import FusedExperts
 from chop.captured.joined import joined_of
 from chop.captured.overrides import why_not_its_class
 from chop.config import parse
@@ -139,6 +141,7 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
         ConfigError: a module is more than formats can tell.
     """
     for path, module in model.named_modules():
+        _check_experts(module, path)
         parts = module.children() if joined_of(module) else ()
         layers = [x for x in parts if isinstance(x, QuantizedOperator) and not x.spec.is_float]
         if layers and not any(isinstance(x, PackedOperator) for x in layers):
@@ -151,6 +154,18 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
         for path, module in quantized_leaves(model)
         if _has_formats(module)
     }
+
+
+def _check_experts(module: nn.Module, path: str) -> None:
+    """Raises ConfigError where a folder would have one matrix of experts as codes, and one not."""
+    if not isinstance(module, FusedExperts):
+        return
+    layers = [x for x in module.children() if isinstance(x, ExpertLinear)]
+    if len({isinstance(x, PackedOperator) for x in layers}) > 1:
+        raise ConfigError(
+            f"save_pretrained: one of the two layers of the experts '{path}' is packed and one is "
+            "not; pack both or neither, or use mg.export."
+        )
 
 
 def has_formats(model: nn.Module) -> bool:

@@ -20,6 +20,8 @@ from chop.private.transformers_api import may_be_missing, may_be_unexpected
 
 DTYPES = {torch.uint8: "U8", torch.float32: "F32"}
 """Of codes and scales, by safetensors' names."""
+NamesIn = Callable[[Any, Iterable[str]], Mapping[str, str]]
+"""(model, names in files) -> by name in the files, the name in the model."""
 FREE_ELEMENTS = 2**20
 """Of a layer that is made whatever the files have, to say which shape it wants."""
 
@@ -30,12 +32,13 @@ class StoredTensors:
     Args:
         model: of transformers, to be loaded.
         files: the files.
+        names_in: by name in the files, the name in the model.
 
     Raises:
         CheckpointError: a file is outside the folder, or no safetensors file.
     """
 
-    def __init__(self, model: Any, files: Sequence[str]) -> None:
+    def __init__(self, model: Any, files: Sequence[str], names_in: NamesIn) -> None:
         _check_inside(model.config.name_or_path, files)
         self._prefix = model.base_model_prefix
         self._found: dict[str, tuple[str, list[int]]] = {}
@@ -47,6 +50,8 @@ class StoredTensors:
                     self._found[name] = part.get_dtype(), list(part.get_shape())
                     self._files[name] = Path(file)
         self._size = sum(math.prod(shape) for _, shape in self._found.values())
+        self._names_in = names_in
+        self._renamed = {own: name for name, own in names_in(model, self._found).items()}
 
     def has(self, key: str) -> bool:
         """Whether there is a tensor of the model, under its name or that of the body's."""
@@ -74,7 +79,8 @@ class StoredTensors:
 
     def _name(self, key: str) -> str | None:
         names = (key, key.removeprefix(f"{self._prefix}."), f"{self._prefix}.{key}")
-        return next((name for name in names if name in self._found), None)
+        own = next((name for name in names if name in self._found), None)
+        return own or next((self._renamed[name] for name in names if name in self._renamed), None)
 
     def _find(self, key: str) -> tuple[str, list[int]] | None:
         name = self._name(key)
@@ -119,20 +125,17 @@ class StoredTensors:
                     f"{expected[0]}, the folder's weights {found[1]} of {found[0]}."
                 )
 
-    def check_complete(
-        self, model: Any, whole: bool, names_in: Callable[[Any, Iterable[str]], Mapping[str, str]]
-    ) -> None:
+    def check_complete(self, model: Any, whole: bool) -> None:
         """Compares the names with those that a model needs: no layer starts from random weights.
 
         Args:
             model: with its quantized modules, without data.
             whole: it is of the class that was saved. Of others, the body has to be complete.
-            names_in: by name in the files, the name in the model.
 
         Raises:
             CheckpointError: a tensor is missing, or is no part of the model.
         """
-        given = names_in(model, self._found)
+        given = self._names_in(model, self._found)
         needed = set(model.state_dict()) - set(model.all_tied_weights_keys)
         if not whole:
             body = "" if model.base_model is model else f"{self._prefix}."
