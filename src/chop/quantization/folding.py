@@ -62,7 +62,7 @@ class Site:
 
 
 def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]]:
-    """Where the inputs of Linear layers can be divided, and the reason for every other Linear.
+    """Where the inputs of Linear layers can be divided, and the reason for every other layer.
 
     Args:
         mg: the graph.
@@ -86,6 +86,10 @@ def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]
             sites.append(Site(source, value, readers, others))
         reasons = {node: own or reason for node, own in reasons.items()}
         skipped.update({node.name: text for node, text in reasons.items() if text})
+    for node in mg.nodes:
+        weight = mg.operator(node).weight
+        if weight is not None and weight.has_experts:
+            skipped[node.name] = "it has several experts, of which each would need its own scales"
     return sites, skipped
 
 

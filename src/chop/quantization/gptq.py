@@ -20,8 +20,17 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
 from chop.ir.rows import Measured, check_finite, counted_rows
-from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized import QuantExpertLinear, QuantizedOperator
 from chop.private.modules import padding_before, parameters_of
+from chop.quantization.experts import (
+    Sample,
+    counted_rows_of_experts,
+    few_rows,
+    is_cut_by_experts,
+    layer_of_expert,
+    rows_in,
+    samples_of_experts,
+)
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 WHERE = "gptq_transform_pass.batches"
@@ -112,7 +121,10 @@ def _inverse_factor(hessian: Tensor, damp_percent: float) -> Tensor:
 
 
 LayerErrors = dict[str, dict[str, float]]
-"""By path, the squared output error `before` and `after` correction, relative to the output."""
+"""By path the squared output error `before` and `after` correction, relative to the output.
+
+Experts have the path of their layer with their number, `path[3]`.
+"""
 
 
 def gptq_layers(
@@ -147,12 +159,20 @@ def gptq_layers(
             return
         source, path = node.all_input_nodes[0], str(node.target)
         samples: list[tuple[Tensor, Tensor | None]] = []
+        has_experts = isinstance(layers[node], QuantExpertLinear)
+        tell = counted_rows_of_experts if has_experts else counted_rows
         for number, (values, batch) in enumerate(zip(runs, rows, strict=True)):
-            counted = counted_rows(source, values[source], batch)
+            counted = tell(source, values[source], batch)
             check_finite(values[source], counted, batch, number, Measured(WHERE, path))
             alike = None if counted is None else counted.float()
             samples.append((values[source], weights[node][number] if is_weighed else alike))
-        corrected[path] = _correct(layers[node], samples, solver, path)
+        if has_experts:
+            experts = [values[node.all_input_nodes[1]] for values in runs]
+            found, few = _correct_experts(layers[node], samples, experts, solver, path)
+            corrected.update(found)
+            skipped.update({f"{node.name}[{number}]": why for number, why in few.items()})
+        else:
+            corrected[path] = _correct(layers[node], samples, solver, path)
 
     run_layerwise(mg, rows, visit)
     return corrected, skipped
@@ -178,9 +198,12 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
         if not isinstance(module, QuantizedOperator) or module.spec.weight.is_identity:
             continue
         reason = owned.why_shared(node)
+        if isinstance(module, QuantExpertLinear) and reason is None:
+            is_cut = is_cut_by_experts(module.spec.number_format("weight"))
+            reason = None if is_cut else "has a weight format with one scale for all experts"
         if _layer(mg, node) is None:
             if "weight" in parameters_of(module):
-                skipped[node.name] = "it is neither a Linear nor a Conv2d"
+                skipped[node.name] = "it is neither a Linear nor a Conv2d, nor of experts"
         elif reason is not None:
             skipped[node.name] = f"it {reason}"
     return skipped
@@ -216,6 +239,30 @@ def _correct(
     better = candidates[1] if errors[1] < errors[0] else candidates[0]
     layer.weight.copy_(torch.where(masked, layer.weight, better))
     return {"before": errors[0], "after": min(errors)}
+
+
+def _correct_experts(
+    layer: QuantExpertLinear,
+    samples: Sequence[Sample],
+    experts: Sequence[Tensor],
+    solver: Solver,
+    path: str,
+) -> tuple[LayerErrors, dict[int, str]]:
+    """Corrects each expert by the rows that it saw.
+
+    Returns: the errors by path and number of the expert, and why each other one is left alone.
+    """
+    corrected: LayerErrors = {}
+    few: dict[int, str] = {}
+    parts = samples_of_experts(samples, experts, layer.num_experts)
+    for number, part in enumerate(parts):
+        reason = few_rows(rows_in(part), layer.in_features)
+        if reason is not None:
+            few[number] = reason
+            continue
+        name = f"{path}[{number}]"
+        corrected[name] = _correct(layer_of_expert(layer, number), part, solver, name)
+    return corrected, few
 
 
 def rounding_grid(number_format: NumberFormat, weight: Tensor) -> RoundingGrid:

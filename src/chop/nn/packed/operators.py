@@ -212,7 +212,8 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
                 (self.num_experts, self.out_features),
                 lambda rows, number: multiply(rows, number, None if bias is None else bias[number]),
             )
-        return self.quantize("data_out", y)
+        result: Tensor = self.quantize("data_out", y)
+        return result
 
     @property
     def _weight_format(self) -> NumberFormat:

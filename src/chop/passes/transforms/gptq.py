@@ -50,18 +50,20 @@ class GptqConfig:
 
 @graph_pass(config=GptqConfig, requires=("quantize_transform_pass",))
 def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
-    """Chooses the rounded weights of Linear and Conv2d layers by the error of their outputs.
+    """Chooses the rounded weights of Linear and Conv2d layers, and of experts, by output errors.
 
     Layers are corrected in the order in which they run, each on what the layers before it, already
     corrected and quantized, give it. A layer's format stays; a format with shared scales keeps
     the scales of the float weights. What is stored is the weight that rounds to itself. Weights
     that are masked stay as they are, and the others make up for them. A layer that
-    would not get better on `batches` gets its nearest weights.
+    would not get better on `batches` gets its nearest weights. Of a layer of experts each expert is
+    corrected on the rows that it saw; one that saw fewer rows than it has inputs gets its nearest
+    weights.
 
     Returns:
-        layers: by the path of each corrected layer its squared output error on `batches` relative
-            to its output, `{"before": float, "after": float}`.
-        skipped: reason by the name of each other node.
+        layers: by the path of each corrected layer, of an expert with its number, its squared
+            output error on `batches` relative to its output, `{"before": float, "after": float}`.
+        skipped: reason by the name of each other node or expert.
 
     Raises:
         ConfigError: a weight format takes scales from the weights that the result would change, or

@@ -1,0 +1,96 @@
+"""Layers of several experts as a layer for each, with the rows that go to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from chop.formats import NumberFormat
+from chop.ir.rows import KEY_PADDING, MASK, counted_rows
+from chop.nn.quantized import QuantLinear
+from chop.nn.quantized.masks import MASK as WEIGHT_MASK
+from chop.private.modules import buffers_of, parameters_of
+
+Sample = tuple[Tensor, Tensor | None]
+"""Rows of a batch, (S, I), and what they count, (S,); None: alike."""
+
+
+def is_cut_by_experts(number_format: NumberFormat) -> bool:
+    """Whether a format rounds the matrix of an expert as it does within that of all experts."""
+    layout = number_format.layout()
+    return layout is not None and (
+        layout.scaling is None or (layout.levels is None and layout.groups.is_row_separable(2))
+    )
+
+
+def layer_of_expert(layer: Any, number: int) -> QuantLinear:
+    """The linear layer of one expert, in the memory of the layer of all.
+
+    Args:
+        layer: a `QuantExpertLinear`.
+        number: of the expert.
+    """
+    rows = slice(number * layer.out_features, (number + 1) * layer.out_features)
+    made = QuantLinear.__new__(QuantLinear)
+    nn.Module.__init__(made)
+    made.in_features, made.out_features = layer.in_features, layer.out_features
+    made.spec, made.running = layer.spec, layer.running
+    weight = layer.weight.detach()[rows]
+    parameters_of(made).update(weight=nn.Parameter(weight, layer.weight.requires_grad), bias=None)
+    if layer.is_pruned:
+        buffers_of(made)[WEIGHT_MASK] = layer.weight_mask[rows]
+    return made.train(layer.training)
+
+
+def counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
+    """Boolean (S,), False where a row is of a token that is padding; None where no mask tells.
+
+    Args:
+        node: what gives the rows.
+        x: (S, I): each token once for each of its experts, in order.
+        batch: the inputs of the graph by name.
+    """
+    sizes = {
+        given.numel()
+        for name, given in batch.items()
+        if isinstance(given, Tensor) and given.dim() == 2 and name.endswith((MASK, KEY_PADDING))
+    }
+    for size in sizes:
+        if size and len(x) and len(x) % size == 0:
+            times = len(x) // size
+            counted = counted_rows(node, x[::times], batch)
+            if counted is not None:
+                return counted.repeat_interleave(times)
+    return None
+
+
+def samples_of_experts(
+    samples: Sequence[Sample], experts: Sequence[Tensor], count: int
+) -> Iterator[list[Sample]]:
+    """For each expert, its rows of each batch that count.
+
+    Args:
+        samples: of each batch.
+        experts: of each batch, the expert of each row, (S,).
+        count: of experts.
+    """
+    for number in range(count):
+        found = []
+        for (x, weights), expert in zip(samples, experts, strict=True):
+            taken = expert == number if weights is None else (expert == number) & (weights > 0)
+            found.append((x[taken], None if weights is None else weights[taken]))
+        yield found
+
+
+def rows_in(samples: Sequence[Sample]) -> int:
+    """How many rows there are."""
+    return sum(len(x) for x, _ in samples)
+
+
+def few_rows(rows: int, inputs: int) -> str | None:
+    """Why nothing is fitted to the rows of an expert; None where they are enough."""
+    if rows >= inputs:
+        return None
+    return f"it saw {rows} rows, fewer than its {inputs} inputs: each weight is rounded to nearest"
