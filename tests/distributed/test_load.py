@@ -17,6 +17,7 @@ from chop.distributed.placements import local_slices
 from chop.distributed.plan import named_tensors
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
+from tests.experts import mixture, with_layers
 from tests.ir.checkpoint_cases import net
 
 INDEX = "model.safetensors.index.json"
@@ -251,3 +252,13 @@ def test_broken_checkpoints_are_refused_in_one_sentence(tmp_path: Path) -> None:
         meta_graph(tmp_path / "net")
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         CheckpointSource(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
+def test_matrices_of_experts_are_read_as_rows_of_one(tmp_path: Path, name: str) -> None:
+    experts, meta = (with_layers(mixture(name)).model.layers[0].mlp.experts for _ in range(2))
+    state = {key: x.contiguous() for key, x in experts.state_dict().items()}
+    assert "gate_up_proj" in state and state["down_proj"].dim() == 3
+    save_file(state, tmp_path / "experts.safetensors")
+    source = SafetensorsSource(tmp_path / "experts.safetensors", meta.to("meta"))
+    assert_parts_make_up(source, dict(named_tensors(experts)), processes=2)

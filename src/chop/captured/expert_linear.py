@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.private.modules import before_load_state_dict, copy_state_dict_hooks, parameters_of
-from chop.private.torch_api import detect_fake_mode
+from chop.private.torch_api import detect_fake_mode, is_transformed
 
 IS_TRANSPOSED = "stacks_transposed"
 """Where an `ExpertLinear` keeps whether state dicts have its matrices as (inputs, outputs)."""
@@ -91,9 +91,9 @@ def expert_linear(
 ) -> Tensor:
     """The result of an `ExpertLinear`.
 
-    Where values are not known, as in a recording or a compiler, each row gets a copy of its
-    expert's matrix; elsewhere the rows of an expert are multiplied at once, and an expert without
-    rows is not touched.
+    Where values are not known, as in a recording or a compiler, or are spread over processes, each
+    row gets a copy of its expert's matrix. Elsewhere the rows of an expert are multiplied at once,
+    and an expert without rows is not touched.
 
     Args:
         input: (S, I).
@@ -115,8 +115,9 @@ def expert_linear(
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether a tensor has no values that a branch could depend on."""
-    return torch.compiler.is_compiling() or x.is_meta or detect_fake_mode(x) is not None
+    """Whether a tensor has no values that a branch could depend on, or another's as a DTensor."""
+    is_plain = type(x) is Tensor and not x.is_meta and not is_transformed()
+    return torch.compiler.is_compiling() or not is_plain or detect_fake_mode(x) is not None
 
 
 def by_expert(
@@ -157,6 +158,15 @@ def stacks_transposed(module: nn.Module) -> bool | None:
     """
     found: bool | None = vars(module).get(IS_TRANSPOSED)
     return found
+
+
+def stacked_shape(module: nn.Module) -> tuple[int, ...] | None:
+    """The shape that state dicts have the weight of an `ExpertLinear` in, see there."""
+    is_transposed = stacks_transposed(module)
+    if is_transposed is None or not isinstance(module, ExpertLinear):
+        return None
+    sizes = (module.out_features, module.in_features)
+    return (module.num_experts, *(sizes[::-1] if is_transposed else sizes))
 
 
 def stack_in_state_dicts(module: nn.Module, transposed: bool) -> None:

@@ -15,8 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.captured.expert_linear import stacked_shape, stacks_transposed
+from chop.captured.joined import joined_of
 from chop.distributed.plan import named_tensors
-from chop.distributed.weight_files import Slices, Stored, nearest, read_slices, stored_tensors
+from chop.distributed.weight_files import (
+    Slices,
+    Stored,
+    nearest,
+    read_rows_of_experts,
+    read_slices,
+    stored_tensors,
+)
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import open_checkpoint
@@ -65,6 +74,8 @@ class SafetensorsSource:
         if name not in self._stored:
             raise CheckpointError(f"no weights of '{name}' were looked up: the model lacks it.")
         stored = self._stored[name]
+        if stored.has_experts:
+            return read_rows_of_experts(stored, slices)
         return read_slices(stored.file, stored.name, slices, stored.dtype, stored.transposed)
 
 
@@ -152,7 +163,7 @@ def _look_up(
 ) -> dict[str, Stored]:
     """Where each of the model's tensors on the meta device is."""
     tensors = {name: x for name, x in named_tensors(model) if x.is_meta}
-    found = _by_path(tensors, stored, rename)
+    found = _by_path(tensors, stored, rename, _joined_names(model))
     modules = dict(model.named_modules(remove_duplicate=False))
     tied: dict[int, Stored] = {id(tensors[name]): place for name, place in found.items()}
     for name, tensor in tensors.items():
@@ -163,8 +174,12 @@ def _look_up(
                 f"'{nearest(name, stored)}'."
             )
         owner, _, own = name.rpartition(".")
-        is_transposed = own == "weight" and stores_transposed(modules[owner])
+        is_weight = own == "weight"
+        is_transposed = is_weight and stores_transposed(modules[owner])
         expected = tuple(tensor.shape)[::-1] if is_transposed else tuple(tensor.shape)
+        stacked = stacked_shape(modules[owner]) if is_weight else None
+        if stacked is not None:
+            is_transposed, expected = bool(stacks_transposed(modules[owner])), stacked
         if place.shape != expected:
             raise CheckpointError(
                 f"tensor '{name}': the model has the shape {expected}, '{place.file}' "
@@ -174,12 +189,26 @@ def _look_up(
             place,
             dtype=tensor.dtype if tensor.is_floating_point() else None,
             transposed=is_transposed,
+            has_experts=stacked is not None,
         )
     return found
 
 
+def _joined_names(model: nn.Module) -> dict[str, str]:
+    """By name of a tensor in state dicts, the one parameter that it is of, where it is renamed."""
+    return {
+        f"{path}.{name}".lstrip("."): f"{path}.{parts[0]}".lstrip(".")
+        for path, module in model.named_modules()
+        for name, parts in joined_of(module).items()
+        if len(parts) == 1
+    }
+
+
 def _by_path(
-    tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], rename: Callable[[str], str]
+    tensors: Mapping[str, Tensor],
+    stored: Mapping[str, Stored],
+    rename: Callable[[str], str],
+    joined: Mapping[str, str],
 ) -> dict[str, Stored]:
     """Where the model's tensors are, by its names: the same in the file, or the likeness of one."""
     found = {name: place for name, place in stored.items() if name in tensors}
@@ -190,7 +219,8 @@ def _by_path(
             continue
         new = rename(name)
         names = (new, new.partition(".")[2], *(f"{first}.{new}" for first in firsts))
-        path = next((path for path in names if path in tensors), None)
+        own = (joined.get(path, path) for path in names)
+        path = next((path for path in own if path in tensors), None)
         if path is None or path in exact:
             continue
         if found.setdefault(path, place) is not place:

@@ -63,6 +63,23 @@ def read_slices(
         return torch.empty(part.shape, dtype=wanted).copy_(part)
 
 
+def read_rows_of_experts(stored: Stored, slices: Slices) -> Tensor:
+    """A part of the matrices of experts, one below the other, which a file has in three dimensions.
+
+    Args:
+        stored: the tensor, (experts, outputs, inputs), or where it is transposed (experts, inputs,
+            outputs).
+        slices: of (experts * outputs, inputs), of step one.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    whole = tuple(slice(0, size) for size in stored.shape)
+    stacked = read_slices(stored.file, stored.name, whole, stored.dtype)
+    rows = (stacked.mT if stored.transposed else stacked).flatten(0, 1)
+    return rows[slices].clone(memory_format=torch.contiguous_format)
+
+
 def stored_dtype(path: str | Path) -> torch.dtype | None:
     """The dtype of the first floating-point tensor of a safetensors file or Hugging Face folder.
 
@@ -87,6 +104,7 @@ class Stored:
         shape: its whole shape.
         dtype: what to read it in; None: as it is stored.
         transposed: whether a graph has the matrix the other way round.
+        has_experts: whether a graph has its matrices one below the other.
     """
 
     file: Path
@@ -94,6 +112,7 @@ class Stored:
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
     transposed: bool = False
+    has_experts: bool = False
 
 
 def stored_tensors(path: str | Path) -> Iterator[tuple[str, Stored]]:
