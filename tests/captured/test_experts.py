@@ -114,6 +114,7 @@ def test_an_expert_that_is_not_there_is_refused() -> None:
         layer(torch.randn(2, 6), torch.tensor([0, 3]))
 
 
+@pytest.mark.long
 def test_a_compiled_layer_computes_the_same() -> None:
     layer = ExpertLinear(3, 6, 4).double()
     x, expert = rows_of(5, 3)

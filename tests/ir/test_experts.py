@@ -75,6 +75,7 @@ def test_a_loaded_mixture_is_packed_and_saved(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.sampled(3)
 @torch.no_grad()
 def test_logits_are_those_of_rounded_weights_bit_for_bit(name: str, tmp_path: Path) -> None:
     model, x = mixture(name), text()
@@ -135,6 +136,7 @@ def test_weights_that_are_not_finite_are_refused(
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
+@pytest.mark.sampled(1)
 @torch.no_grad()
 def test_a_graph_is_quantized_packed_and_stored(name: str, tmp_path: Path) -> None:
     model, x = mixture(name), text()
@@ -159,17 +161,20 @@ def test_a_graph_is_quantized_packed_and_stored(name: str, tmp_path: Path) -> No
     assert torch.equal(load(tmp_path / "folder")(x).logits, y)
 
 
-def test_half_packed_experts_are_not_saved_as_a_folder(tmp_path: Path) -> None:
-    mg = MaseGraph(mixture("Mixtral"), dummy_in={"input_ids": text()})
+@pytest.fixture(scope="module")
+def mixtral() -> MaseGraph:
+    return MaseGraph(mixture("Mixtral"), dummy_in={"input_ids": text()})
+
+
+def test_half_packed_experts_are_not_saved_as_a_folder(mixtral: MaseGraph, tmp_path: Path) -> None:
     rules = {"by": "regex_name", ".*experts_down": FOUR_BITS}
-    quantized, _ = passes.quantize_transform_pass(mg, rules)
+    quantized, _ = passes.quantize_transform_pass(mixtral, rules)
     packed, _ = passes.pack_transform_pass(quantized, {"silent": True})
     with pytest.raises(ConfigError, match="one of the two layers of the experts .* is packed"):
         packed.to_module().save_pretrained(tmp_path)
 
 
-def test_outputs_of_experts_are_not_pruned_by_channel() -> None:
-    mg = MaseGraph(mixture("Mixtral"), dummy_in={"input_ids": text()})
+def test_outputs_of_experts_are_not_pruned_by_channel(mixtral: MaseGraph) -> None:
     channels = {"sparsity": 0.5, "granularity": "channel", "method": "l1-norm"}
-    _, info = passes.prune_transform_pass(mg, {"weight": channels})
+    _, info = passes.prune_transform_pass(mixtral, {"weight": channels})
     assert "it has the outputs of several experts" in str(info)

@@ -93,6 +93,7 @@ def test_one_scale_for_all_experts_is_left_alone() -> None:
     assert info["skipped"] == {"layer": "it has a weight format with one scale for all experts"}
 
 
+@pytest.mark.long
 def test_a_mixture_is_corrected_without_its_padding() -> None:
     ids = text(16, 12)
     mask = torch.ones_like(ids)
