@@ -157,7 +157,7 @@ def expert_traits(module: Any) -> ExpertTraits | None:
     None of all other modules, of experts with a norm behind them, and of a part of the experts.
     """
     own = vars(module)
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
     if code is None or DISPATCH not in code.co_names or "forward" in own:
         return None
     if not all(name in own for name in (*EXPERT_TRAITS, EXPERT_PARALLEL)):
