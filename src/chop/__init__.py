@@ -22,14 +22,25 @@ if TYPE_CHECKING:
     from chop.actions.api import compress, quantize
     from chop.installed import __version__ as __version__
     from chop.ir.graph import MaseGraph
+    from chop.ir.huggingface.quantized_cache import QuantizedCache
     from chop.ir.huggingface.quantizer import ChopConfig
 
     tools: Any
 
-__all__ = ["ChopConfig", "MaseGraph", "compress", "formats", "passes", "quantize", "tools"]
+__all__ = [
+    "ChopConfig",
+    "MaseGraph",
+    "QuantizedCache",
+    "compress",
+    "formats",
+    "passes",
+    "quantize",
+    "tools",
+]
 HOMES = {
     "ChopConfig": "chop.ir.huggingface.quantizer",
     "MaseGraph": "chop.ir.graph",
+    "QuantizedCache": "chop.ir.huggingface.quantized_cache",
     "__version__": "chop.installed",
     "compress": "chop.actions.api",
     "quantize": "chop.actions.api",

@@ -1,0 +1,269 @@
+"""Quantized KV cache: a `Cache` of transformers whose keys and values are in any number format.
+
+transformers keeps keys after rotary positions (RoPE) are applied, and so does this cache; KIVI
+quantizes what the models of its time kept, which is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import NumberFormat, parse_format, parse_format_string
+from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, store_rule
+
+Given = str | Mapping[str, Any] | NumberFormat
+"""A format as it is typed, as a mapping with `name`, or as itself."""
+PER = ("channel", "token")
+
+
+class QuantizedCache(Cache):  # type: ignore[misc]
+    """KV cache in few bits, for `model(..., cache=...)`, `generate(cache=...)` and graphs.
+
+    The newest `residual_length` tokens stay as they came, up to a block more; older ones are codes
+    and scales, rounded once, a block of whole groups at a time. A call attends to the tokens before
+    it as they are stored, and to its own as they are: a prompt is read as with a float cache.
+    Blocks begin at the first token, padding or not.
+
+    Args:
+        model: of transformers, a captured one, or a configuration; nothing of it is changed.
+        keys: format of keys: a text ("group_affine:width=4", "mxint8"), a mapping or a format;
+            "float" leaves them as they are, bit for bit.
+        values: format of values; None for that of keys.
+        residual_length: newest tokens that stay float, 0 or more.
+        keys_per: `channel`: groups of the format are tokens of a channel; `token`: channels of a
+            token.
+        values_per: the same of values.
+
+    Raises:
+        ConfigError: a format is unknown or needs calibration, the model has layers whose state is
+            other than keys and values, or an encoder.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig
+        >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> cache = QuantizedCache(LlamaConfig(**sizes), "mxint4", residual_length=32)
+        >>> states = torch.ones(1, 2, 96, 32)
+        >>> _ = cache.update(states, states, 0)
+        >>> cache.size_bytes, cache.float_bytes
+        (20736, 49152)
+
+    Source: keys per channel, values per token, and the residual: KIVI, Liu et al. 2024,
+    arXiv:2402.02750, section 3.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        keys: Given = "group_affine:width=4",
+        values: Given | None = None,
+        *,
+        residual_length: int = 128,
+        keys_per: Per = "channel",
+        values_per: Per = "token",
+    ) -> None:
+        if type(residual_length) is not int or residual_length < 0:
+            raise ConfigError(f"residual_length: expected 0 or more, got {residual_length!r}.")
+        of_keys = _rule("keys", keys, keys_per, residual_length)
+        of_values = _rule("values", values or keys, values_per, residual_length)
+        windows = _windows(_config(model))
+        super().__init__(layers=[QuantizedLayer(of_keys, of_values, x) for x in windows])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Adds keys and values (B, H, T, D) of a layer, and gives all that it attends to."""
+        if layer_idx >= len(self.layers):
+            raise ConfigError(
+                f"this cache is of a model of {len(self.layers)} layers, got keys of layer "
+                f"{layer_idx}: make one with QuantizedCache(model)."
+            )
+        found: tuple[Tensor, Tensor] = super().update(
+            key_states, value_states, layer_idx, *args, **kwargs
+        )
+        return found
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of codes and scales, and of the tokens that are float."""
+        return sum(store.size_bytes for layer in self.layers for store in layer.stores)
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes that the same tokens take in a float cache."""
+        return sum(store.float_bytes for layer in self.layers for store in layer.stores)
+
+
+class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer.
+
+    Args:
+        keys: how keys are stored.
+        values: how values are stored.
+        sliding_window: tokens that a query attends to, itself among them; None for all.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(
+        self, keys: StoreRule, values: StoreRule, sliding_window: int | None = None
+    ) -> None:
+        # Not the base's, which sets attributes that are properties here.
+        self.rules = (keys, values)
+        self.sliding_window = sliding_window
+        self.is_sliding = sliding_window is not None
+        self.record_past = False
+        self.reset()
+
+    keys = property(lambda self: self.stores[0].tokens(), doc="(B, H, T, D), decoded, or None.")
+    values = property(lambda self: self.stores[1].tokens(), doc="(B, H, T, D), decoded, or None.")
+
+    def reset(self) -> None:
+        """Forgets all."""
+        self.stores = tuple(map(TokenStore, self.rules))
+        self.cumulative_length = 0
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Notes where keys are."""
+        self.device = key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Adds keys and values (B, H, T, D), and gives all that their queries attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new = key_states.shape[-2]
+        self.cumulative_length += new
+        states = zip(self.stores, (key_states, value_states), strict=True)
+        every_key, every_value = (store.append(x) for store, x in states)
+        if self.sliding_window is None:
+            return every_key, every_value
+        if not self.record_past:
+            self._forget_oldest()
+        visible = self.sliding_window - 1 + new
+        return every_key[:, :, -visible:], every_value[:, :, -visible:]
+
+    def _forget_oldest(self) -> None:
+        if self.sliding_window is not None:
+            for store in self.stores:
+                store.keep_newest(self.sliding_window - 1)
+
+    def get_seq_length(self) -> int:
+        """Tokens that were seen."""
+        return self.cumulative_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that new tokens attend to, and the position of the first."""
+        past = self.cumulative_length
+        if self.sliding_window is not None:
+            past = min(past, self.sliding_window - 1)
+        return past + query_length, self.cumulative_length - past
+
+    def get_max_length(self) -> int:
+        """The sliding window; -1 without one."""
+        return -1 if self.sliding_window is None else self.sliding_window
+
+    def activate_past_recording(self) -> None:
+        """Keeps what leaves the sliding window until `crop`, which may want it back."""
+        self.record_past = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the newest tokens: 0, or a negative number of them.
+
+        Raises:
+            ConfigError: the number is positive, or what has left the sliding window is needed.
+        """
+        if tokens_to_remove > 0:
+            raise ConfigError(f"crop: expected a number of 0 or less, got {tokens_to_remove}.")
+        count = min(-tokens_to_remove, self.cumulative_length)
+        window = self.sliding_window
+        if window is not None and count:
+            needed = min(self.cumulative_length - count, window - 1)
+            if any(store.length - count < needed for store in self.stores):
+                raise ConfigError(
+                    f"crop: {count} tokens cannot be removed, as those before them have left the "
+                    "sliding window; call activate_past_recording() first."
+                )
+        for store in self.stores:
+            store.crop(count)
+        self.cumulative_length -= count
+        self._forget_oldest()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """The texts of these beams."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each text that often, one after the other."""
+        for store in self.stores:
+            store.map(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The texts at these positions."""
+        for store in self.stores:
+            store.map(lambda x: x[indices.to(x.device)])
+
+    def offload(self) -> None:
+        """Moves all to the CPU."""
+        for store in self.stores:
+            store.map(lambda x: x.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """Moves all back to where keys come from."""
+        for store in self.stores:
+            store.map(lambda x: x.to(self.device, non_blocking=True))
+
+
+def _rule(name: str, given: Given, per: Per, residual_length: int) -> StoreRule:
+    if per not in PER:
+        raise ConfigError(f"{name}_per: '{per}': {did_you_mean(str(per), PER)}")
+    is_text = isinstance(given, str)
+    number_format = parse_format_string(given) if is_text else parse_format(given, name)  # type: ignore[arg-type]
+    return store_rule(number_format, per, residual_length)
+
+
+def _config(model: Any) -> PreTrainedConfig:
+    config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
+    if not isinstance(config, PreTrainedConfig):
+        raise ConfigError(
+            "QuantizedCache: expected a model of transformers, a captured one (mg.model), or a "
+            f"configuration, got {type(model).__name__}."
+        )
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"QuantizedCache is of decoders alone, got {config.model_type}, which has an encoder."
+        )
+    return config
+
+
+def _windows(config: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of each layer, or None.
+
+    Raises:
+        ConfigError: a layer keeps other things than keys and values.
+    """
+    layers = DynamicCache(config=config).layers
+    known = (DynamicLayer, DynamicSlidingWindowLayer)
+    others = {i: type(layer).__name__ for i, layer in enumerate(layers) if type(layer) not in known}
+    if others:
+        named = ", ".join(f"{kind} in layer {i}" for i, kind in others.items())
+        raise ConfigError(
+            f"QuantizedCache holds keys and values of attention; {config.model_type} has {named}."
+        )
+    return [getattr(layer, "sliding_window", None) for layer in layers]

@@ -1,0 +1,292 @@
+"""Token store: keys or values of one layer, older tokens in codes, the newest ones as they came.
+
+Shapes: B texts, H heads, T tokens, D numbers of a head; N blocks of G tokens each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.formats import Encoded, NumberFormat
+from chop.formats.groups import Blocks
+from chop.formats.reference import cast
+from chop.formats.scaling import StaticScale
+from chop.formats.statistic import Threshold
+from chop.nn.packed.encoding import encode_in_parts
+
+Per = Literal["channel", "token"]
+"""What the numbers of a group have in common: a group lies along the other one."""
+MIN_BLOCK = 32
+"""Tokens that are encoded at once, at least: a few cost as much time as these."""
+
+
+class Codes(NamedTuple):
+    """Blocks of tokens as a format stores them; each block by itself.
+
+    Attributes:
+        codes: uint8 (B, N, bytes).
+        scales: float32 or uint8 (B, N, count), or None.
+        tensor_scales: float32 (B, N, 1), or None.
+    """
+
+    codes: Tensor
+    scales: Tensor | None = None
+    tensor_scales: Tensor | None = None
+
+    def map(self, function: Callable[..., Tensor], *others: Codes) -> Codes:
+        """The function of each tensor that is there."""
+        together = zip(self, *others, strict=True)
+        return Codes(*(None if x[0] is None else function(*x) for x in together))  # type: ignore[arg-type]
+
+    @property
+    def blocks(self) -> int:
+        """N."""
+        return self.codes.size(1)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all."""
+        return sum(x.nbytes for x in self if x is not None)
+
+
+@dataclass(frozen=True)
+class StoreRule:
+    """How tokens are stored.
+
+    Attributes:
+        number_format: of older tokens; the identity format leaves all as they came.
+        per: `channel`: groups are tokens of one channel; `token`: channels of one token.
+        residual_length: so many of the newest tokens stay as they came, at least.
+        block: G, tokens that leave that window together.
+
+    Raises:
+        ConfigError: the format needs data to be complete.
+    """
+
+    number_format: NumberFormat
+    per: Per
+    residual_length: int
+    block: int
+
+    def __post_init__(self) -> None:
+        label = self.number_format.label
+        if not self.number_format.is_fitted:
+            raise ConfigError(
+                f"cache format {label}: it is fitted to samples, and a cache has none before its "
+                "tokens; give its fields as numbers, or take group_integer, which scales groups."
+            )
+        layout = self.number_format.layout()
+        scaling = None if layout is None else layout.scaling
+        if isinstance(scaling, StaticScale) and scaling.spans_tensor:
+            raise ConfigError(
+                f"cache format {label}: its scales are of a tensor of one size, and a cache grows; "
+                "give one scale, or none."
+            )
+
+    def shape(self, heads: int, size: int) -> tuple[int, int, int]:
+        """Of a block, as it is encoded."""
+        return (heads, size, self.block) if self.per == "channel" else (heads, self.block, size)
+
+    def turned(self, blocks: Tensor) -> Tensor:
+        """Blocks (..., G, D) as they are encoded, and back."""
+        return blocks.transpose(-1, -2) if self.per == "channel" else blocks
+
+    def encode(self, tokens: Tensor) -> Codes:
+        """The codes of tokens.
+
+        Args:
+            tokens: (B, H, N G, D), floating; rounded as float32 numbers, or as float64 ones.
+        """
+        texts, heads, count, size = tokens.shape
+        parts = tokens.view(texts, heads, count // self.block, self.block, size).transpose(1, 2)
+        blocks = self.turned(parts).to(_exact(tokens.dtype)).flatten(0, 1).contiguous()
+        found = (
+            [encode_in_parts(self.number_format, blocks)]
+            if self._is_separable(blocks.shape)
+            else [self.number_format.encode(block) for block in blocks]
+        )
+        lead = (texts, count // self.block)
+        stored = ([x.codes for x in found], [x.scales for x in found])
+        return Codes(*(_stacked(x, lead) for x in (*stored, [x.tensor_scale for x in found])))  # type: ignore[arg-type]
+
+    def decode(self, codes: Codes, heads: int, size: int, dtype: torch.dtype) -> Tensor:
+        """The tokens (B, H, N, G, D) of codes, in the dtype in which they were rounded.
+
+        Args:
+            codes: of `encode`.
+            heads: H.
+            size: D.
+            dtype: of the tokens that were encoded.
+        """
+        texts, count = codes.codes.shape[:2]
+        shape, key, exact = self.shape(heads, size), self.number_format.key, _exact(dtype)
+        if self._is_separable((texts * count, *shape)):
+            flat = codes.map(lambda x: x.reshape(-1))
+            y = torch.ops.chop.decode(*flat, [texts * count, *shape], key, exact)
+        else:
+            y = torch.stack([self._decode(codes, i, shape, exact) for i in range(texts * count)])
+        return self.turned(y.view(texts, count, *shape)).transpose(1, 2)
+
+    def _decode(self, codes: Codes, index: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        block = codes.map(lambda x: x.flatten(0, 1)[index])
+        factor = None if block.tensor_scales is None else block.tensor_scales.view(())
+        stored = Encoded(block.codes, torch.Size(shape), dtype, block.scales, factor)
+        return self.number_format.decode(stored)
+
+    def _is_separable(self, shape: Sequence[int]) -> bool:
+        """Whether blocks along the first axis are encoded as each would be by itself."""
+        layout = self.number_format.layout()
+        if layout is None or isinstance(layout.element.threshold, Threshold):
+            return False
+        if not self.number_format.is_row_separable(shape):
+            return False
+        if layout.scaling is None:
+            return True
+        # Channels are heads of a block, and blocks of all blocks.
+        of_each = shape[0] * layout.groups.count(shape[1:])
+        return not layout.scaling.spans_tensor and layout.groups.count(shape) == of_each
+
+
+def store_rule(number_format: NumberFormat, per: Per, residual_length: int) -> StoreRule:
+    """The rule with blocks of whole groups, of at least `MIN_BLOCK` tokens."""
+    if number_format.is_identity or not number_format.is_fitted:
+        return StoreRule(number_format, per, residual_length, 1)
+    layout = number_format.layout()
+    groups = None if layout is None or per == "token" else layout.groups
+    group = groups.sizes[-1] if isinstance(groups, Blocks) else 1
+    return StoreRule(number_format, per, residual_length, group * -(-MIN_BLOCK // group))
+
+
+class TokenStore:
+    """Keys, or values, of one layer.
+
+    Args:
+        rule: how they are stored.
+    """
+
+    def __init__(self, rule: StoreRule) -> None:
+        self.rule = rule
+        self.codes: Codes | None = None
+        self.window: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that are held."""
+        return self._coded + (0 if self.window is None else self.window.size(-2))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of codes, scales, and the tokens that are as they came."""
+        of_window = 0 if self.window is None else self.window.nbytes
+        return of_window + (0 if self.codes is None else self.codes.size_bytes)
+
+    @property
+    def float_bytes(self) -> int:
+        """What all tokens would take as they came."""
+        if self.window is None:
+            return 0
+        texts, heads, _, size = self.window.shape
+        return texts * heads * self.length * size * self.window.itemsize
+
+    def append(self, new: Tensor) -> Tensor:
+        """Stores new tokens, and gives the ones before, as they are stored, followed by the new.
+
+        Args:
+            new: (B, H, new tokens, D). What is stored has no gradient.
+        Returns: (B, H, T, D).
+        """
+        if self.window is None:
+            self.window = new[:, :, :0].detach()
+        every = self._joined(new)
+        kept = torch.cat((self.window, new.detach()), -2)
+        block, residual = self.rule.block, self.rule.residual_length
+        leaving = max(kept.size(-2) - residual, 0) // block * block
+        if self.rule.number_format.is_identity or not kept.numel():
+            leaving = 0
+        if leaving:
+            self._store(self.rule.encode(kept[:, :, :leaving]))
+            kept = kept[:, :, leaving:].clone()
+        self.window = kept
+        return every
+
+    def tokens(self) -> Tensor | None:
+        """All tokens (B, H, T, D) as they are stored; None before the first."""
+        return None if self.window is None else self._joined(self.window[:, :, :0])
+
+    def crop(self, count: int) -> None:
+        """Forgets the newest tokens. Those before them that leave a block get into the window."""
+        if self.window is None or count <= 0:
+            return
+        beyond = count - self.window.size(-2)
+        if beyond <= 0:
+            self.window = self.window[:, :, :-count]
+            return
+        left = max(self._coded - beyond, 0)
+        whole, rest = left // self.rule.block, left % self.rule.block
+        every = self._joined(self.window[:, :, :0])
+        self.window = every[:, :, left - rest : left].clone()
+        self._keep(0, whole)
+
+    def keep_newest(self, count: int) -> None:
+        """Forgets the oldest tokens: whole blocks of them, as long as `count` are left."""
+        blocks = max(self.length - count, 0) // self.rule.block
+        coded = 0 if self.codes is None else min(self.codes.blocks, blocks)
+        if coded:
+            self._keep(coded)
+        if self.window is not None and blocks > coded:
+            self.window = self.window[:, :, (blocks - coded) * self.rule.block :].clone()
+
+    def take_texts(self, index: Tensor) -> None:
+        """The texts at these positions, in this order."""
+        self.map(lambda x: x.index_select(0, index.to(x.device)))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replaces every tensor by a function of it."""
+        self.codes = None if self.codes is None else self.codes.map(function)
+        self.window = None if self.window is None else function(self.window)
+
+    @property
+    def _coded(self) -> int:
+        return 0 if self.codes is None else self.codes.blocks * self.rule.block
+
+    def _keep(self, first: int, end: int | None = None) -> None:
+        if self.codes is not None:
+            self.codes = self.codes.map(lambda x: x[:, first:end].clone())
+            self.codes = self.codes if self.codes.blocks else None
+
+    def _store(self, codes: Codes) -> None:
+        old = self.codes
+        self.codes = codes if old is None else old.map(lambda *x: torch.cat(x, 1), codes)
+
+    def _joined(self, new: Tensor) -> Tensor:
+        assert self.window is not None
+        if self.codes is None:
+            return torch.cat((self.window, new), -2)
+        texts, heads, _, size = self.window.shape
+        past, dtype = self._coded, self.window.dtype
+        decoded = self.rule.decode(self.codes, heads, size, dtype)
+        every = new.new_empty((texts, heads, self.length + new.size(-2), size))
+        # One pass over the past: it is turned, converted and put in its place by the same copy.
+        target = every[:, :, :past].view(decoded.shape)
+        target.copy_(cast(decoded, dtype) if dtype == torch.float16 else decoded)
+        every[:, :, past:] = torch.cat((self.window, new), -2)
+        return every
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which tokens are rounded: kernels decode float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _stacked(parts: Sequence[Tensor | None], lead: tuple[int, int]) -> Tensor | None:
+    found = [x.reshape(-1) for x in parts if x is not None]
+    if not found:
+        return None
+    joined = torch.cat(found)
+    return joined.view(*lead, joined.numel() // (lead[0] * lead[1]))

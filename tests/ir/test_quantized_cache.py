@@ -1,0 +1,364 @@
+"""KV caches in few bits, beside a float cache whose tokens are rounded by hand."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from transformers.cache_utils import DynamicLayer
+
+import chop
+from chop.errors import ConfigError
+from chop.formats import Float, parse_format, parse_format_string
+from chop.ir.huggingface.quantized_cache import QuantizedCache
+from chop.ir.huggingface.token_store import TokenStore, store_rule
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+ATTENTION_OF_DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 24,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 16,
+}
+DECODERS = {
+    "llama": {},
+    "qwen2": {},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 64},
+    "mistral": {"sliding_window": 40},
+    "gemma3_text": {"head_dim": 20, "sliding_window": 40, "num_hidden_layers": 6},
+    "deepseek_v3": ATTENTION_OF_DEEPSEEK,
+    "bloom": {"vocab_size": 64, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+}
+IDS = torch.randint(1, 64, (2, 120), generator=torch.Generator().manual_seed(0))
+CALLS = (70, 1, 1, 30, *[1] * 18)
+"""Tokens of each call: a prompt, tokens, a second prompt, tokens."""
+FORMATS = (
+    ("group_affine:width=4", "group_integer:width=4"),
+    ("mxint:width=8", "nvfp4"),
+    ("scale_integer:width=4:granularity=row", "ternary"),
+)
+REGISTRY = (
+    *("binary", "binary:bipolar=false", "block_fp:width=8:exponent_width=8", "block_log:width=4"),
+    "block_minifloat:width=8:exponent_width=4:exponent_bias_width=8",
+    *("group_affine:width=3:group_size=48", "group_integer:width=3:group_size=5", "8.4", "5.2"),
+    *("log:width=8", "minifloat_denorm:width=8:exponent_width=4", "mxfp:width=6:exponent_width=3"),
+    *("minifloat_ieee:width=8:exponent_width=4", "mxint:width=5:block_size=[2,16]", "nvfp4"),
+    *("mxint:width=4:block_dim=0", "scale_integer:width=8:scales=[0.5]", "scale_integer:width=6"),
+    *("scale_integer:width=4:granularity=channel", "scale_integer:width=4:granularity=group"),
+    *("ternary", "ternary:scaling_factor=true", "binary_residual"),
+)
+
+
+def decoder(kind, dtype=torch.float32, **settings):
+    torch.manual_seed(0)
+    sizes = DECODERS[kind] if kind in ("gpt2", "bloom") else {**SIZES, **DECODERS[kind]}
+    config = transformers.AutoConfig.for_model(kind, **{**sizes, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    # Heads of small weights attend to all tokens alike, whatever the keys are.
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "embed" not in name:
+            parameter.data *= 4
+    return model
+
+
+def blocks_of(tokens, rule):
+    """Blocks of one text each, as they are encoded, in order."""
+    for text in tokens:
+        for block in text.split(rule.block, -2):
+            yield block.transpose(-1, -2) if rule.per == "channel" else block
+
+
+def rounded(tokens, rule):
+    """Whole blocks of tokens (B, H, T, D), rounded by the format's reference."""
+    exact = [rule.number_format.round(x.float().contiguous()) for x in blocks_of(tokens, rule)]
+    turned = [x.transpose(-1, -2) if rule.per == "channel" else x for x in exact]
+    count = tokens.size(-2) // rule.block
+    texts = [torch.cat(turned[i : i + count], -2) for i in range(0, len(turned), count)]
+    return torch.stack(texts).to(tokens.dtype)
+
+
+class RoundedLayer(DynamicLayer):
+    """All tokens as floats; those that leave the window of the newest are rounded."""
+
+    def __init__(self, rules, window):
+        super().__init__()
+        self.rules, self.window, self.done = rules, window, [0, 0]
+        self.is_sliding = window is not None
+        self.sliding_window = window
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        found = super().update(key_states, value_states)
+        both = [self.keys.clone(), self.values.clone()]
+        for i, rule in enumerate(self.rules):
+            end = max(both[i].size(-2) - rule.residual_length, 0) // rule.block * rule.block
+            if end > self.done[i] and not rule.number_format.is_identity:
+                part = both[i][:, :, self.done[i] : end]
+                both[i][:, :, self.done[i] : end] = rounded(part, rule)
+                self.done[i] = end
+        self.keys, self.values = both
+        shown = key_states.shape[-2] + (self.window or 2**30) - 1
+        return tuple(x[:, :, -shown:] for x in found)
+
+    def get_mask_sizes(self, query_length):
+        past = self.get_seq_length()
+        kept = past if self.window is None else min(past, self.window - 1)
+        return kept + query_length, past - kept
+
+
+def by_hand(cache):
+    """A float cache that gives what `cache` has to give."""
+    found = transformers.DynamicCache()
+    found.layer_class_to_replicate = None
+    found.layers = [RoundedLayer(x.rules, x.sliding_window) for x in cache.layers]
+    return found
+
+
+@torch.inference_mode()
+def logits(model, cache, calls=CALLS, masks=False):
+    found, start, settings = [], 0, {}
+    for count in calls:
+        ids = IDS[:, start : start + count]
+        start += count
+        if masks:
+            settings = {"attention_mask": torch.ones_like(IDS[:, :start])}
+        found.append(model(input_ids=ids, cache=cache, use_cache=True, **settings).logits)
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("formats", FORMATS, ids=" ".join)
+@pytest.mark.sampled(9)
+def test_logits_are_those_of_tokens_that_are_rounded_by_hand(kind, formats):
+    model = decoder(kind)
+    cache = QuantizedCache(model, *formats, residual_length=16)
+    expected = logits(model, by_hand(cache))
+    found = logits(model, cache)
+    assert torch.equal(found, expected)
+    exact = logits(model, transformers.DynamicCache(config=model.config))
+    assert torch.equal(found[:, : CALLS[0]], exact[:, : CALLS[0]])  # a prompt reads itself as it is
+    assert not torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_format_that_changes_nothing_gives_the_logits_of_a_float_cache(kind):
+    model = decoder(kind)
+    exact = logits(model, transformers.DynamicCache(config=model.config))
+    for keys, values in (("float", None), (Float(), {"name": "float"}), (None, None)):
+        cache = QuantizedCache(model, keys, values, residual_length=0)
+        assert torch.equal(logits(model, cache), exact)
+        assert cache.size_bytes == cache.float_bytes
+    halves = QuantizedCache(model, "float", "mxint4", residual_length=0)
+    assert not torch.equal(logits(model, halves), exact)
+    assert [store.codes is None for store in halves.layers[0].stores] == [True, False]
+
+
+@pytest.mark.parametrize("text", REGISTRY)
+@pytest.mark.parametrize("per", ["channel", "token"])
+@pytest.mark.sampled(24)
+def test_every_format_stores_what_it_rounds_in_as_many_bits_as_it_says(text, per):
+    rule = store_rule(parse_format_string(text), per, residual_length=3)
+    tokens = torch.randn(2, 3, 2 * rule.block + 20, 10, generator=torch.Generator().manual_seed(1))
+    store, coded = TokenStore(rule), 0
+    for part in tokens.split([7, tokens.size(2) - 40, 1, 32], 2):
+        store.append(part)
+    coded = (tokens.size(2) - 3) // rule.block * rule.block
+    assert coded and store.codes.blocks == coded // rule.block
+    found = store.tokens()
+    assert torch.equal(found[:, :, coded:], tokens[:, :, coded:])
+    assert torch.equal(found[:, :, :coded], rounded(tokens[:, :, :coded], rule))
+    block = rule.shape(3, 10)
+    of_block = rule.number_format.bits(block) * 3 * 10 * rule.block / 8
+    expected = round(2 * store.codes.blocks * of_block)
+    assert expected <= store.codes.size_bytes <= expected + 2 * 2 * store.codes.blocks
+    assert store.size_bytes == store.codes.size_bytes + tokens[:, :, coded:].numel() * 4
+
+
+def test_memory_is_as_computed():
+    model = decoder("llama", hidden_size=256)  # heads of 64
+    cache = QuantizedCache(model, "group_affine:width=4", "mxint4")
+    logits(model, cache, (120,))
+    assert cache.size_bytes == cache.float_bytes == 2 * 2 * 2 * 2 * 120 * 64 * 4
+    cache.update(*[torch.randn(2, 2, 200, 64)] * 2, 0)
+    # 320 tokens: 128 stay and a block of 64 keys or 32 values has not been filled beyond them.
+    keys, values = (320 - 128) // 64 * 64, (320 - 128) // 32 * 32
+    numbers = 2 * 2 * 64
+    expected = numbers * (keys * 4.375 + values * 4.25 + (640 - keys - values) * 32) / 8
+    assert sum(store.size_bytes for store in cache.layers[0].stores) == expected
+    assert cache.layers[0].stores[0].float_bytes == numbers * 320 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_halves_are_rounded_as_float32_numbers(dtype):
+    model = decoder("llama", dtype)
+    cache = QuantizedCache(model, "group_integer:width=3", residual_length=0)
+    found = logits(model, cache)
+    assert found.dtype == dtype and found.isfinite().all()
+    if dtype != torch.float64:
+        assert torch.equal(found, logits(model, by_hand(cache)))
+    assert cache.layers[0].keys.dtype == dtype
+
+
+def test_the_largest_halves_stay_finite():
+    rule = store_rule(parse_format_string("mxint4"), "token", 0)
+    store = TokenStore(rule)
+    store.append(torch.full((1, 1, 32, 32), 65504.0, dtype=torch.float16))
+    assert store.codes is not None and store.tokens().isfinite().all()
+
+
+def test_generation_with_padding_beams_and_drafts_is_that_of_rounded_tokens():
+    model = decoder("llama")
+    ids = IDS[:, :50].clone()
+    ids[0, :9] = 0
+    settings = {"attention_mask": (ids > 0).long(), "max_new_tokens": 30, "do_sample": False}
+    for more in ({}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}):
+        cache = QuantizedCache(model, "group_integer:width=2", residual_length=4)
+        expected = model.generate(ids, cache=by_hand(cache), **settings, **more)
+        assert torch.equal(model.generate(ids, cache=cache, **settings, **more), expected)
+    prompt = ids[1:].repeat(1, 2)
+    greedy = {"max_new_tokens": 30, "do_sample": False}
+    for kind in ("llama", "mistral"):
+        model = decoder(kind)
+        drafted = QuantizedCache(model, "float", residual_length=4)
+        found = model.generate(prompt, cache=drafted, prompt_lookup_num_tokens=3, **greedy)
+        assert torch.equal(found, model.generate(prompt, **greedy))
+        coarse = QuantizedCache(model, "mxint4", residual_length=4)
+        model.generate(prompt, cache=coarse, prompt_lookup_num_tokens=3, **greedy)
+        assert coarse.layers[0].stores[0].codes is not None
+
+
+def test_texts_are_stored_each_by_itself():
+    for text in ("mxint4", "nvfp4", "ternary"):
+        cache = QuantizedCache(decoder("llama"), text, residual_length=8)
+        states = torch.randn(3, 2, 75, 16)
+        cache.update(states, states, 0)
+        alone = QuantizedCache(decoder("llama"), text, residual_length=8)
+        alone.update(states[1:2], states[1:2], 0)
+        whole = cache.layers[0].keys
+        assert torch.equal(alone.layers[0].keys, whole[1:2])
+        cache.reorder_cache(torch.tensor([2, 2, 1]))
+        assert torch.equal(cache.layers[0].keys, whole[[2, 2, 1]])
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([5, 0]))
+        assert torch.equal(cache.layers[0].keys, whole[[1, 2]])
+
+
+def test_cropped_tokens_are_forgotten():
+    model = decoder("llama")
+    cache = QuantizedCache(model, "mxint8", residual_length=8)
+    logits(model, cache, (80,))
+    before = cache.layers[0].keys
+    kept = copy.deepcopy(cache)
+    for removed, left in ((0, 80), (3, 77), (10, 67), (20, 47), (47, 0)):
+        cache.crop(-removed)
+        assert cache.get_seq_length() == left
+        assert torch.equal(cache.layers[0].keys, before[:, :, :left])
+    assert torch.equal(kept.layers[0].keys, before)  # a copy is a copy
+    assert torch.equal(logits(model, cache), logits(model, by_hand(cache)))
+    kept.crop(-100)
+    assert kept.get_seq_length() == 0
+    with pytest.raises(ConfigError, match="0 or less"):
+        kept.crop(3)
+
+
+def test_a_sliding_window_forgets_and_is_cropped_where_it_records():
+    model = decoder("mistral")
+    cache = QuantizedCache(model, "mxint8", residual_length=0)
+    logits(model, cache, (120,))
+    assert cache.get_max_length() == 40 and cache.is_sliding == [True, True]
+    assert cache.layers[0].stores[0].length == 39 + (120 - 39) % 32
+    with pytest.raises(ConfigError, match="activate_past_recording"):
+        cache.crop(-20)
+    cache = QuantizedCache(model, "float")
+    exact = transformers.DynamicCache(config=model.config)
+    for each in (cache, exact):
+        each.activate_past_recording()
+        logits(model, each, (100,))
+        each.crop(-5)
+    assert torch.equal(logits(model, cache, (20,)), logits(model, exact, (20,)))
+
+
+def test_a_cache_is_reset_moved_and_pickled():
+    model = decoder("llama")
+    cache = QuantizedCache(model, "mxint4", residual_length=8)
+    expected = logits(model, cache)
+    again = pickle.loads(pickle.dumps(cache))
+    assert torch.equal(again.layers[1].keys, cache.layers[1].keys)
+    cache.layers[0].offload()
+    cache.layers[0].prefetch()
+    assert torch.equal(again.layers[0].values, cache.layers[0].values)
+    cache.reset()
+    assert cache.get_seq_length() == cache.size_bytes == 0 and cache.layers[0].keys is None
+    assert torch.equal(logits(model, cache), expected)
+
+
+def test_no_texts_and_gradients():
+    model = decoder("llama")
+    cache = QuantizedCache(model, "mxint4", residual_length=0)
+    empty = torch.zeros(0, 2, 70, 16)
+    assert cache.update(empty, empty, 0)[0].shape == (0, 2, 70, 16)
+    cache = QuantizedCache(model, "mxint4", residual_length=0)
+    for part in IDS.split(40, 1):
+        model(part, cache=cache).logits.sum().backward()
+    assert model.lm_head.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_graphs_take_it(kind):
+    model = decoder(kind)
+    mg = chop.MaseGraph(model)
+    cache = lambda: chop.QuantizedCache(mg.model, "group_integer:width=3", residual_length=16)  # noqa: E731
+    filled = cache()
+    found = logits(mg.model, filled, masks=True)
+    torch.testing.assert_close(found, logits(model, by_hand(filled)), rtol=1e-4, atol=1e-4)
+    assert filled.layers[1].stores[0].codes is not None
+    ids = {"input_ids": IDS[:, :60], "attention_mask": torch.ones_like(IDS[:, :60])}
+    greedy = {"max_new_tokens": 10, "do_sample": False}
+    tokens = model.generate(**ids, **greedy, cache=cache())
+    assert torch.equal(mg.model.generate(**ids, **greedy, cache=cache()), tokens)
+    assert torch.equal(mg.to_module().generate(**ids, **greedy, cache=cache()), tokens)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"keys": "mxint9x"}, "unknown number format 'mxint9x'.*mxint"),
+        ({"keys": {"name": "group_intger", "width": 4}}, "did you mean 'group_integer'"),
+        ({"values": "8.auto"}, "give its fields as numbers"),
+        ({"keys": "scale_integer:width=4:scales=[1.0,2.0]"}, "a cache grows"),
+        ({"keys_per": "chanel"}, "did you mean 'channel'"),
+        ({"residual_length": -1}, "expected 0 or more, got -1"),
+        ({"residual_length": True}, "expected 0 or more"),
+        ({"keys": 4}, "keys: expected a format"),
+    ],
+)
+def test_settings_that_cannot_be(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        QuantizedCache(transformers.LlamaConfig(**SIZES), **arguments)
+
+
+def test_models_whose_state_is_another():
+    for config, message in (
+        (transformers.MambaConfig(num_hidden_layers=1), "mamba has LinearAttentionLayer in layer"),
+        (transformers.T5Config(), "t5, which has an encoder"),
+        (torch.nn.Linear(2, 2), "got Linear"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            QuantizedCache(config)
+    cache = QuantizedCache(transformers.LlamaConfig(**SIZES))
+    with pytest.raises(ConfigError, match="a model of 2 layers, got keys of layer 2"):
+        cache.update(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), 2)
+    assert parse_format(None) == Float()
