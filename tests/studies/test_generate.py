@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
+from chop.bench.clock import clock_for
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
-from chop.studies import llama_cpp
+from chop.studies import llama_cpp, quantized_caches
 from chop.studies.generate import (
     GenerateComparison,
     bench_generate,
@@ -24,6 +25,7 @@ from chop.studies.generation_peers import (
     prefill_call,
     saved_bytes,
 )
+from chop.studies.quantized_caches import check_caches, compare_caches
 from chop.studies.results import numeric_rows
 from chop.studies.settings import BenchGenerateConfig
 
@@ -100,9 +102,46 @@ def test_the_command_measures_every_model(tmp_path):
     assert table[0]["decode, times as fast"] == "1 (baseline)"
 
 
+def test_caches_are_compared_on_text_that_the_model_writes(model, monkeypatch):
+    monkeypatch.setattr(quantized_caches, "JUDGED", 24)
+    formats = ("float", "group_integer8", "mxint4/float", "binary")
+    clock = clock_for(torch.device("cpu"), 1, None)
+    check_caches(model, formats, 80, residual=16)
+    start = IDS[:, :1]
+    float_cache, same, *coarser = compare_caches(model, formats, 80, 16, clock, start)
+    layers, size = model.config.num_hidden_layers, model.config.hidden_size // 2  # of key heads
+    numbers = 2 * layers * 2 * (80 + 24) * size
+    assert float_cache.size_bytes == same.size_bytes == same.float_bytes == 4 * numbers
+    assert (float_cache.bits, same.divergence, same.same_token) == (32.0, 0.0, 1.0)
+    divergences = [row.divergence for row in coarser]
+    assert 0 < divergences[0] < divergences[1] < divergences[2]
+    coded = (80 + 24 - 16) // 32 * 32  # of 104 tokens
+    expected = (coded * 8.5 + (80 + 24 - coded) * 32) / (80 + 24)
+    assert coarser[0].bits == pytest.approx(expected)
+    assert all(row.seconds > 0 and row.times_as_fast > 0 for row in coarser)
+    (title,) = GenerateComparison((), {"decode": Named()}, {}, (same,)).tables().keys() - {
+        "Generating text (once)"
+    }
+    assert title.startswith("KV caches")
+
+
+class Named:
+    """Stands for times."""
+
+    how = "once"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"model": "mlp"}, "expected a decoder"), ({"prompt": 0}, "a prompt and a batch of 1")],
+    [
+        ({"model": "mlp"}, "expected a decoder"),
+        ({"prompt": 0}, "a prompt and a batch of 1"),
+        ({"residual": -1}, "residual: expected 0 or more"),
+        ({"caches": ("mxint4",), "prompt": 65}, "65 tokens stay float in a cache in mxint4"),
+        ({"caches": ("mxint4",), "prompt": 200}, "the model takes 256 in all; got 200"),
+        ({"caches": ("mxin4",)}, "did you mean 'mxint'"),
+        ({"caches": ("mxint4/8.auto",)}, "give its fields as numbers"),
+    ],
 )
 def test_what_cannot_generate(settings, message):
     with pytest.raises(ConfigError, match=message):

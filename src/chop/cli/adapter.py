@@ -27,6 +27,7 @@ from chop.docstrings import entries, split_section
 ALIASES = {
     "batch_sizes": "batch",
     "budgets": "budget",
+    "caches": "cache",
     "dtypes": "dtype",
     "fields": "field",
     "formats": "format",

@@ -145,11 +145,14 @@ GENERATE_HELP = f"""Measure how fast a decoder generates text, with packed weigh
 
   chop bench generate --model ./my-llama --format group_integer4 --compile
 
+  chop bench generate --model ./my-llama --prompt 512 --cache mxint8 --cache group_affine4/mxint4
+
 [bold]Columns[/] per model: tokens per second of a prompt (prefill) and of one token after it
 (decode), each beside float32, bytes of the weights as saved, peak memory of a prompt, and the
 largest difference of a token's logits. [bold]Peers[/]: bfloat16, torch's quantize_dynamic,
 torchao's 8-bit and 4-bit weights where it is installed, and llama.cpp on files with the same codes
-where cyllama is. Every model has the same prompts.
+where cyllama is. Every model has the same prompts. [bold]Caches[/], of the float32 model: memory
+beside the float cache, KL divergence of the next token's probabilities, and the time of a token.
 
 {OUTPUT}
 """

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.bench.clock import clock_for
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio
-from chop.bench.timing import Variant, compare
+from chop.bench.timing import Variant, compare, surroundings
 from chop.captured.huggingface.cache_names import find_cache
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, parse_format_string
@@ -31,6 +32,7 @@ from chop.studies.generation_peers import (
     TorchDecoder,
     peers_of,
 )
+from chop.studies.quantized_caches import JUDGED, CacheRow, check_caches, compare_caches
 from chop.studies.settings import BenchGenerateConfig
 
 LOAD_AS = "text-generation"
@@ -84,17 +86,22 @@ class GenerateComparison:
         rows: a row per model, float32 first.
         comparisons: `prefill` and `decode` -> all times.
         missing: peers that cannot run here, and why.
+        caches: a row per KV cache, the float one first; none where none was asked for.
     """
 
     rows: tuple[GenerateRow, ...]
     comparisons: Mapping[str, Comparison]
     missing: Mapping[str, str]
+    caches: tuple[CacheRow, ...] = ()
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by title, as formatted text."""
         how = self.comparisons[DECODE].how
         rows = [row.formatted(position == 0) for position, row in enumerate(self.rows)]
         found = {f"Generating text ({how})": rows}
+        if self.caches:
+            title = f"KV caches of float32 weights, {JUDGED} tokens after the prompt"
+            found[title] = [row.formatted() for row in self.caches]
         if self.missing:
             reasons = [{"peer": name, "why": why} for name, why in self.missing.items()]
             found["Not measured"] = reasons
@@ -110,6 +117,8 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
     """
     model = load_model(config.model, task=_task(config.model)).to(config.device)
     ids = _prompt(model, config)
+    if config.caches:
+        check_caches(model, config.caches, config.prompt, config.residual)
     missing: dict[str, str] = {}
     graphs: dict[str, MaseGraph] = {n: packed_graph(model, n) for n in config.formats}
     contenders: list[Contender] = [TorchDecoder("float32", model)]
@@ -129,7 +138,16 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
         for kind in (PREFILL, DECODE)
     }
     rows = tuple(_row(c, comparisons, ids) for c in contenders)
-    return GenerateComparison(rows, comparisons, missing)
+    return GenerateComparison(rows, comparisons, missing, _caches(model, config, ids))
+
+
+def _caches(model: nn.Module, config: BenchGenerateConfig, ids: Tensor) -> tuple[CacheRow, ...]:
+    if not config.caches:
+        return ()
+    with surroundings(config.threads, inference=True):
+        clock = clock_for(ids.device, config.threads, None)
+        start = ids[:, :1]
+        return compare_caches(model, config.caches, config.prompt, config.residual, clock, start)
 
 
 def _how(config: BenchGenerateConfig) -> dict[str, Any]:

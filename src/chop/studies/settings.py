@@ -271,6 +271,9 @@ class BenchGenerateConfig(StudyConfig):
         formats: formats of the packed weights of linear layers and embeddings.
         prompt: tokens of a prompt.
         batch: texts at once.
+        caches: formats of KV caches that are compared with the float one, on text that the model
+            writes: of keys and values, or KEYS/VALUES.
+        residual: newest tokens that such a cache leaves float.
         peers: also measures bfloat16, torch's dynamic quantization, and torchao and llama.cpp
             (cyllama) where they are installed.
         compile: also measures steps of one token that torch.compile compiles, with a cache of
@@ -291,6 +294,8 @@ class BenchGenerateConfig(StudyConfig):
     )
     prompt: int = 64
     batch: int = 1
+    caches: tuple[str, ...] = ()
+    residual: int = 128
     peers: bool = True
     compile: bool = False
     seed: int = 0
@@ -301,3 +306,5 @@ class BenchGenerateConfig(StudyConfig):
             raise ConfigError(
                 "expected one or more formats, and a prompt and a batch of 1 or more."
             )
+        if self.residual < 0:
+            raise ConfigError(f"residual: expected 0 or more, got {self.residual}.")
