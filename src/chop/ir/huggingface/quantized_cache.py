@@ -6,6 +6,7 @@ quantizes what the models of its time kept, which is the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ class QuantizedCache(Cache):  # type: ignore[misc]
     Blocks begin at the first token, padding or not.
 
     Args:
-        model: of transformers, a captured one, or a configuration; nothing of it is changed.
+        model: of transformers, a graph of one, or a configuration; nothing of it is changed.
         keys: format of keys: a text ("group_affine:width=4", "mxint8"), a mapping or a format;
             "float" leaves them as they are, bit for bit.
         values: format of values; None for that of keys.
@@ -239,11 +240,13 @@ def _rule(name: str, given: Given, per: Per, residual_length: int) -> StoreRule:
 
 
 def _config(model: Any) -> PreTrainedConfig:
-    config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
-    if not isinstance(config, PreTrainedConfig):
+    captured = getattr(model, "model", model)  # of a graph; of a model, what is below its head
+    found = [model, *(getattr(x, "config", None) for x in (model, captured))]
+    config = next((x for x in found if isinstance(x, PreTrainedConfig)), None)
+    if config is None:
         raise ConfigError(
-            "QuantizedCache: expected a model of transformers, a captured one (mg.model), or a "
-            f"configuration, got {type(model).__name__}."
+            "QuantizedCache: expected a model of transformers, a graph of one, or a configuration, "
+            f"got {type(model).__name__}."
         )
     if config.is_encoder_decoder:
         raise ConfigError(
@@ -260,10 +263,11 @@ def _windows(config: PreTrainedConfig) -> list[int | None]:
     """
     layers = DynamicCache(config=config).layers
     known = (DynamicLayer, DynamicSlidingWindowLayer)
-    others = {i: type(layer).__name__ for i, layer in enumerate(layers) if type(layer) not in known}
+    others = Counter(type(layer).__name__ for layer in layers if type(layer) not in known)
     if others:
-        named = ", ".join(f"{kind} in layer {i}" for i, kind in others.items())
+        named = ", ".join(f"{kind} ({count} of them)" for kind, count in others.items())
         raise ConfigError(
-            f"QuantizedCache holds keys and values of attention; {config.model_type} has {named}."
+            f"QuantizedCache holds keys and values of attention, and {config.model_type} has other "
+            f"layers: {named}."
         )
     return [getattr(layer, "sliding_window", None) for layer in layers]

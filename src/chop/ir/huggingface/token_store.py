@@ -242,10 +242,6 @@ class TokenStore:
         if self.window is not None and blocks > coded:
             self.window = self.window[:, :, (blocks - coded) * self.rule.block :].clone()
 
-    def take_texts(self, index: Tensor) -> None:
-        """The texts at these positions, in this order."""
-        self.map(lambda x: x.index_select(0, index.to(x.device)))
-
     def map(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replaces every tensor by a function of it."""
         self.codes = None if self.codes is None else self.codes.map(function)
