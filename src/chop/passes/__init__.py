@@ -59,6 +59,7 @@ from chop.passes.transforms.prune_detach_hook import prune_detach_hook_transform
 from chop.passes.transforms.quantize import quantize_transform_pass
 from chop.passes.transforms.raise_granularity import raise_granularity_transform_pass
 from chop.passes.transforms.resharding import resharding_transform_pass
+from chop.passes.transforms.rotate import rotate_transform_pass
 from chop.passes.transforms.smoothquant import smoothquant_transform_pass
 from chop.paths.not_built import missing_passes
 
@@ -118,6 +119,7 @@ __all__ = [
     "save_node_meta_param_interface_pass",
     "run_cosim_analysis_pass",
     "resharding_transform_pass",
+    "rotate_transform_pass",
     "smoothquant_transform_pass",
     "summarize_quantization_analysis_pass",
     "verify_common_metadata_analysis_pass",

@@ -21,7 +21,7 @@ from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
 from chop.ir.huggingface.folder import note_formats
-from chop.ir.huggingface.tying import tie_codes
+from chop.ir.huggingface.tying import settle_ties
 from chop.ir.metadata import Provenance
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import module_of_node, of_node
@@ -80,7 +80,7 @@ def to_module(
             module.packed_trainable = ()
     if "transformers.modeling_utils" in sys.modules:
         note_formats(model)
-        tie_codes(model)
+        settle_ties(model)
     for name in HEAD_COUNTS:
         if hasattr(captured.record.config, name) and hasattr(model.config, name):
             setattr(model.config, name, getattr(captured.record.config, name))

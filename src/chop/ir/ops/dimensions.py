@@ -72,6 +72,13 @@ def linear(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     return _summed(call)
 
 
+def mixed_last(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """The last dimension is mixed, the others stay."""
+    if place.dim == len(call.shapes[source]) - 1:
+        raise call.mixing("mixes them")
+    return unchanged(call, source, place)
+
+
 def convolution(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Channels are summed over, or stay where each has a filter of its own."""
     module: Any = call.module

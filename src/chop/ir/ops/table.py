@@ -24,6 +24,7 @@ from chop.ir.ops import flops
 from chop.ir.ops.row import Arguments, Kind, Operator, Weight, WeightArguments
 from chop.nn import integer as i
 from chop.nn import quantized as q
+from chop.nn.hadamard import Hadamard
 from chop.nn.packed import drop_packed_twin, packed_twin
 from chop.nn.transposed import TransposedLinear
 from chop.private.modules import METHODS
@@ -199,6 +200,7 @@ TABLE: tuple[Operator, ...] = (
         ),
     ),
     # structure
+    _row("hadamard", Hadamard, kind=Kind.ARITHMETIC, follow=d.mixed_last),
     _row("identity", nn.Identity, layout="view", follow=d.unchanged, is_homogeneous=True),
     _row("lstm", nn.LSTM, kind=Kind.PRODUCT),
     _row("gru", nn.GRU, kind=Kind.PRODUCT),

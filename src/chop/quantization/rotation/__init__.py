@@ -1,0 +1,1 @@
+"""Rotations of a decoder's activations: what can be rotated, and the rotation of its weights."""

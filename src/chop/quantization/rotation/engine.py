@@ -1,0 +1,257 @@
+"""Rotation of a decoder: its weights take over rotations of its activations, the function stays.
+
+Products are made in float64 and rounded once to the dtype of a weight.
+
+Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4; R1 and R2 of SpinQuant, Liu et
+al. 2024, arXiv:2405.16406, section 3.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.errors import ConfigError, GraphError
+from chop.ir.graph import MaseGraph
+from chop.ir.ownership import Ownership
+from chop.kernels.hadamard import hadamard_factors, hadamard_transform, largest_block
+from chop.nn.lora import refuse_adapters
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.computed import why_computed
+from chop.private.modules import parameters_of
+from chop.quantization.folding import why_hooked
+from chop.quantization.rotation.online import insert_before, is_rotated
+from chop.quantization.rotation.stream import (
+    WHERE,
+    Stream,
+    find_stream,
+    is_linear,
+    table_parameter,
+)
+from chop.quantization.rotation.values import Values, find_values
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """An orthogonal matrix Q: random signs, then a Hadamard matrix for each block of channels.
+
+    Attributes:
+        signs: (channels,), +-1, float64.
+        block: channels that are rotated together.
+    """
+
+    signs: Tensor
+    block: int
+
+    @classmethod
+    def of(cls, channels: int, most: int | None, seed: int | None) -> Rotation:
+        """With the largest block that is known, of at most so many channels.
+
+        Args:
+            channels: their number.
+            most: of a block; None: all.
+            seed: of the signs; None: all of them +1.
+        """
+        signs = torch.ones(channels, dtype=torch.float64)
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            signs -= 2 * torch.randint(0, 2, (channels,), generator=generator)
+        return cls(signs, block_of(channels, most))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """`x Q` for x (..., k * channels): each group of channels by itself."""
+        groups = x.unflatten(-1, (-1, len(self.signs))) * self.signs.to(x.device)
+        return hadamard_transform(groups, self.block).flatten(-2)
+
+
+def block_of(channels: int, most: int | None) -> int:
+    """The largest known order of at most `most` that divides a number of channels."""
+    if most is None or most >= channels:
+        return largest_block(channels)
+    return next(
+        n for n in range(most, 0, -1) if channels % n == 0 and hadamard_factors(n) is not None
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rotation has done.
+
+    Attributes:
+        residual: paths of the linear layers that read or write the rotated residual stream.
+        values: by path of the layer that makes values, that which reads them; in blocks of heads.
+        online: by path of a layer, the block of its input that is rotated while the model runs.
+        untied: paths of output layers that shared the embedding's weight.
+        skipped: by path of a layer, why its input is not rotated.
+    """
+
+    residual: list[str] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)
+    online: dict[str, int] = field(default_factory=dict)
+    untied: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def rotate(mg: MaseGraph, most: int | None, seed: int, online: bool) -> Found:
+    """Rotates the residual stream, the values of attentions and what other layers read.
+
+    Args:
+        mg: the graph; it is changed.
+        most: channels of a block; None: as many as there is a matrix for.
+        seed: of the signs of merged rotations.
+        online: whether inputs that no weight can rotate are rotated while the model runs.
+
+    Raises:
+        GraphError: something else than linear layers reads the stream, or a layer cannot change.
+    """
+    refuse_adapters(mg.model, WHERE)
+    stream = find_stream(mg)
+    pairs = {writer: find_values(mg, writer) for writer in stream.writers}
+    untied = _check(mg, stream, pairs)
+    _rotate_stream(mg, stream, Rotation.of(stream.width, most, seed))
+    members = {*stream.writers, *stream.readers}
+    found = Found([str(node.target) for node in mg.nodes if node in members], untied=untied)
+    for writer, pair in pairs.items():
+        if isinstance(pair, Values):
+            _rotate_values(mg, pair, Rotation.of(pair.head_size, most, seed + 1))
+            found.values[str(pair.maker.target)] = str(writer.target)
+        elif online:
+            _rotate_online(mg, writer, most, found)
+        else:
+            found.skipped[str(writer.target)] = f"{pair}, and nothing is rotated online"
+    return found
+
+
+@torch.no_grad()
+def rotate_online(mg: MaseGraph, most: int | None) -> Found:
+    """Rotates what every linear layer reads while the model runs, of any architecture.
+
+    Layers that cannot change, or that are tied to an embedding, are left alone.
+
+    Args:
+        mg: the graph; it is changed.
+        most: channels of a block; None: as many as there is a matrix for.
+    """
+    refuse_adapters(mg.model, WHERE)
+    owned, found = Ownership(mg), Found()
+    for node in [node for node in mg.nodes if is_linear(mg, node)]:
+        reason = _why_unchangeable(mg, node) or owned.why_shared(node)
+        if reason is None:
+            _rotate_online(mg, node, most, found)
+        else:
+            found.skipped[str(node.target if node.op == "call_module" else node.name)] = reason
+    return found
+
+
+def _rotate_online(mg: MaseGraph, layer: fx.Node, most: int | None, found: Found) -> None:
+    path, weight = str(layer.target), _weight(mg, layer)
+    block = block_of(weight.shape[1], most)
+    if is_rotated(mg, layer):
+        found.skipped[path] = "its input is rotated already"
+    elif block == 1:
+        text = f"no Hadamard matrix has an order that divides its {weight.shape[1]} inputs"
+        found.skipped[path] = text
+    else:
+        found.online[path] = block
+        _store(mg, layer, "weight", hadamard_transform(weight, block))
+        insert_before(mg, layer, block)
+
+
+def _rotate_stream(mg: MaseGraph, stream: Stream, rotation: Rotation) -> None:
+    """x becomes x Q: E Q, Q^T W of writers, W diag(g) Q of readers."""
+    for table in {table_parameter(mg, node): None for node in stream.tables}:
+        module, name = table
+        _put(module, name, rotation.rows(_double(parameters_of(module)[name])))
+    gains = {reader: gain.values(mg) for reader, gain in stream.readers.items() if gain}
+    for reader in stream.readers:
+        weight = _weight(mg, reader)
+        weight = weight * gains[reader] if reader in gains else weight
+        _store(mg, reader, "weight", rotation.rows(weight))
+    for gain in {gain.path: gain for gain in stream.readers.values() if gain}.values():
+        gain.drop(mg)
+    for writer in stream.writers:
+        _store(mg, writer, "weight", rotation.rows(_weight(mg, writer).T).T)
+        bias = _bias(mg, writer)
+        if bias is not None:
+            _store(mg, writer, "bias", rotation.rows(bias))
+
+
+def _rotate_values(mg: MaseGraph, values: Values, rotation: Rotation) -> None:
+    """v becomes v Q in each head, and the next layer's weight W Q."""
+    _store(mg, values.maker, "weight", rotation.rows(_weight(mg, values.maker).T).T)
+    bias = _bias(mg, values.maker)
+    if bias is not None:
+        _store(mg, values.maker, "bias", rotation.rows(bias))
+    _store(mg, values.reader, "weight", rotation.rows(_weight(mg, values.reader)))
+
+
+# --- what may be changed
+
+
+def _check(mg: MaseGraph, stream: Stream, pairs: dict[fx.Node, Values | str]) -> list[str]:
+    """Refuses layers that cannot change; the paths of those that are tied to the embedding."""
+    owned = Ownership(mg)
+    tables = [table_parameter(mg, node) for node in stream.tables]
+    shared = {id(parameters_of(module)[name]) for module, name in tables}
+    makers = [pair.maker for pair in pairs.values() if isinstance(pair, Values)]
+    untied = []
+    for node in dict.fromkeys([*stream.readers, *stream.writers, *makers]):
+        module = mg.module_of(node)
+        is_tied = module is not None and id(parameters_of(module).get("weight")) in shared
+        reason = _why_unchangeable(mg, node)
+        if reason is None and not is_tied:
+            reason = owned.why_shared(node)
+        if reason is None and is_tied and node in stream.writers:
+            reason = "shares its weight with the embedding and writes the stream"
+        if reason is not None:
+            raise GraphError(f"{WHERE}: '{node.target}' cannot be rotated: it {reason}.")
+        untied += [str(node.target)] if is_tied else []
+    return untied
+
+
+def _why_unchangeable(mg: MaseGraph, node: fx.Node) -> str | None:
+    module: Any = mg.module_of(node)
+    if module is None:
+        return "is a function call, not a module"
+    if isinstance(module, QuantizedOperator) and not module.spec.is_float:
+        return "is quantized already; rotate before quantizing"
+    if isinstance(module, QuantizedOperator) and module.is_pruned:
+        return "is pruned, and a rotation leaves no zeros; rotate before pruning"
+    if why_computed(module) is not None:
+        return f"has a weight that is computed by {why_computed(module)}"
+    return "has forward hooks" if why_hooked(module) is not None else None
+
+
+def _weight(mg: MaseGraph, node: fx.Node) -> Tensor:
+    module: Any = mg.module_of(node)
+    return _double(module.weight)
+
+
+def _bias(mg: MaseGraph, node: fx.Node) -> Tensor | None:
+    module: Any = mg.module_of(node)
+    return None if module.bias is None else _double(module.bias)
+
+
+def _double(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x.detach().double()
+
+
+def _store(mg: MaseGraph, node: fx.Node, name: str, x: Tensor) -> None:
+    module = mg.module_of(node)
+    assert module is not None
+    _put(module, name, x)
+
+
+def _put(module: nn.Module, name: str, x: Tensor) -> None:
+    """A parameter of its own: a layer that shared the old one keeps it."""
+    old = parameters_of(module)[name]
+    assert old is not None
+    if not x.isfinite().all():
+        raise ConfigError(f"{WHERE}: a {type(module).__name__} has a {name} that is not finite.")
+    made = x.to(old.dtype).contiguous()
+    parameters_of(module)[name] = nn.Parameter(made, old.requires_grad)

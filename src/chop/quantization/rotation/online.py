@@ -1,0 +1,53 @@
+"""Rotations while the model runs: nodes that transform what a layer or an attention reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from chop.captured.original import node_digests
+from chop.ir.annotate import common_metadata
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import MaseMetadata
+from chop.nn.hadamard import Hadamard, Rotated
+from chop.quantization.rotation.stream import input_of, shape_of
+
+
+def is_rotated(mg: MaseGraph, layer: fx.Node) -> bool:
+    """Whether what a layer reads is rotated while the model runs."""
+    source = input_of(layer)
+    return isinstance(source, fx.Node) and isinstance(mg.module_of(source), Hadamard)
+
+
+def insert_before(mg: MaseGraph, layer: fx.Node, block: int) -> None:
+    """Rotates what a linear layer reads; the layer's weight has to be rotated already.
+
+    The layer becomes a `Rotated`, which the model's own code can call in its place.
+
+    Args:
+        mg: the graph; it is changed.
+        layer: a node that calls a module which no other node calls.
+        block: channels that are rotated together.
+    """
+    path, source = str(layer.target), input_of(layer)
+    linear = mg.model.get_submodule(path)
+    rotation = Hadamard(shape_of(source)[-1], block)
+    known = mg.model.record.node_digests
+    is_original = known.get(layer.name) == node_digests(mg.fx_graph)[layer.name]
+    mg.replace(layer, Rotated(rotation, linear))
+    with mg.fx_graph.inserting_before(layer):
+        node = mg.fx_graph.call_module(f"{path}.rotation", (source,))
+    layer.target = f"{path}.linear"
+    layer.replace_input_with(source, node)
+    _annotate(mg, node, source, like=layer)
+    if is_original:  # the original model's forward calls what is there now
+        digests = node_digests(mg.fx_graph)
+        known.update({x.name: digests[x.name] for x in (node, layer)})
+
+
+def _annotate(mg: MaseGraph, node: fx.Node, source: fx.Node, like: fx.Node) -> None:
+    node.meta.update({name: x for name, x in like.meta.items() if name != "mase"})
+    dtype = metadata_of(source).common.results["data_out_0"].torch_dtype
+    value = torch.empty(shape_of(source), dtype=dtype, device="meta")
+    values = {source: value, node: value}
+    node.meta["mase"] = MaseMetadata(node, common=common_metadata(mg, node, values))
