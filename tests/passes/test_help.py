@@ -138,6 +138,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "prune_detach_hook_transform_pass": [(graph, None)],
     "quantize_transform_pass": [(graph, QUANTIZE)],
     "raise_granularity_transform_pass": [(graph, None)],
+    "rotate_transform_pass": [(graph, {"merge": False})],
     "resharding_transform_pass": [(graph, {"plan": "megatron"})],
     "autosharding_analysis_pass": [(graph, {"mesh": 2, "compare": False})],
     "smoothquant_transform_pass": [(graph, {"batches": BATCHES})],

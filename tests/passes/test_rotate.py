@@ -1,6 +1,7 @@
 """Rotations: the float function stays, for each architecture, and who is refused is named."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
+from chop.export.target import packed_model
 from chop.formats import QuantSpec, parse_format_string
 from chop.nn.hadamard import Hadamard, Rotated
 from chop.nn.packed import PackedLinear
@@ -40,7 +42,7 @@ ROTATED = {
 REFUSED = {
     "gemma2": ("Gemma2", HEADS, "'model.layers.0.post_.*layernorm' .Gemma2RMSNorm. makes a part"),
     "olmo2": ("Olmo2", {}, "Olmo2RMSNorm"),
-    "phi": ("Phi", {}, r"'model.layers.0.input_layernorm' .LayerNorm. reads it"),
+    "phi": ("Phi", {"hidden_size": 32}, r"'model.layers.0.input_layernorm' .LayerNorm. reads it"),
     "mixtral": ("Mixtral", {"num_local_experts": 2}, "MixtralExperts"),
 }
 
@@ -49,7 +51,7 @@ def decoder(name, settings, dtype=torch.float32):
     """A decoder whose gains and biases are far from one and zero."""
     torch.manual_seed(0)
     cls = getattr(transformers, f"{name}ForCausalLM")
-    model = cls(getattr(transformers, f"{name}Config")(**SIZES, **settings)).eval()
+    model = cls(getattr(transformers, f"{name}Config")(**SIZES | settings)).eval()
     for parameter in model.parameters():
         with torch.no_grad():
             if parameter.dim() == 1:
@@ -75,6 +77,7 @@ def quantized(mg, text="mxint:width=4"):
 
 
 @pytest.mark.parametrize("name", ROTATED)
+@pytest.mark.sampled(4)
 @torch.no_grad()
 def test_the_float_function_stays(name):
     model = decoder(*ROTATED[name])
@@ -103,6 +106,7 @@ def test_the_float_function_stays(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.sampled(2)
 def test_other_architectures_are_refused_by_name(name):
     cls, settings, text = REFUSED[name]
     with pytest.raises(GraphError, match=text):
@@ -157,30 +161,52 @@ def test_any_model_is_rotated_while_it_runs():
     torch.testing.assert_close(rotated.to_module()(x), model(x))
 
 
+@pytest.mark.parametrize("stage", ["float", "quantized", "packed"])
+@pytest.mark.sampled(1)
 @torch.no_grad()
-def test_quantized_packed_saved_and_read_again(llama, tmp_path):
-    rotated = llama[3]
-    small = quantized(rotated)
-    expected = small.model(**BATCH).logits
-    packed, _ = passes.pack_transform_pass(small, {"silent": True})
-    assert torch.equal(packed.model(**BATCH).logits, expected)
-    layer = packed.to_module().model.layers[0].mlp.down_proj
-    assert type(layer) is Rotated and type(layer.linear) is PackedLinear
-    for number, mg in enumerate((rotated, small, packed)):
-        wanted = mg.model(**BATCH).logits
-        mg.export(tmp_path / "graph")
-        read = MaseGraph.from_checkpoint(tmp_path / "graph")
-        assert torch.equal(read.model(**BATCH).logits, wanted)
-        assert torch.equal(read.to_module()(**BATCH).logits, wanted)
-        folder = tmp_path / f"folder{number}"
-        mg.save_pretrained(folder)
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        assert torch.equal(loaded(**BATCH).logits, wanted)
-        assert "rotate what 1 layers read" in (folder / "README.md").read_text()
-        captured = MaseGraph(loaded)  # a rotation is a node of its own again
-        assert torch.equal(captured.model(**BATCH).logits, wanted)
-        path = "model.layers.0.mlp.down_proj.rotation"
-        assert path in [node.target for node in captured.nodes]
+def test_saved_and_read_again(llama, stage, tmp_path):
+    mg = llama[3] if stage == "float" else quantized(llama[3])
+    wanted = mg.model(**BATCH).logits
+    if stage == "packed":
+        mg, _ = passes.pack_transform_pass(mg, {"silent": True})
+        assert torch.equal(mg.model(**BATCH).logits, wanted)
+        layer = mg.to_module().model.layers[0].mlp.down_proj
+        assert type(layer) is Rotated and type(layer.linear) is PackedLinear
+    mg.export(tmp_path / "graph")
+    read = MaseGraph.from_checkpoint(tmp_path / "graph")
+    assert torch.equal(read.model(**BATCH).logits, wanted)
+    assert torch.equal(read.to_module()(**BATCH).logits, wanted)
+    mg.save_pretrained(tmp_path / "folder")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    assert torch.equal(loaded(**BATCH).logits, wanted)
+    assert "rotate what 1 layers read" in (tmp_path / "folder" / "README.md").read_text()
+    captured = MaseGraph(loaded)  # a rotation is a node of its own again
+    assert torch.equal(captured.model(**BATCH).logits, wanted)
+    path = "model.layers.0.mlp.down_proj.rotation"
+    assert path in [node.target for node in captured.nodes]
+
+
+def test_a_broken_rotation_in_a_folder_is_refused(llama, tmp_path):
+    llama[3].save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for entry, text in (
+        ({"rotation": 36}, "divides 40 features, got 36"),
+        ({"rotation": -4}, "got -4"),
+        ({"rotation": 4, "packed": True}, "with a rotation alone"),
+    ):
+        config["quantization_config"]["modules"] = {"model.layers.0.mlp.down_proj": entry}
+        path.write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match=text):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_engines_that_do_not_rotate_are_told(llama):
+    weight = {"config": {"weight": {"name": "group_integer", "width": 4, "group_size": 8}}}
+    small, _ = passes.quantize_transform_pass(llama[3], {"linear": weight})
+    _, reasons = packed_model(small, "gptq")
+    assert list(reasons) == ["model.layers.0.mlp.down_proj"]
+    assert "it rotates its input" in reasons["model.layers.0.mlp.down_proj"]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ from chop.quantization.named_operators import present_operators
 from chop.train.calibration import calibrated, calibration_batches
 from chop.workloads.workload import Workload
 
-METHODS = {"smoothquant": "SmoothQuant", "awq": "AWQ", "gptq": "GPTQ"}
-"""Methods that calibrate rounding on training rows, in the order in which they are applied."""
+METHODS = {"smoothquant": "SmoothQuant", "awq": "AWQ", "rotate": "rotated", "gptq": "GPTQ"}
+"""Methods of rounding, in the order in which they are applied; all but one see training rows."""
 
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
@@ -46,17 +47,28 @@ def quantize_after_training(
     """
     spec = {"config": QuantSpec.uniform(number_format)}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
-    rows = calibration_batches(mg.model, workload.train, rows=calibration_rows) if methods else ()
+    sees_rows = any(name != "rotate" for name in methods)
+    rows = calibration_batches(mg.model, workload.train, rows=calibration_rows) if sees_rows else ()
     batches = list(rows)
     if "smoothquant" in methods:
         mg, _ = passes.smoothquant_transform_pass(mg, {"batches": batches}, inplace=inplace)
     if "awq" in methods:
         settings = {"batches": batches, "weight": number_format}
         mg, _ = passes.awq_transform_pass(mg, settings, inplace=inplace)
+    if "rotate" in methods:
+        settings = {"merge": False, "block": _group_size(number_format)}
+        mg, _ = passes.rotate_transform_pass(mg, settings, inplace=inplace)
     mg = _quantize(mg, {"by": "type", **rules}, workload, calibration_rows, inplace)
     if "gptq" in methods:
         mg, _ = passes.gptq_transform_pass(mg, {"batches": batches}, inplace=True)
     return mg
+
+
+def _group_size(number_format: NumberFormat) -> int | None:
+    """How many values share a scale; None where the tensor decides."""
+    layout = number_format.layout()
+    size = math.inf if layout is None else layout.groups.nominal_size
+    return int(size) if 1 < size < math.inf else None
 
 
 def method_title(methods: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from chop.errors import ConfigError
 from chop.export.flat import output_tensors
 from chop.installed import require
 from chop.ir.graph import MaseGraph
+from chop.nn.hadamard import Rotated
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator, pack
 from chop.nn.packed.packing import why_not_packable
@@ -126,6 +127,12 @@ class Target:
         require(self.name, self.library, *self.needs, extra=self.extra)
 
 
+ROTATED = (
+    "it rotates its input while the model runs, which no engine does for a weight alone: "
+    "rotate_transform_pass with online=False leaves that out"
+)
+
+
 def packed_model(
     mg: MaseGraph, target: str, rounds_inputs: bool = False
 ) -> tuple[PreTrainedModel, dict[str, str]]:
@@ -202,6 +209,7 @@ def _reasons(model: nn.Module, floats: Mapping[str, str], rounds_inputs: bool) -
         for path, module in model.named_modules()
         if isinstance(module, QuantizedOperator)
     }
+    found |= {path: ROTATED for path, m in model.named_modules() if isinstance(m, Rotated)}
     return {path: reason for path, reason in found.items() if reason is not None}
 
 

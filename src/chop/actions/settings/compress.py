@@ -59,9 +59,10 @@ class CompressConfig(QuantizationSettings):
         formats: number formats: integers `width.fraction` (`4.auto` calibrates each tensor's
             fraction), and any format by name: `mxint:width=4`.
         method: methods that round weights with calibration rows, in one run: smoothquant (ranges
-            move from inputs to weights), awq (weights of large inputs are scaled up), gptq
-            (weights make up for one another's errors). Default: none, each weight is rounded to
-            nearest.
+            move from inputs to weights), awq (weights of large inputs are scaled up), rotate
+            (Hadamard matrices rotate what layers read, in groups of the format; needs no rows),
+            gptq (weights make up for one another's errors). Default: none, each weight is rounded
+            to nearest.
         layers: format per layer and operand, one more configuration to measure; chop search export
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the

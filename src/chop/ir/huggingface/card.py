@@ -16,7 +16,7 @@ library_name: transformers
 
 # {name}, quantized by chop
 
-Weights are codes of number formats: {formats}. Loading needs `pip install mase-chop`:
+{contents} Loading needs `pip install mase-chop`:
 
 ```python
 import chop  # transformers reads the formats after it
@@ -37,8 +37,12 @@ def model_card(model: nn.Module) -> str:
         model: of transformers.
     """
     from chop.ir.huggingface.stored import quantized_leaves
+    from chop.nn.hadamard import Rotated
 
     labels = (layer.spec.weight.label for _, layer in quantized_leaves(model))
     counts = Counter(labels).most_common()
     formats = ", ".join(f"{label} in {count} modules" for label, count in counts)
-    return CARD.format(mark=MARK, name=type(model).__name__, formats=formats)
+    rotated = sum(isinstance(module, Rotated) for module in model.modules())
+    contents = [f"Weights are codes of number formats: {formats}."] if counts else []
+    contents += [f"Hadamard matrices rotate what {rotated} layers read."] if rotated else []
+    return CARD.format(mark=MARK, name=type(model).__name__, contents=" ".join(contents))

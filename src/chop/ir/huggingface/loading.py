@@ -21,6 +21,7 @@ from chop.ir.huggingface.stored import (
     packed_module,
     quantized_module,
     resolve,
+    rotated_module,
 )
 from chop.ir.huggingface.weights import StoredTensors
 from chop.ir.ops import OPS, of_layer, of_module, stand_in_for
@@ -72,11 +73,15 @@ def put_modules(
     _take_apart(model, modules)
     whole = is_whole(model)
     packed: dict[str, PackedOperator] = {}
-    for saved, stored in modules.items():
+    # A rotated module is made of a layer, and then has it in it.
+    for saved, stored in sorted(modules.items(), key=lambda item: not item[1].rotation):
         path = resolve(model, saved, model.base_model_prefix)
         if path is None and whole:
             raise missing_module(model, saved)
         if path is None:  # the head of another task
+            continue
+        if stored.rotation:
+            _put(model, path, rotated_module(model.get_submodule(path), stored, path))
             continue
         if stored_in is not None and stored.packed:
             stored_in.check_room(path, model.get_submodule(path))

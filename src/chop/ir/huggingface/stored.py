@@ -19,6 +19,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.formats import OPERANDS, NumberFormat, QuantSpec
 from chop.formats.base import parse_format
 from chop.ir.ops import of_layer, stand_in_for
+from chop.nn.hadamard import Hadamard, Rotated
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import KnownCodes
@@ -33,7 +34,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StoredModule:
-    """A quantized module in a folder: the formats of its operands, and whether it is packed.
+    """A quantized or rotated module in a folder: its formats, and whether it is packed.
 
     Attributes:
         data_in: the format of its inputs, as a mapping with `name` and the fields that it has;
@@ -43,6 +44,7 @@ class StoredModule:
         data_out: of its results.
         packed: its parameters are stored as codes.
         exact: see `chop.nn.packed.pack`.
+        rotation: the block in which a `Rotated` rotates its input; 0 of other modules.
     """
 
     data_in: Settings | None = None
@@ -51,6 +53,7 @@ class StoredModule:
     data_out: Settings | None = None
     packed: bool = field(default=False)
     exact: bool = field(default=False)
+    rotation: int = field(default=0)
 
     @classmethod
     def of(cls, module: QuantizedOperator, path: str) -> StoredModule:
@@ -135,7 +138,9 @@ def _plain(quantizer: Any, where: str) -> Settings | None:
 
 
 def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
-    """The quantized modules of a model, by path; tied ones at each of their paths.
+    """The rotated and quantized modules of a model, by path; tied ones at each of their paths.
+
+    A rotated one is ahead of the layer in it.
 
     Raises:
         ConfigError: a module is more than formats can tell.
@@ -149,7 +154,12 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
                 f"save_pretrained: the projections of '{path}' are quantized and not packed, and "
                 "their weights are one in the model; run pack_transform_pass first."
             )
-    return {
+    rotated = {
+        path: StoredModule(rotation=module.rotation.block)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, Rotated)
+    }
+    return rotated | {
         path: StoredModule.of(module, path)
         for path, module in quantized_leaves(model)
         if _has_formats(module)
@@ -169,8 +179,12 @@ def _check_experts(module: nn.Module, path: str) -> None:
 
 
 def has_formats(model: nn.Module) -> bool:
-    """Whether a model has quantized modules, or adapters, that a folder would have to tell."""
-    return any(_has_formats(module) for _, module in quantized_leaves(model))
+    """Whether a model has quantized or rotated modules, or adapters: a folder has to tell them."""
+    return any(
+        isinstance(module, Rotated)
+        or (isinstance(module, QuantizedOperator) and _has_formats(module))
+        for module in model.modules()
+    )
 
 
 def _has_formats(module: QuantizedOperator) -> bool:
@@ -218,6 +232,20 @@ def quantized_module(
     spec = stored.spec(f"quantization_config.modules['{path}']")
     layer = row.quantized.from_float(module, spec)
     return packed_module(layer, path, stored.exact, known) if stored.packed else layer
+
+
+def rotated_module(module: nn.Module, stored: StoredModule, path: str) -> Rotated:
+    """A layer of a model behind the rotation that a folder describes.
+
+    Raises:
+        ConfigError: it is no linear layer, or has no such rotation.
+    """
+    if not isinstance(module, nn.Linear) or stored != StoredModule(rotation=stored.rotation):
+        raise ConfigError(
+            f"quantization_config: '{path}' is a {type(module).__name__}, expected a linear layer, "
+            "with a rotation alone."
+        )
+    return Rotated(Hadamard(module.in_features, stored.rotation), module)
 
 
 def packed_module(
