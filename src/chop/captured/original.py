@@ -220,7 +220,12 @@ def node_digests(graph: fx.Graph) -> dict[str, str]:
 
     Dtypes, devices and floating numbers are left out, since they follow a model that is moved.
     """
-    return {node.name: f"{_digest(_target(node))}{arguments_digest(node)}" for node in graph.nodes}
+    return {node.name: node_digest(node) for node in graph.nodes}
+
+
+def node_digest(node: fx.Node) -> str:
+    """The digest of one node."""
+    return f"{_digest(_target(node))}{arguments_digest(node)}"
 
 
 def arguments_digest(node: fx.Node) -> str:

@@ -72,7 +72,8 @@ def hadamard_matrix(order: int) -> Tensor:
 def hadamard_reference(x: Tensor, block: int) -> Tensor:
     """`hadamard_transform` as a product with the whole matrix."""
     matrix = hadamard_matrix(block).to(x.device, x.dtype) / math.sqrt(block)
-    return (x.unflatten(-1, (-1, block)) @ matrix.T).flatten(-2)
+    y: Tensor = x.unflatten(-1, (-1, block)) @ matrix.T
+    return y.flatten(-2)
 
 
 def hadamard_transform(x: Tensor, block: int) -> Tensor:

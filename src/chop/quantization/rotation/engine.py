@@ -23,7 +23,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.private.modules import parameters_of
 from chop.quantization.folding import why_hooked
-from chop.quantization.rotation.online import insert_before, is_rotated
+from chop.quantization.rotation.online import insert_rotations, is_rotated
 from chop.quantization.rotation.stream import (
     WHERE,
     Stream,
@@ -115,14 +115,16 @@ def rotate(mg: MaseGraph, most: int | None, seed: int, online: bool) -> Found:
     _rotate_stream(mg, stream, Rotation.of(stream.width, most, seed))
     members = {*stream.writers, *stream.readers}
     found = Found([str(node.target) for node in mg.nodes if node in members], untied=untied)
+    blocks: dict[fx.Node, int] = {}
     for writer, pair in pairs.items():
         if isinstance(pair, Values):
             _rotate_values(mg, pair, Rotation.of(pair.head_size, most, seed + 1))
             found.values[str(pair.maker.target)] = str(writer.target)
         elif online:
-            _rotate_online(mg, writer, most, found)
+            blocks |= _rotate_inputs(mg, writer, most, found)
         else:
             found.skipped[str(writer.target)] = f"{pair}, and nothing is rotated online"
+    insert_rotations(mg, blocks)
     return found
 
 
@@ -137,28 +139,33 @@ def rotate_online(mg: MaseGraph, most: int | None) -> Found:
         most: channels of a block; None: as many as there is a matrix for.
     """
     refuse_adapters(mg.model, WHERE)
-    owned, found = Ownership(mg), Found()
+    owned, found, blocks = Ownership(mg), Found(), dict[fx.Node, int]()
     for node in [node for node in mg.nodes if is_linear(mg, node)]:
         reason = _why_unchangeable(mg, node) or owned.why_shared(node)
         if reason is None:
-            _rotate_online(mg, node, most, found)
+            blocks |= _rotate_inputs(mg, node, most, found)
         else:
             found.skipped[str(node.target if node.op == "call_module" else node.name)] = reason
+    insert_rotations(mg, blocks)
     return found
 
 
-def _rotate_online(mg: MaseGraph, layer: fx.Node, most: int | None, found: Found) -> None:
+def _rotate_inputs(
+    mg: MaseGraph, layer: fx.Node, most: int | None, found: Found
+) -> dict[fx.Node, int]:
+    """Rotates a weight for inputs that are rotated online; the block by the layer, or nothing."""
     path, weight = str(layer.target), _weight(mg, layer)
     block = block_of(weight.shape[1], most)
     if is_rotated(mg, layer):
         found.skipped[path] = "its input is rotated already"
-    elif block == 1:
+        return {}
+    if block == 1:
         text = f"no Hadamard matrix has an order that divides its {weight.shape[1]} inputs"
         found.skipped[path] = text
-    else:
-        found.online[path] = block
-        _store(mg, layer, "weight", hadamard_transform(weight, block))
-        insert_before(mg, layer, block)
+        return {}
+    found.online[path] = block
+    _store(mg, layer, "weight", hadamard_transform(weight, block))
+    return {layer: block}
 
 
 def _rotate_stream(mg: MaseGraph, stream: Stream, rotation: Rotation) -> None:

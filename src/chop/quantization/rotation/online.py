@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import fx
 
-from chop.captured.original import node_digests
+from chop.captured.original import node_digest
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata
@@ -19,30 +21,30 @@ def is_rotated(mg: MaseGraph, layer: fx.Node) -> bool:
     return isinstance(source, fx.Node) and isinstance(mg.module_of(source), Hadamard)
 
 
-def insert_before(mg: MaseGraph, layer: fx.Node, block: int) -> None:
-    """Rotates what a linear layer reads; the layer's weight has to be rotated already.
+def insert_rotations(mg: MaseGraph, blocks: Mapping[fx.Node, int]) -> None:
+    """Rotates what linear layers read; their weights have to be rotated already.
 
-    The layer becomes a `Rotated`, which the model's own code can call in its place.
+    A layer becomes a `Rotated`, which the model's own code can call in its place.
 
     Args:
         mg: the graph; it is changed.
-        layer: a node that calls a module which no other node calls.
-        block: channels that are rotated together.
+        blocks: by node of a module that no other node calls, the channels that are rotated
+            together.
     """
-    path, source = str(layer.target), input_of(layer)
-    linear = mg.model.get_submodule(path)
-    rotation = Hadamard(shape_of(source)[-1], block)
-    known = mg.model.record.node_digests
-    is_original = known.get(layer.name) == node_digests(mg.fx_graph)[layer.name]
-    mg.replace(layer, Rotated(rotation, linear))
-    with mg.fx_graph.inserting_before(layer):
-        node = mg.fx_graph.call_module(f"{path}.rotation", (source,))
-    layer.target = f"{path}.linear"
-    layer.replace_input_with(source, node)
-    _annotate(mg, node, source, like=layer)
-    if is_original:  # the original model's forward calls what is there now
-        digests = node_digests(mg.fx_graph)
-        known.update({x.name: digests[x.name] for x in (node, layer)})
+    model = mg.model  # asked for again, it would be compiled for each new node
+    known = model.record.node_digests
+    for layer, block in blocks.items():
+        path, source = str(layer.target), input_of(layer)
+        is_original = known.get(layer.name) == node_digest(layer)
+        rotation = Hadamard(shape_of(source)[-1], block)
+        mg.replace(layer, Rotated(rotation, model.get_submodule(path)))
+        with mg.fx_graph.inserting_before(layer):
+            node = mg.fx_graph.call_module(f"{path}.rotation", (source,))
+        layer.target = f"{path}.linear"
+        layer.replace_input_with(source, node)
+        _annotate(mg, node, source, like=layer)
+        if is_original:  # the original model's forward calls what is there now
+            known.update({x.name: node_digest(x) for x in (node, layer)})
 
 
 def _annotate(mg: MaseGraph, node: fx.Node, source: fx.Node, like: fx.Node) -> None:

@@ -99,7 +99,8 @@ def _before(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
     if not isinstance(source, fx.Node):
         return None
     if mg.operator(source).follow is d.cached:
-        given = source.args[1 + node.args[1]] if node.args[1] in (0, 1) else None  # type: ignore[operator]
+        position = node.args[1]
+        given = source.args[1 + position] if isinstance(position, int) else None
         return given if isinstance(given, fx.Node) else None
     if row.layout in ("view", "cast") or row.kind is Kind.DROPOUT:
         return source
