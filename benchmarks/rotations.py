@@ -1,7 +1,7 @@
 """Decoders with weights and inputs of four bits, with rotations and without.
 
-    python benchmarks/rotations.py --data FOLDER
-    python benchmarks/rotations.py --data FOLDER --reviews 10 --tokens 256 --methods nearest
+    python benchmarks/rotations.py --data FOLDER --methods nearest
+    python benchmarks/rotations.py --model ./smollm2 --data FOLDER --reviews 8 --tokens 192
 
 FOLDER holds `train` and `test` texts. Weights and inputs of the linear layers of blocks are
 rounded, the output layer and attention are float. Printed is the KL divergence from the float
