@@ -77,7 +77,7 @@ def quantized(mg, text="mxint:width=4"):
 
 
 @pytest.mark.parametrize("name", ROTATED)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @torch.no_grad()
 def test_the_float_function_stays(name):
     model = decoder(*ROTATED[name])
