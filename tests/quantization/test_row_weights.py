@@ -146,7 +146,7 @@ def test_few_rows_with_most_of_the_gradient_leave_the_others_their_say():
         return [((rounded - weight) @ y.T.double()).square().sum() for y in (unseen, x[:6])]
 
     def solved(weights):
-        hessian = second_moments(x[None], weights)[0]
+        hessian = second_moments([(x[None], weights)])[0]
         return errors(Solver(actorder=True).solve(weight, hessian, grid))
 
     nearest, raw, moderate = errors(grid.round(weight)), solved(found), solved(mixed)

@@ -114,10 +114,10 @@ class _Samples:
     weights: dict[fx.Node, list[Tensor]]
 
     def moments(self, reader: fx.Node) -> Tensor:
-        """X diag(weights) X^T of a reader."""
+        """X diag(weights) X^T of a reader, float64."""
         none: list[Tensor | None] = [None] * len(self.inputs)
         pairs = zip(self.inputs, self.weights.get(reader) or none, strict=True)
-        return torch.stack([second_moments(x[None], w)[0] for x, w in pairs]).sum(0)
+        return second_moments((x[None], w) for x, w in pairs)[0].double()
 
 
 def _samples(

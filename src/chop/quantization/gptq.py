@@ -5,7 +5,7 @@ Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
 from chop.ir.rows import Measured, check_finite, counted_rows
+from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantExpertLinear, QuantizedOperator
 from chop.private.modules import padding_before, parameters_of
 from chop.quantization.experts import (
@@ -34,6 +35,12 @@ from chop.quantization.experts import (
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 WHERE = "gptq_transform_pass.batches"
+PART = 2**21
+"""Weights that are solved at once: about ten float64 numbers each."""
+ROWS = 64
+"""Of a Hessian that are copied at once."""
+DAMPINGS = 16
+"""How often the damping grows before a Hessian is given up; it has what is no number then."""
 
 
 class RoundingGrid(NamedTuple):
@@ -56,10 +63,15 @@ class RoundingGrid(NamedTuple):
         """With the three tensors changed alike."""
         return RoundingGrid(self.round, *(change(x) for x in self[1:]))
 
-    def rounded(self, weight: Tensor, column: int) -> Tensor:
-        """A column of a weight on the grid; here columns are the first index."""
+    def rounded(self, values: Tensor, column: int) -> Tensor:
+        """Values in the place of a column of the weight, on its grid; columns are the first index.
+
+        Args:
+            values: float64 (outputs,).
+            column: which.
+        """
         scale, zero, fixed = (x[column] for x in self[1:])
-        found = (self.round(weight[column] / scale + zero) - zero) * scale
+        found = (self.round(values / scale + zero) - zero) * scale
         return torch.where(fixed.isnan(), found, fixed)
 
 
@@ -68,7 +80,8 @@ class Solver:
     """Hessian-based rounding of one matrix.
 
     Attributes:
-        damp_percent: the share of the mean of the Hessian's diagonal that is added to it.
+        damp_percent: the share of the mean of the Hessian's diagonal that is added to it; ten times
+            as much until the sum is positive definite in floating point.
         block_size: columns of a block.
         actorder: rounds the columns with the largest inputs first.
     """
@@ -78,46 +91,83 @@ class Solver:
     actorder: bool = False
 
     def solve(self, weight: Tensor, hessian: Tensor, grid: RoundingGrid) -> Tensor:
-        """Rounds a matrix column by column; the columns that follow make up for each error.
-
-        With U the upper Cholesky factor of H^-1 and e = (w_j - q_j) / U_jj, the columns k > j
-        become w_k - e U_jk. Within a block this is done at once, beyond it when the block is
-        finished.
+        """Rounds a matrix; see `ColumnRounder`.
 
         Args:
             weight: float64 (outputs, D).
-            hessian: H, float64 (D, D), before damping.
+            hessian: H, float32 or float64 (D, D), before damping.
             grid: (outputs, D), what is rounded to.
         Returns: the rounded matrix, float64.
+        """
+        return self.rounder(hessian)(weight, grid)
+
+    def rounder(self, hessian: Tensor) -> ColumnRounder:
+        """What rounds any rows of a matrix whose inputs have this Hessian.
+
+        It takes a float64 matrix of the Hessian's size, and nothing beside it.
         """
         order = torch.arange(len(hessian), device=hessian.device)
         if self.actorder:
             order = hessian.diagonal().argsort(descending=True)
+        order = order.flip(0)
+        factor = _factor(hessian, order, self.damp_percent)
+        return ColumnRounder(factor, order, self.block_size)
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnRounder:
+    """Rounds a matrix column by column; the columns that follow make up for each error.
+
+    With L the lower Cholesky factor of H, columns in the order of L from the last to the first, and
+    e_i = w_i - q_i, column j is rounded at w_j + sum_{i > j} e_i L_ij / L_jj. This is the same as
+    subtracting errors by the factor of H^-1 from the columns that follow, and inverts nothing.
+
+    Attributes:
+        factor: float64 (D, D), L^T with each row divided by its diagonal.
+        order: (D,) the column at each place of the factor.
+        block_size: columns whose corrections by earlier ones are computed at once.
+
+    Source: Chee et al. 2023, arXiv:2307.13304, eq. 2 and theorem 6.
+    """
+
+    factor: Tensor
+    order: Tensor
+    block_size: int
+
+    def __call__(self, weight: Tensor, grid: RoundingGrid) -> Tensor:
+        """Rounds rows of the matrix, float64 (rows, D), to a grid of the same shape."""
         # Columns as rows, which lie together in memory.
-        weight = weight[:, order].T.contiguous()
-        grid = grid.each(lambda x: x[:, order].T.contiguous())
-        factor = _inverse_factor(hessian[order][:, order], self.damp_percent)
-        rounded = torch.zeros_like(weight)
-        for start in range(0, len(weight), self.block_size):
-            stop = min(start + self.block_size, len(weight))
-            errors = torch.zeros_like(weight[start:stop])
-            for j in range(start, stop):
-                rounded[j] = grid.rounded(weight, j)
-                errors[j - start] = (weight[j] - rounded[j]) / factor[j, j]
-                weight[j + 1 : stop].addr_(factor[j, j + 1 : stop], errors[j - start], alpha=-1)
-            weight[stop:] -= factor[start:stop, stop:].T @ errors
-        return rounded[order.argsort()].T.contiguous()
+        rounded = weight[:, self.order].T.contiguous()
+        grid = grid.each(lambda x: x[:, self.order].T.contiguous())
+        errors = torch.zeros_like(rounded)
+        for stop in range(len(rounded), 0, -self.block_size):
+            start = max(stop - self.block_size, 0)
+            wanted = rounded[start:stop] + self.factor[start:stop, stop:] @ errors[stop:]
+            for j in range(stop - 1, start - 1, -1):
+                after = slice(j + 1, stop)
+                values = torch.addmv(wanted[j - start], errors[after].T, self.factor[j, after])
+                found = grid.rounded(values, j)
+                errors[j] = rounded[j] - found
+                rounded[j] = found
+        return rounded[self.order.argsort()].T.contiguous()
 
 
-def _inverse_factor(hessian: Tensor, damp_percent: float) -> Tensor:
-    """The upper Cholesky factor of the inverse of the damped Hessian."""
-    mean = hessian.diagonal().mean()
+def _factor(hessian: Tensor, order: Tensor, damp_percent: float) -> Tensor:
+    """L^T of the damped Hessian in another order, each row divided by its diagonal, float64."""
+    mean = hessian.diagonal().double().mean()
     # Without any input all roundings are as good: the identity rounds each weight by itself.
     damp = damp_percent * mean if mean > 0 else torch.ones_like(mean)
-    damped = hessian + damp * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
-    return factor
+    factor = hessian.new_empty(hessian.shape, dtype=torch.float64)
+    for _ in range(DAMPINGS):
+        for rows, places in zip(factor.split(ROWS), order.split(ROWS), strict=True):
+            rows.copy_(hessian[places][:, order])
+        factor.diagonal().add_(damp)
+        # The transpose lies in memory as LAPACK has matrices: it works there, without a copy.
+        _, info = torch.linalg.cholesky_ex(factor.mT, out=(factor.mT, order.new_empty(0).int()))
+        if not info:
+            return factor.div_(factor.diagonal()[:, None].clone())
+        damp = 10 * damp
+    raise ConfigError(f"gptq: the Hessian of {len(hessian)} inputs is not positive definite.")
 
 
 LayerErrors = dict[str, dict[str, float]]
@@ -210,35 +260,57 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
 
 
 def _correct(
-    layer: Any, samples: list[tuple[Tensor, Tensor | None]], solver: Solver, path: str
+    layer: Any, samples: Iterable[tuple[Tensor, Tensor | None]], solver: Solver, path: str
 ) -> dict[str, float]:
     """Replaces the layer's weight; its relative error before and after.
 
     Shapes: G groups of a convolution, O outputs of a group, D weights of each.
     """
-    weight = layer.effective("weight").detach().double()
-    shape = (getattr(layer, "groups", 1), -1, weight[0].numel())
-    hessians = sum(_hessians(layer, x, weights) for x, weights in samples)
-    assert isinstance(hessians, Tensor)
-    grid = rounding_grid(layer.spec.number_format("weight"), weight)
+    columns = ((_columns(layer, x), weights) for x, weights in samples)
+    hessians = second_moments(columns)
+    nearest = _idempotent(layer, layer.quantize("weight", layer.weight), path)
+    better = _idempotent(layer, _solved(layer, hessians, solver), path)
+    before, after = _relative_errors(layer, (nearest, better), hessians)
+    chosen = better if after < before else nearest
     if layer.is_pruned:
-        grid = grid._replace(fixed=grid.fixed.masked_fill(~layer.weight_mask, 0))
-    grid = grid.each(lambda x: x.reshape(shape))
-    solved = [
-        solver.solve(w, h, RoundingGrid(grid.round, *parts))
-        for w, h, *parts in zip(weight.view(shape), hessians, *grid[1:], strict=True)
-    ]
-    corrected = torch.stack(solved).view_as(weight).to(layer.weight)
-    candidates = [
-        _idempotent(layer, x, path) for x in (layer.quantize("weight", layer.weight), corrected)
-    ]
-    errors = [
-        _relative_error(weight.view(shape), x.double().view(shape), hessians) for x in candidates
-    ]
-    masked = ~layer.weight_mask if layer.is_pruned else torch.zeros_like(weight, dtype=torch.bool)
-    better = candidates[1] if errors[1] < errors[0] else candidates[0]
-    layer.weight.copy_(torch.where(masked, layer.weight, better))
-    return {"before": errors[0], "after": min(errors)}
+        chosen = torch.where(layer.weight_mask, chosen, layer.weight)
+    layer.weight.copy_(chosen)
+    return {"before": before, "after": min(before, after)}
+
+
+def _solved(layer: Any, hessians: Tensor, solver: Solver) -> Tensor:
+    """The weight with its columns rounded, of the layer's dtype.
+
+    Rows are solved a part at a time, so that float64 is needed for a part alone.
+    """
+    weight = layer.effective("weight").detach()
+    number_format = layer.spec.number_format("weight")
+    is_cut = parts_of_rows(number_format, weight, PART) < len(weight)
+    whole = None if is_cut else rounding_grid(number_format, weight.double())
+    solved = torch.empty_like(weight)
+    for hessian, parts in zip(hessians, _parts_of_groups(weight, len(hessians)), strict=True):
+        round_rows = solver.rounder(hessian)
+        for part in parts:
+            values = weight[part].double()
+            grid = (
+                rounding_grid(number_format, values)
+                if whole is None
+                else whole.each(lambda x, part=part: x[part])  # type: ignore[misc]
+            )
+            if layer.is_pruned:
+                fixed = grid.fixed.masked_fill(~layer.weight_mask[part], 0)
+                grid = grid._replace(fixed=fixed)
+            flat = round_rows(values.flatten(1), grid.each(lambda x: x.flatten(1)))
+            solved[part] = flat.view_as(values).to(solved)
+    return solved
+
+
+def _parts_of_groups(weight: Tensor, groups: int) -> Iterator[list[slice]]:
+    """For each group of a convolution its rows of the weight, a part at a time."""
+    size, rows = len(weight) // groups, max(PART // max(weight[0].numel(), 1), 1)
+    for start in range(0, len(weight), size):
+        firsts = range(start, start + size, rows)
+        yield [slice(first, min(first + rows, start + size)) for first in firsts]
 
 
 def _correct_experts(
@@ -321,12 +393,11 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     )
 
 
-def _hessians(layer: Any, x: Tensor, weights: Tensor | None) -> Tensor:
-    """Hessians of one batch, X diag(weights) X^T, float64 (G, D, D); GPTQ accumulates them."""
+def _columns(layer: Any, x: Tensor) -> Tensor:
+    """What a batch multiplies the weight by, float32 (G, rows, D)."""
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2
-    columns = _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
-    return second_moments(columns, weights)
+    return _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
 
 
 def _im2col(layer: Any, x: Tensor) -> Tensor:
@@ -340,12 +411,21 @@ def _im2col(layer: Any, x: Tensor) -> Tensor:
     return x_NGDP.permute(1, 0, 3, 2).flatten(1, 2)
 
 
-def _relative_error(weight: Tensor, rounded: Tensor, hessians: Tensor) -> float:
-    """|(W - Q) X|^2 / |W X|^2 from H = X X^T, summed over groups."""
+def _relative_errors(
+    layer: Any, candidates: Sequence[Tensor], hessians: Tensor
+) -> tuple[float, ...]:
+    """|(W - Q) X|^2 / |W X|^2 of each candidate Q from H = X X^T, summed over groups."""
+    weight = layer.effective("weight").detach()
+    energies = [0.0] * (1 + len(candidates))
+    for hessian, parts in zip(hessians, _parts_of_groups(weight, len(hessians)), strict=True):
+        for part in parts:
+            exact = weight[part].flatten(1).double()
+            errors = [exact - x[part].flatten(1).double() for x in candidates]
+            for place, x in enumerate((exact, *errors)):
+                energies[place] += _energy(x.to(hessian), hessian)
+    energy = max(energies[0], torch.finfo(torch.float64).tiny)
+    return tuple(error / energy for error in energies[1:])
 
-    def energy(x: Tensor) -> Tensor:
-        return ((x @ hessians) * x).sum()
 
-    return (
-        energy(weight - rounded) / energy(weight).clamp(min=torch.finfo(torch.float64).tiny)
-    ).item()
+def _energy(x: Tensor, hessian: Tensor) -> float:
+    return ((x @ hessian).double() * x).sum().item()

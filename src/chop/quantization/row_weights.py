@@ -177,19 +177,39 @@ def moderated(weights: RowWeights) -> RowWeights:
     }
 
 
-def second_moments(columns: Tensor, weights: Tensor | None) -> Tensor:
-    """X diag(weights) X^T, float64 (G, D, D).
+def second_moments(samples: Iterable[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """The sum of X diag(weights) X^T over batches, (G, D, D).
+
+    It is accumulated in place, so that one such matrix is in memory, and no other of its size.
 
     Args:
-        columns: X^T, (G, rows, D).
-        weights: (rows,); None: ones.
+        samples: of each batch, at least one: X^T, (G, rows, D), and weights, (rows,); None: ones.
+    Returns: float32; float64 where squares of the inputs leave the range of float32.
     """
-    x = columns.float()
-    if weights is not None:
-        # Rows that do not count may be anything, NaN too.
-        x = x[:, weights > 0] * weights[weights > 0].sqrt()[:, None]
-    largest = float(x.abs().max()) if x.numel() else 0.0
-    if largest == 0 or SQUARABLE[0] <= largest <= SQUARABLE[1]:
-        return (x.mT @ x).double()
-    scale = 2.0 ** math.frexp(largest)[1]
-    return ((x / scale).mT @ (x / scale)).double() * scale**2
+    total: Tensor | None = None
+    exponent: int | None = None
+    for columns, weights in samples:
+        x = columns.float()
+        if weights is not None:
+            # Rows that do not count may be anything, NaN too.
+            x = x[:, weights > 0] * weights[weights > 0].sqrt()[:, None]
+        if total is None:
+            total = x.new_zeros(len(x), x.shape[-1], x.shape[-1])
+        largest = float(x.abs().max()) if x.numel() else 0.0
+        if largest == 0:
+            continue
+        new = _exponent(largest, exponent)
+        if exponent is not None and new != exponent:
+            total *= 4.0 ** (exponent - new)
+        exponent = new
+        x = x if new == 0 else x / 2.0**new
+        total.baddbmm_(x.mT, x)
+    assert total is not None
+    return total.double() * 4.0**exponent if exponent else total
+
+
+def _exponent(largest: float, before: int | None) -> int:
+    """The power of two that values are divided by: the same as before where squares allow it."""
+    scaled = largest / 2.0 ** (before or 0)
+    is_squarable = scaled <= SQUARABLE[1] and (before is not None or scaled >= SQUARABLE[0])
+    return (before or 0) if is_squarable else math.frexp(largest)[1]
