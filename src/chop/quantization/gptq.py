@@ -193,13 +193,8 @@ def gptq_layers(
         ConfigError: a weight format takes scales from the weights that the result would change, or
             a batch brings NaN or infinite values.
     """
-    skipped = _skipped(mg)
+    layers, skipped = correctable_layers(mg)
     corrected: LayerErrors = {}
-    layers = {
-        node: layer
-        for node in mg.nodes
-        if (layer := _layer(mg, node)) is not None and node.name not in skipped
-    }
     rows: Sequence[Mapping[str, Any]] = list(batches)
     is_weighed = weighs_rows and bool(layers)
     weights = moderated(row_weights(mg, layers, rows, WHERE)) if is_weighed else {}
@@ -207,25 +202,61 @@ def gptq_layers(
     def visit(node: fx.Node, runs: Runs) -> None:
         if node not in layers:
             return
-        source, path = node.all_input_nodes[0], str(node.target)
-        samples: list[tuple[Tensor, Tensor | None]] = []
-        has_experts = isinstance(layers[node], QuantExpertLinear)
-        tell = counted_rows_of_experts if has_experts else counted_rows
-        for number, (values, batch) in enumerate(zip(runs, rows, strict=True)):
-            counted = tell(source, values[source], batch)
-            check_finite(values[source], counted, batch, number, Measured(WHERE, path))
-            alike = None if counted is None else counted.float()
-            samples.append((values[source], weights[node][number] if is_weighed else alike))
-        if has_experts:
-            experts = [values[node.all_input_nodes[1]] for values in runs]
-            found, few = _correct_experts(layers[node], samples, experts, solver, path)
+        path, source, *others = str(node.target), *node.all_input_nodes
+        inputs = (values[source] for values in runs)
+        if isinstance(layers[node], QuantExpertLinear):
+            experts = [values[others[0]] for values in runs]
+            found, few = correct_experts(
+                mg, node, inputs, experts, rows, weights.get(node), solver
+            )
             corrected.update(found)
             skipped.update({f"{node.name}[{number}]": why for number, why in few.items()})
         else:
-            corrected[path] = _correct(layers[node], samples, solver, path)
+            corrected[path] = correct_layer(mg, node, inputs, rows, weights.get(node), solver)
 
     run_layerwise(mg, rows, visit)
     return corrected, skipped
+
+
+def correctable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
+    """The layers that are corrected by the nodes that call them; why each other node is not."""
+    skipped = _skipped(mg)
+    found = {node: _layer(mg, node) for node in mg.nodes if node.name not in skipped}
+    return {node: layer for node, layer in found.items() if layer is not None}, skipped
+
+
+def correct_layer(
+    mg: MaseGraph,
+    node: fx.Node,
+    inputs: Iterable[Tensor],
+    batches: Sequence[Mapping[str, Any]],
+    weights: Sequence[Tensor] | None,
+    solver: Solver,
+) -> dict[str, float]:
+    """Replaces the weight of a layer by one whose outputs are nearest to those of the float one.
+
+    Args:
+        mg: the graph.
+        node: calls the layer.
+        inputs: of the layer, for each batch.
+        batches: from `select_inputs`.
+        weights: of the rows, for each batch; None: those that count are alike.
+        solver: rounds one matrix.
+    Returns: its squared output error `before` and `after`, relative to the output.
+
+    Raises:
+        ConfigError: as of `gptq_layers`.
+    """
+    source, path = node.all_input_nodes[0], str(node.target)
+
+    def samples() -> Iterator[tuple[Tensor, Tensor | None]]:
+        for number, (x, batch) in enumerate(zip(inputs, batches, strict=True)):
+            counted = counted_rows(source, x, batch)
+            check_finite(x, counted, batch, number, Measured(WHERE, path))
+            alike = None if counted is None else counted.float()
+            yield x, alike if weights is None else weights[number]
+
+    return _correct(mg.module_of(node), samples(), solver, path)
 
 
 def _layer(mg: MaseGraph, node: fx.Node) -> Any:

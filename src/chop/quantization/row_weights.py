@@ -7,13 +7,14 @@ all others: to the first token of a text, the attention sink of a decoder, atten
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
@@ -36,6 +37,7 @@ def row_weights(
     nodes: Collection[fx.Node],
     batches: Iterable[Mapping[str, Any]],
     where: str = WHERE,
+    of_batch: OfBatch | None = None,
 ) -> RowWeights:
     """The squared gradient of the log likelihood with respect to each row of each node's result.
 
@@ -49,6 +51,7 @@ def row_weights(
         nodes: linear layers and convolutions.
         batches: from `select_inputs`; one needs the memory of one training step.
         where: the setting that they come from, for messages.
+        of_batch: runs a batch forward and back; None: the whole graph at once.
     Returns: weights in the order in which the layer's inputs are flattened to rows.
 
     Raises:
@@ -56,31 +59,40 @@ def row_weights(
     Source: the Fisher information as Hessian: Martens 2020, arXiv:1412.1193, sections 5 and 9.2.
     """
     model = mg.model
-    steps = leaf_operators(model)
-    specs = {name: step.spec for name, step in steps.items()}
+    run = _of_batch if of_batch is None else of_batch
     learning = {p: p.requires_grad for p in model.parameters() if p.is_floating_point()}
     generator = torch.Generator().manual_seed(0)
     found: RowWeights = {node: [] for node in nodes}
     try:
-        for step in steps.values():
-            step.spec = step.spec.keeping()
         for parameter in learning:
             parameter.requires_grad_(True)
-        with preserve_state(model), torch.enable_grad():
+        with quantizers_off(model), preserve_state(model), torch.enable_grad():
             model.eval()
             for number, batch in enumerate(batches):
-                visitor = _Edges(nodes, batch, number, where)
-                for node, weights in _of_batch(mg, visitor, generator).items():
+                edges = Edges(nodes, batch, number, where)
+                for node, weights in run(mg, edges, generator).items():
                     found[node].append(weights)
     finally:
-        for name, step in steps.items():
-            step.spec = specs[name]
         for parameter, learns in learning.items():
             parameter.requires_grad_(learns)
     return {node: _with_mean_one(weights) for node, weights in found.items()}
 
 
-class _Edges:
+@contextlib.contextmanager
+def quantizers_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the quantized operators of a model compute on floats."""
+    steps = leaf_operators(model)
+    specs = {name: step.spec for name, step in steps.items()}
+    try:
+        for step in steps.values():
+            step.spec = step.spec.keeping()
+        yield
+    finally:
+        for name, step in steps.items():
+            step.spec = specs[name]
+
+
+class Edges:
     """Notes the results of layers while a batch runs, and refuses inputs that are no numbers."""
 
     def __init__(
@@ -91,6 +103,7 @@ class _Edges:
         self.shapes: dict[fx.Node, torch.Size] = {}
 
     def __call__(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
+        """Notes the result of a node, if it is one of those."""
         if node not in self.nodes:
             return
         source = node.all_input_nodes[0]
@@ -119,18 +132,33 @@ class _Edges:
         return known
 
 
-def _of_batch(mg: MaseGraph, visitor: _Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:
-    output = GraphVisitor(mg.model, visitor).run(*bind_inputs(mg.model, visitor.batch))
+OfBatch = Callable[[MaseGraph, Edges, torch.Generator], dict[fx.Node, Tensor]]
+"""Gives, for one batch, the squared gradient of each row of each node's result, (rows,)."""
+
+
+def _of_batch(mg: MaseGraph, edges: Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:
+    output = GraphVisitor(mg.model, edges).run(*bind_inputs(mg.model, edges.batch))
+    loss = sampled_loss(mg, output, edges, generator)
+    places = list(edges.edges.values())
+    found = torch.autograd.grad(loss, places, allow_unused=True) if places else ()
+    return squared_gradients(mg, edges, dict(zip(edges.edges, found, strict=True)))
+
+
+def sampled_loss(mg: MaseGraph, output: Any, edges: Edges, generator: torch.Generator) -> Tensor:
+    """-log p of labels drawn from the answers in a model's output, padding left out."""
     answers, last = _answers(output), mg.nodes[-1]
     table = answers if answers.dim() > 1 else answers[:, None]
-    loss = _sampled_loss(answers, visitor.counted(last, table, "output"), generator)
-    edges = list(visitor.edges.values())
-    found = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
-    gradients = dict(zip(visitor.edges, found, strict=True))
+    return _sampled_loss(answers, edges.counted(last, table, "output"), generator)
+
+
+def squared_gradients(
+    mg: MaseGraph, edges: Edges, gradients: Mapping[fx.Node, Tensor | None]
+) -> dict[fx.Node, Tensor]:
+    """The squared gradient of each row of each result that was noted; 0 where there is none."""
     weights: dict[fx.Node, Tensor] = {}
-    for node, shape in visitor.shapes.items():
+    for node, shape in edges.shapes.items():
         gradient = gradients.get(node)
-        known = loss.new_zeros(shape) if gradient is None else visitor.finite(node, gradient)
+        known = torch.zeros(shape) if gradient is None else edges.finite(node, gradient)
         # Channels lie before the dimensions that a convolution slides over.
         weights[node] = known.square().sum(-1 - mg.operator(node).spatial).flatten()
     return weights

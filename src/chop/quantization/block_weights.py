@@ -1,0 +1,145 @@
+"""Weights that are read when a part of a graph needs them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.private.modules import buffers_of, parameters_of
+
+SMALL = 2**16
+"""Numbers of a tensor that is read at once and stays: norms and biases."""
+
+
+class LazyWeights:
+    """The tensors of a model on the meta device, each of which can be read and let go.
+
+    A tensor that is not there is one zero that is expanded to its shape. What is tied stays so.
+
+    Args:
+        model: its tensors on the meta device are replaced, in place.
+        read: gives a tensor by its name, in memory of its own.
+    """
+
+    def __init__(self, model: nn.Module, read: Callable[[str], Tensor]) -> None:
+        self._model, self._read = model, read
+        self._lazy: dict[str, Tensor] = {}
+        self._there: set[int] = set()
+        self._placed: dict[int, Tensor] = {}
+        made: dict[int, Any] = {}
+        for path, module in model.named_modules():
+            for tensors in (parameters_of(module), buffers_of(module)):
+                for name, x in list(tensors.items()):
+                    if x is None or not x.is_meta:
+                        continue
+                    full = f"{path}.{name}" if path else name
+                    tensors[name] = made.setdefault(id(x), _placeholder(x))
+                    self._lazy[full] = made[id(x)]
+        self.load(name for name, x in self._lazy.items() if x.numel() <= SMALL)
+
+    def names_under(self, paths: Iterable[str]) -> list[str]:
+        """The names of the tensors at these paths, or of the modules at them."""
+        wanted = tuple(paths)
+        return [
+            name
+            for name in self._lazy
+            if any(name == path or name.startswith(f"{path}.") for path in wanted)
+        ]
+
+    def load(self, names: Iterable[str]) -> None:
+        """Reads tensors that are not there."""
+        for name in names:
+            x = self._lazy[name]
+            if id(x) not in self._there:
+                x.data = self._read(name)
+                self._there.add(id(x))
+
+    def free(self, names: Iterable[str]) -> None:
+        """Lets large tensors go."""
+        for name in names:
+            x = self._lazy[name]
+            if x.numel() > SMALL and id(x) not in self._placed:
+                x.data = _zero(x)
+                self._there.discard(id(x))
+
+    def load_rest(self) -> None:
+        """Reads what no part has called and the model still has."""
+        present = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
+        present |= {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
+        self.load(name for name in self._lazy if name in present)
+
+    def state_under(self, paths: Iterable[str]) -> dict[str, Tensor]:
+        """The tensors that files of the model have, of modules or tensors at these paths.
+
+        Without those that `put` has given their place already, under another name.
+        """
+        state: dict[str, Tensor] = {}
+        seen: set[int] = set(self._placed)
+        modules = dict(self._model.named_modules())
+        for path in paths:
+            module, owned = modules.get(path), {path: self._lazy.get(path)}
+            if module is not None:
+                owned = module.state_dict(prefix=f"{path}.", keep_vars=True)
+            for name, x in owned.items():
+                if isinstance(x, Tensor) and id(x) not in seen:
+                    seen.add(id(x))
+                    state[name] = x.detach()
+        return state
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Gives tensors of the model the memory of others; what is tied to them has it too."""
+        for name, new in tensors.items():
+            path, _, last = name.rpartition(".")
+            owner = self._model.get_submodule(path)
+            parameter = parameters_of(owner).get(last)
+            if parameter is not None:
+                parameter.data = new
+                self._there.add(id(parameter))
+                self._placed[id(parameter)] = parameter
+                continue
+            old = buffers_of(owner)[last]
+            for module in self._model.modules():
+                for key, buffer in list(buffers_of(module).items()):
+                    if buffer is old:
+                        buffers_of(module)[key] = new
+            self._placed[id(new)] = new
+
+    @contextlib.contextmanager
+    def on_demand(self, read_directly: Iterable[str] = ()) -> Iterator[None]:
+        """Inside, modules read their tensors when they are called, and let them go.
+
+        Args:
+            read_directly: names of tensors that no module's call announces; they stay inside.
+        """
+        direct = [name for name in read_directly if name in self._lazy]
+        self.load(direct)
+        handles = []
+        for path, module in self._model.named_modules():
+            own = [*parameters_of(module), *buffers_of(module)]
+            names = [f"{path}.{name}" if path else name for name in own]
+            names = [name for name in names if name in self._lazy and name not in direct]
+            if any(self._lazy[name].numel() > SMALL for name in names):
+                handles += [
+                    module.register_forward_pre_hook(lambda *_, names=names: self.load(names)),
+                    module.register_forward_hook(lambda *_, names=names: self.free(names)),
+                ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.free(direct)
+
+
+def _placeholder(x: Tensor) -> Tensor:
+    if isinstance(x, nn.Parameter):
+        return nn.Parameter(_zero(x), x.requires_grad)
+    return _zero(x)
+
+
+def _zero(x: Tensor) -> Tensor:
+    return torch.zeros((), dtype=x.dtype).expand(x.shape)
