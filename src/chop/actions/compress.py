@@ -26,9 +26,10 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.quantization.unreached import describe_unreached
-from chop.report.report import Note, Report, announce, show
+from chop.report.report import Note, Report, announce, say, show
 from chop.runs.progress import Stages
 from chop.train import Metric
+from chop.train.intervals import Score
 from chop.workloads.chance import check_scores, warn_of_large_drop
 from chop.workloads.workload import Workload, raise_to_graph
 
@@ -59,6 +60,14 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
         ConfigError: settings that do not fit together.
         UnavailableError: the model, the data set or a library is not there.
     """
+    if config.by_block and workload is None:
+        from chop.actions.compress_blocks import compress_by_block
+        from chop.quantization.block_values import NoBlocksError
+
+        try:
+            return compress_by_block(config)
+        except NoBlocksError as error:
+            say(f"{config.model} is compressed as a whole, not block by block: {error}.")
     return run_job(COMPRESS, config, workload)
 
 
@@ -175,13 +184,12 @@ def _expected(config: CompressConfig) -> list[str]:
     return [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
 
 
-def measure(
-    mg: MaseGraph, method: str, label: str, workload: Workload, stages: Stages
-) -> Candidate:
-    """A graph with its metric, its bits and how many operators are quantized."""
+def scores_of(
+    mg: MaseGraph, workload: Workload, stages: Stages, kind: str, title: str
+) -> dict[str, Score]:
+    """The metric of a graph on validation rows and on test rows, as one stage."""
     workload = workload.with_validation()
     scores = {}
-    kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
     with stages.stage(kind, title) as advance:
         for number, name in enumerate(("validation", "test")):
             scores[name] = workload.score(
@@ -189,6 +197,15 @@ def measure(
                 getattr(workload, name),
                 lambda share, number=number: advance((number + share) / 2),  # type: ignore[misc]
             )
+    return scores
+
+
+def measure(
+    mg: MaseGraph, method: str, label: str, workload: Workload, stages: Stages
+) -> Candidate:
+    """A graph with its metric, its bits and how many operators are quantized."""
+    kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
+    scores = scores_of(mg, workload, stages, kind, title)
     validation, test = scores.values()
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
     operators = map(mg.module_of, mg.nodes)

@@ -10,8 +10,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, fx
 
-from chop.errors import ConfigError
+from chop.errors import ChopError
 from chop.nested import tree_tensors
+
+
+class NoBlocksError(ChopError, ValueError):
+    """A graph cannot be walked block by block."""
+
 
 MEMORY_BYTES = 2**27
 """Of the values at a cut that stay in memory."""
@@ -52,7 +57,7 @@ class Values:
         """Notes the values of a batch.
 
         Raises:
-            ConfigError: one is nothing that a file has.
+            NoBlocksError: one is nothing that a file has.
         """
         found = {node.name: _portable(x, node.name) for node, x in values.items()}
         size = sum(x.nbytes for x in tree_tensors(found))
@@ -83,4 +88,5 @@ def _portable(value: Any, name: str) -> Any:
         return type(value)(_portable(x, name) for x in value)
     if isinstance(value, PLAIN) or type(value) is torch.Size:
         return value
-    raise ConfigError(f"the value of node '{name}' is a {type(value).__name__}, which no file has")
+    kind = type(value).__name__
+    raise NoBlocksError(f"the value of node '{name}' is a {kind}, which no file has")

@@ -33,7 +33,6 @@ from torch import fx, nn
 
 from chop.captured.runtime import REGIONS, exit_open_regions
 from chop.captured.writes import shared_writes
-from chop.errors import ChopError
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
 from chop.ir.propagate import GraphRunner, bind_inputs
@@ -42,7 +41,7 @@ from chop.nn.packed import PackedOperator
 from chop.nn.packed.packing import packed_class
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.block_files import BlockFiles
-from chop.quantization.block_values import Values
+from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.block_weights import LazyWeights
 from chop.quantization.packing import Selection, pack_layers
 
@@ -51,10 +50,6 @@ Visit = Callable[[Sequence[fx.Node], Values], None]
 """Called before nodes run, with the values that have been computed of each batch."""
 Stage = Callable[[str], AbstractContextManager[Any]]
 """Shows a part's name while it is worked on."""
-
-
-class NoBlocksError(ChopError, ValueError):
-    """A graph cannot be walked block by block."""
 
 
 @dataclass(frozen=True)

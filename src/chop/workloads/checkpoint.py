@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich import get_console
@@ -37,8 +38,14 @@ AUTO_TASKS = {"token-classification": "token-classification", "causal-lm": "text
 """Tasks whose model is of another class than the classifiers'."""
 
 
-def load_checkpoint(config: WorkloadConfig) -> tuple[nn.Module, DatasetDict, Task]:
+def load_checkpoint(
+    config: WorkloadConfig, load: Callable[..., nn.Module] = load_model
+) -> tuple[nn.Module, DatasetDict, Task]:
     """The model, its data as numbers, and what it is asked to do.
+
+    Args:
+        config: the settings.
+        load: makes the model, of the arguments of `load_model`.
 
     Raises:
         ConfigError: model, data set and settings do not go together.
@@ -54,7 +61,7 @@ def load_checkpoint(config: WorkloadConfig) -> tuple[nn.Module, DatasetDict, Tas
     task = _task_of(config, data)
     if task.name == "classification":
         check_classes(data, config.dataset)
-    model = load_model(
+    model = load(
         config.model,
         num_labels=_num_labels(config.model, data, task),
         task=None if is_own(config.model) else AUTO_TASKS.get(task.name),

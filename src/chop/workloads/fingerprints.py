@@ -13,7 +13,7 @@ from chop.train import Rows
 
 def fingerprint_of_weights(model: nn.Module) -> str:
     """Text that is another where a parameter or buffer is."""
-    return _fingerprint(sorted(model.state_dict().items()))
+    return fingerprint_of_tensors(sorted(model.state_dict().items()))
 
 
 def fingerprint_of_rows(rows: Rows) -> str:
@@ -23,10 +23,11 @@ def fingerprint_of_rows(rows: Rows) -> str:
         for name, column in [*sorted(rows.columns.items()), ("labels", rows.labels)]
         for value in ([column] if isinstance(column, Tensor) else column)
     ]
-    return _fingerprint(listed)
+    return fingerprint_of_tensors(listed)
 
 
-def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Text that is another where a name, a dtype, a shape or a number is."""
     digest = hashlib.sha256()
     for name, value in tensors:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -52,10 +52,24 @@ def _write(mg: MaseGraph, config: WorkloadConfig, folder: Path) -> str | None:
     if transformers is None or not isinstance(known, transformers.PreTrainedConfig):
         return f"{mg.model.record.class_name} is no model of transformers"
     try:
-        mg.save_pretrained(folder, _processor(config))
+        write_folder(mg, config, folder)
     except ChopError as error:
         return str(error)
     return None
+
+
+def write_folder(
+    mg: MaseGraph, config: WorkloadConfig, folder: Path, max_shard_size: str = "5GB"
+) -> None:
+    """Writes a model of transformers and the tokenizer or processor that came with it.
+
+    Args:
+        mg: the graph of the model.
+        config: names the model.
+        folder: where to.
+        max_shard_size: of a file of weights, each of which is in memory while it is written.
+    """
+    mg.save_pretrained(folder, _processor(config), max_shard_size)
 
 
 def _processor(config: WorkloadConfig) -> Any:

@@ -302,14 +302,14 @@ def load_workload(config: WorkloadConfig) -> Workload:
                 f"'{config.dataset}'; give a model of your own by --model FOLDER."
             )
         make_folder(config.out)
-        rows = _limited(_rows_of(default_dataset(config.model), task), config.limit)
+        rows = _limited(rows_of(default_dataset(config.model), task), config.limit)
         model = load_trained(
             config.model, progress=True, held_out=VALIDATION_SHARE, seed=config.seed
         )
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
-        rows = in_dtype_of(model, _rows_of(data, task))
+        rows = in_dtype_of(model, rows_of(data, task))
         check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
@@ -330,7 +330,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
     )
 
 
-def _rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
+def rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
     """The splits by name; validation rows are a share of the training rows where there are none.
 
     The same rows whatever the seed of the training, and the first of them are a random draw.

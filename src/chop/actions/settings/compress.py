@@ -63,6 +63,9 @@ class CompressConfig(QuantizationSettings):
             (Hadamard matrices rotate what layers read, in groups of the format; needs no rows),
             gptq (weights make up for one another's errors). Default: none, each weight is rounded
             to nearest.
+        by_block: hold one block of a decoder in memory: float weights are read, rounded by gptq in
+            one format, and written block by block. A run that is killed goes on after the last
+            block. Other models are compressed as a whole, which a line says.
         layers: format per layer and operand, one more configuration to measure; chop search export
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
@@ -82,6 +85,7 @@ class CompressConfig(QuantizationSettings):
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
+    by_block: bool = False
     layers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
         metadata={**MORE, "hint": """Example: --layers 'fc1={"weight": "4.auto"}'."""},
@@ -109,5 +113,14 @@ class CompressConfig(QuantizationSettings):
             layer_spec(path, formats)
         if not self.formats and not self.layers:
             raise ConfigError("formats: expected at least one.")
+        if self.by_block:
+            self._check_by_block()
         if self.onnx:
             require("ONNX", *NEEDS, extra="onnx")
+
+    def _check_by_block(self) -> None:
+        if self.method != ("gptq",) or len(self.formats) != 1:
+            raise ConfigError("by_block: expected the method gptq alone, and one format.")
+        for name in ("layers", "onnx", "qat_epochs", "train_epochs"):
+            if getattr(self, name):
+                raise ConfigError(f"{name}: by_block rounds without it.")

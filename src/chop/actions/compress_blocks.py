@@ -1,0 +1,245 @@
+"""Compression with one block in memory: a decoder of a folder is rounded by GPTQ and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop import passes
+from chop.actions.compress import FLOAT, QUANTIZED, measure, scores_of
+from chop.actions.compress_results import (
+    Candidate,
+    Row,
+    footnotes,
+    printed_row,
+    report_of,
+    terminal_table,
+)
+from chop.actions.job import Job, Output, run_job
+from chop.actions.ptq import method_title
+from chop.actions.settings.compress import CompressConfig
+from chop.distributed.source import TensorSource
+from chop.errors import CheckpointError
+from chop.export.readers import reader_of
+from chop.files import atomic_folder
+from chop.formats import QuantSpec, parse_format_string
+from chop.installed import __version__
+from chop.ir.batches import select_inputs
+from chop.ir.graph import MaseGraph
+from chop.models import is_own
+from chop.models.meta import meta_model, weights_source
+from chop.nn.quantized import leaf_operators
+from chop.quantization.block_files import BlockFiles
+from chop.quantization.block_gptq import BlockGptq
+from chop.quantization.block_values import NoBlocksError
+from chop.quantization.block_weights import LazyWeights
+from chop.quantization.blocks import BlockWalk, block_paths
+from chop.quantization.gptq import WHERE, Solver
+from chop.quantization.named_operators import present_operators
+from chop.quantization.row_weights import quantizers_off
+from chop.report.report import Note, Report, announce, show
+from chop.runs.progress import Stages
+from chop.train.calibration import calibration_batches, example_inputs
+from chop.train.intervals import Score
+from chop.train.rows import Rows
+from chop.workloads.checkpoint import load_checkpoint
+from chop.workloads.fingerprints import fingerprint_of_tensors
+from chop.workloads.hf_folder import FOLDER, write_folder
+from chop.workloads.workload import (
+    CHECKPOINT_EPOCHS,
+    CHECKPOINT_LR,
+    Workload,
+    rows_of,
+    settings_with,
+)
+
+BLOCK = "block"
+"""Kind of a stage, beside those of `chop.actions.compress`."""
+BLOCKS = "blocks"
+"""Folder of what is done, until the model is written."""
+SHARD = "500MB"
+"""Of the files of weights: each is in memory while it is written."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder whose weights are in files.
+
+    Attributes:
+        workload: its rows; the model is that of the graph.
+        mg: the graph, quantized; its weights are read when they are needed.
+        weights: which do so.
+        walk: rounds it.
+    """
+
+    workload: Workload
+    mg: MaseGraph
+    weights: LazyWeights
+    walk: BlockWalk
+
+
+def compress_by_block(config: CompressConfig) -> dict[str, Any]:
+    """Rounds a decoder by GPTQ with one block in memory, and writes the folder `model`.
+
+    A run that was killed goes on after the last block that is written in `config.out/blocks`.
+
+    Args:
+        config: the settings.
+    Returns: what is in `result.json`.
+
+    Raises:
+        NoBlocksError: the model is none that can be worked on block by block.
+    """
+    return run_job(COMPRESS_BLOCKS, config)
+
+
+def _load(config: CompressConfig, _: Workload | None) -> Decoder:
+    folder = Path(config.model)
+    if is_own(config.model) or not folder.is_dir() or reader_of(folder) is not None:
+        raise NoBlocksError("it is no folder of transformers with float weights")
+    try:
+        model, data, task = load_checkpoint(config, _without_weights)
+    except CheckpointError as error:
+        raise NoBlocksError(f"its weights cannot be read in parts: {error}") from None
+    if task.name != "causal-lm":
+        raise NoBlocksError(f"its task is {task.name}, expected causal-lm")
+    rows = rows_of(data, task)
+    blocks = block_paths(model)
+    if not blocks:
+        raise NoBlocksError("it has no list of blocks of one class")
+    mg = _quantized(model, rows["train"], config)
+    try:
+        source = weights_source(model, folder, mg.model)
+    except CheckpointError as error:
+        raise NoBlocksError(f"its weights cannot be read in parts: {error}") from None
+    weights = LazyWeights(mg.model, _reader(source, mg.model))
+    workload = Workload(
+        mg.model,
+        config.model,
+        str(config.dataset),
+        train=rows["train"],
+        test=rows["test"],
+        device=torch.device("cpu"),
+        tuning_epochs=CHECKPOINT_EPOCHS,
+        tuning_lr=CHECKPOINT_LR,
+        validation=rows["validation"],
+        has_seen_validation="validation" not in data,
+        task=task,
+    )
+    calibration = calibration_batches(mg.model, rows["train"], rows=config.calibration_rows)
+    batches = list(select_inputs(mg, calibration, WHERE))
+    files = BlockFiles(config.out / BLOCKS, _identity(folder, config, batches))
+    return Decoder(workload, mg, weights, BlockWalk(mg, blocks, weights, batches, files))
+
+
+def _without_weights(
+    name: str, num_labels: int | None, task: str | None, weights: str | None
+) -> nn.Module:
+    model: nn.Module = meta_model(name, num_labels=num_labels, task=task)
+    return model
+
+
+def _quantized(model: nn.Module, train: Rows, config: CompressConfig) -> MaseGraph:
+    """The graph of a model without weights, its operators in the format."""
+    mg = MaseGraph(model, hf_input_names=[*example_inputs(model, train)])
+    mg, _ = passes.init_metadata_analysis_pass(mg, inplace=True)
+    mg, _ = passes.add_common_metadata_analysis_pass(mg, inplace=True)
+    spec = {"config": QuantSpec.uniform(parse_format_string(config.formats[0]))}
+    rules = dict.fromkeys(present_operators(mg, config.operators), spec)
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules}, inplace=True)
+    if not all(operator.spec.is_fitted for operator in leaf_operators(mg.model).values()):
+        raise NoBlocksError(f"format {config.formats[0]} waits for data")
+    return mg
+
+
+def _reader(source: TensorSource, model: nn.Module) -> Any:
+    named = [*model.named_parameters(remove_duplicate=False)]
+    named += model.named_buffers(remove_duplicate=False)  # type: ignore[arg-type]
+    shapes = {name: tuple(x.shape) for name, x in named}
+
+    def read(name: str) -> Tensor:
+        return source.read(name, tuple(slice(0, size) for size in shapes[name]))
+
+    return read
+
+
+def _identity(
+    folder: Path, config: CompressConfig, batches: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """All that the codes depend on."""
+    files = sorted(file for end in ("safetensors", "json") for file in folder.glob(f"*.{end}"))
+    tensors = ((name, x) for batch in batches for name, x in batch.items() if isinstance(x, Tensor))
+    return {
+        "version": __version__,
+        "files": [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files],
+        "format": config.formats[0],
+        "operators": list(config.operators),
+        "method": list(config.method),
+        "batches": fingerprint_of_tensors(tensors),
+    }
+
+
+def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dict[str, Any]]:
+    workload, mg, walk = decoder.workload, decoder.mg, decoder.walk
+    metric, label = workload.task.metric, parse_format_string(config.formats[0]).label
+    announce(workload.title, f"one of {len(walk.parts) - 2} blocks in memory at a time")
+    read_directly = [str(node.target) for node in mg.nodes if node.op == "get_attr"]
+    with Stages([FLOAT, *[BLOCK] * len(walk.parts), QUANTIZED]) as stages:
+        with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
+            exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
+        rounder = BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
+        walk.run(rounder, lambda name: stages.stage(BLOCK, name))
+        decoder.weights.load_rest()
+        rounded = measure(mg, method_title(config.method), label, workload, stages)
+    candidates = [exact, rounded]
+    measured = show(
+        terminal_table(f"{workload.title}: {metric.title}", candidates, metric),
+        *map(Note, footnotes(candidates)),
+    )
+    with atomic_folder(config.out / FOLDER) as fresh:
+        write_folder(mg, config, fresh, SHARD)
+    report = report_of(candidates, None, measured, workload, config, output)
+    report.result["saved"] = printed_row(rounded.row, metric)
+    walk.files.remove()
+    saved = (
+        f"saved {label} ({rounded.row.method}) in {config.out / FOLDER}/, for transformers' "
+        "from_pretrained, after import chop."
+    )
+    return replace(report, closing=[saved])
+
+
+def _float_candidate(mg: MaseGraph, scores: Mapping[str, Score]) -> Candidate:
+    """The float model, of which the graph has the formats of the quantized one."""
+    parameters = list(mg.model.parameters())
+    numbers = sum(x.numel() for x in parameters)
+    size = sum(x.numel() * x.element_size() for x in parameters)
+    validation, test = scores["validation"], scores["test"]
+    row = Row(
+        FLOAT,
+        FLOAT,
+        validation.value,
+        test.value,
+        8 * size / numbers,
+        0,
+        size / 1000,
+        validation_interval_95=validation.interval,
+        test_interval_95=test.interval,
+    )
+    return Candidate(row, mg, scores)
+
+
+def _kept(config: CompressConfig) -> str:
+    return (
+        f"the blocks that are done are kept in {config.out / BLOCKS}/; the same command goes on "
+        "after them."
+    )
+
+
+COMPRESS_BLOCKS = Job(
+    "compress", _run, _load, _kept, lambda config, x: settings_with(config, x.workload)
+)
