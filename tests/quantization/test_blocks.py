@@ -1,16 +1,29 @@
-"""A walk block by block gives the codes that the whole graph gives."""
+"""A walk block by block gives the codes that the whole graph gives, and goes on after a kill."""
+
+import contextlib
+import copy
+import functools
+import os
+import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from chop import MaseGraph, passes
 from chop.ir.batches import select_inputs
 from chop.models.meta import meta_model, weights_source
+from chop.nn.packed import PackedOperator
+from chop.quantization import block_files, block_gptq, block_values
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_gptq import BlockGptq
+from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.block_weights import LazyWeights
-from chop.quantization.blocks import BlockWalk, block_paths
+from chop.quantization.blocks import BlockWalk, block_paths, parts_of
 from chop.quantization.gptq import Solver
+from chop.quantization.row_weights import quantizers_off
 
 MASKED = torch.ones(3, 12, dtype=torch.long)
 MASKED[1, :5] = 0
@@ -30,67 +43,243 @@ def decoder(kind, tied=False):
     return t.GPT2LMHeadModel(t.GPT2Config(**small, bos_token_id=0, eos_token_id=0))
 
 
-def texts(count=2):
+def texts():
     generator = torch.Generator().manual_seed(1)
     return [
         {"input_ids": torch.randint(0, 100, (3, 12), generator=generator), "attention_mask": mask}
-        for mask in (MASKED, torch.ones_like(MASKED))[:count]
+        for mask in (MASKED, torch.ones_like(MASKED))
     ]
 
 
-def rules(*operators, **own):
-    config = {"config": {"weight": {"name": "mxint", "width": 4}}}
-    return {"by": "type", **dict.fromkeys(operators, config), **own}
+def rules(*operators, name="mxint", width=4):
+    config = {"config": {"weight": {"name": name, "width": width}}}
+    return {"by": "type", **dict.fromkeys(operators, config)}
 
 
-def as_graph(model, rule):
+LAYERS = ("linear", "embedding", "layer_norm")
+
+
+@functools.cache
+def captured(kind, tied=False):
+    """A folder of a decoder, its blocks, its graph without weights, and how to read them."""
+    folder = Path(tempfile.mkdtemp())
+    decoder(kind, tied).save_pretrained(folder)
+    model = meta_model(folder)
+    blocks = block_paths(model)
     mg = MaseGraph(model, hf_input_names=[*texts()[0]])
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    return passes.quantize_transform_pass(mg, rule, inplace=True)[0]
-
-
-def walked(folder, out, rule, row_weights="gradient", batches=None, stage=None, settings=None):
-    import contextlib
-
-    model = meta_model(folder, dtype=torch.float32)
-    blocks = block_paths(model)
-    mg = as_graph(model, rule)
     source = weights_source(model, folder, mg.model)
-    shapes = {name: tuple(x.shape) for name, x in mg.model.named_parameters(remove_duplicate=False)}
+    shapes = {name: x.shape for name, x in mg.model.named_parameters(remove_duplicate=False)}
 
     def read(name):
         return source.read(name, tuple(slice(0, size) for size in shapes[name]))
 
+    return folder, blocks, mg, read
+
+
+def with_rule(kind, rule, tied=False):
+    _, blocks, mg, read = captured(kind, tied)
+    present = {mg.operator(node).name for node in mg.nodes}
+    kept = {name: x for name, x in rule.items() if name == "by" or name in present}
+    return passes.quantize_transform_pass(mg, kept)[0], blocks, read
+
+
+def walked(prepared, out, row_weights="gradient", settings="same"):
+    mg, blocks, read = prepared
     weights = LazyWeights(mg.model, read)
-    batches = list(select_inputs(mg, batches or texts(), "test"))
-    files = BlockFiles(out, settings or {"rule": str(rule)})
-    walk = BlockWalk(mg, blocks, weights, batches, files)
+    batches = list(select_inputs(mg, texts(), "test"))
+    walk = BlockWalk(mg, blocks, weights, batches, BlockFiles(out, {"walk": settings}))
     rounder = BlockGptq(walk, Solver(actorder=True), row_weights == "gradient")
-    told = walk.run(rounder, stage or (lambda _: contextlib.nullcontext()))
+    told = walk.run(rounder, lambda _: contextlib.nullcontext())
     weights.load_rest()
     return mg, {path: errors for part in told for path, errors in part.items()}
 
 
-def in_memory(model, rule, row_weights="gradient"):
-    mg = as_graph(model.eval(), rule)
+def in_memory(prepared, row_weights="gradient"):
+    mg, _, read = prepared
+    weights = LazyWeights(mg.model, read)
+    weights.load_rest()
     settings = {"batches": texts(), "row_weights": row_weights}
     mg, info = passes.gptq_transform_pass(mg, settings, inplace=True)
     return passes.pack_transform_pass(mg, {"silent": True})[0], info["layers"]
 
 
-@pytest.mark.parametrize("row_weights", ["gradient", "uniform"])
-@pytest.mark.parametrize("kind, tied", [("llama", False), ("qwen2", True), ("gpt2", True)])
-def test_codes_are_those_of_the_whole_graph(tmp_path, kind, tied, row_weights):
-    rule = rules("linear", "embedding")
-    model = decoder(kind, tied)
-    model.save_pretrained(tmp_path / "float")
-    expected, layers = in_memory(model, rule, row_weights)
-    found, told = walked(tmp_path / "float", tmp_path / "walk", rule, row_weights)
+def assert_same(found, expected):
     state = expected.model.state_dict()
     assert found.model.state_dict().keys() == state.keys()
-    for name, x in found.model.state_dict().items():
-        assert torch.equal(x, state[name]), name
-    assert told == layers
-    codes = [name for name in state if name.endswith("weight_codes")]
-    assert len(codes) >= 10
+    different = [n for n, x in found.model.state_dict().items() if not torch.equal(x, state[n])]
+    assert different == []
+
+
+@pytest.mark.parametrize("row_weights", ["gradient", "uniform"])
+@pytest.mark.parametrize("kind, tied", [("llama", False), ("qwen2", True), ("gpt2", True)])
+@pytest.mark.sampled(2)
+def test_codes_are_those_of_the_whole_graph(tmp_path, kind, tied, row_weights):
+    expected, layers = in_memory(with_rule(kind, rules(*LAYERS), tied), row_weights)
+    found, told = walked(with_rule(kind, rules(*LAYERS), tied), tmp_path, row_weights)
+    assert_same(found, expected)
+    assert told == layers and any(row["after"] < row["before"] for row in told.values())
+    packed = [x for x in found.model.modules() if isinstance(x, PackedOperator)]
+    assert len(packed) >= 10
+    body = "transformer.wte" if kind == "gpt2" else "model.embed_tokens"
+    table, head = (found.model.get_submodule(path) for path in (body, "lm_head"))
+    assert (table.weight_codes is head.weight_codes) == tied
+    batch = texts()[0]
+    assert torch.equal(found.model(**batch).logits, expected.model(**batch).logits)
+
+
+@pytest.mark.parametrize("rule", [rules("linear", name="group_integer", width=3), rules(*LAYERS)])
+@pytest.mark.sampled(1)
+def test_values_that_lie_in_files_are_the_same(tmp_path, monkeypatch, rule):
+    expected, _ = walked(with_rule("llama", rule), tmp_path / "memory", "uniform")
+    monkeypatch.setattr(block_values, "MEMORY_BYTES", 1000)
+    found, _ = walked(with_rule("llama", rule), tmp_path / "files", "uniform")
+    assert_same(found, expected)
+    # A table that is tied to no quantized head stays float, and is that of the folder.
+    assert all(not x.is_meta for x in found.model.state_dict().values())
+
+
+def test_floats_are_read_when_a_module_is_called(monkeypatch):
+    monkeypatch.setattr("chop.quantization.block_weights.SMALL", 100)
+    mg, _, read = with_rule("llama", rules("linear"))
+    names = []
+    weights = LazyWeights(mg.model, lambda name: names.append(name) or read(name))
+    direct = [str(node.target) for node in mg.nodes if node.op == "get_attr"]
+    model = decoder("llama").eval()
+    with quantizers_off(mg.model), weights.on_demand(direct), torch.no_grad():
+        found = mg.model(**texts()[0]).logits
+    torch.testing.assert_close(found, model(**texts()[0]).logits, atol=1e-5, rtol=1e-5)
+    assert names.count("lm_head.weight") == 1 and "model.layers.1.mlp.up_proj.weight" in names
+    assert mg.model.get_submodule("lm_head").weight.untyped_storage().nbytes() == 4
+    assert not mg.model.get_submodule("lm_head")._forward_pre_hooks
+
+
+def in_child(job):
+    """Runs a job in a forked process; how it ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            job()
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def killed_at(owner, name, call):
+    """Replaces a function by one that kills this process at so many calls."""
+    original, calls = getattr(owner, name), []
+
+    def replaced(*args, **kwargs):
+        calls.append(name)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, replaced)
+
+
+MOMENTS = {
+    "correcting the second block": (block_gptq, "correct_layer", 9),
+    "before the journal": (block_files.Journal, "add", 2),
+    "before the codes": (block_files, "save_file", 3),
+    "half of the values": (torch, "save", 4),
+    "after the journal": (block_files.shutil, "rmtree", 5),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.sampled(1)
+def test_a_killed_walk_goes_on_to_the_same_bytes(tmp_path, moment):
+    from safetensors.torch import load_file, save_file
+
+    prepared = with_rule("llama", rules(*LAYERS))
+
+    def finish(out, file):
+        found, _ = walked(prepared, out, "uniform")
+        state = {name: x.contiguous().clone() for name, x in found.model.state_dict().items()}
+        save_file(state, file)
+        os._exit(0)
+
+    def die():
+        killed_at(*MOMENTS[moment])
+        walked(prepared, tmp_path / "killed", "uniform")
+
+    assert in_child(lambda: finish(tmp_path / "whole", tmp_path / "expected")) == 0
+    assert os.WTERMSIG(in_child(die)) == signal.SIGKILL
+    (folder,) = (tmp_path / "killed").iterdir()
+    done = len((folder / block_files.JOURNAL).read_text().splitlines())
+    assert done in (1, 2, 3)
+
+    def resume():
+        killed_at(block_gptq, "correct_layer", 16 - 7 * (done - 1))  # fewer calls are left
+        finish(tmp_path / "killed", tmp_path / "found")
+
+    assert in_child(resume) == 0
+    expected, found = load_file(tmp_path / "expected"), load_file(tmp_path / "found")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_other_settings_start_anew(tmp_path):
+    BlockFiles(tmp_path, {"walk": 1})
+    (first,) = tmp_path.iterdir()
+    BlockFiles(tmp_path, {"walk": 1})
+    assert [*tmp_path.iterdir()] == [first]
+    files = BlockFiles(tmp_path, {"walk": 2})
+    (second,) = tmp_path.iterdir()
+    assert first != second and files.whole(4) == 0
+    files.remove()
+    assert not tmp_path.exists()
+
+
+class Repeated(nn.Module):
+    """Runs its blocks twice over."""
+
+    def __init__(self, write=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.write = write
+
+    def forward(self, x):
+        for _ in range(1 if self.write else 2):
+            for block in self.blocks:
+                y = block(x)
+                if self.write:
+                    x += y
+                x = x + y
+        return x
+
+
+@pytest.mark.parametrize("write, reason", [(False, "one after the other"), (True, "memory of")])
+def test_what_cannot_be_cut_is_refused(write, reason):
+    model = Repeated(write)
+    mg = MaseGraph(model, dummy_in={"x": torch.randn(2, 4)})
+    with pytest.raises(NoBlocksError, match=reason):
+        parts_of(mg, block_paths(model))
+
+
+def test_blocks_are_those_with_most_parameters():
+    model = nn.Module()
+    model.small = nn.ModuleList(nn.Linear(2, 2) for _ in range(5))
+    model.body = nn.Module()
+    model.body.large = nn.ModuleList(nn.Linear(9, 9) for _ in range(2))
+    model.mixed = nn.ModuleList([nn.Linear(99, 99), nn.Conv2d(3, 3, 3)])
+    assert block_paths(model) == ["body.large.0", "body.large.1"]
+    with pytest.raises(NoBlocksError, match="no list of blocks"):
+        parts_of(MaseGraph(nn.Linear(2, 2)), block_paths(nn.Linear(2, 2)))
+
+
+def test_what_no_file_has_is_no_value(tmp_path):
+    mg = MaseGraph(nn.Linear(2, 2))
+    values = Values(mg.nodes, tmp_path)
+    x = torch.randn(1000)[:3]
+    values.put(0, {mg.nodes[0]: (x, [None, 2.5], {"a": x})})
+    found = values.get(0)[mg.nodes[0]]
+    assert torch.equal(found[0], x) and found[0].untyped_storage().nbytes() == 12
+    values.write(tmp_path)
+    again = Values.of_files(mg.nodes, tmp_path).get(0)[mg.nodes[0]]
+    assert torch.equal(again[2]["a"], x) and again[1] == [None, 2.5]
+    with pytest.raises(NoBlocksError, match="is a object"):
+        values.put(1, {mg.nodes[0]: object()})
+    assert copy.copy(values).get(7) == {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +37,7 @@ class Values:
     def __init__(self, nodes: Iterable[fx.Node], folder: Path) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._folder = folder
-        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._own: Path | None = None
         self._known: dict[int, dict[str, Any]] = {}
         self._files: dict[int, Path] = {}
         self._bytes = 0
@@ -66,8 +68,9 @@ class Values:
             self._bytes += size
             return
         if self._own is None:
-            self._own = tempfile.TemporaryDirectory(dir=self._folder)
-        self._files[batch] = Path(self._own.name) / f"{batch}.pt"
+            self._own = Path(tempfile.mkdtemp(dir=self._folder))
+            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+        self._files[batch] = self._own / f"{batch}.pt"
         torch.save(found, self._files[batch])
 
     def write(self, folder: Path) -> None:
