@@ -1,6 +1,7 @@
 """Peak memory of `chop compress --by-block` on decoders of random weights.
 
-python benchmarks/block_memory.py [--shapes 1.48B,7B] [--blocks 2] [--out runs/block-memory]
+python benchmarks/block_memory.py [--shapes 1.48B,7B] [--blocks 2] [--layers N]
+    [--out runs/block-memory]
 
 A shape's folder is written first, in bfloat16 with float32 as the dtype to compute in. It is
 compressed in a process of its own, which has compressed a tiny decoder before, so that libraries do
@@ -114,12 +115,8 @@ def row_of(args: argparse.Namespace, shape: str) -> dict[str, str]:
     sizes = SHAPES[shape]
     for name in ("tiny", shape):
         if not (args.out / name / "config.json").is_file():
-            kept = 32 if args.blocks == 0 or name == "tiny" else args.blocks + 1
-            layers = min(sizes["num_hidden_layers"], kept) if args.cut else None
-            own = SHAPES[name] | (
-                {"num_hidden_layers": layers} if layers and name != "tiny" else {}
-            )
-            write_model(args.out / name, own)
+            layers = args.layers or SHAPES[name]["num_hidden_layers"]
+            write_model(args.out / name, SHAPES[name] | {"num_hidden_layers": layers})
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", *sys.argv, "--step", shape]
     started = time.monotonic()
@@ -146,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default="1.48B,7B")
     parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--cut", action="store_true", help="write one block more than are done")
+    parser.add_argument("--layers", type=int, help="of the model; default, those of the shape")
     parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("runs/block-memory"))

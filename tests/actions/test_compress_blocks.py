@@ -1,0 +1,75 @@
+"""`chop compress --by-block`: the same folder with one block in memory."""
+
+import filecmp
+
+import pytest
+
+from chop.actions.compress import compress
+from chop.actions.compress_blocks import compress_by_block
+from chop.actions.settings.compress import CompressConfig
+from chop.data import get_tokenizer
+from chop.errors import ConfigError
+from chop.quantization.block_values import NoBlocksError
+
+ROUNDED = {"method": ("gptq",), "formats": ("mxint:width=4",), "qat_epochs": 0, "force": True}
+SHORT = {"dataset": "stories", "limit": 6, "max_length": 32, "calibration_rows": 6, "seed": 1}
+
+
+def llama(folder, layers=2):
+    import transformers
+
+    tokenizer = get_tokenizer("gpt-tiny")
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), num_attention_heads=4, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [
+        ({"method": ("awq", "gptq")}, "the method gptq alone"),
+        ({"formats": ("4.2", "mxint")}, "one format"),
+        ({"qat_epochs": 2}, "qat_epochs: by_block rounds without it"),
+        ({"layers": {"a": {"weight": "4.2"}}}, "layers: by_block rounds without it"),
+    ],
+)
+def test_what_a_walk_does_not_do_is_refused(settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        CompressConfig(by_block=True, **{**ROUNDED, **settings})
+
+
+def test_a_built_in_model_is_not_walked(tmp_path):
+    config = CompressConfig(model="gpt-tiny", out=tmp_path / "out", by_block=True, **ROUNDED)
+    with pytest.raises(NoBlocksError, match="no folder of transformers"):
+        compress_by_block(config)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.long
+def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path):
+    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float")}
+    found = compress(CompressConfig(out=tmp_path / "blocks", by_block=True, **settings))
+    whole = {"keep_best": True, "bench_seconds": 0}
+    expected = compress(CompressConfig(out=tmp_path / "whole", **whole, **settings))
+    names = sorted(file.name for file in (tmp_path / "whole" / "model").iterdir())
+    folders = [tmp_path / name / "model" for name in ("blocks", "whole")]
+    assert filecmp.cmpfiles(*folders, names, shallow=False) == (names, [], [])
+    assert found["saved"]["format"] == expected["saved"]["format"]
+    for name in ("validation", "perplexity", "bits", "size_kb"):
+        for mine, other in zip(found["rows"], expected["rows"], strict=True):
+            assert mine[name] == pytest.approx(other[name], rel=0.01), name
+    assert not (tmp_path / "blocks" / "blocks").exists()
+
+
+@pytest.mark.long
+def test_a_model_without_blocks_is_compressed_as_a_whole_which_a_line_says(tmp_path, capsys):
+    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float", layers=1)}
+    config = CompressConfig(
+        out=tmp_path / "out", by_block=True, keep_best=True, bench_seconds=0, **settings
+    )
+    assert compress(config)["saved"] is not None
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "compressed as a whole, not block by block: it has no list of blocks" in printed
+    assert (tmp_path / "out" / "model.pt").is_file()
