@@ -48,6 +48,19 @@ def test_a_built_in_model_is_not_walked(tmp_path):
 
 
 @pytest.mark.long
+def test_weights_that_are_no_numbers_are_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float")}
+    file, name = tmp_path / "float" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    state = load_file(file)
+    state[name][3, 4] = float("nan")
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=f"have NaN: {name}"):
+        compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
+
+
+@pytest.mark.long
 def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path):
     settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float")}
     found = compress(CompressConfig(out=tmp_path / "blocks", by_block=True, **settings))

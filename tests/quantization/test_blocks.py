@@ -140,6 +140,25 @@ def test_values_that_lie_in_files_are_the_same(tmp_path, monkeypatch, rule):
     assert all(not x.is_meta for x in found.model.state_dict().values())
 
 
+def test_one_block_of_floats_is_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("chop.quantization.block_weights.SMALL", 100)
+    held = []
+
+    def noted(mg, node, *rest):
+        own = [x for x in weights[0]._lazy.values() if x.untyped_storage().nbytes() > 4]
+        held.append(sum(x.numel() for x in {id(x): x for x in own}.values()))
+        return original(mg, node, *rest)
+
+    weights, original, made = [], block_gptq.correct_layer, LazyWeights.__init__
+    monkeypatch.setattr(
+        LazyWeights, "__init__", lambda self, *x: weights.append(self) or made(self, *x)
+    )
+    monkeypatch.setattr(block_gptq, "correct_layer", noted)
+    walked(with_rule("llama", rules(*LAYERS)), tmp_path, "uniform")
+    block, norms = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 48, 5 * 32
+    assert held == [block + norms] * 14 + [100 * 32 + norms]
+
+
 def test_floats_are_read_when_a_module_is_called(monkeypatch):
     monkeypatch.setattr("chop.quantization.block_weights.SMALL", 100)
     mg, _, read = with_rule("llama", rules("linear"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.actions.compress import FLOAT, QUANTIZED, measure, scores_of
+from chop.actions.compress_measure import FLOAT, QUANTIZED, measure, scores_of
 from chop.actions.compress_results import (
     Candidate,
     Row,
@@ -24,7 +24,7 @@ from chop.actions.job import Job, Output, run_job
 from chop.actions.ptq import method_title
 from chop.actions.settings.compress import CompressConfig
 from chop.distributed.source import TensorSource
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, ConfigError
 from chop.export.readers import reader_of
 from chop.files import atomic_folder
 from chop.formats import QuantSpec, parse_format_string
@@ -59,7 +59,7 @@ from chop.workloads.workload import (
 )
 
 BLOCK = "block"
-"""Kind of a stage, beside those of `chop.actions.compress`."""
+"""Kind of a stage, beside those of `chop.actions.compress_measure`."""
 BLOCKS = "blocks"
 """Folder of what is done, until the model is written."""
 SHARD = "500MB"
@@ -163,7 +163,10 @@ def _reader(source: TensorSource, model: nn.Module) -> Any:
     shapes = {name: tuple(x.shape) for name, x in named}
 
     def read(name: str) -> Tensor:
-        return source.read(name, tuple(slice(0, size) for size in shapes[name]))
+        x = source.read(name, tuple(slice(0, size) for size in shapes[name]))
+        if x.is_floating_point() and bool(x.isnan().any()):
+            raise ConfigError(f"the weights of the float model have NaN: {name}.")
+        return x
 
     return read
 

@@ -66,6 +66,11 @@ class LazyWeights:
                 x.data = _zero(x)
                 self._there.discard(id(x))
 
+    def free_unused(self, names: Iterable[str]) -> None:
+        """Lets go of the large tensors among these that the model has no more: they are codes."""
+        used = {id(x) for x in self._model.parameters()} | {id(x) for x in self._model.buffers()}
+        self.free(name for name in names if id(self._lazy[name]) not in used)
+
     def load_rest(self) -> None:
         """Reads what no part has called and the model still has."""
         present = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}

@@ -250,8 +250,10 @@ class BlockWalk:
         return told
 
     def _round(self, number: int, part: Part, round_part: Rounder) -> dict[str, Any]:
-        self.weights.load(self._tensors(part))
+        names = self._tensors(part)
+        self.weights.load(names)
         self._pack(part, tables=True)
+        self.weights.free_unused(names)
         inputs = self.files.inputs(number, self.mg)
         is_last = number + 1 == len(self.parts)
         block = FloatBlock(self.mg, part, inputs, self.batches, self.files.scratch, is_last)
@@ -262,6 +264,7 @@ class BlockWalk:
         self._pack(part)
         self.files.keep(number, self._state(part), None if is_last else values, told)
         self._put(number, part)
+        self.weights.free_unused(names)
         return told
 
     def _restore(self, number: int, part: Part) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from chop.quantization.experts import (
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 WHERE = "gptq_transform_pass.batches"
-PART = 2**21
+PART = 2**20
 """Weights that are solved at once: about ten float64 numbers each."""
 ROWS = 64
 """Of a Hessian that are copied at once."""
@@ -299,8 +299,8 @@ def _correct(
     """
     columns = ((_columns(layer, x), weights) for x, weights in samples)
     hessians = second_moments(columns)
-    nearest = _idempotent(layer, layer.quantize("weight", layer.weight), path)
     better = _idempotent(layer, _solved(layer, hessians, solver), path)
+    nearest = _idempotent(layer, layer.quantize("weight", layer.weight), path)
     before, after = _relative_errors(layer, (nearest, better), hessians)
     chosen = better if after < before else nearest
     if layer.is_pruned:

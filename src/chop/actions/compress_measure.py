@@ -1,0 +1,61 @@
+"""Compression measurements: a graph's metric, its bits, and how many operators are quantized."""
+
+from __future__ import annotations
+
+from chop import passes
+from chop.actions.compress_results import Candidate, Row
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+from chop.quantization.summary import layer_rows, poor_fit
+from chop.quantization.unreached import describe_unreached
+from chop.runs.progress import Stages
+from chop.train.intervals import Score
+from chop.workloads.workload import Workload
+
+FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
+"""Kinds of stages, by how long they take."""
+
+
+def scores_of(
+    mg: MaseGraph, workload: Workload, stages: Stages, kind: str, title: str
+) -> dict[str, Score]:
+    """The metric of a graph on validation rows and on test rows, as one stage."""
+    workload = workload.with_validation()
+    scores = {}
+    with stages.stage(kind, title) as advance:
+        for number, name in enumerate(("validation", "test")):
+            scores[name] = workload.score(
+                mg.model,
+                getattr(workload, name),
+                lambda share, number=number: advance((number + share) / 2),  # type: ignore[misc]
+            )
+    return scores
+
+
+def measure(
+    mg: MaseGraph, method: str, label: str, workload: Workload, stages: Stages
+) -> Candidate:
+    """A graph with its metric, its bits and how many operators are quantized."""
+    kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
+    scores = scores_of(mg, workload, stages, kind, title)
+    validation, test = scores.values()
+    _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
+    operators = map(mg.module_of, mg.nodes)
+    count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
+    size_kb = bits["weight_bytes"] / 1000
+    lost = poor_fit(layer_rows(mg))
+    unreached = describe_unreached(mg, "formats")
+    row = Row(
+        method,
+        label,
+        validation.value,
+        test.value,
+        bits["w_avg_bit"],
+        count,
+        size_kb,
+        lost,
+        unreached,
+        validation.interval,
+        test.interval,
+    )
+    return Candidate(row, mg, scores)
