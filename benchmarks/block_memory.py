@@ -4,9 +4,10 @@ python benchmarks/block_memory.py [--shapes 1.48B,7B] [--blocks 2] [--layers N]
     [--out runs/block-memory]
 
 A shape's folder is written first, in bfloat16 with float32 as the dtype to compute in. It is
-compressed in a process of its own, which has compressed a tiny decoder before, so that libraries do
-not count; pages of files that are mapped count as memory. The process ends when `--blocks` blocks
-are done, 0 for all: what one block takes, every other takes too. Writes `OUT.md`, the table.
+compressed in a process of its own, which has compressed a tiny decoder of the same vocabulary
+before, so that libraries and the tokenizer do not count; pages of mapped files count as memory. The
+process ends when `--blocks` blocks are done, 0 for all: what one block takes, every other takes
+too. Writes `OUT.md`, the table.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from chop.files import write_text
 from chop.tables import markdown_table
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "vocab_size": 4096, "tie_word_embeddings": True},
     "1.48B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 20,
               "num_attention_heads": 16, "vocab_size": 65536, "tie_word_embeddings": True},
     "7B": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
            "num_attention_heads": 32, "vocab_size": 32000, "tie_word_embeddings": False},
 }  # fmt: skip
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4}  # fmt: skip
+"""Sizes of the decoder that is compressed before, of the same vocabulary."""
 FORMAT = "mxint:width=4"
 
 
@@ -94,7 +96,7 @@ def measure(args: argparse.Namespace, shape: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    compress_once(args, args.out / "tiny", args.out / "tiny-out")
+    compress_once(args, args.out / f"{shape}-tiny", args.out / "tiny-out")
     gc.collect()
     out, before = args.out / f"{shape}-out", resident_bytes()
     assert before is not None
@@ -113,10 +115,11 @@ def measure(args: argparse.Namespace, shape: str) -> None:
 def row_of(args: argparse.Namespace, shape: str) -> dict[str, str]:
     """One line of the table, measured by a new process."""
     sizes = SHAPES[shape]
-    for name in ("tiny", shape):
+    layers = args.layers or sizes["num_hidden_layers"]
+    models = {shape: sizes | {"num_hidden_layers": layers}, f"{shape}-tiny": sizes | TINY}
+    for name, own in models.items():
         if not (args.out / name / "config.json").is_file():
-            layers = args.layers or SHAPES[name]["num_hidden_layers"]
-            write_model(args.out / name, SHAPES[name] | {"num_hidden_layers": layers})
+            write_model(args.out / name, own)
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", *sys.argv, "--step", shape]
     started = time.monotonic()

@@ -22,7 +22,7 @@ from chop.quantization.block_gptq import BlockGptq
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.block_weights import LazyWeights
 from chop.quantization.blocks import BlockWalk, block_paths, parts_of
-from chop.quantization.gptq import Solver
+from chop.quantization.column_rounding import Solver
 from chop.quantization.row_weights import quantizers_off
 
 MASKED = torch.ones(3, 12, dtype=torch.long)

@@ -9,7 +9,8 @@ from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec, parse_format_string
 from chop.nn.quantized import QuantConv2d, QuantLinear
 from chop.quantization import gptq
-from chop.quantization.gptq import Solver, _im2col, rounding_grid
+from chop.quantization.column_rounding import Solver, rounding_grid
+from chop.quantization.gptq import _im2col
 from chop.quantization.row_weights import second_moments
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.quantization.gptq import Solver, rounding_grid
+from chop.quantization.column_rounding import Solver, rounding_grid
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 

@@ -39,7 +39,8 @@ from chop.quantization.block_gptq import BlockGptq
 from chop.quantization.block_values import NoBlocksError
 from chop.quantization.block_weights import LazyWeights
 from chop.quantization.blocks import BlockWalk, block_paths
-from chop.quantization.gptq import WHERE, Solver
+from chop.quantization.column_rounding import Solver
+from chop.quantization.gptq import WHERE
 from chop.quantization.named_operators import present_operators
 from chop.quantization.row_weights import quantizers_off
 from chop.report.report import Note, Report, announce, show

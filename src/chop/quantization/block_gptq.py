@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from chop.formats import Float
 from chop.quantization.block_values import Values
 from chop.quantization.blocks import BlockWalk, FloatBlock, run_nodes
-from chop.quantization.gptq import WHERE, Solver, correct_layer, correctable_layers
+from chop.quantization.column_rounding import Solver
+from chop.quantization.gptq import WHERE, correct_layer, correctable_layers
 from chop.quantization.row_weights import (
     Edges,
     RowWeights,
@@ -45,13 +46,16 @@ class BlockGptq:
 
         def visit(stage: Sequence[fx.Node], values: Values) -> None:
             for node in stage:
-                source, layer = node.all_input_nodes[0], self._layers[node]
-                inputs = (values.get(number)[source] for number in range(len(block.batches)))
-                weights = self._weights.get(node)
-                path = str(node.target)
-                errors[path] = correct_layer(
-                    block.mg, node, inputs, block.batches, weights, self._solver
+                layer, weights = self._layers[node], self._weights.get(node)
+
+                def of_batches(source: fx.Node) -> Iterator[Any]:
+                    return (values.get(number)[source] for number in range(len(block.batches)))
+
+                found, few = correct_layer(
+                    block.mg, node, of_batches, block.batches, weights, self._solver
                 )
+                errors.update(found)
+                self.skipped.update(few)
                 # Its weights round to themselves: to round them on each batch would take memory.
                 specs[layer] = layer.spec
                 if not layer.is_pruned:
