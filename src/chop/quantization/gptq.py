@@ -34,7 +34,7 @@ from chop.quantization.experts import (
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
 WHERE = "gptq_transform_pass.batches"
-PART = 2**20
+PART = 2**19
 """Weights that are solved at once: about ten float64 numbers each."""
 
 
