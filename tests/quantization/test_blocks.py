@@ -24,6 +24,7 @@ from chop.quantization.block_weights import LazyWeights
 from chop.quantization.blocks import BlockWalk, block_paths, parts_of
 from chop.quantization.column_rounding import Solver
 from chop.quantization.row_weights import quantizers_off
+from tests.experts import mixture
 
 MASKED = torch.ones(3, 12, dtype=torch.long)
 MASKED[1, :5] = 0
@@ -287,6 +288,12 @@ def test_blocks_are_those_with_most_parameters():
     assert block_paths(model) == ["body.large.0", "body.large.1"]
     with pytest.raises(NoBlocksError, match="no list of blocks"):
         parts_of(MaseGraph(nn.Linear(2, 2)), block_paths(nn.Linear(2, 2)))
+
+
+def test_a_mixture_of_experts_is_no_list_of_blocks():
+    mg = MaseGraph(mixture("GptOss", num_hidden_layers=2))
+    with pytest.raises(NoBlocksError, match="experts.gate_up' has a matrix for each of several"):
+        parts_of(mg, ["model.layers.0", "model.layers.1"])
 
 
 def test_what_no_file_has_is_no_value(tmp_path):

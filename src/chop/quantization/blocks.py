@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from chop.captured.expert_linear import ExpertLinear
 from chop.captured.runtime import REGIONS, exit_open_regions
 from chop.captured.writes import shared_writes
 from chop.ir.graph import MaseGraph
@@ -92,8 +93,10 @@ def parts_of(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
     """The graph cut at the first node of each block and after the last one's last.
 
     Raises:
-        NoBlocksError: there are no blocks, or their nodes do not run one block after the other.
+        NoBlocksError: there are no blocks, or their nodes do not run one block after the other, or
+            a layer has experts.
     """
+    _check_matrices(mg)
     if not blocks:
         raise NoBlocksError("the model has no list of blocks of one class")
     nodes, places = list(mg.nodes), {path: list[int]() for path in blocks}
@@ -131,6 +134,13 @@ def _check_apart(part: Part) -> None:
             raise NoBlocksError(f"node '{node.name}' changes a mode for those that follow")
         if shared_writes(node):
             raise NoBlocksError(f"node '{node.name}' writes into the memory of another value")
+
+
+def _check_matrices(mg: MaseGraph) -> None:
+    """Refuses layers whose weight files do not have as the layer does."""
+    for node in mg.nodes:
+        if isinstance(mg.module_of(node), ExpertLinear):
+            raise NoBlocksError(f"'{node.target}' has a matrix for each of several experts")
 
 
 @dataclass(frozen=True, eq=False)
