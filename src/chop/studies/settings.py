@@ -272,7 +272,7 @@ class BenchGenerateConfig(StudyConfig):
         prompt: tokens of a prompt.
         batch: texts at once.
         caches: formats of KV caches that are compared with the float one, on text that the model
-            writes: of keys and values, or KEYS/VALUES.
+            writes: of keys and values, or KEYS/VALUES. Default: none.
         residual: newest tokens that such a cache leaves float.
         peers: also measures bfloat16, torch's dynamic quantization, and torchao and llama.cpp
             (cyllama) where they are installed.
