@@ -23,6 +23,7 @@ from chop.data import label_column
 from chop.errors import ChopError, ConfigError
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
+from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
 from chop.train import Metric, Rows, Task, read_rows, split_rows
 from chop.train.calibration import calibrated, example_inputs
@@ -55,7 +56,9 @@ def quantize(
         data: rows that show the model's inputs and calibrate scales: `(X, y)`, X alone, a mapping
             of columns, a DataLoader or a data set. None: inputs are guessed from the model, and
             scales that wait for data follow each batch.
-        operators: to quantize, by name: linear, conv2d ... Default: all with a weight.
+        operators: to quantize, by name: linear, conv2d ... Default: all with a weight, but calls of
+            functions that the model's code makes itself and no module can round for it, such as
+            routers of experts, which a warning names.
         weights_only: leaves inputs and biases in float.
         calibration_rows: rows of `data` that calibrate, 1 or more.
     Returns: the model in its mode. `chop.MaseGraph` gives the graph, with packing and export.
@@ -88,6 +91,8 @@ def quantize(
     spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
     rules = {name: {"config": spec} for name in present_operators(mg, names)}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
+    if operators is None:
+        leave_calls_of_forwards(mg, "chop.quantize")
     return (mg if rows is None else calibrated(mg, rows, calibration_rows)).to_module()
 
 

@@ -22,6 +22,7 @@ from chop.actions.ptq import method_title, quantize_after_training, quantize_lay
 from chop.actions.settings.compress import CompressConfig
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
+from chop.quantization.named_operators import weighted_operators
 from chop.report.report import Note, Report, announce, say, show
 from chop.runs.progress import Stages
 from chop.train import Metric
@@ -191,6 +192,7 @@ def _round(
         config.calibration_rows,
         config.method,
         inplace=shares,
+        leaves_calls=set(config.operators) == set(weighted_operators()),
     )
     method = method_title(config.method)
     return measure(quantized, method, number_format.label, workload, stages)

@@ -11,6 +11,7 @@ from chop.errors import check_known
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import OPERANDS
 from chop.ir.graph import MaseGraph
+from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import present_operators
 from chop.train.calibration import calibrated, calibration_batches
 from chop.workloads.workload import Workload
@@ -30,6 +31,7 @@ def quantize_after_training(
     calibration_rows: int,
     methods: Sequence[str] = (),
     inplace: bool = False,
+    leaves_calls: bool = False,
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
 
@@ -41,6 +43,7 @@ def quantize_after_training(
         calibration_rows: how many.
         methods: of `METHODS`, which write weights; without any, these are rounded to nearest.
         inplace: changes the graph that is given.
+        leaves_calls: see `chop.quantization.float_calls`.
     Raises:
         ConfigError: the graph has none of the operators, or a method cannot keep the scales of the
             format.
@@ -58,7 +61,10 @@ def quantize_after_training(
     if "rotate" in methods:
         settings = {"merge": False, "block": _group_size(number_format)}
         mg, _ = passes.rotate_transform_pass(mg, settings, inplace=inplace)
-    mg = _quantize(mg, {"by": "type", **rules}, workload, calibration_rows, inplace)
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules}, inplace=inplace)
+    if leaves_calls:
+        leave_calls_of_forwards(mg, "chop compress")
+    mg = calibrated(mg, workload.train, calibration_rows)
     if "gptq" in methods:
         mg, _ = passes.gptq_transform_pass(mg, {"batches": batches}, inplace=True)
     return mg
@@ -91,7 +97,8 @@ def quantize_layers(
         ConfigError: the graph has no such layer, or an operand or format is unknown.
     """
     rules = {path: {"config": layer_spec(path, formats)} for path, formats in layers.items()}
-    return _quantize(mg, {"by": "name", **rules}, workload, calibration_rows)
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "name", **rules})
+    return calibrated(quantized, workload.train, calibration_rows)
 
 
 def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
@@ -104,14 +111,3 @@ def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
         check_known(operand, OPERANDS, f"layers['{path}']: unknown operand")
     chosen: dict[str, Any] = {name: parse_format_string(text) for name, text in formats.items()}
     return QuantSpec(**chosen)
-
-
-def _quantize(
-    mg: MaseGraph,
-    settings: Mapping[str, Any],
-    workload: Workload,
-    calibration_rows: int,
-    inplace: bool = False,
-) -> MaseGraph:
-    quantized, _ = passes.quantize_transform_pass(mg, settings, inplace=inplace)
-    return calibrated(quantized, workload.train, calibration_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -53,28 +53,19 @@ def to_module(
             `forward` would not make; the message names the node.
     """
     original = _original(captured, like)
-    calls, rounded = dict[str, list[fx.Node]](), dict[int, nn.Parameter]()
     quantized, resized = _quantized_calls(captured, provenance)
-    for path, nodes in quantized.items():
-        found = [_rounded_weights(captured, node) for node in nodes]
-        rounded |= {key: x for weights in found for key, x in weights.items()}
-        kept = [node for node, weights in zip(nodes, found, strict=True) if not weights]
-        calls |= {path: kept} if kept else {}
-    for path, nodes in calls.items():
-        cls = original.class_of(path)
-        reason = why_not_attention(cls, [*_products(captured, path, nodes)])
-        if reason is not None:
-            where = f"module '{path}' ({cls.__name__ if cls else 'a part of the graph'})"
-            raise GraphError(
-                f"to_module: node '{nodes[0].name}' quantizes a function that the forward of "
-                f"{where} calls itself, and {reason}; quantize it not, or run mg.model."
-            )
+    found = _divided(captured, quantized, original)
+    for node, reason in found.refused.items():
+        raise GraphError(
+            f"to_module: node '{node.name}' quantizes a function that {reason}; quantize it not, "
+            "or run mg.model."
+        )
     model = original.restore(captured)
-    for path, nodes in calls.items():
+    for path, nodes in found.products.items():
         quantize_attention(model, path, _products(captured, path, nodes))
-    for module in model.modules() if rounded else ():
+    for module in model.modules() if found.rounded else ():
         for name, parameter in parameters_of(module).items():
-            parameters_of(module)[name] = rounded.get(id(parameter), parameter)
+            parameters_of(module)[name] = found.rounded.get(id(parameter), parameter)
     for module in model.modules():
         if isinstance(module, PackedOperator):
             module.packed_trainable = ()
@@ -86,6 +77,56 @@ def to_module(
             setattr(model.config, name, getattr(captured.record.config, name))
     _check_on_examples(captured, provenance, model, resized)
     return model
+
+
+def calls_of_forwards(
+    captured: CapturedModule, provenance: Sequence[Provenance]
+) -> dict[fx.Node, str]:
+    """The quantized calls that `to_module` cannot give back, each with the reason.
+
+    Args:
+        captured: the graph; it is not changed.
+        provenance: the passes that it went through.
+
+    Raises:
+        GraphError: nothing of the graph can be given back, see `to_module`.
+    """
+    quantized, _ = _quantized_calls(captured, provenance)
+    return _divided(captured, quantized, _original(captured, None)).refused if quantized else {}
+
+
+class _Divided(NamedTuple):
+    """Quantized calls by what becomes of them.
+
+    Attributes:
+        products: of attention, by the path of the module that calls them.
+        rounded: parameters that are rounded once instead, by the id of each.
+        refused: those that the code of a module cannot make, with the reason.
+    """
+
+    products: dict[str, list[fx.Node]]
+    rounded: dict[int, nn.Parameter]
+    refused: dict[fx.Node, str]
+
+
+def _divided(
+    captured: CapturedModule, quantized: Mapping[str, list[fx.Node]], original: Original
+) -> _Divided:
+    found = _Divided({}, {}, {})
+    for path, nodes in quantized.items():
+        weights = [_rounded_weights(captured, node) for node in nodes]
+        for each in weights:
+            found.rounded.update(each)
+        kept = [node for node, each in zip(nodes, weights, strict=True) if not each]
+        cls = original.class_of(path)
+        reason = why_not_attention(cls, [*_products(captured, path, kept)]) if kept else None
+        if reason is not None:
+            where = f"module '{path}' ({cls.__name__ if cls else 'a part of the graph'})"
+            text = f"the forward of {where} calls itself, and {reason}"
+            found.refused.update(dict.fromkeys(kept, text))
+        elif kept:
+            found.products[path] = kept
+    return found
 
 
 def _check_on_examples(
@@ -243,12 +284,22 @@ def _all_round(
     captured: CapturedModule, parameter: nn.Parameter, fmt: Quantizer, besides: Sequence[nn.Module]
 ) -> bool:
     """Whether every other module that has a parameter rounds it to a format."""
-    return fmt.cache_key is not None and all(
-        isinstance(module, QuantizedOperator) and getattr(module.spec, name, None) == fmt
+    if fmt.cache_key is None:
+        return False
+    others = [
+        getattr(module.spec, name, None) if isinstance(module, QuantizedOperator) else None
         for module in captured.modules()
         for name, x in parameters_of(module).items()
         if x is parameter and module not in besides
-    )
+    ]
+    # A layer knows its weight from the start, and a call waits for it.
+    return all(x is not None and (x == fmt or _is_alike(x, fmt, parameter)) for x in others)
+
+
+def _is_alike(one: Quantizer, other: Quantizer, parameter: nn.Parameter) -> bool:
+    """Whether two formats are one once they know what they round."""
+    values = parameter.detach()
+    return not values.is_meta and one.fitted(values) == other.fitted(values)
 
 
 def _products(
