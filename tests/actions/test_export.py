@@ -224,6 +224,14 @@ def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
     (row,) = export(config)
     assert row.notes == ("2 operands are rounded floats: ONNX lacks their formats",)
     assert "onnx: 2 operands are rounded" in " ".join(capsys.readouterr().out.split())
+    inputs = {"config": {"data_in": {"name": "mxint", "width": 4, "block_size": 8}}}
+    rounding, _ = passes.quantize_transform_pass(unpacked, {"by": "type", "linear": inputs})
+    rounding.export(tmp_path / "inputs")
+    (row,) = export(replace(config, model=str(tmp_path / "inputs"), out=tmp_path / "again"))
+    assert row.notes == ("2 inputs or results of layers are not rounded: ONNX lacks their formats",)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert row.difference > 1e-3 and "inputs are not rounded: ONNX lacks their formats." in printed
+    assert "next to a tie" not in printed
 
 
 def test_the_pass_adds_a_suffix_and_counts_its_own_files(run_folder, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 from chop.actions.export_model import Loaded, is_gguf, load_graph
 from chop.actions.export_proof import (
+    MOST_DYNAMIC,
     Contestant,
     WeightProof,
     compare_on_rows,
@@ -178,9 +179,9 @@ def _read(
             surroundings(config.threads, inference=True),
         ):
             run = kind.read(made.path)
-            difference = example_difference(
-                exact[id(plan.graph)], run, kind, largest_share(plan.graph)
-            )
+            # Of inputs that are not rounded, the writer has compared the file without roundings.
+            most = MOST_DYNAMIC if made.cause else largest_share(plan.graph)
+            difference = example_difference(exact[id(plan.graph)], run, kind, most)
             found = None if kind.weights is None else kind.weights(made.path)
             weights = None if found is None else compare_weights(plan.graph, found)
         proven[name] = Proven(plan, made, run, difference, weights)
@@ -245,6 +246,7 @@ def _report(
             tuple(timed for timed in times.rows if timed.engine == name),
             each.plan.changes,
             each.written.notes,
+            each.written.cause,
         )
         for name, each in proven.items()
     ]

@@ -78,6 +78,7 @@ class Exported:
             floats and no engine is at hand.
         changes: modules that were rounded again.
         notes: sentences on what a user of the files would not expect.
+        cause: why outputs differ though the file is right; "" for the reason of its target.
     """
 
     target: str
@@ -89,6 +90,7 @@ class Exported:
     times: tuple[Timed, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
+    cause: str = ""
 
     @property
     def times_as_fast(self) -> Interval | None:
@@ -126,14 +128,15 @@ class Exported:
     def sentences(self) -> Iterator[str]:
         """What a reader of the tables has to know."""
         kind, rows = target(self.target), self.rows
+        cause = self.cause or kind.cause
         if rows is not None and rows.difference:
             share = rows.difference / rows.largest if rows.largest else 0.0
             yield (
                 f"outputs on the test rows differ by up to {rows.difference:.2g}, {share:.2g} of "
-                f"the largest: {kind.cause}"
+                f"the largest: {cause}"
             )
         elif rows is None and self.difference:
-            yield f"outputs differ by up to {self.difference:.2g}: {kind.cause}"
+            yield f"outputs differ by up to {self.difference:.2g}: {cause}"
         if self.weights is not None and self.weights.difference:
             cause = kind.weight_cause or kind.cause
             yield f"a weight differs by up to {self.weights.difference:.2g}: {cause}"

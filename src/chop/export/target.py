@@ -44,11 +44,13 @@ class Written:
         path: of the file or folder.
         files: all that were written.
         notes: sentences on what a user of the files would not expect.
+        cause: why outputs differ though the file is right; "" for the reason of its target.
     """
 
     path: Path
     files: tuple[Path, ...]
     notes: tuple[str, ...]
+    cause: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -116,7 +118,8 @@ class Target:
             path = path.with_name(path.name + self.suffix)
         found = self.write(mg, path, tokenizer)
         files = found.get("files") or [path.with_suffix(x) for x in (self.suffix, *self.beside)]
-        return Written(path, tuple(files), tuple(found.get("notes", ())))
+        notes, cause = tuple(found.get("notes", ())), found.get("cause", "")
+        return Written(path, tuple(files), notes, cause)
 
     def require(self) -> None:
         """Raises an error where a package is not installed.

@@ -35,11 +35,13 @@ class QdqGraph:
         mg: a graph of its own, whose quantized operands are codes and scales.
         quantized: paths of the modules with such operands.
         fallback: text for each operand that became float instead.
+        unrounded: those of them that are no parameters, which have rounded values.
     """
 
     mg: MaseGraph
     quantized: list[str]
     fallback: list[str] = field(default_factory=list)
+    unrounded: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -174,7 +176,9 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
     """
     planned = _with_groups(plan_stand_ins(mg, _stand_in, WHERE), mg)
     qdq, steps = planned.mg, planned.steps
-    missing = [operand_text(path, steps[path], operand) for path, operand in planned.missing]
+    found = {key: operand_text(key[0], steps[key[0]], key[1]) for key in planned.missing}
+    missing = [*found.values()]
+    unrounded = [x for (path, name), x in found.items() if not is_parameter(steps[path], name)]
     if missing and not float_fallback:
         raise ConfigError(missing_forms(WHERE, "ONNX has no form in integers", missing, WAY_OUT))
     quantized = planned.put()
@@ -189,7 +193,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
         elif integer_form(qdq, node) == CONVOLUTION:
             bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias
             layer.spec = layer.spec.with_quantizers(bias=bias)
-    return QdqGraph(qdq, quantized, missing)
+    return QdqGraph(qdq, quantized, missing, unrounded)
 
 
 def _with_groups(planned: StandIns, mg: MaseGraph) -> StandIns:

@@ -17,6 +17,8 @@ from chop.export.onnx.session import Run, opened
 from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
 
+LACKS = "ONNX lacks their formats"
+
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     """Writes an ONNX file: integers of up to 8 bits as codes, other formats as floats.
@@ -33,14 +35,18 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
     """Writes an ONNX file in float32, which its engines compute in.
 
-    Returns: `notes` on what a user of the file would not expect, and what
+    Returns: `notes` on what a user of the file would not expect, the `cause` of differences where
+        activations are not rounded, and what
         `chop.export.onnx.export` gives.
     """
     mg, notes = in_float32(mg)
     found = export(mg, path, float_fallback=True, dynamic_axes=True)
-    if count := len(found["fallback"]):
+    unrounded = len(found["unrounded"])
+    if count := len(found["fallback"]) - unrounded:
         notes.append(f"{count} operands are rounded floats: ONNX lacks their formats")
-    return {"notes": notes, **found}
+    if unrounded:
+        notes.append(f"{unrounded} inputs or results of layers are not rounded: {LACKS}")
+    return {"notes": notes, "cause": f"inputs are not rounded: {LACKS}" * bool(unrounded), **found}
 
 
 def in_float32(mg: MaseGraph) -> tuple[MaseGraph, list[str]]:
