@@ -199,7 +199,7 @@ def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks],
         if named.module is tied and named.operand == "weight" and not architecture.has_head:
             continue
         stored = _stored(named.module, named.operand)
-        kind, is_known = architecture.name, f"{named.path}.{named.operand}" in expected
+        kind, is_known = architecture.name, named.key in expected
         if named.module is head and named.operand == "weight" and architecture.is_tied:
             reasons[named.path] = f"engines take the embedding of a {kind} for it, and codes differ"
         elif named.name is None or not is_known:
@@ -208,6 +208,8 @@ def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks],
             reasons[named.path] = stored
         elif stored.scale is not None and named.module is table:
             reasons[named.path] = "engines multiply no embedding by a scale of its own"
+        elif stored.scale is not None and named.experts:
+            reasons[named.path] = "its scale of the whole tensor is of all experts"
         else:
             found[named.name] = _as_engines_have(stored, named, model.config)
             if stored.scale is not None:
@@ -227,7 +229,7 @@ def _parameters_of_kind(model: Any) -> set[str]:
 
 
 def _missing(model: Any, expected: set[str], architecture: Architecture) -> dict[str, str]:
-    present = {f"{x.path}.{x.operand}" for x in named_parameters(model, architecture)}
+    present = {x.key for x in named_parameters(model, architecture)}
     lacking = (name.rpartition(".") for name in sorted(expected - present))
     return {
         path: f"a {architecture.name} of GGUF has a {operand} there, and the model none"
@@ -259,6 +261,7 @@ def _stored(module: Any, operand: str) -> Blocks | str:
         found = weight if isinstance(weight, str) else blocks_of(weight)
         return found if isinstance(found, str) else _known(found)
     values: Tensor = getattr(module, operand).detach().cpu()
+    values = values.flatten(0, -2) if values.ndim == 3 else values
     if values.ndim < 2:
         return Blocks("F32", values.float().numpy())
     values = (values.t() if isinstance(module, Conv1D) else values).contiguous()
@@ -279,7 +282,16 @@ def _known(blocks: Blocks) -> Blocks | str:
 
 
 def _as_engines_have(stored: Blocks, named: Named, config: Any) -> Blocks:
-    """Rows of projections turned, pairs beside each other, and 1 added to norms, where they do."""
+    """Rows of projections turned, pairs beside each other, and 1 added to norms, where they do.
+
+    Matrices of experts are taken apart, (experts, rows, ...).
+    """
+    if named.experts:
+        stacked = stored.data.reshape(named.experts, -1, stored.data.shape[-1])
+        halves = np.split(stacked, 2, axis=1) if named.half is not None else [stacked]
+        return replace(stored, data=np.ascontiguousarray(halves[named.half or 0]))
+    if named.is_vector:
+        return replace(stored, data=stored.data.reshape(-1))
     if named.is_interleaved:
         heads = heads_of(named.path, config)
         rows = np.arange(len(stored.data)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)

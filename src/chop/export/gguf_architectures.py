@@ -11,6 +11,9 @@ ROOT_EPSILON = "attention.layer_norm_rms_epsilon"
 EPSILON = "attention.layer_norm_epsilon"
 HEAD = {"head_dim": "attention.key_length"}
 VOCABULARY = {"vocab_size": "vocab_size"}
+EXPERT_COUNT = "expert_count"
+EXPERTS = {"moe_intermediate_size": "expert_feed_forward_length"}
+SHARED = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
 SIZES = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -21,6 +24,12 @@ SIZES = {
     **VOCABULARY,
 }
 DECODER = {**SIZES, "rms_norm_eps": ROOT_EPSILON}
+MIXTURE = {
+    **DECODER,
+    **EXPERTS,
+    "num_experts": EXPERT_COUNT,
+    "num_experts_per_tok": "expert_used_count",
+}
 GPT2 = {
     "n_positions": "context_length",
     "n_embd": "embedding_length",
@@ -76,6 +85,11 @@ class Architecture:
     is_tied: bool = False
     has_head: bool = False
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether its layers are mixtures of experts."""
+        return EXPERT_COUNT in self.keys.values()
+
 
 def head_size(config: Any) -> int:
     """Values of an attention head."""
@@ -106,6 +120,8 @@ def _gemma(name: str) -> Mapping[str, Callable[[Any], Any]]:
 
 SILU = {"hidden_act": "silu"}
 NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+ALL_EXPERTS = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
+"""Each layer is a mixture of experts."""
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 LLAMA_ROPE = ("default", "linear", "llama3")
 # llama.cpp runs a Mistral as a Llama, which has no window, nor have those of Phi3 and Starcoder2.
@@ -120,6 +136,18 @@ ARCHITECTURES = {
         DECODER,
         SILU | {"use_sliding_window": False, "attention_bias": False},
         unread=HEAD,
+    ),
+    "qwen2_moe": Architecture(
+        "qwen2moe",
+        MIXTURE | SHARED,
+        SILU | ALL_EXPERTS | {"norm_topk_prob": False, "qkv_bias": True},
+        unread=EXPERTS | SHARED,
+    ),
+    "qwen3_moe": Architecture(
+        "qwen3moe",
+        MIXTURE,
+        SILU | ALL_EXPERTS | {"norm_topk_prob": True, "attention_bias": False},
+        unread=HEAD | EXPERTS,
     ),
     "phi3": Architecture("phi3", DECODER, SILU, turns_part=True, unread=HEAD, has_window=True),
     "gemma2": Architecture(
@@ -189,3 +217,9 @@ ARCHITECTURES = {
     ),
 }
 """By `model_type` of a configuration."""
+UNREAD = {
+    "mixtral": "reads a file of llama as a model without experts",
+    "olmoe": "knows no olmoe in GGUF",
+    "gpt_oss": "looks for experts of gpt-oss by names that no model has",
+}
+"""What transformers makes of files of other mixtures of experts, by `model_type`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from chop.errors import ConfigError, did_you_mean
-from chop.export.gguf_architectures import ARCHITECTURES, Architecture
+from chop.errors import ConfigError, did_you_mean, enumerate_names
+from chop.export.gguf_architectures import ARCHITECTURES, UNREAD, Architecture
 from chop.export.gguf_rope import check_rope, read_rope, rope_metadata
 
+SHOWN = 20
 AS_IT_IS = "compressed-tensors holds the model as it is."
 
 
@@ -22,6 +23,11 @@ def architecture_of(config: Any) -> Architecture:
         ConfigError: GGUF has none that this project knows, or engines would compute something else.
     """
     kind = config.model_type
+    if kind in UNREAD:
+        raise ConfigError(
+            f"gguf: transformers {UNREAD[kind]}, so that a file of a {kind} could not be read back "
+            f"and compared; expected one of {enumerate_names(sorted(ARCHITECTURES), SHOWN)}."
+        )
     if kind not in ARCHITECTURES:
         raise ConfigError(
             f"gguf: expected a model of a known architecture, got model_type '{kind}': "

@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from chop.captured.expert_linear import ExpertLinear
+from chop.captured.experts import matrices_of
 from chop.export.gguf_architectures import Architecture
 from chop.nn.packed import PackedOperator
 from chop.private.modules import parameters_of
 
 NORM, WEIGHT, SCALE = "norm.weight", ".weight", ".scale"
+SHARED_GATE = "ffn_gate_inp_shexp.weight"
 
 
 class Named(NamedTuple):
@@ -22,16 +25,24 @@ class Named(NamedTuple):
         operand: `weight` or `bias`.
         module: the module.
         name: in a file; None: an architecture has no such tensor.
+        key: its name in a model of transformers.
         is_interleaved: its rows are in another order in a file, pairs beside each other.
         is_less_one: a file has it plus 1.
+        is_vector: a file has its only row alone.
+        experts: whose matrices it has one below the other; 0: it is one matrix.
+        half: 0 or 1, of the rows of each expert; None: all of them.
     """
 
     path: str
     operand: str
     module: nn.Module
     name: str | None
-    is_interleaved: bool
-    is_less_one: bool
+    key: str
+    is_interleaved: bool = False
+    is_less_one: bool = False
+    is_vector: bool = False
+    experts: int = 0
+    half: int | None = None
 
 
 def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
@@ -46,13 +57,56 @@ def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = get_tensor_name_map(arch, model.config.num_hidden_layers)
     for path, module in model.named_modules(remove_duplicate=False):
+        layers = matrices_of(module)
+        for own, layer in layers.items():
+            weight = parameters_of(module)[own]
+            assert weight is not None
+            yield from _of_experts(path, own, module, (layer, len(weight)), names)
+        if isinstance(module, ExpertLinear):
+            owner, _, layer = path.rpartition(".")
+            made = (layer, module.num_experts)
+            yield from _of_experts(path, WEIGHT[1:], module, made, names, owner)
+            continue
         packed = module.packed_shapes if isinstance(module, PackedOperator) else {}
         present = [name for name, x in parameters_of(module).items() if x is not None]
         is_turned = architecture.permutes and path.endswith((".q_proj", ".k_proj"))
         for operand in dict.fromkeys([*packed, *present]):
-            name = names.get_name(f"{path}.{operand}", try_suffixes=(".weight", ".bias"))
+            if operand in layers:
+                continue
+            key = f"{path}.{operand}"
+            name = names.get_name(key, try_suffixes=(".weight", ".bias"))
             is_less_one = architecture.adds_one and str(name).endswith(NORM)
-            yield Named(path, operand, module, name, is_turned, is_less_one)
+            is_vector = str(name).endswith(SHARED_GATE)
+            yield Named(path, operand, module, name, key, is_turned, is_less_one, is_vector)
+
+
+def _of_experts(
+    path: str,
+    operand: str,
+    module: nn.Module,
+    made: tuple[str, int],
+    names: Any,
+    owner: str | None = None,
+) -> Iterator[Named]:
+    """The weight of a layer of several experts, or of a part of it.
+
+    Args:
+        path: of the module.
+        operand: its parameter.
+        module: it.
+        made: the layer of `FusedExperts`, and how many experts it has.
+        names: of gguf.
+        owner: the path of the fused experts; None: that of the module.
+    """
+    layer, count = made
+    owner = path if owner is None else owner
+    key = f"{owner}.{layer}_proj"
+    # gguf has names for matrices of one expert, which are those of all of them in a file.
+    parts = {"gate_up": (("gate", 0), ("up", 1))}.get(layer, ((layer, None),))
+    for part, half in parts:
+        name = names.get_name(f"{owner}.{part}_proj")
+        name = None if name is None else name + WEIGHT
+        yield Named(path, operand, module, name, key, experts=count, half=half)
 
 
 def heads_of(path: str, config: Any) -> int:

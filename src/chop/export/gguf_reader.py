@@ -128,8 +128,13 @@ def read_tokenizer(path: Path) -> Any:
 def _config(file: Path, header: Header) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    known = {one.name for one in ARCHITECTURES.values()}
+    known = {one.name for one in ARCHITECTURES.values() if not one.has_experts}
     name = header.metadata.get("general.architecture")
+    if name in {one.name for one in ARCHITECTURES.values()} - known:
+        raise ConfigError(
+            f"'{file}' is a mixture of experts, which is written and not read: "
+            "transformers' from_pretrained reads it as floats, with gguf_file."
+        )
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
             f"'{file}': expected a known architecture, got {name!r:.80}: "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from chop.captured.experts import expert_layer, matrices_of
 from chop.errors import ConfigError
 from chop.export.flat import output_tensors
 from chop.installed import require
@@ -193,9 +194,16 @@ def runner_of(model: nn.Module) -> Runner:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model's layers by path, decoded where they are packed."""
-    named = model.named_modules(remove_duplicate=False)
-    found = {path: getattr(module, "weight", None) for path, module in named}
+    """The weights of a model's layers by path, decoded where they are packed.
+
+    Fused experts are the layers that they can be made of.
+    """
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        found[path] = getattr(module, "weight", None)
+        for name, layer in matrices_of(module).items():
+            weight = module.get_parameter(name)
+            found[f"{path}.{layer}"] = expert_layer(module, name, weight, {}).weight
     return {path: x.detach() for path, x in found.items() if isinstance(x, Tensor)}
 
 
