@@ -233,9 +233,11 @@ def test_mixtures_of_experts_are_refused(tmp_path):
     import transformers
 
     config = transformers.MixtralConfig(**SIZES, **HEADS, num_local_experts=2)
-    mg = quantized(transformers.MixtralForCausalLM(config).eval(), {"linear": "mxint:width=8"})
+    mg = MaseGraph(transformers.MixtralForCausalLM(config).eval())
     with pytest.raises(ConfigError, match="whose weights transformers reads as they are stored"):
-        target.write(mg, tmp_path)
+        target.write(quantized(mg, {"linear": "mxint:width=8"}), tmp_path)
+    with pytest.raises(ConfigError, match=r"experts\.down: .*only with dequantize=True"):
+        target.write(quantized(mg, {"expert_linear": "mxint:width=8"}), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.captured.expert_linear import ExpertLinear
 from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
 from chop.export.target import packed_layers, packed_model, refuse
@@ -154,6 +155,11 @@ def _unpack_embeddings(model: nn.Module) -> list[str]:
 def _stored(
     kind: FolderKind, layer: PackedOperator, dtype: torch.dtype
 ) -> tuple[CodedWeight, Any] | str:
+    if isinstance(layer, ExpertLinear):
+        return (
+            "it has several experts, whose codes transformers reads as layers of one expert each, "
+            "called as in the model's own files, and only with dequantize=True"
+        )
     if not isinstance(layer, nn.Linear):
         return f"it is a {type(layer).__name__}, and no linear layer"
     if stores_transposed(layer):
