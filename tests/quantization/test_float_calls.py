@@ -28,7 +28,7 @@ class Calls(nn.Module):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_routers_of_experts_stay_float_and_are_named(name):
     model, x = mixture(name), text()
     path = f"model.layers.0.mlp.{ROUTERS.get(name, 'gate')}"
@@ -71,6 +71,7 @@ def test_functions_of_own_classes_stay_float_beside_layers_alone():
 
 
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.sampled(1)
 def test_a_scaled_embedding_is_rounded_once_before_data_is_known(tied):
     sizes = {**TEXT, "tie_word_embeddings": tied}
     model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).eval()

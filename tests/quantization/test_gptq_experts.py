@@ -111,10 +111,9 @@ def test_a_mixture_is_corrected_without_its_padding() -> None:
     assert torch.equal(*found)
 
 
-def test_awq_says_that_it_leaves_experts() -> None:
+def test_smoothquant_says_that_it_leaves_experts() -> None:
     given = {"input_ids": text(8, 12)}
     mg = MaseGraph(mixture("Mixtral"), dummy_in=given)
     mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": given})
-    settings = {"batches": [given], "weight": {"name": "mxint", "width": 4}}
-    _, info = passes.awq_transform_pass(mg, settings)
+    _, info = passes.smoothquant_transform_pass(mg, {"batches": [given]})
     assert sum("several experts" in why for why in info["skipped"].values()) == 2

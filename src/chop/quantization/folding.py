@@ -7,6 +7,7 @@ divided by s (a norm, a Linear, the gain of a norm written out), the model compu
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,7 @@ def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]
         linears = [user for user in value.users if _reads(mg, user, value)]
         if not linears:
             continue
-        reasons = {node: _why_infeasible(mg, node, owned) for node in linears}
+        reasons = {node: why_infeasible(mg, node, owned) for node in linears}
         readers = [node for node, reason in reasons.items() if reason is None]
         source, reason = _source(mg, value, owned)
         others = [user for user in value.users if user not in readers]
@@ -99,7 +100,7 @@ def _reads(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
     return mg.operator(node).name == "linear" and given is value
 
 
-def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
+def why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     """Why a module's parameters cannot be scaled."""
     reason = owned.why_shared(node)
     if reason is not None:
@@ -189,7 +190,7 @@ def _parameters(
     row, module = mg.operator(source), mg.module_of(source)
     if row.features is None:
         return None, f"what it reads comes from '{source.name}', no norm or Linear"
-    reason = _why_infeasible(mg, source, owned)
+    reason = why_infeasible(mg, source, owned)
     if reason is not None:
         return None, f"'{source.name}' comes before it: {reason}"
     weight = getattr(module, "weight", None)
@@ -266,15 +267,32 @@ def representable(mg: MaseGraph, site: Site, scale: Tensor, largest: Tensor) -> 
     Returns: (channels,), float64.
     """
     scale = scale.double()
-    usable = scale.isfinite() & (scale > 0)
-    for stored, axis, factor in (
+    parts = [
         *((stored, 1, scale) for stored in _multiplied(mg, site)),
         *((stored, axis, 1 / scale) for stored, axis in _divided(mg, site)),
-    ):
+    ]
+    return representable_in(scale, largest, parts)
+
+
+def representable_in(
+    scale: Tensor, largest: Tensor, parts: Iterable[tuple[Tensor, int, Tensor]]
+) -> Tensor:
+    """The scale, 1 at channels that it takes beyond what a dtype holds, or below its precision.
+
+    Args:
+        scale: (channels,), above zero.
+        largest: (channels,), the largest magnitudes of the value that is divided by it.
+        parts: what is multiplied, the axis of its channels and by what, (channels,).
+    Returns: (channels,), float64.
+    """
+    scale = scale.double()
+    usable = scale.isfinite() & (scale > 0)
+    for stored, axis, factor in parts:
         info = torch.finfo(stored.dtype)
         usable &= largest.double() / scale < info.max / 2
         rows = stored.movedim(axis, 0).reshape(len(scale), -1)
-        moved = (rows.double() * factor[:, None]).to(stored.dtype).double() / factor[:, None]
+        moved = (rows.double() * factor.double()[:, None]).to(stored.dtype).double()
+        moved /= factor.double()[:, None]
         error, size = (moved - rows.double()).abs().amax(1), rows.double().abs().amax(1)
         usable &= error <= 2 * info.eps * size
     return torch.where(usable, scale, 1)

@@ -57,12 +57,14 @@ def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
     computes something else is undone, with a warning. Tokens that an `attention_mask` or torch's
     `key_padding_mask` hides do not count. Layers with forward hooks or a parametrized weight are
     left alone. It runs before `quantize_transform_pass`, and `gptq_transform_pass` may follow;
-    masks stay.
+    masks stay. Experts of a mixture have scales of their own between their two layers, from the
+    tokens that they saw; one that saw fewer than it has inputs has none.
 
     Returns:
         scaled: by the path of each source its `readers`, the `exponent` a, the `factor` f, and the
-            squared output error relative to the output `before` and `after`.
-        skipped: reason by the node of each other Linear.
+            squared output error relative to the output `before` and `after`; experts have the path
+            of their layer with their number.
+        skipped: reason by the node of each other Linear, and of experts with their number.
 
     Raises:
         ConfigError: a row of a batch brings NaN or infinite values to a layer.
