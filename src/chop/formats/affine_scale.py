@@ -160,18 +160,21 @@ class AffineScale(Scaling):
         for end in reversed(ends):
             scale = spread / end
             fits = FITS if end == self.last_code else 0
-            yield self._representable(scale, -group.low / scale, group), fits
+            yield self._grid(scale, -group.low / scale, group), fits
         whole = spread / self.last_code
         below = _rounded_down(whole)
         middle = (self.last_code - (group.high + group.low) / below) / 2
-        yield self._representable(below, middle, group), 0
+        yield self._grid(below, middle, group), 0
         for share in CLIPPED:
-            yield self._representable(whole * share, -group.low / whole, group), FITS
+            yield self._grid(whole * share, -group.low / whole, group), FITS
 
-    def _representable(self, scale: Tensor, zero: Tensor, group: _Group) -> _Grid:
-        largest = 2.0 ** (FLOAT32_END - self.element_width)  # products are finite
-        scale = scale.nan_to_num(nan=0.0).clamp(TINY, largest).bfloat16().double()
-        return _Grid(scale, self._zero_point(zero, group))
+    def representable(self, scales: Tensor) -> Tensor:
+        """The nearest bfloat16 above zero whose products are finite."""
+        largest = 2.0 ** (FLOAT32_END - self.element_width)
+        return scales.nan_to_num(nan=0.0).clamp(TINY, largest).bfloat16().double()
+
+    def _grid(self, scale: Tensor, zero: Tensor, group: _Group) -> _Grid:
+        return _Grid(self.representable(scale), self._zero_point(zero, group))
 
     def _zero_point(self, zero: Tensor, group: _Group) -> Tensor:
         """The nearest zero point; a code at an end where no value is above 0, or none below."""
@@ -198,7 +201,7 @@ class AffineScale(Scaling):
         zero = self._zero_point(zero, group)
         k = codes - zero
         scale = group.sum(k * x) / group.sum(k * k)
-        return self._representable(torch.where(scale > 0, scale, before.scale), zero, group)
+        return self._grid(torch.where(scale > 0, scale, before.scale), zero, group)
 
     def _stored(self, scale: Tensor, zero: Tensor) -> Scales:
         codes = to_bits(scale) | (zero * self._zero_steps).long() << BITS

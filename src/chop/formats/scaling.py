@@ -58,6 +58,8 @@ class Scaling(ABC):
     """True where scales are stored as float32."""
     follows_values: bool = False
     """True where `scales` needs all values of a group, and not the statistic alone."""
+    finds_any: bool = False
+    """True where a scale is found again in whatever values it gives a group."""
 
     @property
     def spans_tensor(self) -> bool:
@@ -92,6 +94,15 @@ class Scaling(ABC):
         """The zero points, float64 (count, 1), of what `pack` stored; None without."""
         return None
 
+    def representable(self, scales: Tensor) -> Tensor | None:
+        """The nearest scales that are found again where `anchors` keep their elements.
+
+        Args:
+            scales: float64, wanted ones, near those that were measured.
+        Returns: None where the rule alone decides.
+        """
+        return None
+
     def anchors(self, groups: Tensor) -> Tensor:
         """True for values that, left as they round, let their group's scale be found again.
 
@@ -116,6 +127,7 @@ class Unscaled(Scaling):
 
     width: int = 0
     statistic = None
+    finds_any = True
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
         """Ones."""
@@ -214,6 +226,10 @@ class FloatScale(Scaling):
         codes = wanted.float()
         return Scales(codes.double(), codes)
 
+    def representable(self, scales: Tensor) -> Tensor:
+        """The nearest float32."""
+        return scales.float().double()
+
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """The floats."""
         return packed.double().view(-1, 1)
@@ -225,6 +241,7 @@ class StaticScale(Scaling):
     width: int = 32
     statistic = None
     stores_floats = True
+    finds_any = True
 
     @abstractmethod
     def known(self, device: torch.device) -> Tensor:

@@ -38,6 +38,7 @@ class SearchedScale(Scaling):
     width: int = BITS
     statistic = LARGEST
     follows_values = True
+    finds_any = True  # some integer among the divisors, the largest |k| or an even multiple of it
 
     @property
     def divisors(self) -> tuple[float, ...]:
@@ -64,7 +65,7 @@ class SearchedScale(Scaling):
         best, least = torch.empty_like(x_max), torch.full_like(x_max, torch.inf)
         error = torch.empty_like(x)
         for divisor in self.divisors:
-            scale = self._representable(-x_max / divisor)
+            scale = self.representable(-x_max / divisor)
             torch.mul(x, 1 / scale, out=error).round_()
             error.clamp_(self.lowest_code, -self.lowest_code - 1).mul_(scale).sub_(x)
             total = error.square_().sum(-1, keepdim=True)
@@ -73,12 +74,12 @@ class SearchedScale(Scaling):
             least = torch.where(is_better, total, least)
         return best
 
-    def _representable(self, wanted: Tensor) -> Tensor:
+    def representable(self, scales: Tensor) -> Tensor:
         """The nearest bfloat16 that is not zero, and whose products are finite."""
-        smallest = torch.where(wanted == 0, EPSILON, TINY)
-        magnitude = torch.maximum(wanted.abs(), smallest)
+        smallest = torch.where(scales == 0, EPSILON, TINY)
+        magnitude = torch.maximum(scales.abs(), smallest)
         limit = torch.finfo(torch.bfloat16).max / -self.lowest_code
-        return magnitude.clamp(max=limit).bfloat16().double().copysign(wanted + 0.0)
+        return magnitude.clamp(max=limit).bfloat16().double().copysign(scales + 0.0)
 
     def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
         """Numbers that are scales already, with their codes: the bits of a bfloat16."""

@@ -52,6 +52,7 @@ from chop.passes.transforms.fuse_linear_activation import fuse_linear_activation
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
 from chop.passes.transforms.gptq import gptq_transform_pass
 from chop.passes.transforms.insert_lora_adapter import insert_lora_adapter_transform_pass
+from chop.passes.transforms.learned_rounding import learned_rounding_transform_pass
 from chop.passes.transforms.lower_to_integer import lower_to_integer_transform_pass
 from chop.passes.transforms.pack import pack_transform_pass
 from chop.passes.transforms.prune import prune_transform_pass
@@ -97,6 +98,7 @@ __all__ = [
     "hook_inspection_analysis_pass",
     "init_metadata_analysis_pass",
     "insert_lora_adapter_transform_pass",
+    "learned_rounding_transform_pass",
     "load_lora_adapter_interface_pass",
     "load_mase_graph_interface_pass",
     "load_node_meta_param_interface_pass",

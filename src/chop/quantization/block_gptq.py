@@ -12,7 +12,7 @@ from chop.formats import Float
 from chop.quantization.block_values import Values
 from chop.quantization.blocks import BlockWalk, FloatBlock, run_nodes
 from chop.quantization.column_rounding import Solver
-from chop.quantization.gptq import WHERE, correct_layer, correctable_layers
+from chop.quantization.gptq import WHERE, LayerErrors, correct_layer, correctable_layers
 from chop.quantization.row_weights import (
     Edges,
     RowWeights,
@@ -40,32 +40,50 @@ class BlockGptq:
 
     def __call__(self, block: FloatBlock) -> tuple[dict[str, Any], Values | None]:
         """The errors of each layer by its path, and the values after the part."""
-        stages = _stages([node for node in block.part.nodes if node in self._layers])
-        errors: dict[str, Any] = {}
-        specs = {}
+        errors, few, values = correct_block(block, self._layers, self._weights, self._solver)
+        self.skipped.update(few)
+        return errors, values
 
-        def visit(stage: Sequence[fx.Node], values: Values) -> None:
-            for node in stage:
-                layer, weights = self._layers[node], self._weights.get(node)
 
-                def of_batches(source: fx.Node) -> Iterator[Any]:
-                    return (values.get(number)[source] for number in range(len(block.batches)))
+def correct_block(
+    block: FloatBlock, layers: Mapping[fx.Node, Any], row_weights: RowWeights, solver: Solver
+) -> tuple[LayerErrors, dict[str, str], Values]:
+    """Corrects the layers of a part, stage by stage.
 
-                found, few = correct_layer(
-                    block.mg, node, of_batches, block.batches, weights, self._solver
-                )
-                errors.update(found)
-                self.skipped.update(few)
-                # Its weights round to themselves: to round them on each batch would take memory.
-                specs[layer] = layer.spec
-                if not layer.is_pruned:
-                    layer.spec = layer.spec.with_quantizers(weight=Float())
+    Args:
+        block: the part.
+        layers: from `correctable_layers`; those of other parts are passed over.
+        row_weights: by layer; rows of others count alike.
+        solver: rounds one matrix.
+    Returns: the errors of each layer by its path; why experts are left alone, by name; and the
+        values after the part.
+    """
+    stages = _stages([node for node in block.part.nodes if node in layers])
+    errors: LayerErrors = {}
+    skipped: dict[str, str] = {}
+    specs = {}
 
-        try:
-            return errors, block.run(stages, visit)
-        finally:
-            for layer, spec in specs.items():
-                layer.spec = spec
+    def visit(stage: Sequence[fx.Node], values: Values) -> None:
+        for node in stage:
+            layer, weights = layers[node], row_weights.get(node)
+
+            def of_batches(source: fx.Node) -> Iterator[Any]:
+                return (values.get(number)[source] for number in range(len(block.batches)))
+
+            found, few = correct_layer(block.mg, node, of_batches, block.batches, weights, solver)
+            errors.update(found)
+            skipped.update(few)
+            # Its weights round to themselves: to round them on each batch would take memory.
+            specs[layer] = layer.spec
+            if not layer.is_pruned:
+                layer.spec = layer.spec.with_quantizers(weight=Float())
+
+    try:
+        values = block.run(stages, visit)
+        return errors, skipped, values
+    finally:
+        for layer, spec in specs.items():
+            layer.spec = spec
 
 
 def _stages(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:

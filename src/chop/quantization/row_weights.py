@@ -107,7 +107,8 @@ class Edges:
         if node not in self.nodes:
             return
         source = node.all_input_nodes[0]
-        self.counted(source, values[source], str(node.target))
+        if isinstance(values[source], Tensor):
+            self.counted(source, values[source], str(node.target))
         self.shapes[node] = result.shape
         if result.requires_grad:
             # The edge, and not the tensor, which an in-place activation may change.

@@ -58,6 +58,13 @@ class Element(ABC):
     def round(self, x: Tensor) -> Tensor:
         """The element that stands for each value; infinities saturate, NaN stays NaN."""
 
+    def step(self, x: Tensor) -> Tensor | None:
+        """The distance between the elements on both sides of each value, of a shape that expands.
+
+        None where elements do not lie an even step apart in the neighborhood of a value.
+        """
+        return None
+
     @abstractmethod
     def codes(self, y: Tensor) -> Tensor:
         """The codes, 0 to 2^width - 1, of values that `round` gave; none of them is NaN."""

@@ -65,6 +65,10 @@ class Fixed(Element):
             steps += 0.0  # turns -0 into +0
         return steps.mul_(2.0**-self.frac_width)
 
+    def step(self, x: Tensor) -> Tensor:
+        """2^-frac_width everywhere."""
+        return x.new_full((), 2.0**-self.frac_width)
+
     def saturates(self, x: Tensor) -> Tensor:
         """True where a value rounds to a step beyond the limits."""
         steps = self._steps(x)

@@ -80,6 +80,10 @@ class Minifloat(Element):
         """The nearest number."""
         return _round(x, self.mantissa_width, self.lowest_exponent, self.largest)
 
+    def step(self, x: Tensor) -> Tensor:
+        """The ulp of the binade that each value lies in."""
+        return _ulp(x.clamp(-self.largest, self.largest), self.mantissa_width, self.lowest_exponent)
+
     def codes(self, y: Tensor) -> Tensor:
         """Sign, exponent and fraction, from the top bit down."""
         exponent = floor_log2(y).clamp(min=self.lowest_exponent)
@@ -136,6 +140,11 @@ class Denormal(Element):
         # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
         return _round(x, self.mantissa_width - 1, -self.bias - 1, self.largest)
 
+    def step(self, x: Tensor) -> Tensor:
+        """The ulp of the binade that each value lies in."""
+        inside = x.clamp(-self.largest, self.largest)
+        return _ulp(inside, self.mantissa_width - 1, -self.bias - 1)
+
     def codes(self, y: Tensor) -> Tensor:
         """Sign, exponent and k, from the top bit down; the smallest exponent of several."""
         exponent = (floor_log2(y) + 1).clamp(min=-self.bias)
@@ -158,7 +167,11 @@ def _value_of_largest_code(element: Minifloat) -> float:
 
 
 def _round(x: Tensor, mantissa_width: int, lowest_exponent: int, largest: float) -> Tensor:
-    """RNE(x/ulp) ulp with ulp = 2^(E-m) of the binade that x lies in, clamped."""
-    exponent = floor_log2(x).clamp(lowest_exponent, 512)
-    ulp = exp2(exponent - mantissa_width)
+    """RNE(x/ulp) ulp, clamped."""
+    ulp = _ulp(x, mantissa_width, lowest_exponent)
     return ((x / ulp).round() * ulp).clamp(-largest, largest)
+
+
+def _ulp(x: Tensor, mantissa_width: int, lowest_exponent: int) -> Tensor:
+    """2^(E-m) of the binade that x lies in."""
+    return exp2(floor_log2(x).clamp(lowest_exponent, 512) - mantissa_width)

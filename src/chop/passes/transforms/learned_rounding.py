@@ -1,0 +1,80 @@
+"""Learns the rounding of quantized weights, so that each block's output is nearest to float."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chop.errors import ConfigError
+from chop.ir.batches import Batches, select_inputs
+from chop.ir.graph import MaseGraph
+from chop.passes.base import graph_pass
+from chop.quantization.gptq import Solver
+from chop.quantization.learned_rounding import PASS, WHERE, Learning, learn_rounding
+
+
+@dataclass(frozen=True)
+class LearnedRoundingConfig:
+    """Settings of `learned_rounding_transform_pass`.
+
+    Attributes:
+        batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
+        steps: of signed gradient descent for each block.
+        batch_size: rows of a step at least; it takes whole batches.
+        start: what is learned from: `gptq`, the block's layers after GPTQ, which this pass applies
+            itself, or `nearest`.
+        row_weights: what each token (or pixel) counts in a block's error: `gradient`, its squared
+            gradient of the log likelihood, averaged with 1 for all; or `uniform`, all alike. Tokens
+            that an `attention_mask` or a `key_padding_mask` hides count nothing.
+        seed: of the order of the batches.
+    """
+
+    batches: Batches
+    steps: int = 200
+    batch_size: int = 8
+    start: Literal["gptq", "nearest"] = "gptq"
+    row_weights: Literal["gradient", "uniform"] = "gradient"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{PASS}.{name}: got {getattr(self, name)}, expected 1 or more.")
+
+
+@graph_pass(config=LearnedRoundingConfig, requires=("quantize_transform_pass",))
+def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig) -> dict[str, Any]:
+    """Learns roundings and scales of Linear and Conv2d weights by the error of a block's output.
+
+    Each weight has an offset of at most half a step before it is rounded, and each group a factor
+    of its scale, where the format stores scales as floats. Both follow the signs of gradients of
+    the squared error of the output of the block that has them: of a decoder's list of blocks; each
+    layer by itself in a model without such a list. Blocks are learned in the order in which they
+    run, each on what those before it, rounded already, give it. A block that would not get better on
+    `batches` stays as it started. Weights that are masked stay as they are.
+
+    Returns:
+        blocks: by the path of each block or layer its squared output error on `batches` relative
+            to the float output, `{"before": float, "after": float}`; parts outside the list of
+            blocks are `first` and `last`.
+        skipped: reason by the name of each other node.
+
+    Raises:
+        ConfigError: the weights have been rounded by `gptq_transform_pass` already, or a row of a
+            batch brings NaN or infinite values to a block.
+
+    Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1.
+    """
+    if any(step.name == "gptq_transform_pass" for step in mg.provenance):
+        raise ConfigError(
+            f"{PASS}: gptq_transform_pass has rounded the weights, and learning needs the float ones; "
+            "leave it out: start 'gptq' applies it."
+        )
+    batches = select_inputs(mg, config.batches, WHERE)
+    solver = Solver(actorder=True) if config.start == "gptq" else None
+    learning = Learning(
+        config.steps, config.batch_size, config.seed, solver, config.row_weights == "gradient"
+    )
+    blocks, skipped = learn_rounding(mg, batches, learning, lambda _: contextlib.nullcontext())
+    return {"blocks": blocks, "skipped": skipped}

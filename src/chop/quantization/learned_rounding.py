@@ -1,0 +1,373 @@
+"""Learned rounding: roundings and scales of a block's weights by the error of the block's output.
+
+A block runs on what its predecessors, rounded already, give it; its output is compared with that of
+the float block on the float predecessors' output. Where a model has no blocks, each layer is one
+by itself and both read the same input.
+
+Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1; the inputs of the
+blocks: its reference implementation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.formats import Float
+from chop.ir.batches import Runs, run_layerwise
+from chop.ir.graph import MaseGraph
+from chop.ir.rows import Measured, check_finite, counted_rows
+from chop.private.modules import parameters_of
+from chop.quantization.block_gptq import correct_block
+from chop.quantization.block_values import NoBlocksError, Values
+from chop.quantization.blocks import FloatBlock, Part, block_paths, parts_of, run_nodes
+from chop.quantization.gptq import Solver, correctable_layers
+from chop.quantization.learned_weights import LearnedWeight, why_not_learnable
+from chop.quantization.row_weights import RowWeights, moderated, quantizers_off, row_weights
+
+PASS = "learned_rounding_transform_pass"
+WHERE = f"{PASS}.batches"
+
+Layers = Mapping[fx.Node, Any]
+PartErrors = dict[str, dict[str, float]]
+"""By the path of a block or a layer, the squared error of its output relative to the output of the
+float model, `before` learning and `after` it."""
+Stage = Callable[[str], AbstractContextManager[Any]]
+"""Shows a part's name while it is worked on."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How roundings are learned.
+
+    Attributes:
+        steps: of signed gradient descent for each block.
+        rows: of a step, at least; whole batches are taken.
+        seed: of the order of the batches.
+        solver: corrects the layers of a block first, by GPTQ; None: each weight starts at its
+            nearest number.
+        weighs_rows: whether rows count by `row_weights`, or all alike.
+    """
+
+    steps: int
+    rows: int
+    seed: int
+    solver: Solver | None
+    weighs_rows: bool
+
+
+def learn_rounding(
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], learning: Learning, stage: Stage
+) -> tuple[PartErrors, dict[str, str]]:
+    """Learns the rounded weights of a graph, block after block.
+
+    Args:
+        mg: the graph; its weights change in place.
+        batches: from `select_inputs`.
+        learning: how.
+        stage: shows progress.
+    Returns: the errors of each block, and the reason for each other node.
+
+    Raises:
+        ConfigError: a batch brings NaN or infinite values, or the dtype of the weights does not
+            hold what they would become.
+    """
+    rows = list(batches)
+    layers, skipped = learnable_layers(mg)
+    if not layers:
+        return {}, skipped
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            parts = _as_far_as(layers, parts_of(mg, block_paths(mg.model)))
+            return _block_by_block(mg, parts, layers, rows, learning, stage, Path(scratch)), skipped
+        except NoBlocksError:
+            return _layer_by_layer(mg, layers, rows, learning, stage, Path(scratch)), skipped
+
+
+def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
+    """The layers whose roundings can be learned; why each other node's cannot."""
+    layers, skipped = correctable_layers(mg)
+    for node, layer in list(layers.items()):
+        reason = why_not_learnable(layer.spec.number_format("weight"))
+        if reason is not None:
+            skipped[node.name] = reason
+            del layers[node]
+    return layers, skipped
+
+
+def _as_far_as(layers: Layers, parts: Sequence[Part]) -> list[Part]:
+    """The parts up to the last one with layers; of the last part of all, the nodes up to them."""
+    tail = parts[-1].nodes
+    own = [place for place, node in enumerate(tail) if node in layers]
+    parts = [*parts[:-1], Part(parts[-1].name, tail[: own[-1] + 1] if own else ())]
+    while not any(node in layers for node in parts[-1].nodes):
+        parts.pop()
+    return parts
+
+
+def outputs_of(part: Part) -> list[fx.Node]:
+    """The nodes of a part whose results are one floating tensor that later nodes read."""
+    inside = set(part.nodes)
+    return [node for node in part.nodes if set(node.users) - inside and _is_floating(node)]
+
+
+def _is_floating(node: fx.Node) -> bool:
+    results = node.meta["mase"].common.results if "mase" in node.meta else {}
+    dtypes = [getattr(info, "torch_dtype", None) for info in results.values()]
+    is_one = len(dtypes) == 1 and dtypes[0] is not None and dtypes[0].is_floating_point
+    return is_one and bool(node.all_input_nodes)
+
+
+def _block_by_block(
+    mg: MaseGraph,
+    parts: Sequence[Part],
+    layers: Layers,
+    rows: Sequence[Mapping[str, Any]],
+    learning: Learning,
+    stage: Stage,
+    scratch: Path,
+) -> PartErrors:
+    learned = [part for part in parts if any(node in layers for node in part.nodes)]
+    outputs = [node for part in learned for node in outputs_of(part)]
+    weights = _row_weights(mg, outputs, layers, rows, learning)
+    exact, rounded = Values(mg.nodes, scratch), Values(mg.nodes, scratch)
+    errors: PartErrors = {}
+    with torch.no_grad():
+        mg.model.eval()
+        for part in parts:
+            with stage(part.name):
+                with quantizers_off(mg.model):
+                    targets = FloatBlock(mg, part, exact, rows, scratch).run()
+                block = FloatBlock(mg, part, rounded, rows, scratch)
+                if part in learned:
+                    errors[part.name], rounded = learn_block(
+                        block, targets, layers, weights, learning
+                    )
+                else:
+                    rounded = block.run()
+                exact = targets
+    return errors
+
+
+def _layer_by_layer(
+    mg: MaseGraph,
+    layers: Layers,
+    rows: Sequence[Mapping[str, Any]],
+    learning: Learning,
+    stage: Stage,
+    scratch: Path,
+) -> PartErrors:
+    weights = _row_weights(mg, [*layers], layers, rows, learning)
+    errors: PartErrors = {}
+
+    def visit(node: fx.Node, runs: Runs) -> None:
+        if node not in layers:
+            return
+        inputs = Values(mg.nodes, scratch)
+        for number, values in enumerate(runs):
+            inputs.put(number, {source: values[source] for source in node.all_input_nodes})
+        path = str(node.target)
+        block = FloatBlock(mg, Part(path, (node,)), inputs, rows, scratch)
+        with stage(path):
+            with quantizers_off(mg.model):
+                targets = block.run()
+            errors[path], _ = learn_block(block, targets, layers, weights, learning)
+
+    run_layerwise(mg, rows, visit)
+    return errors
+
+
+def _row_weights(
+    mg: MaseGraph,
+    outputs: Sequence[fx.Node],
+    layers: Layers,
+    rows: Sequence[Mapping[str, Any]],
+    learning: Learning,
+) -> RowWeights:
+    """Of the outputs that are compared, and of the layers that GPTQ corrects."""
+    if not learning.weighs_rows:
+        return {}
+    corrected = layers if learning.solver is not None else ()
+    nodes = dict.fromkeys((*outputs, *corrected))
+    return moderated(row_weights(mg, list(nodes), rows, WHERE))
+
+
+def learn_block(
+    block: FloatBlock, targets: Values, layers: Layers, weights: RowWeights, learning: Learning
+) -> tuple[dict[str, float], Values]:
+    """Replaces the weights of a part by those with which its output is nearest to the targets.
+
+    Args:
+        block: the part, its inputs from rounded predecessors.
+        targets: the values after the float part.
+        layers: from `learnable_layers`; those of other parts are passed over.
+        weights: of the rows of results, by node; rows of others count alike.
+        learning: how.
+    Returns: the error `before` and `after`, and the values after the part.
+    """
+    own = {node: layers[node] for node in block.part.nodes if node in layers}
+    floats = {node: layer.effective("weight").detach().clone() for node, layer in own.items()}
+    compared = Comparison(block, targets, weights)
+    if learning.solver is None:
+        values = block.run()
+    else:
+        _, values = correct_block(block, own, weights, learning.solver)
+    before = compared.error(values)
+    kept = {node: layer.weight.detach().clone() for node, layer in own.items()}
+    learned = {node: _learned(layer, floats[node]) for node, layer in own.items()}
+    _descend(compared, own, learned, learning)
+    for node, layer in own.items():
+        better = learned[node].rounded(kept[node])
+        mask = layer.weight_mask if layer.is_pruned else None
+        layer.weight.copy_(better if mask is None else torch.where(mask, better, kept[node]))
+    found = block.run()
+    after = compared.error(found)
+    if after < before:
+        return {"before": before, "after": after}, found
+    for node, layer in own.items():
+        layer.weight.copy_(kept[node])
+    return {"before": before, "after": before}, values
+
+
+def _learned(layer: Any, weight: Tensor) -> LearnedWeight:
+    start = layer.quantize("weight", layer.weight.detach())
+    masked = ~layer.weight_mask if layer.is_pruned else None
+    return LearnedWeight(layer.spec.number_format("weight"), weight, start, masked)
+
+
+class Comparison:
+    """The squared error of a part's output, summed over rows by their weights.
+
+    Args:
+        block: the part.
+        targets: the values after the float part.
+        weights: of the rows, by node.
+
+    Raises:
+        ConfigError: a row that counts is not finite.
+    """
+
+    def __init__(self, block: FloatBlock, targets: Values, weights: RowWeights) -> None:
+        self.block, self._targets, self._weights = block, targets, weights
+        self._outputs = outputs_of(block.part)
+        self._energy = {node: torch.finfo(torch.float64).tiny for node in self._outputs}
+        for number in range(len(block.batches)):
+            for node, target in self._of(number).items():
+                rows = counted_rows(node, target, block.batches[number])
+                check_finite(target, rows, block.batches[number], number, self._measured(node))
+                self._energy[node] += self._sum(node, number, target).item()
+
+    def _of(self, number: int) -> dict[fx.Node, Tensor]:
+        values = self._targets.get(number)
+        return {node: values[node] for node in self._outputs}
+
+    def _measured(self, node: fx.Node) -> Measured:
+        return Measured(WHERE, self.block.part.name)
+
+    def _sum(self, node: fx.Node, number: int, x: Tensor) -> Tensor:
+        """The sum of the squares of a value of the node, in rows that count."""
+        # Channels lie before the dimensions that a convolution slides over.
+        channels = -1 - self.block.mg.operator(node).spatial
+        of_rows = x.float().square().sum(channels if x.dim() >= -channels else ()).flatten()
+        counted = counted_rows(node, x, self.block.batches[number])
+        if node in self._weights:
+            weights = self._weights[node][number].to(of_rows)
+            counted = weights > 0
+            return (of_rows[counted] * weights[counted]).sum()
+        return of_rows.sum() if counted is None else of_rows[counted].sum()
+
+    def loss(self, number: int, values: Mapping[fx.Node, Any]) -> Tensor:
+        """The error of a batch relative to the mean over all batches of the float output."""
+        terms = []
+        for node, target in self._of(number).items():
+            total = self._sum(node, number, values[node].float() - target.float())
+            terms.append(total / self._energy[node])
+        return torch.stack(terms).sum()
+
+    def error(self, values: Values) -> float:
+        """Of all batches, relative to the float output."""
+        count = len(self.block.batches)
+        return sum(self.loss(number, values.get(number)).item() for number in range(count))
+
+
+def _descend(
+    compared: Comparison,
+    layers: Layers,
+    learned: Mapping[fx.Node, LearnedWeight],
+    learning: Learning,
+) -> None:
+    """Steps against the signs of the gradient, their size falling to zero."""
+    block = compared.block
+    order = _order([_rows_of(batch) for batch in block.batches], learning)
+    with _without_quantizers(layers):
+        for step in range(learning.steps):
+            rate = (1 - step / learning.steps) / learning.steps
+            leaves = {node: x.values().requires_grad_() for node, x in learned.items()}
+            for number in next(order):
+                with torch.enable_grad(), _standing_in(layers, leaves):
+                    values = run_nodes(
+                        block.mg, block.part.nodes, block.batches[number], block.inputs.get(number)
+                    )
+                    loss = compared.loss(number, values) * SCALED
+                loss.backward(inputs=[*leaves.values()])
+            for node, leaf in leaves.items():
+                if leaf.grad is not None:
+                    learned[node].learn(leaf.grad, rate)
+
+
+SCALED = 2.0**20
+"""What losses are multiplied by, so that gradients in float16 are not lost."""
+
+
+def _rows_of(batch: Mapping[str, Any]) -> int:
+    tensors = [x for x in batch.values() if isinstance(x, Tensor) and x.dim() > 0]
+    return len(tensors[0]) if tensors else 1
+
+
+def _order(sizes: Sequence[int], learning: Learning) -> Iterator[list[int]]:
+    """The batches of each step: all batches in turn, in random order, until there are rows enough.
+    """
+    generator = torch.Generator().manual_seed(learning.seed)
+    waiting: list[int] = []
+    while True:
+        chosen: list[int] = []
+        while not chosen or sum(sizes[number] for number in chosen) < learning.rows:
+            waiting = waiting or torch.randperm(len(sizes), generator=generator).tolist()
+            chosen.append(waiting.pop())
+            if len(chosen) == len(sizes):
+                break
+        yield chosen
+
+
+@contextlib.contextmanager
+def _without_quantizers(layers: Layers) -> Iterator[None]:
+    """Inside, the weights of the layers are taken as they are."""
+    specs = {layer: layer.spec for layer in layers.values()}
+    try:
+        for layer, spec in specs.items():
+            layer.spec = spec.with_quantizers(weight=Float())
+        yield
+    finally:
+        for layer, spec in specs.items():
+            layer.spec = spec
+
+
+@contextlib.contextmanager
+def _standing_in(layers: Layers, leaves: Mapping[fx.Node, Tensor]) -> Iterator[None]:
+    """Inside, the layers have tensors in the place of their weights, which get gradients."""
+    own = {node: parameters_of(layer)["weight"] for node, layer in layers.items()}
+    try:
+        for node, layer in layers.items():
+            parameters_of(layer)["weight"] = leaves[node]  # type: ignore[assignment]
+        yield
+    finally:
+        for node, layer in layers.items():
+            parameters_of(layer)["weight"] = own[node]
