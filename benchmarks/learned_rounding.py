@@ -96,7 +96,13 @@ class Subject:
             settings |= {"start": "gptq" if method.startswith("GPTQ") else "nearest"}
             mg, told = passes.learned_rounding_transform_pass(mg, settings)
             if self.args.verbose:
-                print({k[-2:]: (f"{v['before']:.2e}", f"{v['after']:.2e}") for k, v in told["blocks"].items()}, flush=True)
+                print(
+                    {
+                        k[-2:]: (f"{v['before']:.2e}", f"{v['after']:.2e}")
+                        for k, v in told["blocks"].items()
+                    },
+                    flush=True,
+                )
         return mg
 
 

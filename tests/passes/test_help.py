@@ -124,6 +124,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "fuse_lora_weights_transform_pass": [(adapted, None)],
     "gptq_transform_pass": [(quantized, {"batches": BATCHES})],
     "insert_lora_adapter_transform_pass": [(graph, None)],
+    "learned_rounding_transform_pass": [(quantized, {"batches": BATCHES, "steps": 2})],
     "lower_to_integer_transform_pass": [
         (
             all_quantized,

@@ -16,7 +16,13 @@ from chop.quantization.named_operators import present_operators
 from chop.train.calibration import calibrated, calibration_batches
 from chop.workloads.workload import Workload
 
-METHODS = {"smoothquant": "SmoothQuant", "awq": "AWQ", "rotate": "rotated", "gptq": "GPTQ"}
+METHODS = {
+    "smoothquant": "SmoothQuant",
+    "awq": "AWQ",
+    "rotate": "rotated",
+    "gptq": "GPTQ",
+    "learned_rounding": "learned rounding",
+}
 """Methods of rounding, in the order in which they are applied; all but one see training rows."""
 
 LayerFormats = Mapping[str, Mapping[str, str]]
@@ -65,7 +71,10 @@ def quantize_after_training(
     if leaves_calls:
         leave_calls_of_forwards(mg, "chop compress")
     mg = calibrated(mg, workload.train, calibration_rows)
-    if "gptq" in methods:
+    if "learned_rounding" in methods:
+        settings = {"batches": batches, "start": "gptq" if "gptq" in methods else "nearest"}
+        mg, _ = passes.learned_rounding_transform_pass(mg, settings, inplace=True)
+    elif "gptq" in methods:
         mg, _ = passes.gptq_transform_pass(mg, {"batches": batches}, inplace=True)
     return mg
 

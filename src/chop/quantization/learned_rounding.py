@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.captured.runtime import exit_open_regions
+from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
@@ -86,10 +88,10 @@ def learn_rounding(
         return {}, skipped
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            parts = _as_far_as(layers, parts_of(mg, block_paths(mg.model)))
-            return _block_by_block(mg, parts, layers, rows, learning, stage, Path(scratch)), skipped
+            parts = _parts(mg, layers, rows[0], Path(scratch))
         except NoBlocksError:
             return _layer_by_layer(mg, layers, rows, learning, stage, Path(scratch)), skipped
+        return _block_by_block(mg, parts, layers, rows, learning, stage, Path(scratch)), skipped
 
 
 def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
@@ -103,14 +105,32 @@ def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]
     return layers, skipped
 
 
-def _as_far_as(layers: Layers, parts: Sequence[Part]) -> list[Part]:
-    """The parts up to the last one with layers; of the last part of all, the nodes up to them."""
+def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Path) -> list[Part]:
+    """The parts of a graph up to the last one with layers; of the last of all, nodes up to them.
+
+    Raises:
+        NoBlocksError: the graph cannot be cut, or a value between parts cannot be kept.
+    """
+    parts = parts_of(mg, block_paths(mg.model))
     tail = parts[-1].nodes
     own = [place for place, node in enumerate(tail) if node in layers]
-    parts = [*parts[:-1], Part(parts[-1].name, tail[: own[-1] + 1] if own else ())]
+    parts[-1] = Part(parts[-1].name, tail[: own[-1] + 1] if own else ())
     while not any(node in layers for node in parts[-1].nodes):
         parts.pop()
+    with _at_work(mg):
+        values: Mapping[fx.Node, Any] = {}
+        for part in parts:
+            values = run_nodes(mg, part.nodes, batch, values)
+            Values(mg.nodes, scratch).put(0, values)
     return parts
+
+
+@contextlib.contextmanager
+def _at_work(mg: MaseGraph) -> Iterator[None]:
+    """Inside, the model runs part by part; after it, modes and state are as before."""
+    with preserve_state(mg.model), torch.no_grad(), exit_open_regions():
+        mg.model.eval()
+        yield
 
 
 def outputs_of(part: Part) -> list[fx.Node]:
@@ -140,8 +160,7 @@ def _block_by_block(
     weights = _row_weights(mg, outputs, layers, rows, learning)
     exact, rounded = Values(mg.nodes, scratch), Values(mg.nodes, scratch)
     errors: PartErrors = {}
-    with torch.no_grad():
-        mg.model.eval()
+    with _at_work(mg):
         for part in parts:
             with stage(part.name):
                 with quantizers_off(mg.model):
@@ -333,8 +352,7 @@ def _rows_of(batch: Mapping[str, Any]) -> int:
 
 
 def _order(sizes: Sequence[int], learning: Learning) -> Iterator[list[int]]:
-    """The batches of each step: all batches in turn, in random order, until there are rows enough.
-    """
+    """The batches of each step: all batches in turn, in random order, until there are rows enough."""
     generator = torch.Generator().manual_seed(learning.seed)
     waiting: list[int] = []
     while True:

@@ -61,8 +61,8 @@ class CompressConfig(QuantizationSettings):
         method: methods that round weights with calibration rows, in one run: smoothquant (ranges
             move from inputs to weights), awq (weights of large inputs are scaled up), rotate
             (Hadamard matrices rotate what layers read, in groups of the format; needs no rows),
-            gptq (weights make up for one another's errors). Default: none, each weight is rounded
-            to nearest.
+            gptq (weights make up for one another's errors), learned_rounding (roundings follow
+            gradients of each block's error). Default: none, each weight is rounded to nearest.
         by_block: hold one block of a decoder in memory: float weights are read, rounded by gptq in
             one format, and written block by block. A run that is killed goes on after the last
             block. Other models are compressed as a whole, which a line says.

@@ -22,8 +22,8 @@ class LearnedRoundingConfig:
         batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
         steps: of signed gradient descent for each block.
         batch_size: rows of a step at least; it takes whole batches.
-        start: what is learned from: `gptq`, the block's layers after GPTQ, which this pass applies
-            itself, or `nearest`.
+        start: what is learned from: `nearest`, or `gptq`, the block's layers after GPTQ, which this
+            pass applies itself.
         row_weights: what each token (or pixel) counts in a block's error: `gradient`, its squared
             gradient of the log likelihood, averaged with 1 for all; or `uniform`, all alike. Tokens
             that an `attention_mask` or a `key_padding_mask` hides count nothing.
@@ -33,7 +33,7 @@ class LearnedRoundingConfig:
     batches: Batches
     steps: int = 200
     batch_size: int = 8
-    start: Literal["gptq", "nearest"] = "gptq"
+    start: Literal["nearest", "gptq"] = "nearest"
     row_weights: Literal["gradient", "uniform"] = "gradient"
     seed: int = 0
 
