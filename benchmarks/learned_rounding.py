@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="windows of training text")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--row-weights", default="gradient", choices=("gradient", "uniform"))
+    parser.add_argument("--row-weights", default="uniform", choices=("gradient", "uniform"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="errors of each block too")
     args = parser.parse_args()

@@ -130,8 +130,8 @@ def test_padding_does_not_count():
     for batch, other in zip(padded, texts(7), strict=True):
         tokens = torch.where(mask > 0, batch["input_ids"], other["input_ids"])
         others.append({"input_ids": tokens, "attention_mask": mask})
-    first, info = learned(mg, "mxint:width=3", padded)
-    second, told = learned(mg, "mxint:width=3", others)
+    _, info = learned(mg, "mxint:width=3", padded)
+    _, told = learned(mg, "mxint:width=3", others)
     for path, row in info["blocks"].items():
         assert row["before"] == pytest.approx(told["blocks"][path]["before"], rel=1e-4)
         assert row["after"] == pytest.approx(told["blocks"][path]["after"], rel=0.1)

@@ -135,10 +135,7 @@ def test_what_has_no_steps_is_told(text):
 @subcases("seed", range(8))
 def test_two_columns_come_near_the_best_of_all_choices(seed):
     """Beside an exhaustive search over the neighbors of every weight on its own grid."""
-    text, number_format = (
-        "integer:width=4:frac_width=2",
-        parse_format_string("integer:width=4:frac_width=2"),
-    )
+    text = "integer:width=4:frac_width=2"
     weight = drawn(1, 2, seed=seed)
     mix = torch.tensor([[1.0, 0.9], [0.0, 0.3]])
     inputs = drawn(64, 2, seed=seed + 50) @ mix

@@ -4,8 +4,8 @@ A block runs on what its predecessors, rounded already, give it; its output is c
 the float block on the float predecessors' output. Where a model has no blocks, each layer is one
 by itself and both read the same input.
 
-Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1; the inputs of the
-blocks: its reference implementation.
+Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1; the inputs of
+the blocks: its reference implementation.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def _rows_of(batch: Mapping[str, Any]) -> int:
 
 
 def _order(sizes: Sequence[int], learning: Learning) -> Iterator[list[int]]:
-    """The batches of each step: all batches in turn, in random order, until there are rows enough."""
+    """The batches of each step: in turn, in random order, until there are rows enough."""
     generator = torch.Generator().manual_seed(learning.seed)
     waiting: list[int] = []
     while True:

@@ -1,8 +1,8 @@
 """Learned weights: the codes and scales of one weight, which follow signs of gradients.
 
-A weight w becomes s f (k - z), k = round(w / (s f) + z + v): v is the rounding offset of each weight,
-within half a step, f a factor of each scale, within a half and three halves. Gradients pass the
-rounding as if it were not there.
+A weight w becomes s f (k - z), k = round(w / (s f) + z + v): v is the rounding offset of each
+weight, within half a step, f a factor of each scale, within a half and three halves. Gradients pass
+the rounding as if it were not there.
 
 Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, equations 3 to 5; there f is at most 1.
 """
@@ -54,11 +54,13 @@ class LearnedWeight:
     ) -> None:
         layout = number_format.layout()
         assert layout is not None
-        self._format, self._layout, self._start = number_format, layout, start
+        self._format, self._layout = number_format, layout
+        self._shape, self._dtype = start.shape, start.dtype
         self._set_grid(layout, weight.detach().double(), start.detach().double())
         if fixed is not None:
             self._held |= layout.groups.split(fixed.double()) > 0
-        self._offset = torch.zeros_like(self._point)
+        self._is_held = bool(self._held.any())
+        self._offset = torch.zeros_like(self._distance)
         self._factor = torch.ones_like(self._scale) if self._is_scaled else None
         self._low, self._high = (
             float(layout.element.round(torch.tensor([end], dtype=torch.float64)))
@@ -85,8 +87,9 @@ class LearnedWeight:
         point = torch.where(element.round(point.clone()) == code, point, code)
         step = element.step(point)
         assert step is not None
-        self._scale, self._zero = scale, zero.float()
-        self._point, self._step = (point / step).float(), step.float()
+        self._scale, self._zero, self._step = scale, zero.float(), step.float()
+        self._distance = ((point - zero) / step).float()
+        self._has_zeros, self._is_unit = bool(zero.any()), bool((step == 1).all())
         self._is_scaled = scaling is not None and scaling.representable(scale) is not None
         counts = layout.groups.split(torch.ones_like(weight)) > 0
         self._held = ~counts
@@ -95,15 +98,22 @@ class LearnedWeight:
         self._code = code.float()
 
     def _wanted(self) -> Tensor:
-        """Points with offsets, in steps."""
+        """Distances from the zero points with offsets, in steps."""
         if self._factor is None:
-            return self._point + self._offset
-        zero = self._zero / self._step
-        return (self._point - zero) / self._factor.float() + zero + self._offset
+            return self._distance + self._offset
+        return torch.addcmul(self._offset, self._distance, 1 / self._factor.float())
 
     def _codes(self, wanted: Tensor) -> Tensor:
-        codes = wanted.round().mul_(self._step).clamp_(self._low, self._high)
-        return torch.where(self._held, self._code, codes)
+        """The distances of elements from the zero points."""
+        if self._has_zeros:
+            wanted = wanted + self._zero / self._step
+        codes = wanted.round()
+        if not self._is_unit:
+            codes *= self._step
+        codes.clamp_(self._low, self._high)
+        if self._is_held:
+            codes = torch.where(self._held, self._code, codes)
+        return codes.sub_(self._zero) if self._has_zeros else codes
 
     def _scales(self) -> Tensor:
         """float64, of each group."""
@@ -116,37 +126,38 @@ class LearnedWeight:
 
     def values(self) -> Tensor:
         """The rounded weight as it is now, of the dtype of the start."""
-        values = (self._codes(self._wanted()) - self._zero) * self._scales().float()
-        return self._layout.groups.join(values, self._start.shape).to(self._start.dtype)
+        values = self._codes(self._wanted()) * self._scales().float()
+        return self._layout.groups.join(values, self._shape).to(self._dtype)
 
     def learn(self, gradient: Tensor, rate: float) -> None:
         """One step against the signs of a gradient of the loss with respect to `values`.
 
         Args:
-            gradient: shape of the weight.
+            gradient: shape of the weight; what is NaN does not count.
             rate: what offsets and factors change by.
         """
-        pull = self._layout.groups.split(gradient.float()) * self._scale.sign().float()
-        pull = pull.nan_to_num_(nan=0.0).masked_fill_(self._held & (self._factor is None), 0.0)
+        pull = self._layout.groups.split(gradient.float()).nan_to_num(nan=0.0)
+        pull *= self._scale.sign().float()
         wanted = self._wanted()
         codes = self._codes(wanted)
-        moves = (wanted - codes / self._step).abs_() <= OFFSET
-        moves &= ~self._held
+        in_steps = codes if self._is_unit else codes / self._step
+        moves = (wanted - in_steps).abs_() <= OFFSET  # neither saturated nor held far away
+        if self._is_held:
+            moves &= ~self._held
         if self._factor is not None:
-            reached = (self._point * self._step - self._zero) / self._factor.float()
-            of_factor = (pull * (codes - self._zero - reached * moves)).sum(-1, keepdim=True)
-            self._factor -= rate * of_factor.sign().double()
+            # d(f k)/df = k + f dk/df, and dk/df = -(w/s) / f^2 where k moves.
+            slope = torch.addcmul(codes, wanted.sub_(self._offset), moves, value=-1)
+            self._factor -= rate * (pull * slope).sum(-1, keepdim=True).sign().double()
             self._factor.clamp_(*FACTORS)
-        self._offset -= rate * pull.sign_().mul_(moves)
-        self._offset.clamp_(-OFFSET, OFFSET)
+        self._offset.sub_(pull.sign_().mul_(moves), alpha=rate).clamp_(-OFFSET, OFFSET)
 
     def rounded(self, kept: Tensor) -> Tensor:
         """The weight as it is now, which rounds to itself but for the last bits of its dtype.
 
         Args:
-            kept: what rounds to the start; groups of it stand where scales would not be found again.
+            kept: what rounds to the start; its groups stand where a scale would not be found again.
         """
-        values = (self._codes(self._wanted()).double() - self._zero) * self._scales()
+        values = self._codes(self._wanted()).double() * self._scales()
         weight = self._layout.groups.join(values, kept.shape).to(kept.dtype)
         changed = self._changed(weight).expand_as(values).double()
         weight = torch.where(self._layout.groups.join(changed, kept.shape) > 0, kept, weight)

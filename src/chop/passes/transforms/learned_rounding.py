@@ -24,8 +24,8 @@ class LearnedRoundingConfig:
         batch_size: rows of a step at least; it takes whole batches.
         start: what is learned from: `nearest`, or `gptq`, the block's layers after GPTQ, which this
             pass applies itself.
-        row_weights: what each token (or pixel) counts in a block's error: `gradient`, its squared
-            gradient of the log likelihood, averaged with 1 for all; or `uniform`, all alike. Tokens
+        row_weights: what each token (or pixel) counts in a block's error: `uniform`, all alike; or
+            `gradient`, its squared gradient of the log likelihood, averaged with 1 for all. Tokens
             that an `attention_mask` or a `key_padding_mask` hides count nothing.
         seed: of the order of the batches.
     """
@@ -34,7 +34,7 @@ class LearnedRoundingConfig:
     steps: int = 200
     batch_size: int = 8
     start: Literal["nearest", "gptq"] = "nearest"
-    row_weights: Literal["gradient", "uniform"] = "gradient"
+    row_weights: Literal["uniform", "gradient"] = "uniform"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,8 +51,8 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
     of its scale, where the format stores scales as floats. Both follow the signs of gradients of
     the squared error of the output of the block that has them: of a decoder's list of blocks; each
     layer by itself in a model without such a list. Blocks are learned in the order in which they
-    run, each on what those before it, rounded already, give it. A block that would not get better on
-    `batches` stays as it started. Weights that are masked stay as they are.
+    run, each on what those before it, rounded already, give it. A block that would not get better
+    on `batches` stays as it started. Weights that are masked stay as they are.
 
     Returns:
         blocks: by the path of each block or layer its squared output error on `batches` relative
@@ -68,8 +68,8 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
     """
     if any(step.name == "gptq_transform_pass" for step in mg.provenance):
         raise ConfigError(
-            f"{PASS}: gptq_transform_pass has rounded the weights, and learning needs the float ones; "
-            "leave it out: start 'gptq' applies it."
+            f"{PASS}: gptq_transform_pass has rounded the weights, and learning needs the float "
+            "ones; leave it out: start 'gptq' applies it."
         )
     batches = select_inputs(mg, config.batches, WHERE)
     solver = Solver(actorder=True) if config.start == "gptq" else None
