@@ -187,6 +187,15 @@ class FloatBlock:
             values = after
         return values
 
+    def run_batch(self, number: int, inputs: Values) -> dict[fx.Node, Any]:
+        """Runs the part on one batch; the values that leave it.
+
+        Args:
+            number: of the batch.
+            inputs: the values that enter the part, by batch.
+        """
+        return run_nodes(self.mg, self.part.nodes, self.batches[number], inputs.get(number))
+
 
 def run_nodes(
     mg: MaseGraph,

@@ -14,7 +14,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
-from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.private.modules import parameters_of
+from chop.quantization.block_error import BlockError, outputs_of
 from chop.quantization.block_gptq import correct_block
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.blocks import FloatBlock, Part, block_paths, parts_of, run_nodes
@@ -37,7 +37,6 @@ from chop.quantization.row_weights import RowWeights, moderated, quantizers_off,
 
 PASS = "learned_rounding_transform_pass"
 WHERE = f"{PASS}.batches"
-
 Layers = Mapping[fx.Node, Any]
 PartErrors = dict[str, dict[str, float]]
 """By the path of a block or a layer, the squared error of its output relative to the output of the
@@ -79,8 +78,7 @@ def learn_rounding(
     Returns: the errors of each block, and the reason for each other node.
 
     Raises:
-        ConfigError: a batch brings NaN or infinite values, or the dtype of the weights does not
-            hold what they would become.
+        ConfigError: a batch brings NaN or infinite values.
     """
     rows = list(batches)
     layers, skipped = learnable_layers(mg)
@@ -122,6 +120,8 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
         for part in parts:
             values = run_nodes(mg, part.nodes, batch, values)
             Values(mg.nodes, scratch).put(0, values)
+            if any(node in layers for node in part.nodes) and not outputs_of(part):
+                raise NoBlocksError(f"'{part.name}' gives no floating tensor")
     return parts
 
 
@@ -131,19 +131,6 @@ def _at_work(mg: MaseGraph) -> Iterator[None]:
     with preserve_state(mg.model), torch.no_grad(), exit_open_regions():
         mg.model.eval()
         yield
-
-
-def outputs_of(part: Part) -> list[fx.Node]:
-    """The nodes of a part whose results are one floating tensor that later nodes read."""
-    inside = set(part.nodes)
-    return [node for node in part.nodes if set(node.users) - inside and _is_floating(node)]
-
-
-def _is_floating(node: fx.Node) -> bool:
-    results = node.meta["mase"].common.results if "mase" in node.meta else {}
-    dtypes = [getattr(info, "torch_dtype", None) for info in results.values()]
-    is_one = len(dtypes) == 1 and dtypes[0] is not None and dtypes[0].is_floating_point
-    return is_one and bool(node.all_input_nodes)
 
 
 def _block_by_block(
@@ -162,17 +149,20 @@ def _block_by_block(
     errors: PartErrors = {}
     with _at_work(mg):
         for part in parts:
+            is_last = part is parts[-1]  # what it gives, logits perhaps, is not kept
             with stage(part.name):
-                with quantizers_off(mg.model):
-                    targets = FloatBlock(mg, part, exact, rows, scratch).run()
-                block = FloatBlock(mg, part, rounded, rows, scratch)
+                targets = None
+                if not is_last:
+                    with quantizers_off(mg.model):
+                        targets = FloatBlock(mg, part, exact, rows, scratch).run()
+                block = FloatBlock(mg, part, rounded, rows, scratch, is_last)
                 if part in learned:
-                    errors[part.name], rounded = learn_block(
-                        block, targets, layers, weights, learning
-                    )
+                    told, found = learn_block(block, exact, targets, layers, weights, learning)
+                    errors[part.name] = told
                 else:
-                    rounded = block.run()
-                exact = targets
+                    found = block.run()
+                if targets is not None and found is not None:
+                    exact, rounded = targets, found
     return errors
 
 
@@ -188,7 +178,7 @@ def _layer_by_layer(
     errors: PartErrors = {}
 
     def visit(node: fx.Node, runs: Runs) -> None:
-        if node not in layers:
+        if node not in layers or not node.users:
             return
         inputs = Values(mg.nodes, scratch)
         for number, values in enumerate(runs):
@@ -198,7 +188,7 @@ def _layer_by_layer(
         with stage(path):
             with quantizers_off(mg.model):
                 targets = block.run()
-            errors[path], _ = learn_block(block, targets, layers, weights, learning)
+            errors[path], _ = learn_block(block, inputs, targets, layers, weights, learning)
 
     run_layerwise(mg, rows, visit)
     return errors
@@ -220,26 +210,37 @@ def _row_weights(
 
 
 def learn_block(
-    block: FloatBlock, targets: Values, layers: Layers, weights: RowWeights, learning: Learning
-) -> tuple[dict[str, float], Values]:
-    """Replaces the weights of a part by those with which its output is nearest to the targets.
+    block: FloatBlock,
+    exact: Values,
+    targets: Values | None,
+    layers: Layers,
+    weights: RowWeights,
+    learning: Learning,
+) -> tuple[dict[str, float], Values | None]:
+    """Replaces the weights of a part by those with which its output is nearest to the float one.
 
     Args:
         block: the part, its inputs from rounded predecessors.
-        targets: the values after the float part.
+        exact: the values that enter the float part.
+        targets: those after it; None: they are computed when they are needed.
         layers: from `learnable_layers`; those of other parts are passed over.
         weights: of the rows of results, by node; rows of others count alike.
         learning: how.
-    Returns: the error `before` and `after`, and the values after the part.
+    Returns: the error `before` and `after`, and the values after the part; None of the last one.
     """
     own = {node: layers[node] for node in block.part.nodes if node in layers}
     floats = {node: layer.effective("weight").detach().clone() for node, layer in own.items()}
-    compared = Comparison(block, targets, weights)
-    if learning.solver is None:
-        values = block.run()
-    else:
-        _, values = correct_block(block, own, weights, learning.solver)
-    before = compared.error(values)
+
+    def computed(number: int) -> Mapping[fx.Node, Any]:
+        if targets is not None:
+            return targets.get(number)
+        with quantizers_off(block.mg.model), _standing_in(own, floats), torch.no_grad():
+            return block.run_batch(number, exact)
+
+    compared = BlockError(block, computed, weights, WHERE)
+    if learning.solver is not None:
+        correct_block(replace(block, is_last=True), own, weights, learning.solver)
+    before, values = compared.run()
     kept = {node: layer.weight.detach().clone() for node, layer in own.items()}
     learned = {node: _learned(layer, floats[node]) for node, layer in own.items()}
     _descend(compared, own, learned, learning)
@@ -247,8 +248,7 @@ def learn_block(
         better = learned[node].rounded(kept[node])
         mask = layer.weight_mask if layer.is_pruned else None
         layer.weight.copy_(better if mask is None else torch.where(mask, better, kept[node]))
-    found = block.run()
-    after = compared.error(found)
+    after, found = compared.run()
     if after < before:
         return {"before": before, "after": after}, found
     for node, layer in own.items():
@@ -262,63 +262,8 @@ def _learned(layer: Any, weight: Tensor) -> LearnedWeight:
     return LearnedWeight(layer.spec.number_format("weight"), weight, start, masked)
 
 
-class Comparison:
-    """The squared error of a part's output, summed over rows by their weights.
-
-    Args:
-        block: the part.
-        targets: the values after the float part.
-        weights: of the rows, by node.
-
-    Raises:
-        ConfigError: a row that counts is not finite.
-    """
-
-    def __init__(self, block: FloatBlock, targets: Values, weights: RowWeights) -> None:
-        self.block, self._targets, self._weights = block, targets, weights
-        self._outputs = outputs_of(block.part)
-        self._energy = {node: torch.finfo(torch.float64).tiny for node in self._outputs}
-        for number in range(len(block.batches)):
-            for node, target in self._of(number).items():
-                rows = counted_rows(node, target, block.batches[number])
-                check_finite(target, rows, block.batches[number], number, self._measured(node))
-                self._energy[node] += self._sum(node, number, target).item()
-
-    def _of(self, number: int) -> dict[fx.Node, Tensor]:
-        values = self._targets.get(number)
-        return {node: values[node] for node in self._outputs}
-
-    def _measured(self, node: fx.Node) -> Measured:
-        return Measured(WHERE, self.block.part.name)
-
-    def _sum(self, node: fx.Node, number: int, x: Tensor) -> Tensor:
-        """The sum of the squares of a value of the node, in rows that count."""
-        # Channels lie before the dimensions that a convolution slides over.
-        channels = -1 - self.block.mg.operator(node).spatial
-        of_rows = x.float().square().sum(channels if x.dim() >= -channels else ()).flatten()
-        counted = counted_rows(node, x, self.block.batches[number])
-        if node in self._weights:
-            weights = self._weights[node][number].to(of_rows)
-            counted = weights > 0
-            return (of_rows[counted] * weights[counted]).sum()
-        return of_rows.sum() if counted is None else of_rows[counted].sum()
-
-    def loss(self, number: int, values: Mapping[fx.Node, Any]) -> Tensor:
-        """The error of a batch relative to the mean over all batches of the float output."""
-        terms = []
-        for node, target in self._of(number).items():
-            total = self._sum(node, number, values[node].float() - target.float())
-            terms.append(total / self._energy[node])
-        return torch.stack(terms).sum()
-
-    def error(self, values: Values) -> float:
-        """Of all batches, relative to the float output."""
-        count = len(self.block.batches)
-        return sum(self.loss(number, values.get(number)).item() for number in range(count))
-
-
 def _descend(
-    compared: Comparison,
+    compared: BlockError,
     layers: Layers,
     learned: Mapping[fx.Node, LearnedWeight],
     learning: Learning,
@@ -332,11 +277,10 @@ def _descend(
             leaves = {node: x.values().requires_grad_() for node, x in learned.items()}
             for number in next(order):
                 with torch.enable_grad(), _standing_in(layers, leaves):
-                    values = run_nodes(
-                        block.mg, block.part.nodes, block.batches[number], block.inputs.get(number)
-                    )
+                    values = block.run_batch(number, block.inputs)
                     loss = compared.loss(number, values) * SCALED
-                loss.backward(inputs=[*leaves.values()])
+                if loss.requires_grad:
+                    loss.backward(inputs=[*leaves.values()])
             for node, leaf in leaves.items():
                 if leaf.grad is not None:
                     learned[node].learn(leaf.grad, rate)

@@ -1,0 +1,96 @@
+"""Error of a block: how far its output is from that of the float block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.ir.rows import Measured, check_finite, counted_rows
+from chop.quantization.block_values import Values
+from chop.quantization.blocks import FloatBlock, Part
+from chop.quantization.row_weights import RowWeights
+
+
+def outputs_of(part: Part) -> list[fx.Node]:
+    """The nodes of a part whose results are one floating tensor that later nodes read."""
+    inside = set(part.nodes)
+    return [node for node in part.nodes if set(node.users) - inside and _is_floating(node)]
+
+
+def _is_floating(node: fx.Node) -> bool:
+    results = node.meta["mase"].common.results if "mase" in node.meta else {}
+    dtypes = [getattr(info, "torch_dtype", None) for info in results.values()]
+    is_one = len(dtypes) == 1 and dtypes[0] is not None and dtypes[0].is_floating_point
+    return is_one and bool(node.all_input_nodes)
+
+
+class BlockError:
+    """The squared error of a part's output, summed over rows by their weights.
+
+    Args:
+        block: the part.
+        targets: the values after the float part, by the number of a batch.
+        weights: of the rows, by node; rows of others count alike.
+        where: the setting that the batches come from, for messages.
+
+    Raises:
+        ConfigError: a row that counts is not finite.
+    """
+
+    def __init__(
+        self,
+        block: FloatBlock,
+        targets: Callable[[int], Mapping[fx.Node, Any]],
+        weights: RowWeights,
+        where: str,
+    ) -> None:
+        self.block, self._targets, self._weights = block, targets, weights
+        self._measured = Measured(where, block.part.name)
+        self._outputs = outputs_of(block.part)
+        self._energy = {node: torch.finfo(torch.float64).tiny for node in self._outputs}
+        for number in range(len(block.batches)):
+            for node, target in self._of(number).items():
+                rows = counted_rows(node, target, block.batches[number])
+                check_finite(target, rows, block.batches[number], number, self._measured)
+                self._energy[node] += self._sum(node, number, target).item()
+
+    def _of(self, number: int) -> dict[fx.Node, Tensor]:
+        values = self._targets(number)
+        return {node: values[node] for node in self._outputs}
+
+    def _sum(self, node: fx.Node, number: int, x: Tensor) -> Tensor:
+        """The sum of the squares of a value of the node, in rows that count."""
+        # Channels lie before the dimensions that a convolution slides over.
+        channels = -1 - self.block.mg.operator(node).spatial
+        of_rows = x.float().square().sum(channels if x.dim() >= -channels else ()).flatten()
+        counted = counted_rows(node, x, self.block.batches[number])
+        if node in self._weights:
+            weights = self._weights[node][number].to(of_rows)
+            counted = weights > 0
+            return (of_rows[counted] * weights[counted]).sum()
+        return of_rows.sum() if counted is None else of_rows[counted].sum()
+
+    def loss(self, number: int, values: Mapping[fx.Node, Any]) -> Tensor:
+        """The error of a batch relative to the mean over all batches of the float output."""
+        terms = []
+        for node, target in self._of(number).items():
+            total = self._sum(node, number, values[node].float() - target.float())
+            terms.append(total / self._energy[node])
+        return torch.stack(terms).sum()
+
+    def run(self) -> tuple[float, Values | None]:
+        """The error of all batches, relative to the float output, and the values after the part.
+
+        These are not kept of the last part.
+        """
+        after = Values(self.block.mg.nodes, self.block.scratch)
+        total = 0.0
+        for number in range(len(self.block.batches)):
+            values = self.block.run_batch(number, self.block.inputs)
+            total += self.loss(number, values).item()
+            if not self.block.is_last:
+                after.put(number, values)
+        return total, None if self.block.is_last else after
