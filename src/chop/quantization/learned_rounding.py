@@ -26,12 +26,14 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantExpertLinear
 from chop.private.modules import parameters_of
 from chop.quantization.block_error import BlockError, outputs_of
 from chop.quantization.block_gptq import correct_block
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.blocks import FloatBlock, Part, block_paths, parts_of, run_nodes
-from chop.quantization.gptq import Solver, correctable_layers
+from chop.quantization.column_rounding import Solver
+from chop.quantization.gptq import correctable_layers
 from chop.quantization.learned_weights import LearnedWeight, why_not_learnable
 from chop.quantization.row_weights import RowWeights, moderated, quantizers_off, row_weights
 
@@ -96,7 +98,11 @@ def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]
     """The layers whose roundings can be learned; why each other node's cannot."""
     layers, skipped = correctable_layers(mg)
     for node, layer in list(layers.items()):
-        reason = why_not_learnable(layer.spec.number_format("weight"))
+        reason = (
+            "its experts stay at the nearest number"
+            if isinstance(layer, QuantExpertLinear)
+            else why_not_learnable(layer.spec.number_format("weight"))
+        )
         if reason is not None:
             skipped[node.name] = reason
             del layers[node]

@@ -10,7 +10,7 @@ from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.gptq import Solver
+from chop.quantization.column_rounding import Solver
 from chop.quantization.learned_rounding import PASS, WHERE, Learning, learn_rounding
 
 
