@@ -248,9 +248,36 @@ def test_other_settings_start_anew(tmp_path):
     assert [*tmp_path.iterdir()] == [first]
     files = BlockFiles(tmp_path, {"walk": 2})
     (second,) = tmp_path.iterdir()
-    assert first != second and files.whole(4) == 0
-    files.remove()
+    assert first != second and files.whole(4) == 0 and not files.removed
+    files.keep(0, {"x": torch.ones(2)}, None, {})
+    assert BlockFiles(tmp_path, {"walk": 3}).removed
+    BlockFiles(tmp_path, {"walk": 3}).remove()
     assert not tmp_path.exists()
+
+
+def test_files_that_are_no_walk_s_stay(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    BlockFiles(tmp_path, {"walk": 1})
+    BlockFiles(tmp_path, {"walk": 2}).remove()
+    assert [file.name for file in tmp_path.rglob("*")] == ["mine", "notes.txt"]
+
+
+@pytest.mark.parametrize("lost", ["model-00000.safetensors", "model-00001.safetensors", "0.pt"])
+def test_a_walk_whose_files_are_lost_or_cut_starts_anew(tmp_path, lost):
+    values = Values([], tmp_path)
+    values.put(0, {})
+    values.put(1, {})
+    for action in (Path.unlink, lambda file: os.truncate(file, 10)):
+        files = BlockFiles(tmp_path, {"walk": 1})
+        for part in range(3):
+            files.keep(part, {"x": torch.full((2,), part)} if part != 2 else {}, values, {})
+        assert BlockFiles(tmp_path, {"walk": 1}).whole(5) == 3
+        (file,) = files.folder.rglob(lost)
+        action(file)
+        left = BlockFiles(tmp_path, {"walk": 1}).whole(5)
+        assert left == 0
+        files.remove()
 
 
 class Repeated(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,32 @@ from chop.runs.journal import Journal, key_of
 
 JOURNAL = "journal.jsonl"
 SCRATCH = "scratch"
+WALK = "walk-"
+"""Begins the name of a walk's folder: others are no walk's, and stay."""
 
 
 class BlockFiles:
     """What is done of a walk; another process with the same settings goes on after it.
 
     The values and codes of a part have their names when they are complete, and the journal has the
-    part after that: what it names is whole. Parts of a walk with other settings are removed.
+    part and the sizes of its files after that: what it names is whole. Where a file is missing, the
+    walk starts anew. Parts of a walk with other settings are removed.
 
     Args:
-        folder: of the walk, and of nothing else.
+        folder: of walks; other files in it stay.
         settings: all that the result depends on, as JSON has it.
+
+    Attributes:
+        folder: of this walk.
+        removed: whether there were parts of a walk with other settings.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.folder, self._key = folder / key_of(settings)[:16], {"walk": key_of(settings)}
-        for other in folder.iterdir() if folder.is_dir() else ():
+        key = key_of(settings)
+        self.folder, self._key, self.removed = folder / f"{WALK}{key[:16]}", {"walk": key}, False
+        for other in folder.glob(f"{WALK}*"):
             if other != self.folder:
+                self.removed |= (other / JOURNAL).is_file()
                 shutil.rmtree(other, ignore_errors=True)
         shutil.rmtree(self.folder / SCRATCH, ignore_errors=True)
         make_folder(self.folder / SCRATCH)
@@ -46,12 +56,14 @@ class BlockFiles:
 
     def whole(self, parts: int) -> int:
         """How many parts are done, of so many."""
-        done = next((n for n in range(parts) if self._journal.find(self._of(n)) is None), parts)
-        return done if done in (0, parts) or self._values(done).is_dir() else 0
+        done = next((n for n in range(parts) if not self._is_whole(n)), parts)
+        if done in (0, parts) or self._entering(done) == self._noted(done - 1)["entering"]:
+            return done
+        return 0
 
     def told(self, part: int) -> dict[str, Any]:
         """What the method told of a part that is done."""
-        found: dict[str, Any] = self._journal.get(self._of(part))["told"]
+        found: dict[str, Any] = self._noted(part)["told"]
         return found
 
     def inputs(self, part: int, mg: MaseGraph) -> Values:
@@ -82,12 +94,31 @@ class BlockFiles:
         if state:
             with atomic_file(self._shard(part)) as fresh:
                 save_file({name: x.contiguous() for name, x in state.items()}, fresh)
-        self._journal.add(self._of(part), {"told": told})
+        sizes = {"codes": self._codes(part), "entering": self._entering(part + 1)}
+        self._journal.add(self._of(part), {"told": told, **sizes})
         shutil.rmtree(self._values(part), ignore_errors=True)
 
     def remove(self) -> None:
         """Removes everything: the result is elsewhere."""
-        shutil.rmtree(self.folder.parent, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):  # there are files of others
+            self.folder.parent.rmdir()
+
+    def _is_whole(self, part: int) -> bool:
+        noted = self._journal.find(self._of(part))
+        return noted is not None and noted["codes"] == self._codes(part)
+
+    def _noted(self, part: int) -> dict[str, Any]:
+        return self._journal.get(self._of(part))
+
+    def _codes(self, part: int) -> int | None:
+        """Bytes of a part's tensors; None where it has no file of them."""
+        file = self._shard(part)
+        return file.stat().st_size if file.is_file() else None
+
+    def _entering(self, part: int) -> dict[str, int]:
+        """Bytes of the values that enter a part, by name of their file."""
+        return {file.name: file.stat().st_size for file in self._values(part).glob("*")}
 
     def _of(self, part: int) -> dict[str, Any]:
         return {**self._key, "part": part}
