@@ -161,6 +161,21 @@ def test_a_graph_is_quantized_packed_and_stored(name: str, tmp_path: Path) -> No
     assert torch.equal(load(tmp_path / "folder")(x).logits, y)
 
 
+@pytest.mark.parametrize("number_format", ["mxint4", "ternary", "mxfp:width=6:exponent_width=3"])
+@pytest.mark.sampled(1)
+@torch.no_grad()
+def test_a_graph_of_a_packed_mixture_takes_texts_of_any_size(
+    number_format: str, tmp_path: Path
+) -> None:
+    mixture("Mixtral").save_pretrained(tmp_path)
+    small = load(tmp_path, quantization_config=ChopConfig(number_format), dtype=torch.float32)
+    mg = MaseGraph(small)
+    for rows, length in ((2, 7), (1, 5), (3, 1)):
+        x = text(rows, length)
+        given = {"input_ids": x, "attention_mask": torch.ones_like(x)}
+        torch.testing.assert_close(mg.model(**given).logits, small(**given).logits)
+
+
 @pytest.fixture(scope="module")
 def mixtral() -> MaseGraph:
     return MaseGraph(mixture("Mixtral"), dummy_in={"input_ids": text()})

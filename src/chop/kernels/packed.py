@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -42,7 +43,10 @@ def known_shape(codes: Tensor, shape: Sequence[int], key: str) -> Sequence[int]:
         return shape
     layout = from_key(key).layout()
     assert layout is not None
-    return (int(codes.numel() * 8 / layout.element.bits) // math.prod(shape[1:]), *shape[1:])
+    # Integers alone: a count that a compiler does not know yet stays what it is.
+    bits = Fraction(layout.element.bits).limit_denominator(64)
+    numbers = codes.numel() * 8 * bits.denominator // bits.numerator
+    return (numbers // math.prod(shape[1:]), *shape[1:])
 
 
 def decode(

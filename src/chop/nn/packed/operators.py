@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.captured.expert_linear import by_expert, expert_linear, is_traced
+from chop.captured.expert_linear import by_expert, is_traced
 from chop.errors import ConfigError
 from chop.formats import Encoded, Float, NumberFormat, from_key
 from chop.kernels import packed_linear_directly
@@ -250,9 +250,9 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
         outputs = torch.arange(self.out_features, device=expert.device)
         index = (expert[:, None] * self.out_features + outputs).flatten()
         weight = self._decode("weight", self.encoded("weight").take_rows(index))
-        numbers = torch.arange(expert.shape[0], device=expert.device)
-        rows = None if bias is None else bias[expert]
-        return expert_linear(x, numbers, weight, rows, expert.shape[0])
+        weight = weight.view(expert.shape[0], self.out_features, self.in_features)
+        y = torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)
+        return y if bias is None else y + bias[expert]
 
 
 PackedConv1d = packed_twin(q.QuantConv1d, __name__)
