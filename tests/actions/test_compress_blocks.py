@@ -1,6 +1,7 @@
 """`chop compress --by-block`: the same folder with one block in memory."""
 
 import filecmp
+import shutil
 
 import pytest
 
@@ -9,6 +10,7 @@ from chop.actions.compress_blocks import compress_by_block
 from chop.actions.settings.compress import CompressConfig
 from chop.data import get_tokenizer
 from chop.errors import ConfigError
+from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_values import NoBlocksError
 
 ROUNDED = {"method": ("gptq",), "formats": ("mxint:width=4",), "qat_epochs": 0, "force": True}
@@ -47,6 +49,12 @@ def test_a_built_in_model_is_not_walked(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_format_that_waits_for_data_is_not_walked(tmp_path):
+    settings = {**ROUNDED, **SHORT, "formats": ("8.auto",), "model": llama(tmp_path / "float")}
+    with pytest.raises(NoBlocksError, match="format 8.auto waits for data"):
+        compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
+
+
 @pytest.mark.long
 def test_weights_that_are_no_numbers_are_named(tmp_path):
     from safetensors.torch import load_file, save_file
@@ -74,6 +82,34 @@ def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path):
         for mine, other in zip(found["rows"], expected["rows"], strict=True):
             assert mine[name] == pytest.approx(other[name], rel=0.01), name
     assert not (tmp_path / "blocks" / "blocks").exists()
+
+
+@pytest.mark.long
+def test_a_run_says_what_an_earlier_one_has_left(tmp_path, capsys, monkeypatch):
+    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float"), "by_block": True}
+    keep, kept = BlockFiles.keep, []
+
+    def stopped(self, part, *given):
+        keep(self, part, *given)
+        kept.append(part)
+        if kept == [0, 1]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(BlockFiles, "keep", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compress(CompressConfig(out=tmp_path / "out", **settings))
+    shutil.copytree(tmp_path / "out", tmp_path / "other")
+    capsys.readouterr()
+    compress(CompressConfig(out=tmp_path / "out", **settings))
+    assert kept == [0, 1, 2, 3]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "goes on after model.layers.0, which an earlier run has done" in printed
+    assert "4 of 4: GPTQ" in printed
+    settings["formats"] = ("mxint:width=5",)
+    compress(CompressConfig(out=tmp_path / "other", **settings))
+    assert kept[4:] == [0, 1, 2, 3]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "starts anew, as an earlier run had other settings" in printed
 
 
 @pytest.mark.long

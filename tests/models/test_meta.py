@@ -125,3 +125,13 @@ def test_tensors_that_transformers_merges_are_refused(tmp_path: Path) -> None:
     transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="is put together from .* and others"):
         weights_source(meta_model(tmp_path), tmp_path)
+
+
+def test_what_a_folder_says_of_generation_is_read(tmp_path: Path) -> None:
+    model = build("llama")
+    model.generation_config.update(do_sample=True, temperature=0.7, max_new_tokens=9)
+    model.save_pretrained(tmp_path)
+    found: Any = meta_model(tmp_path).generation_config
+    assert found.to_diff_dict() == model.generation_config.to_diff_dict()
+    (tmp_path / "generation_config.json").unlink()
+    assert meta_model(tmp_path).generation_config.temperature is None  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import errno
 import functools
 import os
 import signal
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.errors import WriteError
 from chop.ir.batches import select_inputs
 from chop.models.meta import meta_model, weights_source
 from chop.nn.packed import PackedOperator
@@ -336,3 +338,14 @@ def test_what_no_file_has_is_no_value(tmp_path):
     with pytest.raises(NoBlocksError, match="is a object"):
         values.put(1, {mg.nodes[0]: object()})
     assert copy.copy(values).get(7) == {}
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    mg = MaseGraph(nn.Linear(2, 2))
+    monkeypatch.setattr(block_values, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(WriteError, match="free some space"):
+        Values(mg.nodes, tmp_path).put(0, {mg.nodes[0]: torch.ones(2)})

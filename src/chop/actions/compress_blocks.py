@@ -33,7 +33,6 @@ from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.models import is_own
 from chop.models.meta import meta_model, weights_source
-from chop.nn.quantized import leaf_operators
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_gptq import BlockGptq
 from chop.quantization.block_values import NoBlocksError
@@ -147,14 +146,14 @@ def _without_weights(
 
 def _quantized(model: nn.Module, train: Rows, config: CompressConfig) -> MaseGraph:
     """The graph of a model without weights, its operators in the format."""
+    spec = QuantSpec.uniform(parse_format_string(config.formats[0]))
+    if not spec.is_fitted:
+        raise NoBlocksError(f"format {config.formats[0]} waits for data")
     mg = MaseGraph(model, hf_input_names=[*example_inputs(model, train)])
     mg, _ = passes.init_metadata_analysis_pass(mg, inplace=True)
     mg, _ = passes.add_common_metadata_analysis_pass(mg, inplace=True)
-    spec = {"config": QuantSpec.uniform(parse_format_string(config.formats[0]))}
-    rules = dict.fromkeys(present_operators(mg, config.operators), spec)
+    rules = dict.fromkeys(present_operators(mg, config.operators), {"config": spec})
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules}, inplace=True)
-    if not all(operator.spec.is_fitted for operator in leaf_operators(mg.model).values()):
-        raise NoBlocksError(f"format {config.formats[0]} waits for data")
     return mg
 
 
@@ -191,9 +190,11 @@ def _identity(
 def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dict[str, Any]]:
     workload, mg, walk = decoder.workload, decoder.mg, decoder.walk
     metric, label = workload.task.metric, parse_format_string(config.formats[0]).label
-    announce(workload.title, f"one of {len(walk.parts) - 2} blocks in memory at a time")
+    done = walk.files.whole(len(walk.parts))
+    begun = _begun(walk, done)
+    announce(workload.title, f"one of {len(walk.parts) - 2} blocks in memory at a time{begun}")
     read_directly = [str(node.target) for node in mg.nodes if node.op == "get_attr"]
-    with Stages([FLOAT, *[BLOCK] * len(walk.parts), QUANTIZED]) as stages:
+    with Stages([FLOAT, *[BLOCK] * (len(walk.parts) - done), QUANTIZED]) as stages:
         with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
             exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
         rounder = BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
@@ -215,6 +216,13 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         "from_pretrained, after import chop."
     )
     return replace(report, closing=[saved])
+
+
+def _begun(walk: BlockWalk, done: int) -> str:
+    """What an earlier run has left, to be said; "" where it is nothing."""
+    if done:
+        return f"; goes on after {walk.parts[done - 1].name}, which an earlier run has done"
+    return "; starts anew, as an earlier run had other settings" if walk.files.removed else ""
 
 
 def _float_candidate(mg: MaseGraph, scores: Mapping[str, Score]) -> Candidate:

@@ -57,8 +57,18 @@ def meta_model(
         for name in buffers_of(module).keys() - not_persistent(module):
             buffer = buffers_of(module)[name]
             buffers_of(module)[name] = None if buffer is None else buffer.to("meta")
+    _read_generation_config(model, Path(folder))
     model.eval()
     return model
+
+
+def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """What the folder says of `generate`, in the place of what its class does."""
+    from transformers import GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME
+
+    if model.can_generate() and (folder / GENERATION_CONFIG_NAME).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 def weights_source(

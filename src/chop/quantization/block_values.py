@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from chop.errors import ChopError
+from chop.files import writing
 from chop.nested import tree_tensors
 
 
@@ -60,6 +61,7 @@ class Values:
 
         Raises:
             NoBlocksError: one is nothing that a file has.
+            WriteError: the disk is full or read-only.
         """
         found = {node.name: _portable(x, node.name) for node, x in values.items()}
         size = sum(x.nbytes for x in tree_tensors(found))
@@ -67,11 +69,12 @@ class Values:
             self._known[batch] = found
             self._bytes += size
             return
-        if self._own is None:
-            self._own = Path(tempfile.mkdtemp(dir=self._folder))
-            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
-        self._files[batch] = self._own / f"{batch}.pt"
-        torch.save(found, self._files[batch])
+        with writing(self._folder):
+            if self._own is None:
+                self._own = Path(tempfile.mkdtemp(dir=self._folder))
+                weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+            self._files[batch] = self._own / f"{batch}.pt"
+            torch.save(found, self._files[batch])
 
     def write(self, folder: Path) -> None:
         """Writes a file for each batch."""
