@@ -152,7 +152,8 @@ def _quantized(model: nn.Module, train: Rows, config: CompressConfig) -> MaseGra
     mg = MaseGraph(model, hf_input_names=[*example_inputs(model, train)])
     mg, _ = passes.init_metadata_analysis_pass(mg, inplace=True)
     mg, _ = passes.add_common_metadata_analysis_pass(mg, inplace=True)
-    rules = dict.fromkeys(present_operators(mg, config.operators), {"config": spec})
+    rule = {"config": spec}
+    rules = dict.fromkeys(present_operators(mg, config.operators), rule)
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules}, inplace=True)
     return mg
 

@@ -139,8 +139,8 @@ def made_cache(model: nn.Module, text: str, residual: int) -> Any:
     """The quantized cache of a format, or of KEYS/VALUES."""
     from chop.ir.huggingface.quantized_cache import QuantizedCache
 
-    keys, _, values = text.partition("/")
-    return QuantizedCache(model, keys, values or None, residual_length=residual)
+    keys, slash, values = text.partition("/")
+    return QuantizedCache(model, keys, values if slash else None, residual_length=residual)
 
 
 def _written(model: Any, start: Tensor, length: int) -> Tensor:

@@ -77,7 +77,7 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         if type(residual_length) is not int or residual_length < 0:
             raise ConfigError(f"residual_length: expected 0 or more, got {residual_length!r}.")
         of_keys = _rule("keys", keys, keys_per, residual_length)
-        of_values = _rule("values", values or keys, values_per, residual_length)
+        of_values = _rule("values", keys if values is None else values, values_per, residual_length)
         windows = _windows(_config(model))
         super().__init__(layers=[QuantizedLayer(of_keys, of_values, x) for x in windows])
 
