@@ -16,6 +16,7 @@ from chop.errors import ChopError, GraphError, first_line, shorten
 from chop.export.axes import BATCH, SEQUENCE, AxisNames
 from chop.export.flat import WHERE, FlatGraph
 from chop.export.onnx.decode import expand_decoding
+from chop.export.onnx.masks import hide_by_infinity
 from chop.export.onnx.operators import DEQUANTIZE
 from chop.export.onnx.translations import OPSET, translations
 from chop.notices import at_level
@@ -46,6 +47,7 @@ def proto_of(
     with _silence(), torch.no_grad():
         proto = _proto(flat, shapes)
     expand_decoding(proto)
+    hide_by_infinity(proto)
     _strip(proto)
     _name_outputs(proto, flat.outputs)
     _drop_unread_inputs(proto)

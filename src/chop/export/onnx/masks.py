@@ -1,0 +1,95 @@
+"""Masks of attention: a token that sees no other gets zeros, as of torch, in a file too.
+
+torch's exporter adds the lowest number to scores that a mask hides, so that such a token, padding
+at the beginning of a text, would get the mean of all tokens. It tests for NaN, which softmax makes
+of -inf alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+HIDDEN = "/hidden"
+"""Behind the name of a mask, or of a number, that hides scores by -inf."""
+
+
+def hide_by_infinity(proto: Any) -> None:
+    """Makes the masks of attention -inf where they hide, in place of the lowest number.
+
+    Args:
+        proto: an `onnx.ModelProto`; it is changed.
+    """
+    is_lowest = _lowest(proto)
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    masks: dict[str, Any] = {}
+    for added in _tested_sums(proto, makers):
+        for place, name in enumerate(added.input):
+            mask = makers.get(name)
+            if mask is not None and mask.op_type == "Where" and is_lowest(mask.input[2]):
+                masks[name] = mask
+                added.input[place] = name + HIDDEN
+    _add_masks(proto, masks)
+
+
+def _tested_sums(proto: Any, makers: Mapping[str, Any]) -> list[Any]:
+    """Sums whose softmax is tested for NaN."""
+    found = []
+    for node in proto.graph.node:
+        tested = makers.get(node.input[0]) if node.op_type == "IsNaN" else None
+        added = None if tested is None else makers.get(tested.input[0])
+        if added is not None and (tested.op_type, added.op_type) == ("Softmax", "Add"):
+            found.append(added)
+    return found
+
+
+def _lowest(proto: Any) -> Callable[[str], bool]:
+    """Whether a constant is the lowest number of its dtype."""
+    from onnx import TensorProto, numpy_helper
+
+    dtypes = {
+        TensorProto.FLOAT: torch.float32,
+        TensorProto.DOUBLE: torch.float64,
+        TensorProto.FLOAT16: torch.float16,
+        TensorProto.BFLOAT16: torch.bfloat16,
+    }
+    constants = {each.name: each for each in proto.graph.initializer}
+
+    def is_lowest(name: str) -> bool:
+        found = constants.get(name)
+        if found is None or found.data_type not in dtypes or [*found.dims] not in ([], [1]):
+            return False
+        value = float(numpy_helper.to_array(found).astype("float64").item())
+        return value == torch.finfo(dtypes[found.data_type]).min
+
+    return is_lowest
+
+
+def _add_masks(proto: Any, masks: Mapping[str, Any]) -> None:
+    """Adds masks of -inf behind those that they are made of, which go where nothing reads them."""
+    from onnx import NodeProto, helper
+
+    read = {name for node in proto.graph.node for name in node.input}
+    read |= {each.name for each in proto.graph.output}
+    types = {each.name: each.data_type for each in proto.graph.initializer}
+    numbers: dict[str, Any] = {}
+    nodes: list[Any] = []
+    for node in proto.graph.node:
+        name = node.output[0]
+        if name not in masks or name in read:
+            nodes.append(node)
+        if name in masks:
+            twin = NodeProto()
+            twin.CopyFrom(node)
+            twin.name, twin.output[0] = node.name + HIDDEN, name + HIDDEN
+            lowest = node.input[2]
+            twin.input[2] = lowest + HIDDEN
+            numbers[lowest] = helper.make_tensor(twin.input[2], types[lowest], [], [-torch.inf])
+            nodes.append(twin)
+    still = {name for node in nodes for name in node.input}
+    kept = [x for x in proto.graph.initializer if x.name in still or x.name not in numbers]
+    for field, values in (("node", nodes), ("initializer", [*kept, *numbers.values()])):
+        proto.graph.ClearField(field)
+        getattr(proto.graph, field).extend(values)
