@@ -39,8 +39,10 @@ def _tested_sums(proto: Any, makers: Mapping[str, Any]) -> list[Any]:
     found = []
     for node in proto.graph.node:
         tested = makers.get(node.input[0]) if node.op_type == "IsNaN" else None
-        added = None if tested is None else makers.get(tested.input[0])
-        if added is not None and (tested.op_type, added.op_type) == ("Softmax", "Add"):
+        if tested is None or tested.op_type != "Softmax":
+            continue
+        added = makers.get(tested.input[0])
+        if added is not None and added.op_type == "Add":
             found.append(added)
     return found
 
