@@ -219,3 +219,38 @@ def test_large_files_that_are_wrong_leave_nothing(monkeypatch, tmp_path):
 def _refuse(weights) -> None:
     assert [file.name for file in weights.iterdir()] == ["model.onnx.data"]
     raise ConfigError("refused")
+
+
+class Given(nn.Module):
+    """A table that a function looks up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(ROWS, UNEVEN))
+        self.layer = nn.Linear(UNEVEN, 5)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows = nn.functional.embedding(ids, self.table)
+        return rows, self.layer(rows)
+
+
+def test_parameters_that_functions_are_given_are_rounded_floats(tmp_path):
+    torch.manual_seed(0)
+    given = {"ids": torch.arange(ROWS)}
+    mg = MaseGraph(Given().eval(), dummy_in=given)
+    packed = pack_weights(mg, parse_format_string("mxfp:width=4"))
+    made = target("onnx").export(packed, tmp_path / "model")
+    assert made.notes == ("2 operands are rounded floats: ONNX lacks their formats",)
+    expected = packed.model(**given)[0]
+    assert not torch.equal(expected, mg.model(**given)[0])
+    assert torch.equal(target("onnx").read(made.path)(given)["output.0"], expected)
+
+
+def test_activations_that_nothing_rounds_are_named(tmp_path):
+    torch.manual_seed(0)
+    mg = MaseGraph(nn.Sequential(nn.Linear(32, 8)).eval(), dummy_in={"input": torch.randn(4, 32)})
+    eight = parse_format_string("mxint:width=8")
+    made = target("onnx").export(pack_weights(mg, eight, eight), tmp_path / "model")
+    assert made.notes == (
+        "0.data_in (mxint(width=8)) are not rounded at all: ONNX lacks their formats",
+    )

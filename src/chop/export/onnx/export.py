@@ -53,9 +53,9 @@ def export(
         dynamic_axes: batches and sequences may have other sizes than the example inputs.
         cache: a decoder's keys and values are inputs and outputs, where axes are dynamic.
     Returns: `files` that were written; names of `inputs` and `outputs`; `quantized`, paths of the
-        modules in integers; `fallback`, operands exported as floats, and `unrounded`, those of
-        them that are no parameters; `unchecked`, conditions of the graph on sizes that the file
-        does not test.
+        modules in integers; `fallback`, operands exported as floats; `unrounded`, those of
+        them that nothing rounds; `unchecked`, conditions of the graph on sizes that the file does
+        not test.
 
     Raises:
         ConfigError: a format has no form of integers in ONNX, or waits for data.

@@ -35,7 +35,7 @@ class QdqGraph:
         mg: a graph of its own, whose quantized operands are codes and scales.
         quantized: paths of the modules with such operands.
         fallback: text for each operand that became float instead.
-        unrounded: those of them that are no parameters, which have rounded values.
+        unrounded: those of them that are activations, which nothing rounds.
     """
 
     mg: MaseGraph
@@ -175,12 +175,13 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
         ConfigError: ONNX lacks formats and `float_fallback` is False, or learned scales wait.
     """
     planned = _with_groups(plan_stand_ins(mg, _stand_in, WHERE), mg)
-    qdq, steps = planned.mg, planned.steps
-    found = {key: operand_text(key[0], steps[key[0]], key[1]) for key in planned.missing}
-    missing = [*found.values()]
-    unrounded = [x for (path, name), x in found.items() if not is_parameter(steps[path], name)]
+    missing = _texts(planned, planned.missing)
     if missing and not float_fallback:
         raise ConfigError(missing_forms(WHERE, "ONNX has no form in integers", missing, WAY_OUT))
+    planned = planned.with_given_parameters()
+    qdq, steps = planned.mg, planned.steps
+    activations = [x for x in planned.missing if not is_parameter(steps[x[0]], x[1])]
+    unrounded = _texts(planned, activations)
     quantized = planned.put()
     _round_early(qdq)
     for node in qdq.nodes:
@@ -194,6 +195,10 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
             bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias
             layer.spec = layer.spec.with_quantizers(bias=bias)
     return QdqGraph(qdq, quantized, missing, unrounded)
+
+
+def _texts(planned: StandIns, operands: list[tuple[str, str]]) -> list[str]:
+    return [operand_text(path, planned.steps[path], operand) for path, operand in operands]
 
 
 def _with_groups(planned: StandIns, mg: MaseGraph) -> StandIns:

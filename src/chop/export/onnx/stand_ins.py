@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.formats import Gradient, Quantizer, QuantSpec, StandIn
+from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import hooked_modules, refuse_hooks, settled_copy
-from chop.nn.quantized import QuantizedOperator, leaf_operators
+from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.nn.quantized.codes import rounded_parameter
 from chop.nn.quantized.masks import FULL, MASK
 from chop.private.modules import buffers_of, parameters_of
@@ -56,6 +57,27 @@ class StandIns:
         named = [(path, *item) for path, plan in self.plans.items() for item in plan.items()]
         return [(path, operand) for path, operand, stand_in in named if stand_in is None]
 
+    def with_given_parameters(self) -> StandIns:
+        """The plans with `Values` of parameters that calls are given, where they had nothing.
+
+        Of an operand that calls are given from several parameters there is still nothing.
+        """
+        given: dict[tuple[str, str], set[str]] = {}
+        for node in self.mg.nodes:
+            call = self.mg.module_of(node)
+            if isinstance(call, QuantCall):
+                named = {**dict(zip(call.arguments, node.args, strict=False)), **node.kwargs}
+                for name, value in named.items():
+                    key = str(node.target), str(call.arguments.get(name))
+                    given.setdefault(key, set()).add(_fetched(value))
+        plans = {path: dict(plan) for path, plan in self.plans.items()}
+        for path, operand in self.missing:
+            parameters = given.get((path, operand), {""})
+            if len(parameters) == 1 and "" not in parameters:
+                x = deepgetattr(self.mg.model, *parameters)
+                plans[path][operand] = Values(self.steps[path].quantize(operand, x).detach())
+        return replace(self, plans=plans)
+
     def put(self) -> list[str]:
         """Puts them in place of the formats; what has none becomes float.
 
@@ -71,6 +93,11 @@ class StandIns:
             for name in (MASK, FULL):  # the values are zero there
                 buffers_of(step).pop(name, None)
         return quantized
+
+
+def _fetched(value: object) -> str:
+    """The path of the tensor that an argument fetches; "" for others."""
+    return str(value.target) if isinstance(value, fx.Node) and value.op == "get_attr" else ""
 
 
 def plan_stand_ins(mg: MaseGraph, form: Form, where: str) -> StandIns:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.errors import enumerate_names
 from chop.export.cache import from_cache
 from chop.export.flat import named_tensors
 from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import Run, opened
-from chop.export.target import Runner, Target
+from chop.export.target import SHOWN, Runner, Target
 from chop.ir.graph import MaseGraph
 
 LACKS = "ONNX lacks their formats"
@@ -41,11 +42,11 @@ def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
     """
     mg, notes = in_float32(mg)
     found = export(mg, path, float_fallback=True, dynamic_axes=True)
-    unrounded = len(found["unrounded"])
-    if count := len(found["fallback"]) - unrounded:
-        notes.append(f"{count} operands are rounded floats: ONNX lacks their formats")
+    unrounded = found["unrounded"]
+    if count := len(found["fallback"]) - len(unrounded):
+        notes.append(f"{count} operands are rounded floats: {LACKS}")
     if unrounded:
-        notes.append(f"{unrounded} inputs or results of layers are not rounded: {LACKS}")
+        notes.append(f"{enumerate_names(unrounded, SHOWN)} are not rounded at all: {LACKS}")
     return {"notes": notes, "cause": f"inputs are not rounded: {LACKS}" * bool(unrounded), **found}
 
 

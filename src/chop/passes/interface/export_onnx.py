@@ -82,7 +82,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
         outputs: names of its outputs.
         quantized: paths of the modules in integers.
         fallback: operands exported as floats.
-        unrounded: those of them that are no parameters, and so are not rounded.
+        unrounded: those of them that are activations, which nothing rounds.
         unchecked: conditions of the graph on sizes that the file does not test.
         size_bytes: size of the files.
         session_config: entries for `onnxruntime.SessionOptions.add_session_config_entry`.
