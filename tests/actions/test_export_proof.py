@@ -2,19 +2,30 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from chop import MaseGraph, runs
 from chop.actions.export import export
 from chop.actions.export_model import Loaded, decoded, load_graph
-from chop.actions.export_proof import compare_weights
+from chop.actions.export_proof import (
+    MOST_DYNAMIC,
+    check_unrounded,
+    compare_weights,
+    exact_graph,
+    example_difference,
+)
 from chop.actions.export_times import measure_times
 from chop.actions.settings.export import ExportConfig
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError, ConfigError, VerificationError
+from chop.export.target import packed_layers
+from chop.export.targets import target
 from chop.formats import parse_format_string
 from chop.pipelines.packed_weights import pack_weights
+from tests.export.decoders import captured
 
 TALL, SQUARE = "0", "2"
+VALUES = "model.layers.0.self_attn.v_proj"
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +144,24 @@ def test_rows_of_a_checkpoint_without_a_run_are_not_known(graphs, tmp_path):
     assert loaded.workload is None and loaded.why_no_rows is None
     with pytest.raises(CheckpointError, match="expected the output folder of chop compress"):
         load_graph(ExportConfig(str(tmp_path), ("pt2",), dataset="digits"))
+
+
+@pytest.mark.parametrize("text", ["fp8", "scale_integer:width=8"])
+@pytest.mark.sampled(1)
+def test_a_wrong_layer_is_found_where_found_scales_of_inputs_would_hide_it(text, tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
+    formats = [parse_format_string(f"{text}:granularity={x}") for x in ("channel", "row")]
+    mg = pack_weights(captured("Llama"), *formats)
+    kind = target("compressed-tensors")
+    path = kind.export(mg, tmp_path / "out").path
+    check_unrounded(mg, path, kind)
+    tensors = load_file(path / "model.safetensors")
+    tensors[f"{VALUES}.weight_scale"] *= 1.5
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    exact = exact_graph(mg)
+    assert example_difference(exact, kind.read(path), kind, MOST_DYNAMIC) > 0
+    with pytest.raises(VerificationError, match="more than rounding explains"):
+        check_unrounded(mg, path, kind)
+    # The graph still rounds what its layers are given.
+    linear = [m for m in packed_layers(mg.model).values() if isinstance(m, nn.Linear)]
+    assert linear and all(not m.spec.data_in.is_identity for m in linear)

@@ -12,6 +12,7 @@ from chop.actions.export_proof import (
     MOST_DYNAMIC,
     Contestant,
     WeightProof,
+    check_unrounded,
     compare_on_rows,
     compare_weights,
     exact_graph,
@@ -182,6 +183,7 @@ def _read(
             # Of inputs that are not rounded, the writer has compared the file without roundings.
             most = MOST_DYNAMIC if made.cause else largest_share(plan.graph)
             difference = example_difference(exact[id(plan.graph)], run, kind, most)
+            check_unrounded(plan.graph, made.path, kind)
             found = None if kind.weights is None else kind.weights(made.path)
             weights = None if found is None else compare_weights(plan.graph, found)
         proven[name] = Proven(plan, made, run, difference, weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from chop.errors import VerificationError
 from chop.export.cache import PRESENT, cached_examples, has_cache, with_present
 from chop.export.flat import RENAMED, output_tensors
 from chop.export.target import Runner, Target, packed_layers
-from chop.formats import NumberFormat
+from chop.formats import NumberFormat, QuantSpec
 from chop.formats.static import is_dynamic
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
@@ -222,6 +223,29 @@ def example_difference(exact: MaseGraph, run: Runner, kind: Target, most: float 
             of = {k: x for k, x in expected.items() if k.startswith(PRESENT) == is_of_cache}
             off = max(off, largest_difference(found, of, kind.name, most))
     return off
+
+
+@torch.no_grad()
+def check_unrounded(mg: MaseGraph, path: Path, kind: Target) -> None:
+    """Compares a file with its graph where neither rounds what layers are given.
+
+    `MOST_DYNAMIC` would pass a wrong layer; without the codes that it allows for, `MOST` holds.
+
+    Args:
+        mg: the graph that was written.
+        path: the file.
+        kind: its target.
+
+    Raises:
+        VerificationError: outputs differ by more than sums in another order explain.
+    """
+    if kind.read_unrounded is None or largest_share(mg) == MOST:
+        return
+    plain = mg.copy()
+    for module in plain.model.modules():
+        if isinstance(module, QuantizedOperator):
+            module.spec = module.spec.with_quantizers(data_in=QuantSpec().data_in)
+    example_difference(exact_graph(plain), kind.read_unrounded(path), kind)
 
 
 def largest_share(mg: MaseGraph) -> float:

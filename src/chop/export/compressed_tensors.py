@@ -326,6 +326,13 @@ def read(path: Path) -> Runner:
     return runner_of(read_model(path))
 
 
+def read_unrounded(path: Path) -> Runner:
+    """The model of a folder whose layers take their inputs as they are."""
+    from compressed_tensors.quantization import disable_quantization
+
+    return runner_of(read_model(path).apply(disable_quantization))
+
+
 def read_model(path: Path) -> nn.Module:
     """The model of a folder, its weights decoded by the library, in the model's dtype."""
     import transformers
@@ -367,5 +374,6 @@ TARGET = Target(
     ),
     weights=lambda path: weights_of(read_model(path)),
     cause="the library computes in the model's dtype, and decodes nvfp4 to bfloat16",
+    read_unrounded=read_unrounded,
     is_timed=False,
 )

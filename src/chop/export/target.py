@@ -84,6 +84,8 @@ class Target:
         needs: other packages that writing takes.
         beside: suffixes of other files of the same stem.
         stem: of the file in a folder that has those of other targets, too.
+        read_unrounded: path -> the model as the library reads it, no inputs of layers rounded;
+            None: the writer compares without roundings.
         is_timed: whether what `read` gives runs as in the engines; else it computes with floats.
         takes_cache: whether the files of decoders have a key-value cache as inputs and outputs.
     """
@@ -104,6 +106,7 @@ class Target:
     needs: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     stem: str = "model"
+    read_unrounded: Callable[[Path], Runner] | None = None
     is_timed: bool = True
     takes_cache: bool = False
 
