@@ -223,7 +223,7 @@ def test_mappings_show_an_example_that_can_be_read(name):
         example = re.search(r"Example: (?:`(.*?)`|'(.*?}+)')\.", option.help)
         assert example, option.name
         command = table()[name]
-        hint = get_type_hints(load(command.settings))[option.name]
+        hint = get_type_hints(command.source)[option.name]
         (value,) = read_value([example[1] or example[2]], hint).values()
         assert isinstance(value, dict) == (option.metavar == "<name=JSON>")
 

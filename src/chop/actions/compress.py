@@ -18,7 +18,12 @@ from chop.actions.compress_results import (
     terminal_table,
 )
 from chop.actions.job import Job, Output, load_with_validation, run_job
-from chop.actions.ptq import method_title, quantize_after_training, quantize_layers
+from chop.actions.ptq import (
+    check_recipe,
+    method_title,
+    quantize_after_training,
+    quantize_layers,
+)
 from chop.actions.settings.compress import CompressConfig
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
@@ -104,6 +109,7 @@ def _measure_all(
     """The float graph, the rounded ones, and those that were trained back."""
     mg = raise_to_graph(workload)
     # A wrong name of a layer is found before anything is evaluated.
+    check_recipe(mg, config.operators, config.recipe)
     mixed = (
         quantize_layers(mg, config.layers, workload, config.calibration_rows)
         if config.layers
@@ -193,6 +199,7 @@ def _round(
         config.method,
         inplace=shares,
         leaves_calls=set(config.operators) == set(weighted_operators()),
+        recipe=config.recipe,
     )
     method = method_title(config.method)
     return measure(quantized, method, number_format.label, workload, stages)

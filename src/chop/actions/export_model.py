@@ -17,6 +17,7 @@ from chop.errors import CheckpointError, ChopError, ConfigError, first_line
 from chop.export.flat import map_tensors, named_tensors
 from chop.export.gguf_header import gguf_file
 from chop.formats import QuantSpec, parse_format_string
+from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import layers_of
 from chop.ir.propagate import example_inputs
@@ -101,7 +102,8 @@ def load_graph(config: ExportConfig) -> Loaded:
         mg = packed(source)
     else:
         inputs = None if config.inputs is None else parse_format_string(config.inputs)
-        mg = pack_weights(source, parse_format_string(str(config.format)), inputs)
+        recipe = Recipe.read(config.overrides, config.skip, "chop export")
+        mg = pack_weights(source, parse_format_string(str(config.format)), inputs, recipe)
     exact, exact_is = _exact(source, mg, workload if checkpoint is not None else None)
     tokenizer = tokenizer_of(config) if config.tokenizer else None
     return Loaded(mg, source, exact, exact_is, tokenizer, workload, why_no_rows)

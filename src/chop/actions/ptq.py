@@ -10,9 +10,11 @@ from chop import passes
 from chop.errors import check_known
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import OPERANDS
+from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import present_operators
+from chop.quantization.selection import QuantizeConfig
 from chop.train.calibration import calibrated, calibration_batches
 from chop.workloads.workload import Workload
 
@@ -38,6 +40,7 @@ def quantize_after_training(
     methods: Sequence[str] = (),
     inplace: bool = False,
     leaves_calls: bool = False,
+    recipe: Recipe | None = None,
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
 
@@ -50,9 +53,10 @@ def quantize_after_training(
         methods: of `METHODS`, which write weights; without any, these are rounded to nearest.
         inplace: changes the graph that is given.
         leaves_calls: see `chop.quantization.float_calls`.
+        recipe: other formats of some weights, and what stays float. None: there are none.
     Raises:
-        ConfigError: the graph has none of the operators, or a method cannot keep the scales of the
-            format.
+        ConfigError: the graph has none of the operators, a pattern of the recipe matches nothing,
+            or a method cannot keep the scales of the format.
     """
     spec = {"config": QuantSpec.uniform(number_format)}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
@@ -67,7 +71,8 @@ def quantize_after_training(
     if "rotate" in methods:
         settings = {"merge": False, "block": _group_size(number_format)}
         mg, _ = passes.rotate_transform_pass(mg, settings, inplace=inplace)
-    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules}, inplace=inplace)
+    settings = {"by": "type", **rules, **(recipe or Recipe()).plain()}
+    mg, _ = passes.quantize_transform_pass(mg, settings, inplace=inplace)
     if leaves_calls:
         leave_calls_of_forwards(mg, "chop compress")
     mg = calibrated(mg, workload.train, calibration_rows)
@@ -98,8 +103,8 @@ def quantize_layers(
 
     Args:
         mg: the float graph; it stays as it is.
-        layers: module path (or node name) -> operand -> format as people type it; operands left
-            out stay float.
+        layers: pattern of module paths (or node name) -> operand -> format as people type it;
+            operands left out stay float.
         workload: gives the rows that fractions are calibrated on.
         calibration_rows: how many.
     Raises:
@@ -108,6 +113,12 @@ def quantize_layers(
     rules = {path: {"config": layer_spec(path, formats)} for path, formats in layers.items()}
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "name", **rules})
     return calibrated(quantized, workload.train, calibration_rows)
+
+
+def check_recipe(mg: MaseGraph, operators: Sequence[str], recipe: Recipe) -> None:
+    """Raises ConfigError where a pattern of a recipe matches no layer of these operators."""
+    rules = dict.fromkeys(present_operators(mg, operators), QuantSpec())
+    QuantizeConfig("type", rules, recipe=recipe, where="chop compress").select(mg)
 
 
 def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:

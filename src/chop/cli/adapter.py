@@ -36,6 +36,7 @@ ALIASES = {
     "masks": "mask",
     "models": "model",
     "modes": "mode",
+    "overrides": "override",
     "shapes": "shape",
     "start_from": "from",
 }

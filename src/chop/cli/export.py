@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ def export(
     *,
     to: tuple[str, ...],
     format: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+    skip: tuple[str, ...] = (),
     inputs: str | None = None,
     nearest: bool = False,
     dataset: str | None = None,
@@ -33,6 +36,8 @@ def export(
       chop export ./my-llama --format mxint8 --to gguf,compressed-tensors
 
       chop export ./my-llama --format fp8 --inputs fp8 --to compressed-tensors
+
+      chop export ./my-llama --format mxint4 --override 're:.*down_proj=mxint8' --to gguf
 
       chop export runs/compress --to gptq --nearest --batch 1 --batch 32
 
@@ -73,6 +78,10 @@ def export(
             a float model: built-in, folder or hub name.
         to: targets, with commas between them.
         format: number format of the weights of a float model. Default: the model is quantized.
+        overrides: with --format, other formats of weights by pattern: a path, or the end of one, of
+            a module, or an expression behind re:. Of several that match the first holds. Example:
+            `re:.*down_proj=mxint8`. Default: none.
+        skip: with --format, patterns of modules that stay float. Default: none.
         inputs: with --format, number format that its layers round their inputs to. Default: none.
         nearest: round modules that a target cannot hold to the nearest format that it can.
         dataset: data set of the test rows: built-in, local file or folder, hub name. Default: that
@@ -88,7 +97,7 @@ def export(
     from chop.actions.settings.export import ExportConfig
 
     what = (model, to, format, inputs, nearest, dataset, limit, tokenizer, out)
-    return run(ExportConfig(*what, batch_sizes, seconds, threads))
+    return run(ExportConfig(*what, batch_sizes, seconds, threads, overrides or {}, skip))
 
 
 EXPORT = Command(export)

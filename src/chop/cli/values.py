@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chop.errors import ConfigError
@@ -38,7 +38,7 @@ def read_value(given: Any, hint: Any) -> Any:
     Args:
         given: what Typer read; a sequence of texts for a list or mapping.
         hint: type of the field. Lists take commas, repeated options, or both; mappings take
-            `name=value`, whose value is JSON where it can be read as JSON.
+            `name=value`, whose value is JSON where it can be read as JSON and is no text.
 
     >>> read_value(["1,16", "64"], tuple[int, ...])
     [1, 16, 64]
@@ -47,7 +47,8 @@ def read_value(given: Any, hint: Any) -> Any:
     """
     if is_mapping(hint):
         (kind,) = members(hint)
-        return _assigned(given, in_lists=is_list(typing.get_args(kind)[1]))
+        value = typing.get_args(kind)[1]
+        return _assigned(given, _read_list if is_list(value) else str if value is str else _read)
     if is_list(hint):
         (kind,) = members(hint)
         parts = [part.strip() for text in given for part in text.split(",")]
@@ -56,7 +57,7 @@ def read_value(given: Any, hint: Any) -> Any:
     return given
 
 
-def _assigned(pairs: Sequence[str], in_lists: bool) -> dict[str, Any]:
+def _assigned(pairs: Sequence[str], read: Callable[[str], Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, text = (part.strip() for part in pair.partition("="))
@@ -64,8 +65,12 @@ def _assigned(pairs: Sequence[str], in_lists: bool) -> dict[str, Any]:
             raise ConfigError(f"'{pair}': expected name=value.")
         if name in found:
             raise ConfigError(f"'{pair}': '{name}' was given before; give it once.")
-        found[name] = [_read(part.strip()) for part in text.split(",")] if in_lists else _read(text)
+        found[name] = read(text)
     return found
+
+
+def _read_list(text: str) -> list[Any]:
+    return [_read(part.strip()) for part in text.split(",")]
 
 
 def _read(text: str) -> Any:

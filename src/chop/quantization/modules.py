@@ -12,7 +12,7 @@ from chop.captured.module import CapturedModule
 from chop.captured.module_tree import computed_tensors
 from chop.captured.overrides import why_not_copyable
 from chop.errors import ConfigError
-from chop.formats import QuantSpec
+from chop.formats import QuantSpec, parse_format_string
 from chop.ir.ops import Operator, of_module
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
@@ -33,12 +33,27 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
     by_module: dict[nn.Module, list[str]] = {}
     for path, (_, module) in found.items():
         by_module.setdefault(module, []).append(path)
+    left = config.left({path for path, _ in result.named_modules()})
     rows = {module: row for row, module in found.values()}
     names = {m: [rows[m].name] if config.by == "type" else p for m, p in by_module.items()}
     twins = {}
+    kept = {module for module, paths in by_module.items() if left.isdisjoint(paths)}
     for module, (settings, where) in config.choose(names, found).items():
+        if module not in kept:
+            continue
         check_its_class(module, by_module[module][0], where)
         twins[module] = _twin(rows[module], module, settings, where)
+    layers = {
+        module: paths
+        for module, paths in by_module.items()
+        if module in kept and rows[module].weight and config.may_override(module, twins)
+    }
+    for module, text in config.recipe.choose(layers, config.where).items():
+        base = twins.get(module, module)
+        spec = base.spec if isinstance(base, QuantizedOperator) else QuantSpec()
+        check_its_class(module, by_module[module][0], config.where)
+        spec = spec.with_quantizers(weight=parse_format_string(text))
+        twins[module] = _twin(rows[module], base, spec, config.where)
     paths = {module: by_module[module][0] for module in twins}
     computed = {path: why_computed(module) for module, path in paths.items()}
     warn_of_plain_weights("quantize_module_transform_pass", computed)

@@ -12,7 +12,8 @@ from torch import fx, nn
 from chop.captured.overrides import why_not_its_class
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
-from chop.formats import QuantSpec
+from chop.formats import QuantSpec, parse_format_string
+from chop.formats.recipe import PREFIX, Recipe, check_pattern, meant, nearest
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.nodes import names_of
 from chop.ir.ops import OPS, Operator, of_module
@@ -21,6 +22,7 @@ from chop.notices import warn_once
 
 By = Literal["type", "name", "regex_name"]
 Settings = Mapping[str, Any] | QuantSpec
+RECIPE = ("overrides", "skip")
 T = TypeVar("T")
 
 
@@ -29,23 +31,27 @@ class QuantizeConfig:
     """Rules that choose operators, each with the formats of its operands.
 
     Attributes:
-        by: what the keys of `rules` are: operators, node names (or module paths), or regular
-            expressions that match a whole one.
+        by: what the keys of `rules` are: operators, names of nodes or patterns of module paths (see
+            `chop.formats.recipe`), or regular expressions that match a whole name or path.
         rules: the formats of what each key names: a `QuantSpec`, or the mapping that describes one.
         default: what holds for quantizable operators that no rule names; None leaves them.
+        recipe: of `overrides`, by pattern other formats of the weights of operators that the rules
+            choose, or of any without rules, and of `skip`, patterns of modules that are left.
         where: the pass, for messages.
     """
 
     by: By = "type"
     rules: Mapping[str, Settings] = field(default_factory=dict)
     default: Settings | None = None
+    recipe: Recipe = field(default_factory=Recipe)
     where: str = field(default="quantize_transform_pass", metadata={"is_setting": False})
 
     @classmethod
     def from_settings(
         cls, settings: Mapping[str, Any], where: str, ignores: Collection[str] = ()
     ) -> QuantizeConfig:
-        """A flat mapping as MASE's: beside `by` and `default`, each key is one of `rules`.
+        """A flat mapping as MASE's: each key is one of `rules`, beside `by`, `default` and those
+        of the recipe, `overrides` and `skip`.
 
         Formats are given as `{"config": {...}}`, "NA" is None, and the keys `ignores` have no
         effect.
@@ -57,31 +63,70 @@ class QuantizeConfig:
         options = [key for key in ignores if not _is_rule(settings.get(key))]
         settings = ignoring(without_na(dict(settings)), options, where)
         by = convert(settings.get("by", cls.by), By, f"{where}.by")
-        if by == "regex_name":
-            _check_patterns(settings, where)
-        entries = {key: entry for key, entry in settings.items() if key != "by"}
+        found = {key: settings[key] for key in RECIPE if key in settings}
+        own = {key: entry for key, entry in found.items() if not _is_rule(entry)}
+        recipe = Recipe.read(own.get("overrides"), own.get("skip"), where)
+        entries = {key: entry for key, entry in settings.items() if key not in ("by", *own)}
         rules = {key: _config_of(key, entry, where) for key, entry in entries.items()}
         default = rules.pop("default", None)
+        _check_patterns(rules, by, where)
         if isinstance(default, Mapping) and default.get("name") is None and len(default) <= 1:
             default = None
-        if not rules and default is None:
+        if not rules and default is None and not recipe.overrides:
             raise ConfigError(f"{where}: nothing to quantize: name an operator.")
-        return cls(by, rules, default, where)
+        return cls(by, rules, default, recipe, where)
 
     def select(self, mg: MaseGraph) -> dict[fx.Node, QuantSpec]:
         """The nodes to quantize, each with its spec.
 
         Raises:
-            ConfigError: a rule matches no node, or its mapping does not fit the operator.
+            ConfigError: a rule or a pattern matches no node, or its mapping does not fit the
+                operator.
         """
-        candidates = {node: names for node in mg.nodes if (names := self._names(mg, node))}
-        places = {name for node in candidates for name in names_of(node)}
+        left = self._left(mg)
+        names = {node: names_of(node) for node in mg.nodes if _is_quantizable(mg, node)}
+        by_type = {node: (_row_of(mg, node).name,) for node in names}
+        places = {name for own in names.values() for name in own}
+        ruled = self.choose(by_type if self.by == "type" else names, places)
         chosen = {
             node: _spec_for(mg, node, settings, where)
-            for node, (settings, where) in self.choose(candidates, places).items()
+            for node, (settings, where) in ruled.items()
+            if left.isdisjoint(_places(node))
         }
+        layers = {
+            node: own
+            for node, own in names.items()
+            if _row_of(mg, node).weight
+            and left.isdisjoint(_places(node))
+            and self.may_override(node, chosen)
+        }
+        for node, text in self.recipe.choose(layers, self.where).items():
+            spec = chosen.get(node) or _spec_for(mg, node, _present_spec(mg, node), self.where)
+            chosen[node] = spec.with_quantizers(weight=parse_format_string(text))
         _check_shared(mg, chosen)
         return chosen
+
+    def may_override(self, candidate: T, chosen: Collection[T]) -> bool:
+        """Whether an override can mean a candidate: where there are rules, one of theirs."""
+        return candidate in chosen or not (self.rules or self.default)
+
+    def _left(self, mg: MaseGraph) -> set[str]:
+        """The names of nodes, and the paths of modules, that the recipe leaves."""
+        paths = {path for path, _ in mg.model.named_modules()}
+        return self.left({*paths, *(name for node in mg.nodes for name in _places(node))})
+
+    def left(self, paths: Collection[str]) -> set[str]:
+        """Those of the paths that the recipe leaves.
+
+        Raises:
+            ConfigError: a pattern matches none.
+        """
+
+        def missing(pattern: str) -> ConfigError:
+            near = nearest(pattern, paths)
+            return ConfigError(f"{self.where}.skip: no module matches '{pattern}': {near}")
+
+        return self.recipe.left(paths, missing)
 
     def choose(
         self, candidates: Mapping[T, Sequence[str]], places: Collection[str] = ()
@@ -96,9 +141,11 @@ class QuantizeConfig:
             ConfigError: a rule matches no candidate.
         """
         unused = set(self.rules)
+        every = {name for names in candidates.values() for name in names}
+        named = {key: self._named(key, every) for key in self.rules}
         chosen: dict[T, tuple[Settings, str]] = {}
         for candidate, names in candidates.items():
-            matching = [key for name in names for key in self.rules if self._matches(key, name)]
+            matching = [key for name in names for key in self.rules if name in named[key]]
             unused -= set(matching)
             rule = matching[0] if matching else "default"
             settings = self.rules[rule] if matching else self.default
@@ -116,19 +163,20 @@ class QuantizeConfig:
 
     def may_mean(self, path: str) -> bool:
         """Whether rules mean what is at a path, if it could be quantized: names mean others."""
-        if self.by == "type" or self.default is not None:
+        if any(meant(pattern, [path]) for pattern in self.recipe.skip):
+            return False
+        if (self.by == "type" and self.rules) or self.default is not None:
             return True
         names = (path, path.replace(".", "_"))
-        return any(self._matches(key, name) for key in self.rules for name in names)
+        return any(self._named(key, names) for key in self.rules)
 
-    def _names(self, mg: MaseGraph, node: fx.Node) -> tuple[str, ...]:
-        """What a rule can call the node by; () if the node cannot be quantized."""
-        if not _is_quantizable(mg, node):
-            return ()
-        return (_row_of(mg, node).name,) if self.by == "type" else names_of(node)
-
-    def _matches(self, key: str, name: str) -> bool:
-        return bool(re.fullmatch(key, name)) if self.by == "regex_name" else key == name
+    def _named(self, key: str, names: Collection[str]) -> set[str]:
+        """Those of the names that a rule means."""
+        if self.by == "name":
+            return meant(key, names)
+        if self.by == "regex_name":
+            return {name for name in names if re.fullmatch(key, name)}
+        return {key}.intersection(names)
 
     def _explain_unused(self, key: str, candidates: Any) -> str:
         known = {name for names in candidates for name in names}
@@ -136,15 +184,25 @@ class QuantizeConfig:
         text = f"{self.where}: no quantizable {what} in this model matches '{key}'"
         if self.by == "type" and key in OPS and key not in known:
             return f"{text}; it has: {', '.join(sorted(known))}."
+        if self.by == "name" and key.startswith(PREFIX):
+            return f"{text}: {nearest(key, known)}"
         return f"{text}: {did_you_mean(key, known)}"
 
 
-def _check_patterns(patterns: Iterable[str], where: str) -> None:
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"{where}: '{pattern}' is no regular expression: {error}.") from None
+def _check_patterns(keys: Iterable[str], by: By, where: str) -> None:
+    for key in keys if by != "type" else ():
+        check_pattern(f"{PREFIX}{key}" if by == "regex_name" else key, where)
+
+
+def _places(node: fx.Node) -> tuple[str, ...]:
+    """The names of a node, and the path of the module whose forward calls it."""
+    return (*names_of(node), *list(node.meta.get("nn_module_stack", ()))[-1:])
+
+
+def _present_spec(mg: MaseGraph, node: fx.Node) -> QuantSpec:
+    """The formats that what a node calls has by now."""
+    module = mg.module_of(node)
+    return module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
 
 
 def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:

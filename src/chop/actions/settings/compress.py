@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from chop.config import MORE
 from chop.errors import ConfigError, check_known
 from chop.workloads.settings import Ranges, WorkloadConfig
+
+if TYPE_CHECKING:
+    from chop.formats.recipe import Recipe
 
 
 def default_operators() -> tuple[str, ...]:
@@ -66,6 +69,10 @@ class CompressConfig(QuantizationSettings):
         by_block: hold one block of a decoder in memory: float weights are read, rounded by gptq in
             one format, and written block by block. A run that is killed goes on after the last
             block. Other models are compressed as a whole, which a line says.
+        overrides: weights that have another format in each of `formats`, by pattern: a path, or the
+            end of one, of a module, or an expression behind re:. Of several that match the first
+            holds. Example: `re:.*down_proj=mxint8`. Default: none.
+        skip: patterns of modules that stay float in each of `formats`. Default: none.
         layers: format per layer and operand, one more configuration to measure; chop search export
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
@@ -86,6 +93,8 @@ class CompressConfig(QuantizationSettings):
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
     by_block: bool = False
+    overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
+    skip: tuple[str, ...] = field(default=(), metadata=MORE)
     layers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
         metadata={**MORE, "hint": """Example: --layers 'fc1={"weight": "4.auto"}'."""},
@@ -109,6 +118,7 @@ class CompressConfig(QuantizationSettings):
             parse_format_string(text)
         for name in self.method:
             check_known(name, METHODS, "method: unknown")
+        self._check_recipe()
         for path, formats in self.layers.items():
             layer_spec(path, formats)
         if not self.formats and not self.layers:
@@ -118,9 +128,23 @@ class CompressConfig(QuantizationSettings):
         if self.onnx:
             require("ONNX", *NEEDS, extra="onnx")
 
+    @property
+    def recipe(self) -> Recipe:
+        """What differs from each of `formats`."""
+        from chop.formats.recipe import Recipe
+
+        return Recipe.read(self.overrides, self.skip, "chop compress")
+
+    def _check_recipe(self) -> None:
+        recipe = self.recipe
+        if "awq" in self.method and recipe.overrides:
+            raise ConfigError("overrides: awq scales weights for one format; expected none.")
+        if recipe.plain() and not self.formats:
+            raise ConfigError("overrides and skip: expected formats that they differ from.")
+
     def _check_by_block(self) -> None:
         if self.method != ("gptq",) or len(self.formats) != 1:
             raise ConfigError("by_block: expected the method gptq alone, and one format.")
-        for name in ("layers", "onnx", "qat_epochs", "train_epochs"):
+        for name in ("overrides", "skip", "layers", "onnx", "qat_epochs", "train_epochs"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: by_block rounds without it.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chop.config import check_fields
@@ -19,6 +20,8 @@ class ExportConfig:
             float model: built-in, folder or hub name.
         to: targets, see `chop.export.targets`.
         format: number format of the weights of a float model.
+        overrides: with `format`, other formats of weights by pattern, see `chop.formats.recipe`.
+        skip: with `format`, patterns of modules that stay float.
         inputs: with `format`, number format that the layers round their inputs to.
         nearest: rounds modules that a target cannot hold to the nearest format that it can.
         dataset: data set of the test rows: built-in, local file or folder, hub name. Default: that
@@ -31,8 +34,8 @@ class ExportConfig:
         threads: threads of torch and of the engines.
 
     Raises:
-        ConfigError: a target or a format is unknown, inputs have one that waits for data, or there
-            is no target.
+        ConfigError: a target or a format is unknown, inputs have one that waits for data, a pattern
+            is malformed, or there is no target.
         UnavailableError: the library of a target is not installed.
     """
 
@@ -48,10 +51,13 @@ class ExportConfig:
     batch_sizes: tuple[int, ...] = (1, 32)
     seconds: float = 1.0
     threads: int = 1
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         from chop.export.targets import TARGETS, target
         from chop.formats import parse_format_string
+        from chop.formats.recipe import Recipe
 
         check_fields(self, type(self).__name__)
         if not self.to:
@@ -77,5 +83,8 @@ class ExportConfig:
                     f"inputs: '{self.inputs}' waits for data, which chop compress calibrates on; "
                     "expected scales of each input, as scale_integer:width=8:granularity=row."
                 )
+        if (self.overrides or self.skip) and self.format is None:
+            raise ConfigError("overrides and skip: expected a format of the other weights, too.")
+        Recipe.read(self.overrides, self.skip, "chop export")
         for name in self.to:
             target(name).require()

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from chop.captured.attention import PROJECTIONS, ProjectedAttention
 from chop.captured.expert_linear import ExpertLinear
 from chop.captured.experts import LAYERS, FusedExperts, expert_layer, matrices_of
-from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.huggingface.stored import (
@@ -24,11 +23,9 @@ from chop.ir.huggingface.stored import (
     rotated_module,
 )
 from chop.ir.huggingface.weights import StoredTensors
-from chop.ir.ops import OPS, of_layer, of_module, stand_in_for
-from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
+from chop.ir.ops import of_layer, of_module, stand_in_for
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
-from chop.notices import warn_each_time
 from chop.private.modules import buffers_of, parameters_of
 
 
@@ -161,134 +158,6 @@ def _check_alike(path: str, one: PackedOperator, source: str, other: PackedOpera
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
-
-
-def layers_to_pack(
-    model: Any, operators: Sequence[str] | None, skip: Sequence[str]
-) -> dict[str, list[str]]:
-    """The layers whose weights become codes, each with those that are tied to it, itself first.
-
-    A layer that is tied to one that stays float stays float too. Of fused experts each matrix
-    counts as a layer.
-
-    Args:
-        model: a model of transformers on the meta device.
-        operators: the names of their operators; None: all with a weight matrix or a table.
-        skip: paths, or ends of paths, of those to leave, and of modules that hold them.
-
-    Raises:
-        ConfigError: nothing is left, an entry of `skip` names nothing, or what a layer computes
-            is not what its class says.
-    """
-    modules, experts = dict(model.named_modules()), _expert_layers(model)
-    for entry in skip:
-        if not any(_ends(path, entry) for path in (*modules, *experts)):
-            raise missing_module(model, entry)
-    names = {
-        path
-        for path, module in modules.items()
-        if not _is_left(path, skip) and _is_chosen(module, operators)
-    }
-    for path in names:
-        reason = why_not_its_class(modules[path])
-        if reason is not None:
-            raise ConfigError(
-                f"quantization_config: '{path}' cannot be quantized: {reason}, or name it in skip."
-            )
-    names |= _chosen_experts(experts, operators, skip)
-    sources = {
-        target.removesuffix(".weight"): source.removesuffix(".weight")
-        for target, source in model.all_tied_weights_keys.items()
-    }
-    groups: dict[str, list[str]] = {}
-    for path in (*modules, *experts):
-        groups.setdefault(str(sources.get(path, path)), []).append(path)
-    found = {
-        member: [member, *(other for other in group if other != member)]
-        for group in groups.values()
-        for member in group
-        if names.issuperset(group)
-    }
-    if not found:
-        raise ConfigError("quantization_config: no layer of the model is left to quantize.")
-    return found
-
-
-def _expert_layers(model: nn.Module) -> dict[str, str]:
-    """By path of a layer that fused experts can be made of, the name of its weight."""
-    return {
-        f"{path}.{layer}": f"{path}.{name}"
-        for path, module in model.named_modules()
-        for name, layer in matrices_of(module).items()
-    }
-
-
-def _chosen_experts(
-    experts: Iterable[str], operators: Sequence[str] | None, skip: Sequence[str]
-) -> set[str]:
-    if operators is not None and of_module(ExpertLinear).name not in operators:
-        return set()
-    left = {path for path in experts if _is_left(path, skip)}
-    chosen = set(experts) - left
-    halves = {path.rpartition(".")[0] for path in chosen} & {p.rpartition(".")[0] for p in left}
-    if halves:
-        owner = min(halves)
-        raise ConfigError(
-            f"quantization_config.skip: it names one of the two layers of the experts '{owner}', "
-            f"whose weights are packed together; expected '{owner}' or neither."
-        )
-    return chosen
-
-
-def weights_of(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
-    """By name of a parameter, the path of the layer that it is the weight of.
-
-    Args:
-        model: a model of transformers.
-        groups: the paths; see `layers_to_pack`.
-    """
-    experts = _expert_layers(model)
-    return {experts.get(path, f"{path}.weight"): path for path in groups}
-
-
-def warn_of_unreached(
-    model: nn.Module, groups: Mapping[str, Sequence[str]], skip: Sequence[str]
-) -> None:
-    """Warns where more than a tenth of the weights are in no layer that becomes codes.
-
-    Args:
-        model: a model of transformers.
-        groups: see `layers_to_pack`.
-        skip: paths, or ends of paths, of modules that the user leaves.
-    """
-    weights = {id(x): x for x in map(model.get_parameter, weights_of(model, groups))}
-    reached = sum(x.numel() for x in weights.values())
-    unreached = unreached_matrices_of(model, lambda path: _is_left(path, skip))
-    text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
-    if text is not None:
-        warn_each_time(text, UnreachedWarning)
-
-
-def _is_left(path: str, skip: Sequence[str]) -> bool:
-    """Whether a module, or one that holds it, is named."""
-    steps = path.split(".")
-    parents = (".".join(steps[: n + 1]) for n in range(len(steps)))
-    return any(_ends(parent, entry) for parent in parents for entry in skip)
-
-
-def _ends(path: str, entry: str) -> bool:
-    return path == entry or path.endswith(f".{entry}")
-
-
-def _is_chosen(module: nn.Module, operators: Sequence[str] | None) -> bool:
-    make = stand_in_for(module)
-    if make is not None:
-        row = next(row for row in OPS.values() if make in row.stand_ins.values())
-    else:
-        row = of_module(type(module))
-    if row.weight is None or row.quantized is None:
-        return False
-    return operators is None or row.name in operators
 
 
 def check_untouched(model: nn.Module, group: Sequence[str], weight: Tensor) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from chop.nn.packed import PackedOperator
 
 METHOD = "chop"
-KEYS = ("format", "data_in", "operators", "skip", "modules", "quant_method")
+KEYS = ("format", "data_in", "operators", "overrides", "skip", "modules", "quant_method")
 
 
 @register_quantization_config(METHOD)
@@ -50,8 +50,10 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
             number behind the name is the width, "mxint4".
         data_in: the format of inputs; None leaves them float.
         operators: which operators, one or several; default, all with a weight matrix or a table.
-        skip: modules to leave float with all in them, one or several: paths, or their ends
-            ("lm_head").
+        overrides: other formats of weights, by pattern: a path, or the end of one ("down_proj"), of
+            a module, for all in it, or an expression behind "re:", as in compressed-tensors. Of
+            several that match the first holds.
+        skip: patterns of modules to leave float with all in them, one or several.
         modules: of a folder, the formats of each module by path.
         quant_method: "chop".
 
@@ -59,7 +61,7 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         ConfigError: a key, a format or an operator is unknown.
 
     Example:
-        >>> ChopConfig("mxint4").format
+        >>> ChopConfig("mxint4", overrides={"re:.*down_proj": "mxint8"}, skip="lm_head").format
         'mxint:width=4'
     """
 
@@ -69,6 +71,7 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         *,
         data_in: str | None = None,
         operators: str | Sequence[str] | None = None,
+        overrides: Mapping[str, str] | None = None,
         skip: str | Sequence[str] | None = None,
         modules: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
@@ -79,13 +82,15 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
             raise ConfigError(
                 f"quantization_config: unknown key '{key}': {did_you_mean(key, KEYS)}"
             )
+        from chop.formats.recipe import Recipe, coded
         from chop.ir.huggingface.stored import StoredModule
 
         self.quant_method = quant_method
-        self.format = None if format is None else _with_width(format, of_weights=True)
+        self.format = None if format is None else coded(str(format), "quantization_config")
         self.data_in = None if data_in is None else _with_width(data_in)
         self.operators = None if operators is None else _operators(operators)
-        self.skip = _names("skip", skip)
+        recipe = Recipe.read(overrides, skip, "quantization_config")
+        self.overrides, self.skip = dict(recipe.overrides), list(recipe.skip)
         if (format is None) == (modules is None):
             raise ConfigError("quantization_config: expected a format, or the modules of a folder.")
         if modules is not None and not (modules and isinstance(modules, Mapping)):
@@ -102,38 +107,24 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if self.modules:
             plain = {path: stored.plain() for path, stored in self.modules.items()}
             return {"quant_method": METHOD, "modules": plain}
-        own = {name: getattr(self, name) for name in ("format", "data_in", "operators", "skip")}
+        names = ("format", "data_in", "operators", "overrides", "skip")
+        own = {name: getattr(self, name) for name in names}
         return {"quant_method": METHOD, **{name: x for name, x in own.items() if x}}
 
 
-def _with_width(text: str, of_weights: bool = False) -> str:
-    """A format's text with its fields named, and checked; that of weights has codes."""
+def _with_width(text: str) -> str:
+    """A format's text with its fields named, and checked."""
     from chop.formats.format_strings import parse_format_string, with_width
 
-    text = with_width(str(text))
-    found = parse_format_string(text)
-    if of_weights and (found.is_identity or not found.is_deterministic):
-        raise ConfigError(
-            f"quantization_config: format '{text}' has no codes, because it "
-            f"{'changes nothing' if found.is_identity else 'draws at random'}; expected one such "
-            "as 'mxint8'."
-        )
+    parse_format_string(text := with_width(str(text)))
     return text
 
 
-def _names(key: str, given: object) -> list[str]:
-    """The texts of a setting that takes one or several; None is none."""
-    if given is None or isinstance(given, str):
-        return [] if given is None else [given]
-    if isinstance(given, Sequence | set | frozenset) and all(isinstance(x, str) for x in given):
-        return list(given)
-    raise ConfigError(f"quantization_config.{key}: expected names, got {given!r}.")
-
-
 def _operators(given: str | Sequence[str]) -> list[str]:
+    from chop.formats.recipe import names_of_setting
     from chop.ir.ops import OPS
 
-    names = _names("operators", given)
+    names = list(names_of_setting(given, "quantization_config.operators"))
     known = [row.name for row in OPS.values() if row.weight and row.quantized]
     for name in names:
         if name not in known:
@@ -158,6 +149,8 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         self.tied: list[Tied] = []
         self.groups: dict[str, list[str]] = {}
         """On loading float weights: by path of a layer, those that are tied to it, itself first."""
+        self.formats: dict[str, str] = {}
+        """On loading float weights: by path of a layer, the format of its weight."""
         self.names: dict[str, str] = {}
         """On loading float weights: by name of a weight, the path of its layer."""
         self.experts: dict[str, PackedOperator] = {}
@@ -209,7 +202,8 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         return PackWeight(self)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        from chop.ir.huggingface import loading
+        from chop.formats.recipe import Recipe
+        from chop.ir.huggingface import chosen_layers, loading
         from chop.ir.huggingface.tying import drop_ties
         from chop.ir.huggingface.weights import StoredTensors
 
@@ -219,9 +213,12 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
                 given = StoredTensors(model, files, names_in)
                 given.check_float()
                 drop_ties(model, given.differ)
-            self.groups = loading.layers_to_pack(model, config.operators, config.skip)
-            self.names = loading.weights_of(model, self.groups)
-            loading.warn_of_unreached(model, self.groups, config.skip)
+            assert config.format is not None
+            recipe = Recipe(config.overrides, tuple(config.skip))
+            self.groups = chosen_layers.layers_to_pack(model, config.operators, recipe)
+            self.formats = chosen_layers.formats_of(self.groups, config.format, recipe)
+            self.names = chosen_layers.weights_of(model, self.groups)
+            chosen_layers.warn_of_unreached(model, self.groups, recipe)
             self._read_in_float32(model, kwargs.get("dtype") or model.dtype)
             return
         stored = None if files is None else StoredTensors(model, files, names_in)
@@ -313,8 +310,8 @@ class PackWeight(ConversionOps):  # type: ignore[misc]
         weight = next(iter(input_dict.values()))
         weight = weight[0] if isinstance(weight, list) else weight
         config, path = self.quantizer.quantization_config, self.quantizer.names[full_layer_name]
-        group, format, data_in = self.quantizer.groups[path], config.format, config.data_in
-        assert format is not None
+        group, format = self.quantizer.groups[path], self.quantizer.formats[path]
+        data_in = config.data_in
         if full_layer_name != f"{path}.weight":
             layer = loading.pack_experts(model, full_layer_name, path, weight, format, data_in)
             made, self.quantizer.experts[path] = [layer], layer

@@ -42,7 +42,8 @@ def quantize_module_transform_pass(
 
     Example config::
 
-        {"by": "type", "linear": {"config": {"name": "integer", "data_in_width": 8, ...}}}
+        {"by": "type", "linear": {"config": {"name": "integer", "data_in_width": 8, ...}},
+         "overrides": {"re:.*down_proj": "mxint8"}, "skip": ["lm_head"]}
     """
     check_is_module(network, NAME)
     if not isinstance(pass_args, Mapping):

@@ -35,7 +35,8 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
 
     Example config::
 
-        {"by": "type", "linear": {"config": {"name": "integer", "data_in_width": 8, ...}}}
+        {"by": "type", "linear": {"config": {"name": "integer", "data_in_width": 8, ...}},
+         "overrides": {"re:.*down_proj": "mxint8"}, "skip": ["lm_head"]}
     """
     chosen = config.select(mg)
     quantize_nodes(mg, chosen)

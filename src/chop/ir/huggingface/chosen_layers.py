@@ -1,0 +1,169 @@
+"""Layers of a model of transformers that become packed, each with its format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from chop.captured.expert_linear import ExpertLinear
+from chop.captured.experts import matrices_of
+from chop.captured.overrides import why_not_its_class
+from chop.errors import ConfigError
+from chop.formats.recipe import Recipe
+from chop.ir.huggingface.stored import missing_module
+from chop.ir.ops import OPS, of_module, stand_in_for
+from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
+from chop.notices import warn_each_time
+
+WHERE = "quantization_config"
+
+
+def layers_to_pack(
+    model: Any, operators: Sequence[str] | None, recipe: Recipe
+) -> dict[str, list[str]]:
+    """The layers whose weights become codes, each with those that are tied to it, itself first.
+
+    A layer that is tied to one that stays float stays float too. Of fused experts each matrix
+    counts as a layer.
+
+    Args:
+        model: a model of transformers on the meta device.
+        operators: the names of their operators; None: all with a weight matrix or a table.
+        recipe: says what to leave.
+
+    Raises:
+        ConfigError: nothing is left, a pattern of `skip` matches nothing, or what a layer computes
+            is not what its class says.
+    """
+    modules, experts, left = (
+        dict(model.named_modules()),
+        _expert_layers(model),
+        _left(model, recipe),
+    )
+    names = {
+        path
+        for path, module in modules.items()
+        if path not in left and _is_chosen(module, operators)
+    }
+    for path in names:
+        reason = why_not_its_class(modules[path])
+        if reason is not None:
+            raise ConfigError(
+                f"quantization_config: '{path}' cannot be quantized: {reason}, or name it in skip."
+            )
+    names |= _chosen_experts(experts, operators, left)
+    sources = {
+        target.removesuffix(".weight"): source.removesuffix(".weight")
+        for target, source in model.all_tied_weights_keys.items()
+    }
+    groups: dict[str, list[str]] = {}
+    for path in (*modules, *experts):
+        groups.setdefault(str(sources.get(path, path)), []).append(path)
+    found = {
+        member: [member, *(other for other in group if other != member)]
+        for group in groups.values()
+        for member in group
+        if names.issuperset(group)
+    }
+    if not found:
+        raise ConfigError("quantization_config: no layer of the model is left to quantize.")
+    return found
+
+
+def formats_of(groups: Mapping[str, Sequence[str]], format: str, recipe: Recipe) -> dict[str, str]:
+    """The format of each layer that is packed; that of a layer holds for those tied to it.
+
+    Args:
+        groups: see `layers_to_pack`.
+        format: of layers that the recipe does not mean.
+        recipe: has the formats of others.
+
+    Raises:
+        ConfigError: a pattern matches no layer, or two layers with one weight get two formats.
+    """
+    own = recipe.choose({path: [path] for path in groups}, WHERE)
+    found = {}
+    for path, group in groups.items():
+        given = {other: own[other] for other in group if other in own}
+        if len({*given.values()}) > 1:
+            one, other = sorted(given)[:2]
+            raise ConfigError(
+                f"{WHERE}.overrides: '{one}' and '{other}' have one weight, in {given[one]} and in "
+                f"{given[other]}; expected one format."
+            )
+        found[path] = next(iter(given.values()), format)
+    return found
+
+
+def _left(model: nn.Module, recipe: Recipe) -> set[str]:
+    """The paths of modules, and of layers of fused experts, that stay float."""
+    paths = [path for path, _ in model.named_modules()]
+    return recipe.left([*paths, *_expert_layers(model)], lambda x: missing_module(model, x))
+
+
+def _expert_layers(model: nn.Module) -> dict[str, str]:
+    """By path of a layer that fused experts can be made of, the name of its weight."""
+    return {
+        f"{path}.{layer}": f"{path}.{name}"
+        for path, module in model.named_modules()
+        for name, layer in matrices_of(module).items()
+    }
+
+
+def _chosen_experts(
+    experts: Iterable[str], operators: Sequence[str] | None, skipped: set[str]
+) -> set[str]:
+    if operators is not None and of_module(ExpertLinear).name not in operators:
+        return set()
+    left = skipped.intersection(experts)
+    chosen = set(experts) - left
+    halves = {path.rpartition(".")[0] for path in chosen} & {p.rpartition(".")[0] for p in left}
+    if halves:
+        owner = min(halves)
+        raise ConfigError(
+            f"quantization_config.skip: it names one of the two layers of the experts '{owner}', "
+            f"whose weights are packed together; expected '{owner}' or neither."
+        )
+    return chosen
+
+
+def weights_of(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
+    """By name of a parameter, the path of the layer that it is the weight of.
+
+    Args:
+        model: a model of transformers.
+        groups: the paths; see `layers_to_pack`.
+    """
+    experts = _expert_layers(model)
+    return {experts.get(path, f"{path}.weight"): path for path in groups}
+
+
+def warn_of_unreached(
+    model: nn.Module, groups: Mapping[str, Sequence[str]], recipe: Recipe
+) -> None:
+    """Warns where more than a tenth of the weights are in no layer that becomes codes.
+
+    Args:
+        model: a model of transformers.
+        groups: see `layers_to_pack`.
+        recipe: says what the user leaves.
+    """
+    weights = {id(x): x for x in map(model.get_parameter, weights_of(model, groups))}
+    reached = sum(x.numel() for x in weights.values())
+    unreached = unreached_matrices_of(model, _left(model, recipe).__contains__)
+    text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
+    if text is not None:
+        warn_each_time(text, UnreachedWarning)
+
+
+def _is_chosen(module: nn.Module, operators: Sequence[str] | None) -> bool:
+    make = stand_in_for(module)
+    if make is not None:
+        row = next(row for row in OPS.values() if make in row.stand_ins.values())
+    else:
+        row = of_module(type(module))
+    if row.weight is None or row.quantized is None:
+        return False
+    return operators is None or row.name in operators
