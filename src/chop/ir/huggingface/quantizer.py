@@ -188,6 +188,23 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             remove(model)
         return None, {}
 
+    def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        """The model with float weights, those that its codes stand for, and nothing rounded.
+
+        Args:
+            model: it is changed.
+            dtype: of these weights; None: that in which each layer computes.
+
+        Raises:
+            ConfigError: modules are no layers of the model's own, such as experts.
+        """
+        from chop.ir.huggingface.dequantizing import decode_modules
+
+        decode_modules(model, dtype)
+        remove: Any = self.remove_quantization_config
+        remove(model)
+        return model
+
     @property
     def is_trainable(self) -> bool:
         """Adapters around the layers, such as peft's, can be trained."""

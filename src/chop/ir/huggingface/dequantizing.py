@@ -1,0 +1,107 @@
+"""Models of transformers with decoded weights in the places of packed ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.captured.experts import FusedExperts
+from chop.captured.joined import joined_of
+from chop.errors import ConfigError, enumerate_names
+from chop.ir.huggingface.skeleton import empty_model
+from chop.ir.huggingface.stored import quantized_leaves
+from chop.ir.huggingface.tying import tie_codes
+from chop.nn.hadamard import Rotated
+from chop.nn.lora import LoraLinear
+from chop.nn.packed import PackedOperator
+from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.transposed import stores_transposed
+from chop.private.modules import buffers_of, has_forward_hooks, parameters_of
+
+MAX_NAMES = 4
+
+
+def decode_modules(model: Any, dtype: torch.dtype | None = None) -> None:
+    """Puts float modules of the model's own classes in the places of quantized ones.
+
+    Weights are what the codes stand for; inputs and results are rounded no more. Layers that
+    share codes share a weight.
+
+    Args:
+        model: a `PreTrainedModel`; it is changed.
+        dtype: of the weights; None: that in which each layer computes.
+
+    Raises:
+        ConfigError: modules are no layers of the model's own; nothing is changed.
+    """
+    layers = dict(quantized_leaves(model))
+    plain = empty_model(type(model).__name__, model.config)
+    _check(model, layers, plain)
+    assert plain is not None
+    known: dict[tuple[int, ...], nn.Parameter] = {}
+    for path, layer in layers.items():
+        parent, _, name = path.rpartition(".")
+        module = _decoded(layer, plain.get_submodule(path), dtype, known)
+        setattr(model.get_submodule(parent), name, module)
+    tie_codes(model)
+
+
+def _check(model: nn.Module, layers: dict[str, QuantizedOperator], plain: nn.Module | None) -> None:
+    """Raises ConfigError for modules that a float one of the same path does not stand for."""
+    if plain is None:
+        raise ConfigError(
+            f"dequantize: {type(model).__name__} is no class of transformers; expected one."
+        )
+    owned = {
+        path: "a mixture of experts, a joined attention, a rotation or an adapter"
+        for path, module in model.named_modules()
+        if path and (isinstance(module, FusedExperts | Rotated | LoraLinear) or joined_of(module))
+    }
+    present = dict(plain.named_modules(remove_duplicate=False))
+    owned |= {path: "in a module of another class" for path in layers if path not in present}
+    owned |= {
+        path: "called with hooks"
+        for path, layer in layers.items()
+        if has_forward_hooks(layer) and path not in owned
+    }
+    if owned:
+        names = enumerate_names([f"'{path}'" for path in owned], MAX_NAMES)
+        raise ConfigError(f"dequantize: {names}: {next(iter(owned.values()))}; expected layers.")
+
+
+def _decoded(
+    layer: QuantizedOperator,
+    module: nn.Module,
+    dtype: torch.dtype | None,
+    known: dict[tuple[int, ...], nn.Parameter],
+) -> nn.Module:
+    """The module without data with the values of a layer."""
+    parameters = parameters_of(module)
+    for name in [name for name, x in parameters.items() if x is not None]:
+        key = _identity(layer, name)
+        if key not in known:
+            known[key] = nn.Parameter(_value(layer, name, dtype))
+        parameters[name] = known[key]
+    buffers = buffers_of(module)
+    buffers.update({name: buffers_of(layer)[name] for name in buffers})
+    return module.train(layer.training)
+
+
+def _identity(layer: QuantizedOperator, name: str) -> tuple[int, ...]:
+    """What layers with one value have in common."""
+    if isinstance(layer, PackedOperator) and name in layer.packed_shapes:
+        return tuple(id(buffers_of(layer).get(buffer)) for buffer in BUFFER_NAMES[name])
+    return (id(parameters_of(layer).get(name)),)
+
+
+def _value(layer: QuantizedOperator, name: str, dtype: torch.dtype | None) -> Tensor:
+    """A parameter as the layer computes with it, as the model's own class stores it."""
+    with torch.no_grad():
+        value: Tensor = getattr(layer, name).detach()
+        if not (isinstance(layer, PackedOperator) and name in layer.packed_shapes):
+            value = layer.spec.number_format(name).round(value)
+        value = value.t() if name == "weight" and stores_transposed(layer) else value
+        return value.to(dtype or value.dtype).clone(memory_format=torch.contiguous_format)
