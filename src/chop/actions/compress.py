@@ -202,7 +202,8 @@ def _round(
         recipe=config.recipe,
     )
     method = method_title(config.method)
-    return measure(quantized, method, number_format.label, workload, stages)
+    label = number_format.label + (", overrides" if config.overrides else "")
+    return measure(quantized, method, label, workload, stages)
 
 
 def _train_back(

@@ -125,7 +125,7 @@ def meant(pattern: str, paths: Iterable[str]) -> set[str]:
 
 def nearest(pattern: str, paths: Iterable[str]) -> str:
     """A closing sentence with the path that is nearest to a pattern, or the last name of one."""
-    every = {name for path in paths for name in _holders(path)}
+    every = {name for path in paths if path for name in _holders(path)}
     if not pattern.startswith(PREFIX):
         ends = every | {name.rpartition(".")[2] for name in every}
         return did_you_mean(pattern, ends if pattern not in ends else every)
