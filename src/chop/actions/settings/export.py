@@ -20,8 +20,6 @@ class ExportConfig:
             float model: built-in, folder or hub name.
         to: targets, see `chop.export.targets`.
         format: number format of the weights of a float model.
-        overrides: with `format`, other formats of weights by pattern, see `chop.formats.recipe`.
-        skip: with `format`, patterns of modules that stay float.
         inputs: with `format`, number format that the layers round their inputs to.
         nearest: rounds modules that a target cannot hold to the nearest format that it can.
         dataset: data set of the test rows: built-in, local file or folder, hub name. Default: that
@@ -32,6 +30,8 @@ class ExportConfig:
         batch_sizes: rows of an input whose times are measured.
         seconds: seconds to measure per engine and batch size; 0 measures no times.
         threads: threads of torch and of the engines.
+        overrides: with `format`, other formats of weights by pattern, see `chop.formats.recipe`.
+        skip: with `format`, patterns of modules that stay float.
 
     Raises:
         ConfigError: a target or a format is unknown, inputs have one that waits for data, a pattern
