@@ -228,7 +228,9 @@ def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
     rounding, _ = passes.quantize_transform_pass(unpacked, {"by": "type", "linear": inputs})
     rounding.export(tmp_path / "inputs")
     (row,) = export(replace(config, model=str(tmp_path / "inputs"), out=tmp_path / "again"))
-    assert row.notes == ("2 inputs or results of layers are not rounded: ONNX lacks their formats",)
+    label = "mxint(block_size=8, width=4)"
+    named = f"0.data_in ({label}), 2.data_in ({label})"
+    assert row.notes == (f"{named} are not rounded at all: ONNX lacks their formats",)
     printed = " ".join(capsys.readouterr().out.split())
     assert row.difference > 1e-3 and "inputs are not rounded: ONNX lacks their formats." in printed
     assert "next to a tie" not in printed
