@@ -7,7 +7,8 @@ A shape's folder is written first, in bfloat16 with float32 as the dtype to comp
 compressed in a process of its own, which has compressed a tiny decoder of the same vocabulary
 before, so that libraries and the tokenizer do not count; pages of mapped files count as memory. The
 process ends when `--blocks` blocks are done, 0 for all: what one block takes, every other takes
-too. Writes `OUT.md`, the table.
+too. The peak is that of the part that takes most, and starts anew with each. Writes `OUT.md`, the
+table.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chop.bench.peak_memory import peak_bytes, resident_bytes
-from chop.bench.record import format_bytes
+from chop.bench.peak_memory import reset_high_water, resident_bytes
 from chop.files import write_text
 from chop.tables import markdown_table
 
@@ -91,25 +91,32 @@ def done_in(out: Path) -> int:
     return sum(len(file.read_text().splitlines()) for file in out.glob("blocks/*/journal.jsonl"))
 
 
-def measure(args: argparse.Namespace, shape: str) -> None:
-    """Prints the peak, and ends the process when enough blocks are done."""
+def measure(args: argparse.Namespace, shape: str, layers: int) -> None:
+    """Prints the peak of each part, and ends the process when enough blocks are done.
+
+    The first one has what is before the blocks, and the last one what is after them.
+    """
     import torch
 
     torch.set_num_threads(1)
     compress_once(args, args.out / f"{shape}-tiny", args.out / "tiny-out")
     gc.collect()
     out, before = args.out / f"{shape}-out", resident_bytes()
-    assert before is not None
+    assert before is not None and reset_high_water()
 
     def watch() -> None:
-        while args.blocks == 0 or done_in(out) < 1 + args.blocks:
+        known, parts = 0, 1 + args.blocks if args.blocks else layers + 2
+        while known < parts:
             time.sleep(0.2)
-        print("peak", (resident_bytes("VmHWM") or 0) - before, flush=True)
+            if done_in(out) > known:
+                known += 1
+                print("peak", (resident_bytes("VmHWM") or 0) - before, flush=True)
+                reset_high_water()
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-    folder = args.out / shape
-    print("peak", peak_bytes(lambda: compress_once(args, folder, out), torch.device("cpu")))
+    compress_once(args, args.out / shape, out)
+    time.sleep(60)  # the other thread ends the process
 
 
 def row_of(args: argparse.Namespace, shape: str) -> dict[str, str]:
@@ -126,19 +133,30 @@ def row_of(args: argparse.Namespace, shape: str) -> dict[str, str]:
     done = subprocess.run(
         command, env={**os.environ, **settings}, check=True, stdout=subprocess.PIPE, text=True
     )
-    peak = int(done.stdout.split("peak")[-1].split()[0])
+    lines = [line.split() for line in done.stdout.splitlines()]
+    peaks = [int(line[1]) for line in lines if line[:1] == ["peak"]]
+    peak, own = max(peaks), peaks[1 : 1 + layers]
+    growth = (own[-1] - own[0]) / max(len(own) - 1, 1)
     hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
     block = 4 * (4 * hidden**2 + 3 * hidden * inner)
     limit = 2 * block + 12 * inner**2
     return {
         "shape": shape,
-        "blocks": f"{args.blocks or sizes['num_hidden_layers']} of {sizes['num_hidden_layers']}",
-        "a float block": format_bytes(block),
-        "12 D^2": format_bytes(12 * inner**2),
-        "peak": format_bytes(peak),
-        "goal": f"{format_bytes(limit)}: {'held' if peak <= limit else 'missed'}",
+        "blocks": f"{len(own)} of {sizes['num_hidden_layers']}",
+        "a float block": megabytes(block),
+        "12 D^2": megabytes(12 * inner**2),
+        "goal": megabytes(limit),
+        "peak": f"{megabytes(peak)}: {'held' if peak <= limit else 'missed'}",
+        "before the blocks": megabytes(peaks[0]),
+        "first block": megabytes(own[0]),
+        "a further block adds": megabytes(growth),
         "minutes": f"{(time.monotonic() - started) / 60:.0f}",
     }
+
+
+def megabytes(size: float) -> str:
+    """Of 10^6 bytes, to a tenth."""
+    return f"{size / 1e6:,.1f} MB"
 
 
 def main() -> None:
@@ -153,7 +171,7 @@ def main() -> None:
     parser.add_argument("--step", choices=SHAPES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.step is not None:
-        measure(args, args.step)
+        measure(args, args.step, args.layers or SHAPES[args.step]["num_hidden_layers"])
         return
     table = markdown_table([row_of(args, shape) for shape in args.shapes.split(",")])
     write_text(args.out.with_suffix(".md"), table)

@@ -31,7 +31,8 @@ def llama(folder, layers=2):
 @pytest.mark.parametrize(
     "settings, reason",
     [
-        ({"method": ("awq", "gptq")}, "the method gptq alone"),
+        ({"method": ("rotate", "gptq")}, "by_block: expected methods of smoothquant, awq, gptq"),
+        ({"method": ()}, "by_block: expected methods of"),
         ({"formats": ("4.2", "mxint")}, "one format"),
         ({"qat_epochs": 2}, "qat_epochs: by_block rounds without it"),
         ({"layers": {"a": {"weight": "4.2"}}}, "layers: by_block rounds without it"),
@@ -69,8 +70,9 @@ def test_weights_that_are_no_numbers_are_named(tmp_path):
 
 
 @pytest.mark.long
-def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path):
-    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float")}
+@pytest.mark.parametrize("method", [("gptq",), ("awq", "gptq"), ("awq",), ("smoothquant",)])
+def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path, method):
+    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float"), "method": method}
     found = compress(CompressConfig(out=tmp_path / "blocks", by_block=True, **settings))
     whole = {"keep_best": True, "bench_seconds": 0}
     expected = compress(CompressConfig(out=tmp_path / "whole", **whole, **settings))

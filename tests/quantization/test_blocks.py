@@ -15,17 +15,21 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import WriteError
+from chop.formats import parse_format_string
 from chop.ir.batches import select_inputs
 from chop.models.meta import meta_model, weights_source
 from chop.nn.packed import PackedOperator
 from chop.quantization import block_files, block_gptq, block_values
+from chop.quantization.awq import awq
 from chop.quantization.block_files import BlockFiles
+from chop.quantization.block_folds import block_awq, block_smooth
 from chop.quantization.block_gptq import BlockGptq
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.block_weights import LazyWeights
 from chop.quantization.blocks import BlockWalk, block_paths, parts_of
 from chop.quantization.column_rounding import Solver
 from chop.quantization.row_weights import quantizers_off
+from chop.quantization.smoothquant import smooth
 from tests.experts import mixture
 
 MASKED = torch.ones(3, 12, dtype=torch.long)
@@ -88,14 +92,18 @@ def with_rule(kind, rule, tied=False):
     return passes.quantize_transform_pass(mg, kept)[0], blocks, read
 
 
-def walked(prepared, out, row_weights="gradient", settings="same"):
+def walk_of(prepared, out):
     mg, blocks, read = prepared
     weights = LazyWeights(mg.model, read)
     batches = list(select_inputs(mg, texts(), "test"))
-    walk = BlockWalk(mg, blocks, weights, batches, BlockFiles(out, {"walk": settings}))
+    return BlockWalk(mg, blocks, weights, batches, BlockFiles(out, {}))
+
+
+def walked(prepared, out, row_weights="gradient"):
+    mg, walk = prepared[0], walk_of(prepared, out)
     rounder = BlockGptq(walk, Solver(actorder=True), row_weights == "gradient")
     told = walk.run(rounder, lambda _: contextlib.nullcontext())
-    weights.load_rest()
+    walk.weights.load_rest()
     return mg, {path: errors for part in told for path, errors in part.items()}
 
 
@@ -128,6 +136,51 @@ def test_codes_are_those_of_the_whole_graph(tmp_path, kind, tied, row_weights):
     body = "transformer.wte" if kind == "gpt2" else "model.embed_tokens"
     table, head = (found.model.get_submodule(path) for path in (body, "lm_head"))
     assert (table.weight_codes is head.weight_codes) == tied
+    batch = texts()[0]
+    assert torch.equal(found.model(**batch).logits, expected.model(**batch).logits)
+
+
+def folded_in_memory(prepared, methods):
+    """The float graph scaled as a whole, then rounded and packed."""
+    (mg, _, read), told = prepared, {}
+    LazyWeights(mg.model, read).load_rest()
+    batches = list(select_inputs(mg, texts(), "test"))
+    with quantizers_off(mg.model):
+        if "smoothquant" in methods:
+            told["smoothquant"], _ = smooth(mg, batches, 0.5, rescale=False)
+        if "awq" in methods:
+            number_format = parse_format_string("mxint:width=4")
+            told["awq"], _ = awq(mg, batches, number_format, 20, weighs_rows=True)
+    if "gptq" in methods:
+        mg, _ = passes.gptq_transform_pass(mg, {"batches": texts()}, inplace=True)
+    return passes.pack_transform_pass(mg, {"silent": True})[0], told
+
+
+def folded_by_block(prepared, out, methods):
+    mg, walk, told = prepared[0], walk_of(prepared, out), {}
+    if "smoothquant" in methods:
+        found = block_smooth(walk)
+        told["smoothquant"] = {path: row["readers"] for path, row in found.items()}
+    if "awq" in methods:
+        told["awq"] = block_awq(walk, parse_format_string("mxint:width=4"))
+    is_corrected = "gptq" in methods
+    rounder = BlockGptq(walk, Solver(actorder=True), True) if is_corrected else lambda _: ({}, None)
+    walk.run(rounder, lambda _: contextlib.nullcontext())
+    walk.weights.load_rest()
+    return mg, told
+
+
+@pytest.mark.parametrize(
+    "methods", [("awq",), ("smoothquant",), ("awq", "gptq"), ("smoothquant", "awq", "gptq")]
+)
+@pytest.mark.parametrize("kind, tied", [("llama", False), ("qwen2", True), ("gpt2", True)])
+@pytest.mark.sampled(3)
+def test_scales_are_those_of_the_whole_graph(tmp_path, monkeypatch, kind, tied, methods):
+    monkeypatch.setattr("chop.quantization.block_weights.SMALL", 100)  # matrices are read again
+    expected, chosen = folded_in_memory(with_rule(kind, rules(*LAYERS), tied), methods)
+    found, told = folded_by_block(with_rule(kind, rules(*LAYERS), tied), tmp_path, methods)
+    assert told == chosen and all(chosen.values())
+    assert_same(found, expected)
     batch = texts()[0]
     assert torch.equal(found.model(**batch).logits, expected.model(**batch).logits)
 

@@ -1,4 +1,4 @@
-"""Compression with one block in memory: a decoder of a folder is rounded by GPTQ and written."""
+"""Compression with one block in memory: a decoder of a folder is rounded and written."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from chop.ir.graph import MaseGraph
 from chop.models import is_own
 from chop.models.meta import meta_model, weights_source
 from chop.quantization.block_files import BlockFiles
+from chop.quantization.block_folds import block_awq, block_smooth, sites_of_parts
 from chop.quantization.block_gptq import BlockGptq
 from chop.quantization.block_values import NoBlocksError
 from chop.quantization.block_weights import LazyWeights
-from chop.quantization.blocks import BlockWalk, block_paths
+from chop.quantization.blocks import BlockWalk, Rounder, block_paths
 from chop.quantization.column_rounding import Solver
 from chop.quantization.gptq import WHERE
 from chop.quantization.named_operators import present_operators
@@ -62,6 +63,8 @@ BLOCK = "block"
 """Kind of a stage, beside those of `chop.actions.compress_measure`."""
 BLOCKS = "blocks"
 """Folder of what is done, until the model is written."""
+FOLDING = ("smoothquant", "awq")
+"""Methods that move scales before weights are rounded."""
 SHARD = "500MB"
 """Of the files of weights: each is in memory while it is written."""
 
@@ -84,7 +87,7 @@ class Decoder:
 
 
 def compress_by_block(config: CompressConfig) -> dict[str, Any]:
-    """Rounds a decoder by GPTQ with one block in memory, and writes the folder `model`.
+    """Rounds a decoder with one block in memory, and writes the folder `model`.
 
     A run that was killed goes on after the last block that is written in `config.out/blocks`.
 
@@ -134,7 +137,10 @@ def _load(config: CompressConfig, _: Workload | None) -> Decoder:
     calibration = calibration_batches(mg.model, rows["train"], rows=config.calibration_rows)
     batches = list(select_inputs(mg, calibration, WHERE))
     files = BlockFiles(config.out / BLOCKS, _identity(folder, config, batches))
-    return Decoder(workload, mg, weights, BlockWalk(mg, blocks, weights, batches, files))
+    walk = BlockWalk(mg, blocks, weights, batches, files)
+    if set(FOLDING) & set(config.method):
+        sites_of_parts(walk)
+    return Decoder(workload, mg, weights, walk)
 
 
 def _without_weights(
@@ -198,8 +204,7 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     with Stages([FLOAT, *[BLOCK] * (len(walk.parts) - done), QUANTIZED]) as stages:
         with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
             exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
-        rounder = BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
-        walk.run(rounder, lambda name: stages.stage(BLOCK, name))
+        walk.run(_rounder(config, walk), lambda name: stages.stage(BLOCK, name))
         decoder.weights.load_rest()
         rounded = measure(mg, method_title(config.method), label, workload, stages)
     candidates = [exact, rounded]
@@ -224,6 +229,17 @@ def _begun(walk: BlockWalk, done: int) -> str:
     if done:
         return f"; goes on after {walk.parts[done - 1].name}, which an earlier run has done"
     return "; starts anew, as an earlier run had other settings" if walk.files.removed else ""
+
+
+def _rounder(config: CompressConfig, walk: BlockWalk) -> Rounder:
+    """What rounds a part; before, scales are moved in all of them."""
+    if "smoothquant" in config.method:
+        block_smooth(walk)
+    if "awq" in config.method:
+        block_awq(walk, parse_format_string(config.formats[0]))
+    if "gptq" in config.method:
+        return BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
+    return lambda _: ({}, None)
 
 
 def _float_candidate(mg: MaseGraph, scores: Mapping[str, Score]) -> Candidate:

@@ -22,7 +22,7 @@ def peak_bytes(call: Call, device: torch.device) -> int | None:
     """
     if device.type == "cuda":
         return _allocated(call, device)
-    if not _reset_high_water():
+    if not reset_high_water():
         return None
     before = resident_bytes("VmRSS")
     call()
@@ -40,7 +40,8 @@ def resident_bytes(field: str = "VmRSS") -> int | None:
     return 1024 * sizes[0] if sizes else None
 
 
-def _reset_high_water() -> bool:
+def reset_high_water() -> bool:
+    """Lets "VmHWM" start anew from what is resident now; False where the system cannot."""
     try:
         (PROC / "clear_refs").write_text(RESET_HIGH_WATER)
     except OSError:

@@ -80,10 +80,10 @@ def awq(
         if node not in last:
             return
         site = last[node]
-        samples = _samples(site, runs, rows, weights)
         reason: str | None = "no row reaches it"
-        if samples.inputs:
-            chosen[site.source] = choice = _choose(mg, site, samples, weight, grid)
+        choice = choose(mg, site, runs, rows, weights, weight, grid)
+        if choice is not None:
+            chosen[site.source] = choice
             reason = check.why_undone(site, choice.scale, range(len(runs)))
         if reason is not None:
             undone[site.source] = reason
@@ -107,6 +107,30 @@ def awq(
             source, reader = pair.names(number)
             found[source] = {"readers": [reader], **each.settings}
     return found, skipped
+
+
+def choose(
+    mg: MaseGraph,
+    site: Site,
+    runs: Runs,
+    batches: Sequence[Mapping[str, Any]],
+    weights: RowWeights,
+    number_format: NumberFormat,
+    grid: int,
+) -> Found | None:
+    """The scale with the least error of a site's readers; None where no row reaches them.
+
+    Args:
+        mg: the float graph.
+        site: from `find_sites`.
+        runs: values of each batch, that of the site among them.
+        batches: from `select_inputs`.
+        weights: of the rows, by reader; rows of others count alike.
+        number_format: that the weights are going to have.
+        grid: exponents that are tried above 0, up to 1.
+    """
+    samples = _samples(site, runs, batches, weights)
+    return _choose(mg, site, samples, number_format, grid) if samples.inputs else None
 
 
 @dataclass

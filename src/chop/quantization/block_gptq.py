@@ -97,7 +97,7 @@ def _stages(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     return stages
 
 
-def block_row_weights(walk: BlockWalk, nodes: Sequence[fx.Node]) -> RowWeights:
+def block_row_weights(walk: BlockWalk, nodes: Sequence[fx.Node], where: str = WHERE) -> RowWeights:
     """`row_weights` of a graph of which one part has its weights in memory.
 
     A batch runs forward through the parts, and back through each part again from its last to its
@@ -107,7 +107,7 @@ def block_row_weights(walk: BlockWalk, nodes: Sequence[fx.Node]) -> RowWeights:
     def of_batch(_: Any, edges: Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:
         return _of_batch(walk, edges, generator)
 
-    return row_weights(walk.mg, nodes, walk.batches, WHERE, of_batch)
+    return row_weights(walk.mg, nodes, walk.batches, where, of_batch)
 
 
 def _of_batch(walk: BlockWalk, edges: Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:

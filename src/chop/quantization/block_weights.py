@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.memory import release_freed
 from chop.private.modules import buffers_of, parameters_of
 
 SMALL = 2**16
@@ -30,6 +31,7 @@ class LazyWeights:
         self._lazy: dict[str, Tensor] = {}
         self._there: set[int] = set()
         self._placed: dict[int, Tensor] = {}
+        self._changes: dict[int, list[Callable[[Tensor], None]]] = {}
         made: dict[int, Any] = {}
         for path, module in model.named_modules():
             for tensors in (parameters_of(module), buffers_of(module)):
@@ -56,15 +58,28 @@ class LazyWeights:
             x = self._lazy[name]
             if id(x) not in self._there:
                 x.data = self._read(name)
+                for change in self._changes.get(id(x), ()):
+                    change(x.data)
                 self._there.add(id(x))
 
+    def change(self, x: Tensor, change: Callable[[Tensor], None]) -> None:
+        """Changes a tensor that is there, and again whenever it is read.
+
+        Args:
+            x: of the model.
+            change: of values in place.
+        """
+        change(x.data)
+        self._changes.setdefault(id(x), []).append(change)
+
     def free(self, names: Iterable[str]) -> None:
-        """Lets large tensors go."""
+        """Lets large tensors go, and their memory."""
         for name in names:
             x = self._lazy[name]
             if x.numel() > SMALL and id(x) not in self._placed:
                 x.data = _zero(x)
                 self._there.discard(id(x))
+        release_freed()
 
     def free_unused(self, names: Iterable[str]) -> None:
         """Lets go of the large tensors among these that the model has no more: they are codes."""

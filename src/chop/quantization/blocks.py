@@ -38,6 +38,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
 from chop.ir.propagate import GraphRunner, bind_inputs
 from chop.ir.propagate import Visit as NodeVisit
+from chop.memory import release_freed
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.packing import packed_class
 from chop.nn.quantized import QuantizedOperator
@@ -177,6 +178,7 @@ class FloatBlock:
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if number and visit is not None:
                 visit(stages[number - 1], values)
+                release_freed()
             if stop == len(places) and self.is_last:
                 break  # nobody reads the output of the graph
             after = Values(self.mg.nodes, self.scratch)
@@ -203,6 +205,7 @@ def run_nodes(
     batch: Batch,
     values: Mapping[fx.Node, Any],
     seen: NodeVisit = lambda *_: None,
+    before: Callable[[fx.Node, Mapping[fx.Node, Any]], None] = lambda *_: None,
 ) -> dict[fx.Node, Any]:
     """Runs nodes of a graph on a batch; the values that later nodes read.
 
@@ -212,12 +215,14 @@ def run_nodes(
         batch: the inputs of the graph by name.
         values: that enter the first of the nodes.
         seen: is shown each node, the values so far and its result.
+        before: is shown each node before it runs, and the values so far.
     """
     runner = GraphRunner(mg.model)
     if any(node.op == "placeholder" for node in nodes):
         runner.args_iter = iter(bind_inputs(mg.model, batch))
     runner.env.update(values)
     for node in nodes:
+        before(node, runner.env)
         runner.env[node] = result = runner.run_node(node)
         seen(node, runner.env, result)
         for done in runner.user_to_last_uses.get(node, ()):

@@ -227,32 +227,62 @@ def fold(mg: MaseGraph, site: Site, scale: Tensor) -> None:
 @torch.no_grad()
 def fold_parameters(mg: MaseGraph, site: Site, scale: Tensor) -> None:
     """Divides a site's source and multiplies its readers, and gives other readers nothing."""
-    for stored in _multiplied(mg, site):
-        stored *= scale
+    for change in fold_changes(mg, site, scale):
+        change.apply(change.stored.detach())
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What a fold does to a tensor.
+
+    Attributes:
+        stored: the parameter or buffer.
+        factor: in a shape that is broadcast to it.
+        divides: whether it is divided by the factor, or multiplied.
+    """
+
+    stored: Tensor
+    factor: Tensor
+    divides: bool
+
+    def apply(self, values: Tensor) -> None:
+        """Changes values of the tensor in place."""
+        if self.divides:
+            values /= self.factor
+        else:
+            values *= self.factor
+
+
+def fold_changes(mg: MaseGraph, site: Site, scale: Tensor) -> list[Change]:
+    """All that a fold changes; no other reader of the value is among it."""
+    changes = [Change(stored, scale, divides=False) for stored in _multiplied(mg, site)]
     for stored, axis in _divided(mg, site):
-        stored /= scale.view(-1, *[1] * (stored.dim() - 1 - axis % stored.dim()))
+        factor = scale.view(-1, *[1] * (stored.dim() - 1 - axis % stored.dim()))
+        changes.append(Change(stored, factor, divides=True))
+    return changes
 
 
 def changed_tensors(mg: MaseGraph, site: Site) -> list[Tensor]:
     """What a fold changes in place."""
-    return [*_multiplied(mg, site), *(stored for stored, _ in _divided(mg, site))]
+    stored = [*_multiplied(mg, site), *(x for x, _ in _divided(mg, site))]
+    return [x.detach() for x in stored]
 
 
 def _multiplied(mg: MaseGraph, site: Site) -> list[Tensor]:
     """The readers' weights, (outputs, inputs) each."""
     readers: list[Any] = [mg.module_of(reader) for reader in site.readers]
-    return [stored.detach() for reader in readers for stored in stored_weights(reader)]
+    return [stored for reader in readers for stored in stored_weights(reader)]
 
 
 def _divided(mg: MaseGraph, site: Site) -> list[tuple[Tensor, int]]:
     """The source's parameters, each with the axis of its channels."""
     if site.source.op == "get_attr":
-        return [(mg.model.get_parameter(str(site.source.target)).detach(), -1)]
+        return [(mg.model.get_parameter(str(site.source.target)), -1)]
     source: Any = mg.module_of(site.source)
     axis = _channel_axis(mg.operator(site.source))
-    divided = [(stored.detach(), axis) for stored in stored_weights(source)]
+    divided = [(stored, axis) for stored in stored_weights(source)]
     bias = getattr(source, "bias", None)
-    return divided if bias is None else [*divided, (bias.detach(), -1)]
+    return divided if bias is None else [*divided, (bias, -1)]
 
 
 @torch.no_grad()

@@ -14,6 +14,9 @@ from chop.workloads.settings import Ranges, WorkloadConfig
 if TYPE_CHECKING:
     from chop.formats.recipe import Recipe
 
+BY_BLOCK = ("smoothquant", "awq", "gptq")
+"""Methods that can work with one block in memory."""
+
 
 def default_operators() -> tuple[str, ...]:
     """The names of quantizable operators with a weight."""
@@ -66,9 +69,9 @@ class CompressConfig(QuantizationSettings):
             (Hadamard matrices rotate what layers read, in groups of the format; needs no rows),
             gptq (weights make up for one another's errors), learned_rounding (roundings follow
             gradients of each block's error). Default: none, each weight is rounded to nearest.
-        by_block: hold one block of a decoder in memory: float weights are read, rounded by gptq in
-            one format, and written block by block. A run that is killed goes on after the last
-            block. Other models are compressed as a whole, which a line says.
+        by_block: hold one block of a decoder in memory: float weights are read, rounded by
+            smoothquant, awq or gptq in one format, and written block by block. A run that is killed
+            goes on after the last block. Other models are compressed as a whole, which a line says.
         overrides: weights that have another format in each of `formats`, by pattern: a path, or the
             end of one, of a module, or an expression behind re:. Of several that match the first
             holds. Example: `re:.*down_proj=mxint8`. Default: none.
@@ -143,8 +146,10 @@ class CompressConfig(QuantizationSettings):
             raise ConfigError("overrides and skip: expected formats that they differ from.")
 
     def _check_by_block(self) -> None:
-        if self.method != ("gptq",) or len(self.formats) != 1:
-            raise ConfigError("by_block: expected the method gptq alone, and one format.")
+        if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:
+            raise ConfigError(
+                f"by_block: expected methods of {', '.join(BY_BLOCK)}, and one format."
+            )
         for name in ("overrides", "skip", "layers", "onnx", "qat_epochs", "train_epochs"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: by_block rounds without it.")
