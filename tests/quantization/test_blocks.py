@@ -22,7 +22,7 @@ from chop.nn.packed import PackedOperator
 from chop.quantization import block_files, block_gptq, block_values
 from chop.quantization.awq import awq
 from chop.quantization.block_files import BlockFiles
-from chop.quantization.block_folds import block_awq, block_smooth
+from chop.quantization.block_folds import block_awq, block_smooth, sites_of_parts
 from chop.quantization.block_gptq import BlockGptq
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.block_weights import LazyWeights
@@ -359,6 +359,31 @@ def test_what_cannot_be_cut_is_refused(write, reason):
     mg = MaseGraph(model, dummy_in={"x": torch.randn(2, 4)})
     with pytest.raises(NoBlocksError, match=reason):
         parts_of(mg, block_paths(model))
+
+
+class Normed(nn.Module):
+    """What a block ends with, the next one begins with."""
+
+    def __init__(self):
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(3))
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_scales_that_would_move_to_another_block_are_refused(tmp_path):
+    model = Normed()
+    mg = MaseGraph(model, dummy_in={"x": torch.randn(2, 4)})
+    mg, _ = passes.init_metadata_analysis_pass(mg)
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    weights, files = LazyWeights(mg.model, {}.__getitem__), BlockFiles(tmp_path, {})
+    walk = BlockWalk(mg, block_paths(model), weights, [], files)
+    with pytest.raises(NoBlocksError, match=r"scales of 'blocks.0.1' would move to another block"):
+        sites_of_parts(walk)
 
 
 def test_blocks_are_those_with_most_parameters():
