@@ -76,7 +76,9 @@ def test_every_quantized_operator_has_a_class_for_every_format():
             for name, value in vars(module).items()
             if isinstance(value, type) and value.__module__ == module.__name__
         }
-    operators = {row.quantized for row in OPS.values() if row.quantized is not None}
+    rows = [row for row in OPS.values() if row.quantized is not None]
+    # Layers of experts come from a capture alone: nobody constructs them.
+    operators = {row.quantized for row in rows if not (row.weight and row.weight.has_experts)}
     prefixes = {operator.__name__.removeprefix("Quant") for operator in operators}
     assert set(found) == {prefix + suffix for prefix in prefixes for suffix in SUFFIXES}
     for name, cls in found.items():

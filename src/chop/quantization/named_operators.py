@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import nn
+
+from chop.captured.expert_linear import ExpertLinear
+from chop.captured.experts import matrices_of
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS, quantizable_operators
@@ -12,6 +16,15 @@ from chop.ir.ops import OPS, quantizable_operators
 def weighted_operators() -> tuple[str, ...]:
     """The names of quantizable operators with a matrix of weights."""
     return tuple(row.name for row in OPS.values() if row.weight and row.quantized)
+
+
+def relevant_operators(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of `names` that results can depend on: those of experts where a model has experts.
+
+    Journals of models without experts then hold whether or not these operators are named.
+    """
+    has_experts = any(isinstance(x, ExpertLinear) or matrices_of(x) for x in model.modules())
+    return tuple(x for x in names if has_experts or not (w := OPS[x].weight) or not w.has_experts)
 
 
 def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, PruneActivation
 from chop.pruning.sparsity import ZeroCount, layer_zeros, total
-from chop.quantization.named_operators import present_operators
+from chop.quantization.named_operators import present_operators, relevant_operators
 from chop.report.measured import (
     MeasuredTable,
     intervals_of,
@@ -122,6 +122,7 @@ def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Prun
         describe=lambda mg: _sparsities(mg, workload),
         settings_of=lambda setting, seed: {
             **config.pass_args(setting, seed),
+            "include": relevant_operators(workload.model, config.operators),
             "calibration_rows": rows,
         },
         label=_label,

@@ -12,6 +12,7 @@ from chop.actions.sweep.experiment import FLOAT, Experiment, Results
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
+from chop.quantization.named_operators import relevant_operators
 from chop.report.measured import intervals_of, over_seeds, points_of, seconds_of
 from chop.report.plots import Curve
 from chop.workloads.workload import Workload
@@ -28,7 +29,8 @@ UNPRINTED = tuple(f"{stage} {VALIDATION}" for stage in STAGES)
 
 def rounding_of(config: QuantizeSweepConfig, workload: Workload) -> Experiment[Setting]:
     """Rounding of the chosen operators to a setting; nothing but training draws."""
-    depends = {"operators": config.operators, "calibration_rows": config.calibration_rows}
+    operators = relevant_operators(workload.model, config.operators)
+    depends = {"operators": operators, "calibration_rows": config.calibration_rows}
 
     def rounded(mg: MaseGraph, setting: Setting, seed: int) -> MaseGraph:
         number_format = Integer(*setting)  # type: ignore[arg-type]
