@@ -26,6 +26,7 @@ from typing import Any
 
 from chop.bench.peak_memory import reset_high_water, resident_bytes
 from chop.files import write_text
+from chop.memory import release_freed
 from chop.tables import markdown_table
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -101,6 +102,7 @@ def measure(args: argparse.Namespace, shape: str, layers: int) -> None:
     torch.set_num_threads(1)
     compress_once(args, args.out / f"{shape}-tiny", args.out / "tiny-out")
     gc.collect()
+    release_freed()
     out, before = args.out / f"{shape}-out", resident_bytes()
     assert before is not None and reset_high_water()
 
