@@ -17,14 +17,15 @@ from chop.formats import NumberFormat
 from chop.ir.batches import Runs
 from chop.ir.graph import MaseGraph
 from chop.ir.ownership import Ownership
-from chop.ir.rows import Measured, check_finite
+from chop.ir.rows import Measured
 from chop.nn.quantized.masks import stored_weights
 from chop.quantization.experts import (
-    counted_rows_of_experts,
     few_rows,
+    has_experts,
     is_cut_by_experts,
     rows_in,
     samples_of_experts,
+    weighed_samples,
 )
 from chop.quantization.folding import representable_in, why_infeasible
 from chop.quantization.row_weights import RowWeights, second_moments
@@ -74,7 +75,7 @@ def find_expert_sites(
         weight: the format that weights are going to have.
     """
     owned, sites, skipped = Ownership(mg), list[ExpertSite](), dict[str, str]()
-    for node in filter(lambda node: _has_experts(mg, node), mg.nodes):
+    for node in filter(lambda node: has_experts(mg, node), mg.nodes):
         up = _up(mg, node)
         if up is None:
             skipped[node.name] = "its experts read no product of half of another layer's results"
@@ -93,11 +94,6 @@ def find_expert_sites(
     return sites, skipped
 
 
-def _has_experts(mg: MaseGraph, node: fx.Node) -> bool:
-    weight = mg.operator(node).weight
-    return node.op == "call_module" and weight is not None and weight.has_experts
-
-
 def _up(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
     """The layer whose second half of results is a factor of what a layer of experts reads."""
     value = node.all_input_nodes[0]
@@ -107,7 +103,7 @@ def _up(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
         halves = half.all_input_nodes[0] if half.all_input_nodes else half
         up = halves.all_input_nodes[0] if halves.all_input_nodes else halves
         is_half = mg.operator(half).name == "getitem" and half.args[1] == 1
-        is_half &= _cuts_in_two(mg, halves) and _has_experts(mg, up)
+        is_half &= _cuts_in_two(mg, halves) and has_experts(mg, up)
         is_alone = [[*x.users] for x in (half, up)] == [[value], [halves]]
         if is_half and is_alone and up.all_input_nodes[1] is node.all_input_nodes[1]:
             return up
@@ -141,18 +137,22 @@ def choose_for_experts(
         where: what was given, for messages.
     """
     down: Any = mg.module_of(site.down)
-    samples, experts = [], []
-    for number, (values, batch) in enumerate(zip(runs, batches, strict=True)):
-        x = values[site.value]
-        counted = counted_rows_of_experts(site.value, x, batch)
-        check_finite(x, counted, batch, number, Measured(where, str(site.down.target)))
-        alike = None if counted is None else counted.float()
-        samples.append((x, weights[site.down][number] if site.down in weights else alike))
-        experts.append(values[site.down.all_input_nodes[1]])
+    samples = list(
+        weighed_samples(
+            site.value,
+            (values[site.value] for values in runs),
+            batches,
+            weights.get(site.down),
+            Measured(where, str(site.down.target)),
+            has_experts=True,
+        )
+    )
+    experts = [values[site.down.all_input_nodes[1]] for values in runs]
     found, few = dict[int, Found](), dict[int, str]()
     for number, own in enumerate(samples_of_experts(samples, experts, down.num_experts)):
-        if few_rows(rows_in(own), down.in_features):
-            few[number] = f"it saw {rows_in(own)} rows, fewer than its {down.in_features} inputs"
+        reason = few_rows(rows_in(own), down.in_features)
+        if reason is not None:
+            few[number] = reason
             continue
         multiplied, divided = site.parts(mg, number)
         hessian = second_moments((x[None], w) for x, w in own)[0].double()

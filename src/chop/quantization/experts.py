@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from chop.formats import NumberFormat
-from chop.ir.rows import KEY_PADDING, MASK, counted_rows
+from chop.ir.graph import MaseGraph
+from chop.ir.rows import KEY_PADDING, MASK, Measured, check_finite, counted_rows
 from chop.nn.quantized import QuantLinear
 from chop.nn.quantized.masks import MASK as WEIGHT_MASK
 from chop.private.modules import buffers_of, parameters_of
 
 Sample = tuple[Tensor, Tensor | None]
 """Rows of a batch, (S, I), and what they count, (S,); None: alike."""
+
+
+def has_experts(mg: MaseGraph, node: fx.Node) -> bool:
+    """Whether a node calls a layer of several experts."""
+    weight = mg.operator(node).weight
+    return node.op == "call_module" and weight is not None and weight.has_experts
 
 
 def is_cut_by_experts(number_format: NumberFormat) -> bool:
@@ -66,6 +73,35 @@ def counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) 
     return None
 
 
+def weighed_samples(
+    source: fx.Node,
+    values: Iterable[Tensor],
+    batches: Sequence[Mapping[str, Any]],
+    weights: Sequence[Tensor] | None,
+    measured: Measured,
+    has_experts: bool,
+) -> Iterator[Sample]:
+    """What a layer reads on each batch, and what its rows count.
+
+    Args:
+        source: the node that the layer reads.
+        values: of it, for each batch.
+        batches: the inputs of the graph by name.
+        weights: of the rows, for each batch; None: those that count are alike.
+        measured: the layer, for messages.
+        has_experts: whether the layer has several experts.
+
+    Raises:
+        ConfigError: a row that counts is not finite.
+    """
+    tell = counted_rows_of_experts if has_experts else counted_rows
+    for number, (x, batch) in enumerate(zip(values, batches, strict=True)):
+        counted = tell(source, x, batch)
+        check_finite(x, counted, batch, number, measured)
+        alike = None if counted is None else counted.float()
+        yield x, alike if weights is None else weights[number]
+
+
 def samples_of_experts(
     samples: Sequence[Sample], experts: Sequence[Tensor], count: int
 ) -> Iterator[list[Sample]]:
@@ -93,4 +129,4 @@ def few_rows(rows: int, inputs: int) -> str | None:
     """Why nothing is fitted to the rows of an expert; None where they are enough."""
     if rows >= inputs:
         return None
-    return f"it saw {rows} rows, fewer than its {inputs} inputs: each weight is rounded to nearest"
+    return f"it saw {rows} rows, fewer than its {inputs} inputs"

@@ -23,6 +23,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import stored_weights
 from chop.private.modules import has_forward_hooks
+from chop.quantization.experts import has_experts
 
 
 @dataclass
@@ -88,8 +89,7 @@ def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]
         reasons = {node: own or reason for node, own in reasons.items()}
         skipped.update({node.name: text for node, text in reasons.items() if text})
     for node in mg.nodes:
-        weight = mg.operator(node).weight
-        if weight is not None and weight.has_experts:
+        if has_experts(mg, node):
             skipped[node.name] = "it has several experts, of which each would need its own scales"
     return sites, skipped
 

@@ -17,19 +17,19 @@ from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
-from chop.ir.rows import Measured, check_finite, counted_rows
+from chop.ir.rows import Measured
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantExpertLinear, QuantizedOperator
 from chop.private.modules import padding_before, parameters_of
 from chop.quantization.column_rounding import Solver, rounding_grid
 from chop.quantization.experts import (
     Sample,
-    counted_rows_of_experts,
     few_rows,
     is_cut_by_experts,
     layer_of_expert,
     rows_in,
     samples_of_experts,
+    weighed_samples,
 )
 from chop.quantization.row_weights import moderated, row_weights, second_moments
 
@@ -71,7 +71,7 @@ def gptq_layers(
         if node in layers:
 
             def values(source: fx.Node) -> Iterator[Tensor]:
-                return (values[source] for values in runs)
+                return (of_batch[source] for of_batch in runs)
 
             found, few = correct_layer(mg, node, values, rows, weights.get(node), solver)
             corrected.update(found)
@@ -112,20 +112,17 @@ def correct_layer(
     """
     source, *others = node.all_input_nodes
     layer, path = mg.module_of(node), str(node.target)
-    has_experts = isinstance(layer, QuantExpertLinear)
-    tell = counted_rows_of_experts if has_experts else counted_rows
-
-    def samples() -> Iterator[Sample]:
-        for number, (x, batch) in enumerate(zip(values(source), batches, strict=True)):
-            counted = tell(source, x, batch)
-            check_finite(x, counted, batch, number, Measured(WHERE, path))
-            alike = None if counted is None else counted.float()
-            yield x, alike if weights is None else weights[number]
-
+    samples = weighed_samples(
+        source,
+        values(source),
+        batches,
+        weights,
+        Measured(WHERE, path),
+        has_experts=isinstance(layer, QuantExpertLinear),
+    )
     if not isinstance(layer, QuantExpertLinear):
-        return {path: _correct(layer, samples(), solver, path)}, {}
-    experts = [*values(others[0])]
-    found, few = _correct_experts(layer, [*samples()], experts, solver, path)
+        return {path: _correct(layer, samples, solver, path)}, {}
+    found, few = _correct_experts(layer, [*samples], [*values(others[0])], solver, path)
     return found, {f"{node.name}[{number}]": why for number, why in few.items()}
 
 
@@ -160,9 +157,7 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
     return skipped
 
 
-def _correct(
-    layer: Any, samples: Iterable[tuple[Tensor, Tensor | None]], solver: Solver, path: str
-) -> dict[str, float]:
+def _correct(layer: Any, samples: Iterable[Sample], solver: Solver, path: str) -> dict[str, float]:
     """Replaces the layer's weight; its relative error before and after.
 
     Shapes: G groups of a convolution, O outputs of a group, D weights of each.
@@ -231,7 +226,7 @@ def _correct_experts(
     for number, part in enumerate(parts):
         reason = few_rows(rows_in(part), layer.in_features)
         if reason is not None:
-            few[number] = reason
+            few[number] = f"{reason}: each weight is rounded to nearest"
             continue
         name = f"{path}[{number}]"
         corrected[name] = _correct(layer_of_expert(layer, number), part, solver, name)

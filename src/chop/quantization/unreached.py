@@ -14,6 +14,7 @@ from chop.ir.ops import Kind
 from chop.ir.parameters import stored_parameters
 from chop.ir.unreached import Unreached, by_owner, is_of_table, unreached_sentence, warn_of_share
 from chop.nn.quantized import QuantCall
+from chop.quantization.experts import has_experts
 
 _LOOK_UPS = ("getitem", "index_select", "gather")
 
@@ -73,8 +74,7 @@ def matrices_of_experts(mg: MaseGraph) -> list[Unreached]:
     """The matrices of layers of several experts, which get formats and no adapters."""
     found = []
     for node in mg.nodes:
-        weight = mg.operator(node).weight
-        if weight is not None and weight.has_experts:
+        if has_experts(mg, node):
             module = mg.module_of(node)
             assert module is not None
             found.append((f"{node.target}.weight", cast(Tensor, module.weight)))
