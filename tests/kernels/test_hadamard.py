@@ -40,6 +40,7 @@ def test_sizes_of_language_models_have_one_block():
     assert [largest_block(size) for size in sizes] == sizes
     assert all(sum(hadamard_factors(size)) < size / 10 for size in sizes)  # fewer products
     assert [largest_block(n) for n in (7, 18, 90, 172)] == [1, 2, 2, 4]
+    assert [largest_block(576, most) for most in (16, 31, 1000)] == [16, 24, 576]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

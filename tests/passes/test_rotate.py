@@ -161,6 +161,15 @@ def test_any_model_is_rotated_while_it_runs():
     torch.testing.assert_close(rotated.to_module()(x), model(x))
 
 
+@torch.no_grad()
+def test_experts_are_told_to_be_left_alone():
+    mg = MaseGraph(decoder("Mixtral", {"num_local_experts": 2}))
+    _, info = passes.rotate_transform_pass(mg, {"merge": False})
+    assert "model.layers.0.self_attn.q_proj" in info["online"]
+    experts = [path for path, reason in info["skipped"].items() if "several experts" in reason]
+    assert experts == [f"model.layers.0.mlp.experts.{name}" for name in ("gate_up", "down")]
+
+
 @pytest.mark.parametrize("stage", ["float", "quantized", "packed"])
 @pytest.mark.sampled(1)
 @torch.no_grad()

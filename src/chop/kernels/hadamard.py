@@ -46,14 +46,19 @@ def hadamard_factors(order: int) -> tuple[int, ...] | None:
     return (*([base] if base > 1 else []), *powers)
 
 
-def largest_block(features: int) -> int:
+def largest_block(features: int, most: int | None = None) -> int:
     """The largest known order that divides a number of features: blocks of it are rotated.
+
+    Args:
+        features: their number.
+        most: what the order is at most; None: any.
 
     Example:
         >>> largest_block(576), largest_block(11008), largest_block(90)
         (576, 11008, 2)
     """
-    divisors = (n for n in range(features, 0, -1) if features % n == 0)
+    start = features if most is None else min(features, most)
+    divisors = (n for n in range(start, 0, -1) if features % n == 0)
     return next(n for n in divisors if hadamard_factors(n) is not None)
 
 

@@ -1,7 +1,7 @@
 """Rotation of a layer's input by a Hadamard transform, while the model runs.
 
-Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4: the rotations that no weight of
-before can take.
+Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4: the rotations that no weight
+before the layer can take over.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Hadamard(nn.Module):
 class Rotated(nn.Sequential):
     """`linear(rotation(input))` in the place of a linear layer whose weight has been rotated.
 
-    State dicts have the layer's tensors below `linear`, so that a weight of before the rotation
-    does not pass for one of after it.
+    State dicts have the layer's tensors below `linear`, so that a weight that is not rotated does
+    not pass for one that is.
 
     Args:
         rotation: of the input.
-        linear: a layer, quantized or packed or none of both.
+        linear: the layer: float, quantized or packed.
     """
 
     def __init__(self, rotation: Hadamard, linear: nn.Module) -> None:

@@ -17,11 +17,12 @@ from torch import Tensor, fx, nn
 from chop.errors import ConfigError, GraphError
 from chop.ir.graph import MaseGraph
 from chop.ir.ownership import Ownership
-from chop.kernels.hadamard import hadamard_factors, hadamard_transform, largest_block
+from chop.kernels.hadamard import hadamard_transform, largest_block
 from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.private.modules import parameters_of
+from chop.quantization.experts import has_experts
 from chop.quantization.folding import why_hooked
 from chop.quantization.rotation.online import insert_rotations, is_rotated
 from chop.quantization.rotation.stream import (
@@ -59,21 +60,12 @@ class Rotation:
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
             signs -= 2 * torch.randint(0, 2, (channels,), generator=generator)
-        return cls(signs, block_of(channels, most))
+        return cls(signs, largest_block(channels, most))
 
     def rows(self, x: Tensor) -> Tensor:
         """`x Q` for x (..., k * channels): each group of channels by itself."""
         groups = x.unflatten(-1, (-1, len(self.signs))) * self.signs.to(x.device)
         return hadamard_transform(groups, self.block).flatten(-2)
-
-
-def block_of(channels: int, most: int | None) -> int:
-    """The largest known order of at most `most` that divides a number of channels."""
-    if most is None or most >= channels:
-        return largest_block(channels)
-    return next(
-        n for n in range(most, 0, -1) if channels % n == 0 and hadamard_factors(n) is not None
-    )
 
 
 @dataclass(frozen=True)
@@ -146,6 +138,8 @@ def rotate_online(mg: MaseGraph, most: int | None) -> Found:
             blocks |= _rotate_inputs(mg, node, most, found)
         else:
             found.skipped[str(node.target if node.op == "call_module" else node.name)] = reason
+    for node in filter(lambda node: has_experts(mg, node), mg.nodes):
+        found.skipped[str(node.target)] = "it has several experts"
     insert_rotations(mg, blocks)
     return found
 
@@ -155,7 +149,7 @@ def _rotate_inputs(
 ) -> dict[fx.Node, int]:
     """Rotates a weight for inputs that are rotated online; the block by the layer, or nothing."""
     path, weight = str(layer.target), _weight(mg, layer)
-    block = block_of(weight.shape[1], most)
+    block = largest_block(weight.shape[1], most)
     if is_rotated(mg, layer):
         found.skipped[path] = "its input is rotated already"
         return {}
