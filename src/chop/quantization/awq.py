@@ -29,6 +29,8 @@ from chop.quantization.scale_search import Found, search_scale
 
 WHERE = "awq_transform_pass"
 BATCHES = f"{WHERE}.batches"
+GRID = 20
+"""Exponents that are tried above 0 by default."""
 
 ScaledReaders = dict[str, dict[str, Any]]
 """By the path of a source: its `readers`, `exponent`, `factor`, the error `before` and `after`."""
@@ -118,7 +120,7 @@ def choose(
     number_format: NumberFormat,
     grid: int,
 ) -> Found | None:
-    """The scale with the least error of a site's readers; None where no row reaches them.
+    """The scale with the least error of a site's readers, relative to their outputs.
 
     Args:
         mg: the float graph.
@@ -128,9 +130,16 @@ def choose(
         weights: of the rows, by reader; rows of others count alike.
         number_format: that the weights are going to have.
         grid: exponents that are tried above 0, up to 1.
+    Returns: None where no row reaches the readers.
     """
     samples = _samples(site, runs, batches, weights)
-    return _choose(mg, site, samples, number_format, grid) if samples.inputs else None
+    if not samples.inputs:
+        return None
+    moments = [samples.moments(reader) for reader in site.readers]
+    layers = [*zip(site.weights(mg), moments, strict=True)]
+    is_whole = not mg.operator(site.source).is_product
+    found = search_scale(layers, torch.cat(samples.inputs), number_format, grid, is_whole)
+    return found._replace(scale=representable(mg, site, found.scale, found.largest))
 
 
 @dataclass
@@ -164,14 +173,3 @@ def _samples(
                 of_rows = found[number] if counted is None else found[number][counted]
                 samples.weights[reader].append(of_rows)
     return samples
-
-
-def _choose(
-    mg: MaseGraph, site: Site, samples: _Samples, number_format: NumberFormat, grid: int
-) -> Found:
-    """What gives the least error of all readers, relative to their outputs."""
-    moments = [samples.moments(reader) for reader in site.readers]
-    layers = [*zip(site.weights(mg), moments, strict=True)]
-    is_whole = not mg.operator(site.source).is_product
-    found = search_scale(layers, torch.cat(samples.inputs), number_format, grid, is_whole)
-    return found._replace(scale=representable(mg, site, found.scale, found.largest))

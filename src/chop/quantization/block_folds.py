@@ -25,11 +25,6 @@ from chop.quantization.fold_check import FoldCheck, warn_of_undone
 from chop.quantization.folding import Site, find_sites, fold_changes, representable
 from chop.quantization.row_weights import moderated, quantizers_off
 
-AWQ_GRID = 20
-"""Exponents that are tried above 0, as `awq_transform_pass` does by default."""
-STRENGTH = 0.5
-"""Migration strength, as `smoothquant_transform_pass` has it by default."""
-
 
 @dataclass(frozen=True, eq=False)
 class Scale:
@@ -73,7 +68,7 @@ def block_awq(walk: BlockWalk, weight: NumberFormat, weighs_rows: bool = True) -
 
     def choose(site: Site, runs: Runs) -> Scale | None:
         own = {node: found for node, found in weights.items() if node in site.readers}
-        found = awq.choose(walk.mg, site, runs, walk.batches, own, weight, AWQ_GRID)
+        found = awq.choose(walk.mg, site, runs, walk.batches, own, weight, awq.GRID)
         if found is None:
             return None
         return Scale(found.scale, found.largest, found.settings, not found.is_changed)
@@ -103,7 +98,7 @@ def block_smooth(walk: BlockWalk) -> dict[str, Any]:
         if not largest:
             return None
         amax = torch.stack(largest).amax(0)
-        scale = smoothquant.smoothing_scale(amax, site.weights(walk.mg), STRENGTH)
+        scale = smoothquant.smoothing_scale(amax, site.weights(walk.mg), smoothquant.STRENGTH)
         return Scale(representable(walk.mg, site, scale, amax), amax, {})
 
     return _fold_parts(walk, sites_of_parts(walk), choose, smoothquant.WHERE)
@@ -140,8 +135,9 @@ def _fold_parts(
             left = [site for site in left if site not in own]
             with walk.loaded(part):
                 runs, after = _measured(walk, part, own, values, bool(left))
-                scales = {site.source: choose(site, runs) for site in own}
-                known = [site for site in own if scales[site.source] is not None]
+                chosen = ((site, choose(site, runs)) for site in own)
+                scales = {site.source: scale for site, scale in chosen if scale is not None}
+                known = [site for site in own if site.source in scales]
                 reasons = _why_undone(walk, part, known, scales, values)
                 undone |= {str(source.target): reason for source, reason in reasons.items()}
                 for site in known:
@@ -160,7 +156,7 @@ def _measured(
     Nothing follows where no later part has a site: nodes run up to the last reader.
     """
     last = {site.readers[-1]: site.value for site in sites}
-    runs: list[dict[fx.Node, Tensor]] = []
+    runs: Runs = []
     after = Values(walk.mg.nodes, walk.files.scratch)
     nodes = part.nodes if is_followed else _up_to(part, sites)
     for number, batch in enumerate(walk.batches):
@@ -174,7 +170,7 @@ def _measured(
         runs.append(own)
         if is_followed:
             after.put(number, left)
-    return list(runs), after
+    return runs, after
 
 
 def _up_to(part: Part, sites: Sequence[Site]) -> Sequence[fx.Node]:
@@ -187,7 +183,7 @@ def _why_undone(
     walk: BlockWalk,
     part: Part,
     sites: Sequence[Site],
-    scales: Mapping[fx.Node, Scale | None],
+    scales: Mapping[fx.Node, Scale],
     values: Values,
 ) -> dict[fx.Node, str]:
     """By source, why the readers would not compute what they do; one batch at a time."""
@@ -198,9 +194,8 @@ def _why_undone(
         def before(node: fx.Node, found: Mapping[fx.Node, Any]) -> None:
             check.note(node, number, found)
             site = last.get(node)
-            scale = None if site is None else scales[site.source]
-            if site is not None and scale is not None:
-                reason = check.why_undone(site, scale.scale, [number])
+            if site is not None:
+                reason = check.why_undone(site, scales[site.source].scale, [number])
                 if reason is not None:
                     undone.setdefault(site.source, reason)
 
@@ -212,9 +207,8 @@ def _why_undone(
     return undone
 
 
-def _fold(walk: BlockWalk, site: Site, chosen: Scale | None) -> dict[str, Any]:
+def _fold(walk: BlockWalk, site: Site, chosen: Scale) -> dict[str, Any]:
     """Folds a scale, now and whenever the tensors are read; what is told of it."""
-    assert chosen is not None
     if not chosen.is_one:
         # Again: an earlier fold may have scaled the same weight along its other axis.
         scale = representable(walk.mg, site, chosen.scale, chosen.largest)

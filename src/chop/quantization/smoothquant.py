@@ -19,6 +19,8 @@ from chop.quantization.fold_check import FoldCheck, warn_of_undone
 from chop.quantization.folding import Site, find_sites, fold, representable
 
 WHERE = "smoothquant_transform_pass"
+STRENGTH = 0.5
+"""Migration strength by default."""
 
 
 @torch.no_grad()

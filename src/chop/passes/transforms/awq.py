@@ -10,7 +10,7 @@ from chop.formats import parse_format, parse_format_string
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.awq import awq
+from chop.quantization.awq import GRID, awq
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class AwqConfig:
 
     batches: Batches
     weight: Any
-    grid: int = 20
+    grid: int = GRID
     row_weights: Literal["gradient", "uniform"] = "gradient"
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.smoothquant import smooth
+from chop.quantization.smoothquant import STRENGTH, smooth
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SmoothQuantConfig:
     """
 
     batches: Batches
-    migration_strength: float = 0.5
+    migration_strength: float = STRENGTH
     rescale_other_readers: bool = False
 
     def __post_init__(self) -> None:
