@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.ir.graph import metadata_of
 from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.quantization.block_values import Values
 from chop.quantization.blocks import FloatBlock, Part
@@ -21,9 +22,8 @@ def outputs_of(part: Part) -> list[fx.Node]:
 
 
 def _is_floating(node: fx.Node) -> bool:
-    results = node.meta["mase"].common.results if "mase" in node.meta else {}
-    dtypes = [getattr(info, "torch_dtype", None) for info in results.values()]
-    is_one = len(dtypes) == 1 and dtypes[0] is not None and dtypes[0].is_floating_point
+    results = metadata_of(node).common.results.values()
+    is_one = len(results) == 1 and all(info.is_floating for info in results)
     return is_one and bool(node.all_input_nodes)
 
 

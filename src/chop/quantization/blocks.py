@@ -339,7 +339,7 @@ class BlockWalk:
             and packed_class(module) is not None
             and not module.spec.weight.is_identity
         }
-        own = [path for path in dict.fromkeys(map(str, self._modules(part))) if path in floats]
+        own = [path for path in self._modules(part) if path in floats]
         if tables:
             own = [path for path in own if not self.mg.operator(nodes[path]).is_product]
         weights = {id(floats[path].weight) for path in own}

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from chop.private.modules import parameters_of
 from chop.quantization.block_error import BlockError, outputs_of
 from chop.quantization.block_gptq import correct_block
 from chop.quantization.block_values import NoBlocksError, Values
-from chop.quantization.blocks import FloatBlock, Part, block_paths, parts_of, run_nodes
+from chop.quantization.blocks import FloatBlock, Part, Stage, block_paths, parts_of, run_nodes
 from chop.quantization.column_rounding import Solver
 from chop.quantization.gptq import correctable_layers
 from chop.quantization.learned_weights import LearnedWeight, why_not_learnable
@@ -43,8 +42,8 @@ Layers = Mapping[fx.Node, Any]
 PartErrors = dict[str, dict[str, float]]
 """By the path of a block or a layer, the squared error of its output relative to the output of the
 float model, `before` learning and `after` it."""
-Stage = Callable[[str], AbstractContextManager[Any]]
-"""Shows a part's name while it is worked on."""
+SCALED = 2.0**20
+"""What losses are multiplied by, so that gradients in float16 are not lost."""
 
 
 @dataclass(frozen=True)
@@ -290,10 +289,6 @@ def _descend(
             for node, leaf in leaves.items():
                 if leaf.grad is not None:
                     learned[node].learn(leaf.grad, rate)
-
-
-SCALED = 2.0**20
-"""What losses are multiplied by, so that gradients in float16 are not lost."""
 
 
 def _rows_of(batch: Mapping[str, Any]) -> int:
