@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from torch import Tensor, nn
 from chop import MaseGraph, passes
 from chop.captured.expert_linear import ExpertLinear
 from chop.nn.quantized import QuantLinear
+from chop.quantization.block_gptq import correct_block
+from chop.quantization.block_values import Values
+from chop.quantization.blocks import FloatBlock, Part
+from chop.quantization.column_rounding import Solver
+from chop.quantization.gptq import correctable_layers
 from tests.experts import mixture, text
 
 FOUR_BITS = {"name": "mxint", "width": 4, "block_size": 8}
@@ -69,6 +75,21 @@ def test_each_expert_is_corrected_as_a_layer_of_its_own(rows: str) -> None:
         mg, _ = passes.gptq_transform_pass(mg, {"batches": own, "row_weights": "uniform"})
         assert type(mg.modules["0"]) is QuantLinear
         torch.testing.assert_close(found[number], mg.modules["0"].weight.detach())
+
+
+@torch.no_grad()
+def test_a_part_is_corrected_and_run_as_the_graph_is(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    network, given = Experts(), batch((30, 20, 5))
+    mg = quantized(network, given, FOUR_BITS)
+    whole, info = passes.gptq_transform_pass(mg, {"batches": [given], "row_weights": "uniform"})
+    part = Part("experts", tuple(mg.nodes))
+    block = FloatBlock(mg, part, Values(mg.nodes, tmp_path), [given], tmp_path)
+    errors, few, values = correct_block(block, correctable_layers(mg)[0], {}, Solver(actorder=True))
+    assert (errors, few) == (info["layers"], info["skipped"]) and list(few) == ["layer[2]"]
+    assert torch.equal(mg.modules["layer"].weight, whole.modules["layer"].weight)
+    # The expert that is left alone is rounded when it is called.
+    torch.testing.assert_close(values.get(0)[mg.nodes[-1]], whole.model(**given))
 
 
 def test_masked_weights_stay_zero() -> None:

@@ -75,7 +75,7 @@ def correct_block(
             skipped.update(few)
             # Its weights round to themselves: to round them on each batch would take memory.
             specs[layer] = layer.spec
-            if not layer.is_pruned:
+            if not (layer.is_pruned or few):
                 layer.spec = layer.spec.with_quantizers(weight=Float())
 
     try:
