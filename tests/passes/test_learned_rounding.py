@@ -11,6 +11,7 @@ from chop.actions.ptq import method_title, quantize_after_training
 from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
+from tests.experts import mixture
 from tests.subcases import subcases
 
 from .conftest import with_metadata
@@ -228,6 +229,20 @@ def test_refusals():
     _, info = run(quantized(mg, "ternary"), {"batches": texts()})
     assert info["blocks"] == {}
     assert "do not lie in steps" in next(iter(info["skipped"].values()))
+
+
+def test_a_mixture_of_experts_is_learned_layer_by_layer():
+    mg = with_metadata(
+        MaseGraph(mixture("Mixtral", num_hidden_layers=2), hf_input_names=["input_ids"])
+    )
+    mg = quantized(mg, "mxint4", linear=None, expert_linear=None)
+    ids = torch.randint(0, 64, (2, 8))
+    _, info = passes.learned_rounding_transform_pass(
+        mg, {"batches": [{"input_ids": ids}], "steps": 2}
+    )
+    assert "model.layers.1.self_attn.q_proj" in info["blocks"]
+    assert not info["blocks"].keys() & {*BLOCKS}
+    assert set(info["skipped"].values()) == {"its experts stay at the nearest number"}
 
 
 def test_jobs_apply_it_in_place_of_gptq(monkeypatch):

@@ -50,9 +50,10 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
     Each weight has an offset of at most half a step before it is rounded, and each group a factor
     of its scale, where the format stores scales as floats. Both follow the signs of gradients of
     the squared error of the output of the block that has them: of a decoder's list of blocks; each
-    layer by itself in a model without such a list. Blocks are learned in the order in which they
-    run, each on what those before it, rounded already, give it. A block that would not get better
-    on `batches` stays as it started. Weights that are masked stay as they are.
+    layer by itself in a model without such a list, or with layers of experts, which stay at their
+    nearest numbers. Blocks are learned in the order in which they run, each on what those before
+    it, rounded already, give it. A block that would not get better on `batches` stays as it
+    started. Weights that are masked stay as they are.
 
     Returns:
         blocks: by the path of each block or layer its squared output error on `batches` relative
