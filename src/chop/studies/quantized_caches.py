@@ -132,7 +132,7 @@ def compare_caches(
             for reading in readings:
                 _read(model, reading, ids[:, position : position + 1], clock)
                 _judge(reading, readings[0].logits)
-    return tuple(_row(reading, readings[0], ids) for reading in readings)
+    return tuple(_row(reading, readings[0]) for reading in readings)
 
 
 def made_cache(model: nn.Module, text: str, residual: int) -> Any:
@@ -174,7 +174,7 @@ def _judge(reading: _Reading, exact: Tensor) -> None:
     reading.same += is_same.double().mean().item()
 
 
-def _row(reading: _Reading, baseline: _Reading, ids: Tensor) -> CacheRow:
+def _row(reading: _Reading, baseline: _Reading) -> CacheRow:
     float_bytes = sum(
         x.nbytes for layer in baseline.cache.layers for x in (layer.keys, layer.values)
     )
