@@ -84,6 +84,10 @@ def test_logits_are_those_of_rounded_weights_bit_for_bit(name: str, tmp_path: Pa
     expected = with_layers(rounded(model))(x).logits
     assert torch.equal(small(x).logits, expected)
     half = load(tmp_path, quantization_config=ChopConfig("mxint4"), dtype=torch.bfloat16)
+    layers = {path: x for path, x in half.named_modules() if isinstance(x, PackedOperator)}
+    assert sum(path.endswith(("experts.gate_up", "experts.down")) for path in layers) == 2
+    for path, layer in layers.items():  # rounded as they are stored, not as bfloat16
+        assert torch.equal(layer.weight, model.get_submodule(path).weight.bfloat16()), path
     torch.testing.assert_close(half(x).logits.float(), expected, rtol=0.1, atol=0.2)
 
 

@@ -236,7 +236,7 @@ def pack_experts(
     """
     _check_finite(path, weight)
     owner, _, own = name.rpartition(".")
-    layer = expert_layer(model.get_submodule(owner), own, weight.requires_grad_(False), {})
+    layer = expert_layer(model.get_submodule(owner), own, weight.detach(), {})
     row = of_module(ExpertLinear)
     assert row.quantized is not None
     return packed_module(row.quantized.from_float(layer, _spec(format, data_in)), path, False, {})
