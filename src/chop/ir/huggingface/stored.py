@@ -245,7 +245,11 @@ def rotated_module(module: nn.Module, stored: StoredModule, path: str) -> Rotate
             f"quantization_config: '{path}' is a {type(module).__name__}, expected a linear layer, "
             "with a rotation alone."
         )
-    return Rotated(Hadamard(module.in_features, stored.rotation), module)
+    try:
+        rotation = Hadamard(module.in_features, stored.rotation)
+    except ConfigError as error:
+        raise ConfigError(f"quantization_config: '{path}': {error}") from None
+    return Rotated(rotation, module)
 
 
 def packed_module(
