@@ -135,6 +135,13 @@ def test_modules_are_left_with_all_in_them(made, entry):
     assert len(left) == LEFT[entry] and all(f".{entry}" in f".{path}" for path in left)
 
 
+def test_formats_of_a_folder_are_kept_with_a_warning(made):
+    config, folder = ChopConfig("mxint4"), made["llama"][2]
+    with pytest.warns(UserWarning, match="The `quantization_config` from the model will be used"):
+        model = CAUSAL.from_pretrained(folder, quantization_config=config)
+    assert model.model.layers[0].mlp.up_proj.spec.weight.width == 8
+
+
 def test_another_dtype_keeps_scales_and_codes(made):
     model = CAUSAL.from_pretrained(made["llama"][2], dtype=torch.bfloat16)
     layer = model.model.layers[0].mlp.up_proj
