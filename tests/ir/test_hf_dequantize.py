@@ -98,3 +98,13 @@ def test_experts_are_refused_and_stay(tmp_path):
     with pytest.raises(ConfigError, match=r"dequantize: 'model.layers.0.mlp.experts'.*experts"):
         model.dequantize()
     assert torch.equal(model(IDS).logits, before)
+
+
+def test_modules_are_named_with_their_own_reason(tmp_path):
+    model = loaded(decoder("llama"), tmp_path)
+    mlp = model.model.layers[0].mlp
+    mlp.up_proj.register_forward_hook(lambda *_: None)
+    mlp.down_proj = torch.nn.Sequential(mlp.down_proj)
+    expected = r"^dequantize: 'model.layers.0.mlp.down_proj.0': in a module of another class;"
+    with pytest.raises(ConfigError, match=expected):
+        model.dequantize()

@@ -68,8 +68,11 @@ def _check(model: nn.Module, layers: dict[str, QuantizedOperator], plain: nn.Mod
         if has_forward_hooks(layer) and path not in owned
     }
     if owned:
-        names = enumerate_names([f"'{path}'" for path in owned], MAX_NAMES)
-        raise ConfigError(f"dequantize: {names}: {next(iter(owned.values()))}; expected layers.")
+        first = next(iter(owned.values()))
+        names = [f"'{path}'" for path, reason in owned.items() if reason == first]
+        raise ConfigError(
+            f"dequantize: {enumerate_names(names, MAX_NAMES)}: {first}; expected layers."
+        )
 
 
 def _decoded(
