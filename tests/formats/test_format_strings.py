@@ -41,6 +41,8 @@ def test_short_forms():
         ("fp8_e4m3", "did you mean fp8, mxfp or minifloat_ieee"),
         ("exponent_width=2", "fields stand behind a format's name and ':'"),
         ("mxint:widht=4", "did you mean 'width'"),
+        ("mxint4:width=6", "'width' is given twice"),
+        ("mxint:name=nvfp4", "'name' is given twice"),
     ],
 )
 def test_what_is_spelt_differently_is_refused(text, message):

@@ -32,7 +32,7 @@ def parse_format_string(text: str) -> NumberFormat:
     True
 
     Raises:
-        ConfigError: it is malformed, or a field is unknown or out of range.
+        ConfigError: it is malformed, or a field is unknown, given twice or out of range.
     """
     if text[:1].isdigit():
         return _parse_integer(text)
@@ -50,6 +50,10 @@ def parse_format_string(text: str) -> NumberFormat:
     pairs = [field.partition("=") for field in fields]
     if not all(value for _, _, value in pairs):
         raise ConfigError(f"format '{text}': expected name:field=value, as mxint:width=4.")
+    given = ["name", *(field for field, _, _ in pairs)]
+    for field in given:
+        if given.count(field) > 1:
+            raise ConfigError(f"format '{text}': '{field}' is given twice; expected it once.")
     settings = {field: _parse_value(value) for field, _, value in pairs}
     return parse_format({"name": name, **settings}, f"format '{text}'")
 
