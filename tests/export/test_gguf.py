@@ -3,7 +3,6 @@
 import copy
 import enum
 import functools
-import importlib.util
 import json
 import re
 
@@ -11,16 +10,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers.pytorch_utils import Conv1D
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.export.gguf import TARGET, read_model
 from chop.export.gguf_config import architecture_of
-from chop.export.gguf_reader import read_tokenizer
 from chop.export.gguf_rope import frequency_divisors
-from chop.export.gguf_tokenizer import LLAMA3, QWEN2
 from chop.export.target import packed_model
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
@@ -450,184 +446,3 @@ def test_nothing_is_written_of_such_a_model(tmp_path):
 
 def test_a_model_without_a_head_is_refused(tmp_path):
     refused(quantized(language_model("llama").model), tmp_path, "with a head, got a LlamaModel")
-
-
-def byte_level(**settings):
-    """A tokenizer of 258 bytes and special tokens, and as many merges as are asked for."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = settings.pop("split", pre_tokenizers.ByteLevel(False))
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.pop("size", VOCABULARY - 4),
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["the cat sat on the mat, and the dog sat too"] * 4, trainer)
-    names = dict(zip(("unk_token", "bos_token", "eos_token"), special, strict=True))
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="</s>", **names, **settings
-    )
-
-
-TEXTS = ["the cat sat", " and  12 dogs!\n", "<s>naïve</s> 日本"]
-
-
-def test_a_tokenizer_gives_the_same_ids(tmp_path):
-    tokenizer = byte_level(chat_template="{{ messages[0]['content'] }}")
-    tokenizer.add_tokens(["<think>"])
-    info = check(quantized(captured("llama")), tmp_path / "model.gguf", tokenizer)
-    assert info["tokenizer"] == "byte-level BPE, split as 'gpt-2'"
-    read = read_tokenizer(tmp_path)
-    for text in [*TEXTS, "a<think>b"]:
-        assert read(text).input_ids == tokenizer(text).input_ids
-    for name in ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id", "chat_template"):
-        assert getattr(read, name) == getattr(tokenizer, name) is not None
-    kinds = gguf.GGUFReader(tmp_path / "model.gguf").get_field("tokenizer.ggml.token_type")
-    assert kinds.contents() == [3] * 3 + [1] * 277 + [4] + [5] * 7
-
-
-def split_by(expression):
-    """Words of a regular expression, as newer tokenizers have it, and then bytes."""
-    words = pre_tokenizers.Split(Regex(expression), "isolated")
-    return [words, pre_tokenizers.ByteLevel(False, use_regex=False)]
-
-
-SPLITS = {
-    "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)],
-    "llama-bpe": split_by(LLAMA3),
-    "qwen2": split_by(QWEN2),
-    "default": [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)],
-}
-
-
-@pytest.mark.parametrize("name", SPLITS)
-@pytest.mark.sampled(2)
-def test_the_way_texts_are_split_is_named(name, tmp_path):
-    tokenizer = byte_level(split=pre_tokenizers.Sequence(SPLITS[name]))
-    mg = quantized(captured("llama"))
-    info = TARGET.write(mg, tmp_path / "model.gguf", tokenizer)
-    assert info["tokenizer"].startswith(f"byte-level BPE, split as '{name}'")
-    assert ("may split texts in another way" in info["tokenizer"]) == (name == "default")
-    if name in ("llama-bpe", "qwen2"):  # transformers knows these two
-        read = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
-        for text in [*TEXTS, "the 2024 cats' 12345\n\n  mats"]:
-            assert read(text).input_ids == tokenizer(text).input_ids
-
-
-def test_other_tokenizers_are_refused(tmp_path):
-    mg = quantized(captured("llama"))
-    words = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
-    named = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
-    refused(mg, tmp_path, "fast tokenizer of byte-level BPE.*got WordLevel; write", named)
-    characters = Tokenizer(models.BPE({"a": 0}, [], byte_fallback=True))
-    characters = transformers.PreTrainedTokenizerFast(tokenizer_object=characters)
-    refused(mg, tmp_path, "got BPE of characters", characters)
-    lower = byte_level()
-    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
-    refused(mg, tmp_path, r"normalize no text, and the tokenizer does \(Lowercase\)", lower)
-    tokenizer = byte_level()
-    tokenizer.add_tokens([f"<{index}>" for index in range(16)])
-    refused(mg, tmp_path, "tokenizer of the model's 288 tokens, got one with the id 295", tokenizer)
-
-
-GEMMA3 = {
-    "tie_word_embeddings": True,
-    "num_hidden_layers": 6,
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
-        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 3000.0},
-    },
-}
-RUN = [
-    ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
-    ("llama", {"rope_parameters": ROPES[0]}),
-    ("llama", {"rope_parameters": ROPES[1]}),
-    *((kind, changes) for kind, changes in CASES[1:-2] if kind != "gemma3"),
-    ("gemma3", GEMMA3),  # llama.cpp asks for a layer that attends to all positions
-    ("gpt2", {"n_inner": 96}),
-]
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    importlib.util.find_spec("cyllama") is None,
-    reason="llama.cpp is called by cyllama: pip install cyllama",
-)
-@pytest.mark.parametrize("fmt", ["mxint:width=8", "mxint:width=4", "mxfp:width=4"])
-@pytest.mark.parametrize(("kind", "changes"), RUN)
-def test_llama_cpp_generates_our_tokens(kind, changes, fmt, tmp_path):
-    """Or near-ties of ours: ggml rounds the inputs of products to 8 bits, logits are within 2%.
-
-    Those of Gemma, whose norms and caps amplify differences, are within 5%; other rotary
-    embeddings, windows or caps would change them by more.
-    """
-    check_in_llama_cpp(of_kind(kind, changes, fmt), tmp_path / "model.gguf", kind)
-
-
-def check_in_llama_cpp(mg, path, kind):
-    tokenizer = byte_level()
-    tokenizer.add_tokens(["<|endoftext|>"], special_tokens=True)  # each model named Phi 3 has it
-    TARGET.write(mg, path, tokenizer)
-    prompt = [5, 6, 7, 80]
-    tokens, found = LlamaCpp(path).generated(prompt, 20)
-    with torch.no_grad():
-        (logits,) = read_model(path)(torch.tensor([prompt + tokens[:-1]])).logits
-    ours = logits[len(prompt) - 1 :]
-    errors = (found - ours).norm(dim=-1)
-    assert (errors < (0.05 if "gemma" in kind else 0.02) * ours.norm(dim=-1)).all()
-    margins = ours.amax(-1) - ours.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    assert (margins <= 2 * (found - ours).abs().amax(-1)).all()
-    assert (margins > 0).sum() <= 2
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    importlib.util.find_spec("cyllama") is None,
-    reason="llama.cpp is called by cyllama: pip install cyllama",
-)
-@pytest.mark.parametrize(
-    "fmt",
-    [
-        "group_affine:width=4:group_size=32",
-        "group_affine:width=5:group_size=32",
-        "group_integer:width=5",
-        "nvfp4",
-    ],
-)
-def test_llama_cpp_reads_other_types(fmt, tmp_path):
-    embedding = None if fmt == "nvfp4" else fmt
-    mg = quantized(captured("llama", intermediate_size=128), fmt, embedding=embedding)
-    check_in_llama_cpp(mg, tmp_path / "model.gguf", "llama")
-
-
-class LlamaCpp:
-    """A model in llama.cpp that is given tokens one after the other."""
-
-    def __init__(self, path):
-        from cyllama.llama import llama_cpp
-
-        class Model(llama_cpp.LlamaModel):
-            n_vocab = VOCABULARY  # cyllama 0.2 looks for it there, and has it in the vocabulary
-
-        llama_cpp.disable_logging()
-        llama_cpp.llama_backend_init()
-        settings = llama_cpp.LlamaContextParams()
-        settings.n_ctx, settings.n_threads, settings.n_threads_batch = 64, 1, 1
-        model = Model(str(path), llama_cpp.LlamaModelParams(), verbose=False)
-        self.context = llama_cpp.LlamaContext(model, settings, verbose=False)
-        self.batch, self.length = llama_cpp.llama_batch_get_one, 0
-
-    def logits(self, ids):
-        self.context.decode(self.batch(ids, self.length))
-        self.length += len(ids)
-        return torch.tensor(self.context.get_logits())
-
-    def generated(self, ids, count):
-        """The likeliest tokens, each after those before it, and logits (count, V) of each."""
-        tokens, logits = [], []
-        for _ in range(count):
-            logits.append(self.logits(ids))
-            ids = [int(logits[-1].argmax())]
-            tokens += ids
-        return tokens, torch.stack(logits)

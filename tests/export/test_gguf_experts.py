@@ -13,7 +13,7 @@ from chop.export.gguf_reader import read
 from chop.formats import parse_format_string
 from tests.experts import mixture, text
 from tests.export.decoders import rounded
-from tests.export.test_gguf import check_in_llama_cpp
+from tests.export.test_gguf_llama_cpp import check_in_llama_cpp
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
 

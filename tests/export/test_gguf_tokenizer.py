@@ -1,0 +1,91 @@
+"""Tokenizers of bytes in GGUF: the same ids in transformers, and how texts are split."""
+
+import pytest
+import transformers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from chop.export.gguf import TARGET
+from chop.export.gguf_reader import read_tokenizer
+from chop.export.gguf_tokenizer import LLAMA3, QWEN2
+from tests.export.test_gguf import VOCABULARY, captured, check, quantized, refused
+
+gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
+
+
+def byte_level(**settings):
+    """A tokenizer of 258 bytes and special tokens, and as many merges as are asked for."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = settings.pop("split", pre_tokenizers.ByteLevel(False))
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.pop("size", VOCABULARY - 4),
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, and the dog sat too"] * 4, trainer)
+    names = dict(zip(("unk_token", "bos_token", "eos_token"), special, strict=True))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="</s>", **names, **settings
+    )
+
+
+TEXTS = ["the cat sat", " and  12 dogs!\n", "<s>naïve</s> 日本"]
+
+
+def test_a_tokenizer_gives_the_same_ids(tmp_path):
+    tokenizer = byte_level(chat_template="{{ messages[0]['content'] }}")
+    tokenizer.add_tokens(["<think>"])
+    info = check(quantized(captured("llama")), tmp_path / "model.gguf", tokenizer)
+    assert info["tokenizer"] == "byte-level BPE, split as 'gpt-2'"
+    read = read_tokenizer(tmp_path)
+    for text in [*TEXTS, "a<think>b"]:
+        assert read(text).input_ids == tokenizer(text).input_ids
+    for name in ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id", "chat_template"):
+        assert getattr(read, name) == getattr(tokenizer, name) is not None
+    kinds = gguf.GGUFReader(tmp_path / "model.gguf").get_field("tokenizer.ggml.token_type")
+    assert kinds.contents() == [3] * 3 + [1] * 277 + [4] + [5] * 7
+
+
+def split_by(expression):
+    """Words of a regular expression, as newer tokenizers have it, and then bytes."""
+    words = pre_tokenizers.Split(Regex(expression), "isolated")
+    return [words, pre_tokenizers.ByteLevel(False, use_regex=False)]
+
+
+SPLITS = {
+    "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)],
+    "llama-bpe": split_by(LLAMA3),
+    "qwen2": split_by(QWEN2),
+    "default": [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)],
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.sampled(2)
+def test_the_way_texts_are_split_is_named(name, tmp_path):
+    tokenizer = byte_level(split=pre_tokenizers.Sequence(SPLITS[name]))
+    mg = quantized(captured("llama"))
+    info = TARGET.write(mg, tmp_path / "model.gguf", tokenizer)
+    assert info["tokenizer"].startswith(f"byte-level BPE, split as '{name}'")
+    assert ("may split texts in another way" in info["tokenizer"]) == (name == "default")
+    if name in ("llama-bpe", "qwen2"):  # transformers knows these two
+        read = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+        for text in [*TEXTS, "the 2024 cats' 12345\n\n  mats"]:
+            assert read(text).input_ids == tokenizer(text).input_ids
+
+
+def test_other_tokenizers_are_refused(tmp_path):
+    mg = quantized(captured("llama"))
+    words = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    named = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    refused(mg, tmp_path, "fast tokenizer of byte-level BPE.*got WordLevel; write", named)
+    characters = Tokenizer(models.BPE({"a": 0}, [], byte_fallback=True))
+    characters = transformers.PreTrainedTokenizerFast(tokenizer_object=characters)
+    refused(mg, tmp_path, "got BPE of characters", characters)
+    lower = byte_level()
+    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
+    refused(mg, tmp_path, r"normalize no text, and the tokenizer does \(Lowercase\)", lower)
+    tokenizer = byte_level()
+    tokenizer.add_tokens([f"<{index}>" for index in range(16)])
+    refused(mg, tmp_path, "tokenizer of the model's 288 tokens, got one with the id 295", tokenizer)
