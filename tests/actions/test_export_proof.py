@@ -15,9 +15,11 @@ from chop.actions.export_proof import (
     exact_graph,
     example_difference,
 )
+from chop.actions.export_results import check_changes
 from chop.actions.export_times import measure_times
 from chop.actions.settings.export import ExportConfig
 from chop.errors import CheckpointError, ConfigError, VerificationError
+from chop.export.nearest import Change
 from chop.export.target import packed_layers
 from chop.export.targets import target
 from chop.formats import parse_format_string
@@ -122,10 +124,7 @@ def test_test_rows_are_compared_and_what_rounding_again_costs_is_told(tmp_path):
     assert runs.read_manifest(tmp_path).rows[1]["changes"][0]["new"] == nearest
 
 
-def test_modules_that_nothing_helps_are_listed(graphs, monkeypatch):
-    from chop.actions.export_results import check_changes
-    from chop.export.nearest import Change
-
+def test_modules_that_nothing_helps_are_listed():
     changes = {
         "gguf": [Change(f"layer{i}", "it is odd", None, None) for i in range(10)],
         "onnx": [],

@@ -93,9 +93,9 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
     announce(config.model, f"exporting to {', '.join(config.to)}")
     with Stages(_expected(config, loaded)) as stages:
         plans = _plans(config, loaded, stages)
-        written = _write(config, loaded, plans, output.folder, stages)
+        written = _write(loaded, plans, output.folder, stages)
         exact = {id(mg): exact_graph(mg) for mg in _graphs(plans, loaded)}
-        proven = _read(config, loaded, plans, written, exact, stages)
+        proven = _read(config, plans, written, exact, stages)
         rows = _on_rows(config, loaded, proven, exact, stages)
         times = _timed(config, loaded, proven, stages)
     return _report(config, loaded, proven, rows, times)
@@ -141,7 +141,7 @@ def _graphs(plans: Mapping[str, Plan], loaded: Loaded) -> list[MaseGraph]:
 
 
 def _write(
-    config: ExportConfig, loaded: Loaded, plans: Mapping[str, Plan], folder: Path, stages: Stages
+    loaded: Loaded, plans: Mapping[str, Plan], folder: Path, stages: Stages
 ) -> dict[str, Written]:
     written: dict[str, Written] = {}
     for name, plan in plans.items():
@@ -165,7 +165,6 @@ def _written(
 
 def _read(
     config: ExportConfig,
-    loaded: Loaded,
     plans: Mapping[str, Plan],
     written: Mapping[str, Written],
     exact: Mapping[int, MaseGraph],
@@ -260,7 +259,7 @@ def _report(
             "Weights equal: packed weights that the library decodes to the graph's values. Largest "
             "difference: of outputs of the example inputs, of the file and of the graph."
         ),
-        *_row_blocks(config, loaded, rows),
+        *_row_blocks(loaded, rows),
         *time_blocks(times, loaded.exact_is),
         *(Note(f"{row.target}: {text}.") for row in exported for text in row.sentences),
         Note(_about_tokenizer(config, loaded)),
@@ -280,7 +279,7 @@ def _report(
     )
 
 
-def _row_blocks(config: ExportConfig, loaded: Loaded, rows: Mapping[str, RowResult]) -> list[Block]:
+def _row_blocks(loaded: Loaded, rows: Mapping[str, RowResult]) -> list[Block]:
     workload = loaded.workload
     if workload is None:
         why = loaded.why_no_rows

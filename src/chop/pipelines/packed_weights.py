@@ -31,7 +31,6 @@ def pack_weights(
         mg: float; it stays as it is.
         number_format: of the weights.
         inputs: what these operators round their inputs to; indices stay. None: nothing.
-
         recipe: other formats of some weights, and what stays float. None: there are none.
 
     Raises:

@@ -37,8 +37,7 @@ def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
     """Writes an ONNX file in float32, which its engines compute in.
 
     Returns: `notes` on what a user of the file would not expect, the `cause` of differences where
-        activations are not rounded, and what
-        `chop.export.onnx.export` gives.
+        activations are not rounded, and what `chop.export.onnx.export` gives.
     """
     mg, notes = in_float32(mg)
     found = export(mg, path, float_fallback=True, dynamic_axes=True)
@@ -47,7 +46,8 @@ def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
         notes.append(f"{count} operands are rounded floats: {LACKS}")
     if unrounded:
         notes.append(f"{enumerate_names(unrounded, SHOWN)} are not rounded at all: {LACKS}")
-    return {"notes": notes, "cause": f"inputs are not rounded: {LACKS}" * bool(unrounded), **found}
+    cause = f"inputs are not rounded: {LACKS}" if unrounded else ""
+    return {"notes": notes, "cause": cause, **found}
 
 
 def in_float32(mg: MaseGraph) -> tuple[MaseGraph, list[str]]:
