@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from chop.formats import Encoded, NumberFormat
-from chop.formats.elements import Element, Fixed
+from chop.formats.elements import Element, Fixed, Minifloat
 from chop.formats.groups import ALL_COLUMNS
 from chop.formats.layout import Layout
 from chop.formats.scaling import Scaling, SharedExponent
 from chop.nn.packed import PackedOperator
 
-E8M0_LOWEST, E8M0_WIDTH = -127, 8
+E8M0_LOWEST, E8M0_WIDTH, E8M0_NAN = -127, 8, 255
+E2M1, E4M3 = Minifloat(2, 1, 1, "finite"), Minifloat(4, 3, 7, "fn")
+"""Elements of OCP that several layouts have."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class CodedWeight:
 
     @property
     def exponents(self) -> Tensor:
-        """uint8 (rows, groups): E8M0 as stored, 255 for NaN; where `is_e8m0`."""
+        """uint8 (rows, groups): E8M0 as stored, `E8M0_NAN` for NaN; where `is_e8m0`."""
         assert self.encoded.scales is not None
         return self.encoded.scales.view(self.rows, self.groups)
 

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.export.coded import CodedWeight
-from chop.export.compressed_tensors_inputs import E4M3, SCALE, InputScheme, inputs_of
+from chop.export.coded import E2M1, E4M3, E8M0_NAN, CodedWeight
+from chop.export.compressed_tensors_inputs import SCALE, InputScheme, inputs_of
 from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
 from chop.export.stored import words_packed
 from chop.export.target import Runner, Target, runner_of, weights_of
 from chop.formats import Quantizer
-from chop.formats.elements import Fixed, Minifloat
+from chop.formats.elements import Fixed
 from chop.formats.scaling import ScaledFloatScale
 from chop.ir.graph import MaseGraph
 
@@ -37,7 +37,6 @@ INTEGERS, MX4, MX8, NV4 = (
 INTEGERS_IN, FLOATS_IN, WHOLE = "int-quantized", "float-quantized", "naive-quantized"
 """Formats of a `weight` of int8, or of float8: of layers that round their inputs, and of others."""
 MIXED = "mixed-precision"
-FP4 = Minifloat(2, 1, 1, "finite")
 MX_BLOCK, NV_BLOCK = 32, 16
 HELD = (
     "It holds linear layers in integers with a scale for a group of a row, a row or all "
@@ -109,14 +108,14 @@ def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
         return "its scales are of groups that do not lie along rows"
     if isinstance(element, Fixed):
         return _integers(weight, element, dtype)
-    if weight.is_e8m0 and weight.group == MX_BLOCK and element in (FP4, E4M3):
-        if bool((weight.exponents == 255).any()):
+    if weight.is_e8m0 and weight.group == MX_BLOCK and element in (E2M1, E4M3):
+        if bool((weight.exponents == E8M0_NAN).any()):
             return "a block of its weight is NaN"
-        name = MX4 if element == FP4 else MX8
-        write = _mxfp4 if element == FP4 else _mxfp8
+        name = MX4 if element == E2M1 else MX8
+        write = _mxfp4 if element == E2M1 else _mxfp8
         return Scheme(name, element.width, "float", "group", MX_BLOCK, "torch.uint8", write)
     is_nvfp4 = isinstance(weight.scaling, ScaledFloatScale) and weight.scaling.element == E4M3
-    if is_nvfp4 and element == FP4 and weight.group == NV_BLOCK:
+    if is_nvfp4 and element == E2M1 and weight.group == NV_BLOCK:
         if bool(weight.scales.isnan().any()):
             return "a block of its weight is NaN"
         strategy, scale = "tensor_group", "torch.float8_e4m3fn"

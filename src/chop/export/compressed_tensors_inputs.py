@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.export.coded import E4M3
 from chop.export.stored import checked_scales
 from chop.formats import FP8, NumberFormat, Quantizer, ScaleInteger
 from chop.formats.elements import Fixed
@@ -28,7 +29,6 @@ from chop.formats.scaling import ConstantScale, FloatScale
 from chop.formats.statistic import LARGEST
 
 SCALE = "input_scale"
-E4M3 = FP8().element
 GRANULARITIES = {"tensor": "tensor", "token": "row", "group": "group"}
 """Of our formats, by strategy."""
 WIDEST = 8

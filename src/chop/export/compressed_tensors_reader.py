@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import CheckpointError, ConfigError
+from chop.export.coded import E8M0_NAN
 from chop.export.compressed_tensors import (
     FLOATS_IN,
     INTEGERS,
@@ -49,7 +50,6 @@ PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_global_scale")
 OTHERS = re.compile(
     r"\.(weight|input|output|q|k|v)_(packed|(global_)?scale|zero_point|g_idx|shape)$"
 )
-E8M0_NAN = 255
 CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 """Of weights, which nothing else in a folder has."""
 

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from chop.export.coded import CodedWeight
-from chop.formats.elements import Fixed, Minifloat
+from chop.export.coded import E2M1, E4M3, E8M0_NAN, CodedWeight
+from chop.formats.elements import Fixed
 from chop.formats.scaling import ScaledFloatScale
 
 Array = np.ndarray[Any, Any]
 BLOCK = 32
 HALF = BLOCK // 2
-E2M1 = Minifloat(2, 1, 1, "finite")
-E4M3 = Minifloat(4, 3, 7, "fn")
-E8M0_NAN, E4M3_NAN = 255, 127
+E4M3_NAN = 127
 NV_BLOCK, NV_SUB = 64, 16
 """Values of a block of NVFP4, and of a scale of it."""
 NIBBLE = 4

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from chop.export.gguf_blocks import BLOCK, E4M3_NAN, E8M0_NAN, NV_BLOCK, NV_SUB
+from chop.export.coded import E8M0_NAN
+from chop.export.gguf_blocks import BLOCK, E4M3_NAN, NV_BLOCK, NV_SUB
 from chop.export.stored import Stored, checked_scales, stored_affine, stored_integers
 from chop.formats import MXFP, NVFP4
 from chop.formats.packing import pack_bits
