@@ -43,7 +43,8 @@ def export(
 
     [bold]Targets[/], the engines that they are made for, and the formats that they take:
 
-    [bold]onnx[/] (onnxruntime): any; integers of up to 8 bits stay codes, others become floats
+    [bold]onnx[/] (onnxruntime): any in weights, integers of up to 8 bits as codes, others as
+    floats; integer, scale_integer with one scale in inputs, others are not rounded
 
     [bold]openvino[/] (OpenVINO): as onnx
 
@@ -61,9 +62,10 @@ def export(
     mxfp of 4 and nvfp4 in weights
 
     What a target cannot hold is listed by module with the nearest format that it can hold, and
-    nothing is written, for no target; --nearest rounds these modules to that format. The target's
-    own library reads each file back; folders of gptq are read by chop itself. vLLM, SGLang,
-    GPTQModel and FINN were not run. chop doctor names the libraries that are missing.
+    nothing is written, for no target; --nearest rounds these modules to that format. onnx and
+    openvino list none: a note says what became floats, and which inputs are not rounded. The
+    target's own library reads each file back; folders of gptq are read by chop itself. vLLM,
+    SGLang, GPTQModel and FINN were not run. chop doctor names the libraries that are missing.
 
     [bold]Tables[/]: per target size, how many packed weights the library decodes to the graph's
     values, and the largest difference of outputs; per model the metric on the test rows, where they

@@ -82,7 +82,8 @@ def named(run: Run, path: Path) -> Runner:
 TARGET = Target(
     "onnx",
     "onnxruntime",
-    "any; integers of up to 8 bits stay codes, others become floats",
+    "any in weights, integers of up to 8 bits as codes, others as floats; integer, scale_integer "
+    "with one scale in inputs, others are not rounded",
     "onnxruntime",
     "onnx",
     ".onnx",
