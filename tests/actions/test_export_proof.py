@@ -19,10 +19,10 @@ from chop.actions.export_results import check_changes
 from chop.actions.export_times import measure_times
 from chop.actions.settings.export import ExportConfig
 from chop.errors import CheckpointError, ConfigError, VerificationError
-from chop.export.nearest import Change
+from chop.export.nearest import Change, describe
 from chop.export.target import packed_layers
 from chop.export.targets import target
-from chop.formats import parse_format_string
+from chop.formats import QuantSpec, parse_format_string
 from chop.pipelines.packed_weights import pack_weights
 from tests.export.decoders import captured
 
@@ -135,6 +135,17 @@ def test_modules_that_nothing_helps_are_listed():
     assert lines[0] == "gguf cannot hold 10 modules:" and lines[9] == "  and 2 more"
     assert lines[1] == "  layer0: it is odd; nearest: none" and lines[10] == "Nothing was written."
     check_changes({"onnx": []}, False)
+
+
+def test_inputs_that_become_floats_are_told():
+    weight = parse_format_string("scale_integer:width=8")
+    old = QuantSpec(data_in=parse_format_string("fp8"), weight=weight)
+    news = [old, QuantSpec(weight=weight), QuantSpec()]
+    with pytest.raises(ConfigError) as refusal:
+        check_changes({"pt2": [Change("a", "it is odd", old, new) for new in news]}, False)
+    nearest = [line.partition("nearest: ")[2] for line in str(refusal.value).splitlines()[1:4]]
+    label = weight.label
+    assert nearest == [describe(old), f"{label}, inputs float", "float"]
 
 
 def test_rows_of_a_checkpoint_without_a_run_are_not_known(graphs, tmp_path):

@@ -165,7 +165,11 @@ def refusal(changes: Mapping[str, Sequence[Change]], nearest: bool) -> str:
 
 
 def _nearest(change: Change) -> str:
-    return NONE if change.new is None else describe(change.new)
+    old, new = change.old, change.new
+    if new is None:
+        return NONE
+    loses = old is not None and not old.data_in.is_identity and new.data_in.is_identity
+    return describe(new) + (", inputs float" if loses and not new.is_float else "")
 
 
 def check_changes(changes: Mapping[str, Sequence[Change]], nearest: bool) -> None:
