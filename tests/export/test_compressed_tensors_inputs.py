@@ -174,6 +174,7 @@ W8A8 = {
     "fp8 in blocks": ("fp8:granularity=block:group_size=32", "fp8:granularity=group:group_size=16"),
     "fp8 in groups": ("fp8:granularity=group:group_size=16", "scale_integer:width=8"),
     "fp8 weights": ("fp8:granularity=channel", "float"),
+    "fp8 weights in blocks": ("fp8:granularity=block:group_size=48", "float"),  # of 64 columns
     "minifloat": (
         "minifloat_ieee:width=8:exponent_width=4",
         "minifloat_ieee:width=8:exponent_width=4",

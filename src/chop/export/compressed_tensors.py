@@ -100,10 +100,10 @@ def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
         dtype: of the model, which integers' scales are stored in.
     """
     groups, element = weight.groups, weight.element
-    if groups > 1 and weight.columns % weight.group:
-        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
     if _is_fp8(weight):
         return _whole(weight, dtype, WHOLE, "float", _floats)
+    if groups > 1 and weight.columns % weight.group:
+        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
     if weight.block_rows > 1:
         return "its scales are of groups that do not lie along rows"
     if isinstance(element, Fixed):
