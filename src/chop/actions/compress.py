@@ -27,7 +27,6 @@ from chop.actions.ptq import (
 from chop.actions.settings.compress import CompressConfig
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
-from chop.quantization.named_operators import weighted_operators
 from chop.report.report import Note, Report, announce, say, show
 from chop.runs.progress import Stages
 from chop.train import Metric
@@ -198,7 +197,7 @@ def _round(
         config.calibration_rows,
         config.method,
         inplace=shares,
-        leaves_calls=set(config.operators) == set(weighted_operators()),
+        leaves_calls=config.has_default_operators,
         recipe=config.recipe,
     )
     method = method_title(config.method)

@@ -40,6 +40,7 @@ from chop.quantization.block_values import NoBlocksError
 from chop.quantization.block_weights import LazyWeights
 from chop.quantization.blocks import BlockWalk, Rounder, block_paths
 from chop.quantization.column_rounding import Solver
+from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.gptq import WHERE
 from chop.quantization.named_operators import present_operators
 from chop.quantization.row_weights import quantizers_off
@@ -161,6 +162,8 @@ def _quantized(model: nn.Module, train: Rows, config: CompressConfig) -> MaseGra
     rule = {"config": spec}
     rules = dict.fromkeys(present_operators(mg, config.operators), rule)
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules}, inplace=True)
+    if config.has_default_operators:
+        leave_calls_of_forwards(mg, "chop compress")
     return mg
 
 

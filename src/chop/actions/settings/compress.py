@@ -56,6 +56,11 @@ class QuantizationSettings(WorkloadConfig):
         super().__post_init__()
         check_operators(self.operators)
 
+    @property
+    def has_default_operators(self) -> bool:
+        """Whether the operators are those that nobody named."""
+        return set(self.operators) == set(default_operators())
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompressConfig(QuantizationSettings):

@@ -30,12 +30,13 @@ class ExportConfig:
 def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]:
     """Writes the graph for another engine, in the codes and scales that it has.
 
-    ONNX, OpenVINO and packages of torch hold any graph. Files of QONNX, made for hls4ml and FINN,
-    hold any graph in formats that have one scale for a tensor or channel. Folders of
-    compressed-tensors (vLLM, SGLang, transformers) and GPTQ (vLLM, SGLang, GPTQModel), and files of
-    GGUF (llama.cpp) hold weights of models of transformers, in formats that those engines know;
-    what is quantized and not packed is packed for them. What the target cannot hold is listed by
-    module in the error, before anything is written for it.
+    ONNX and OpenVINO hold any graph; inputs whose format ONNX lacks are not rounded there, which a
+    note says. Packages of torch hold any weights, and inputs in `integer`. Files of QONNX, made for
+    hls4ml and FINN, hold any graph in formats that have one scale for a tensor or channel. Folders
+    of compressed-tensors (vLLM, SGLang, transformers) and GPTQ (vLLM, SGLang, GPTQModel), and files
+    of GGUF (llama.cpp) hold weights of models of transformers, in formats that those engines know,
+    and the first of them 8-bit inputs; what is quantized and not packed is packed for them. What
+    the target cannot hold is listed by module in the error, before anything is written for it.
 
     Returns:
         path: what was written.
