@@ -50,7 +50,7 @@ def print_table(
     if not rows:
         return
     names = list(rows[0]) if columns is None else columns
-    found = [_Column(printable(n), _aligned([_shown(row[n]) for row in rows])) for n in names]
+    found = [_Column(printable(n), _aligned([shown(row[n]) for row in rows])) for n in names]
     console = Console()
     for table in _tables(title, found, console.width):
         console.print(table)
@@ -192,7 +192,7 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{escape(printable(name))}</th>" for name in rows[0])
-    cells = ("".join(f"<td>{escape(_shown(value))}</td>" for value in row.values()) for row in rows)
+    cells = ("".join(f"<td>{escape(shown(value))}</td>" for value in row.values()) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -216,7 +216,8 @@ def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A cell as text: floats with four digits, None as a dash, control characters visible."""
     return "\n".join(map(printable, _format(value).split("\n")))
 
 

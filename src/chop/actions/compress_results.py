@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from chop import passes
+from chop.actions.compress_page import charts_of_model, layer_table, tiles_of, warnings_of
 from chop.actions.job import Output
 from chop.actions.latency import (
     compare_with_float,
@@ -27,7 +28,7 @@ from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import Curve, plot_accuracy
-from chop.report.report import Block, Note, Report, Table, figure
+from chop.report.report import Block, Cell, Note, Report, Table, figure
 from chop.statistics.intervals import Interval
 from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.train import Metric
@@ -111,10 +112,13 @@ def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, 
         {
             "method": row.method,
             "format": row.format + POOR_FIT * bool(row.poor_fit),
-            **{f"{name} (95 % interval)": s.format_cell(metric) for name, s in scores.items()},
-            "bits": f"{row.bits:.2f}",
+            **{
+                f"{name} (95 % interval)": Cell(score.value, score.format_cell(metric))
+                for name, score in scores.items()
+            },
+            "bits": Cell.of(row.bits, ".2f"),
             OPERATORS: row.quantized,
-            "weights (kB)": f"{row.size_kb:.1f}",
+            "weights (kB)": Cell.of(row.size_kb, ".1f"),
         }
         for row, scores in ((candidate.row, candidate.scores) for candidate in candidates)
     ]
@@ -187,10 +191,17 @@ def report_of(
         Note(None if metric.name == "accuracy" else f"{metric.title}:", is_printed=False)
     ]
     blocks += measured
-    if saved is None:
+    page: dict[str, Any] = {}
+    if saved is None or chosen is None:
         result["versions"] = {"torch": torch.__version__}
     else:
         blocks += _save(candidates[0], saved, result, workload, config, output)
+        page = {
+            "warnings": warnings_of(result, chosen),
+            "tiles": tiles_of(result, chosen, candidates[0], metric),
+            "tables": [layer_table(result)] if result["layers"] else [],
+            "charts": charts_of_model(result, chosen.graph),
+        }
     floats = {"float": rows[0].test, **workload.baselines}
     draw = figure(
         plot_accuracy,
@@ -206,6 +217,7 @@ def report_of(
         result,
         result["rows"],
         figures={f"{metric.name}.svg": draw},
+        **page,
     )
 
 

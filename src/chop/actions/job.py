@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from chop import runs
 from chop.kernels.matmul_precision import matmul_precision
 from chop.report.notebook import with_display
+from chop.report.page.files import PAGE, add_page
 from chop.report.report import Report, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
 from chop.workloads.chance import check_float_model
@@ -94,10 +95,12 @@ def run_job(
             report = job.run(config, loaded, output)
             show(*report.blocks)
             write_report(report, output.results)
+            add_page(report, run, output.results)
             run.rows = report.rows
             run.written += report.written
     for sentence in report.closing:
         say(sentence)
+    say(f"All of it, to look at in a browser: {job.folder(config) / PAGE}")
     result: R = with_display(report, job.folder(config))
     return result
 

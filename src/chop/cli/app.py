@@ -14,6 +14,7 @@ from chop.cli.doctor import DOCTOR
 from chop.cli.emit import EMIT
 from chop.cli.export import EXPORT
 from chop.cli.lower import LOWER
+from chop.cli.report import REPORT
 from chop.cli.search import search_app
 from chop.cli.shard import SHARD
 from chop.cli.sweep import sweep_app
@@ -32,6 +33,7 @@ class Commands(CommandGroup):
         "emit": EMIT,
         "export": EXPORT,
         "lower": LOWER,
+        "report": REPORT,
         "shard": SHARD,
     }
 

@@ -7,12 +7,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.errors import ConfigError
+from chop.report.charts import Axis, Bar, BarChart, charted_as
 from chop.report.figures import PALETTE, WIDTH, new_figure, plain, save_figure
 
 if TYPE_CHECKING:
     from chop.bench.record import Measured
 
 
+def ratio_charts(variants: Iterable[Measured], title: str) -> list[BarChart]:
+    """The chart of `plot_ratios`, which takes the same arguments."""
+    bars = [
+        Bar(
+            variant.name,
+            (ratio.median,),
+            *((ratio.low, ratio.high) if ratio.is_known else ()),
+            hollow=ratio.spans_one,
+        )
+        for variant in variants
+        for ratio in [variant.ratio]
+    ]
+    axis = Axis("times as fast as the baseline", log=False)
+    return [BarChart(title, axis, tuple(bars), limits={"as fast": 1.0})]
+
+
+@charted_as(ratio_charts)
 def plot_ratios(path: str | Path, variants: Iterable[Measured], title: str) -> Path:
     """Draws how many times as fast as the baseline each variant is, with its bounds.
 

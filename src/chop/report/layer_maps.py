@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chop.errors import ConfigError
+from chop.report.charts import HeatMap, charted_as, heat_map
 from chop.report.figures import new_figure, plain, save_figure
 
 MOST_TOLD = 12
@@ -14,6 +15,20 @@ MOST_TOLD = 12
 LOG_FLOOR = 1e-12
 
 
+def layer_map_charts(
+    cells: Mapping[tuple[str, str], float],
+    *,
+    xlabel: str,
+    measure: str,
+    title: str,
+    log: bool = False,
+) -> list[HeatMap]:
+    """The chart of `plot_layer_map`, which takes the same arguments."""
+    name = title if measure in title else f"{title}: {measure}"
+    return [heat_map(cells, title=name, xlabel=xlabel, log=log)]
+
+
+@charted_as(layer_map_charts)
 def plot_layer_map(
     path: str | Path,
     cells: Mapping[tuple[str, str], float],

@@ -7,9 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from chop.errors import ConfigError
+from chop.report.charts import Axis, Bar, BarChart, charted_as
 from chop.report.figures import PALETTE, WIDTH, new_figure, plain, save_figure
 
 
+def plan_charts(
+    rows: Sequence[Mapping[str, Any]], title: str, memory_bytes: int | None = None
+) -> list[BarChart]:
+    """The charts of `plot_plans`, which takes the same arguments."""
+    times = [Bar(row["plan"], (row["seconds"] * 1e3,)) for row in rows]
+    sizes = [
+        Bar(row["plan"], (row["kept_bytes"] / 1e6, (row["peak_bytes"] - row["kept_bytes"]) / 1e6))
+        for row in rows
+    ]
+    budget = {} if memory_bytes is None else {"budget": memory_bytes / 1e6}
+    time = Axis("predicted time of a forward (ms)", log=False)
+    size = Axis("peak memory of a process (MB)", log=False)
+    return [
+        BarChart(title, time, tuple(times)),
+        BarChart(title, size, tuple(sizes), ("parameters", "activations"), budget),
+    ]
+
+
+@charted_as(plan_charts)
 def plot_plans(
     path: str | Path, rows: Sequence[Mapping[str, Any]], title: str, memory_bytes: int | None = None
 ) -> Path:

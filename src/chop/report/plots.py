@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.report.axes import apply_scale, axis_label, axis_scale, draw_baselines
+from chop.report.charts import Axis, HeatMap, LineChart, Mark, Series, charted_as, heat_map
 from chop.report.figures import add_legend, line_style, new_figure, plain, save_figure
 from chop.train.tasks import CLASSIFICATION, Metric
 
@@ -39,6 +40,37 @@ class Curve:
     ranges: Mapping[float, tuple[float, float]] = field(default_factory=dict)
 
 
+def accuracy_charts(
+    curves: Sequence[Curve],
+    baselines: Mapping[str, float] | None = None,
+    *,
+    xlabel: str,
+    title: str,
+    ticks: Sequence[float] | None = None,
+    metric: Metric = ACCURACY,
+    marks: Mapping[str, float] | None = None,
+) -> list[LineChart]:
+    """The chart of `plot_accuracy`, which takes the same arguments."""
+    families = {curve.family or curve.label for curve in curves}
+    series = [
+        Series(
+            curve.label,
+            tuple(
+                Mark(x, y, *curve.ranges.get(x, ()))
+                for x, y in sorted(curve.points)
+                if math.isfinite(y)
+            ),
+            family=(curve.family or curve.label) if len(families) > 1 else "",
+            dashed=curve.dashed,
+        )
+        for curve in curves
+    ]
+    x = Axis(xlabel, whole=ticks is not None and all(float(tick).is_integer() for tick in ticks))
+    y = Axis(metric.name, percent=metric.is_share)
+    return [LineChart(title, x, y, tuple(series), dict(baselines or {}), dict(marks or {}))]
+
+
+@charted_as(accuracy_charts)
 def plot_accuracy(
     path: str | Path,
     curves: Sequence[Curve],
@@ -126,6 +158,25 @@ def _draw_marks(axes: Axes, marks: Mapping[str, float]) -> list[tuple[Artist, st
     ]
 
 
+def heat_map_charts(
+    cells: Mapping[tuple[float, float], float],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    metric: Metric = ACCURACY,
+) -> list[HeatMap]:
+    """The chart of `plot_heat_map`, which takes the same arguments."""
+    found = {
+        (f"{y:g}", f"{x:g}"): cells.get((x, y))
+        for y in sorted({y for _, y in cells}, reverse=True)
+        for x in sorted({x for x, _ in cells})
+    }
+    name = f"{title}: {metric.name}"
+    return [heat_map(found, title=name, xlabel=xlabel, ylabel=ylabel, percent=metric.is_share)]
+
+
+@charted_as(heat_map_charts)
 def plot_heat_map(
     path: str | Path,
     cells: Mapping[tuple[float, float], float],

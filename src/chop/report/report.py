@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from chop.files import write_json
+from chop.report.charts import Chart, charts_of
 from chop.tables import print_table, write_markdown
 
 Writer = Callable[[Path], object]
@@ -67,11 +68,13 @@ class Table(Block):
         title: above the table in the terminal.
         rows: a mapping each: numbers as `Cell`, texts and plain values.
         columns: those of the terminal, which is narrow; None takes all.
+        shaded: column of a page -> the scale of the color behind its numbers.
     """
 
     title: str
     rows: Sequence[Mapping[str, Any]]
     columns: Sequence[str] | None = None
+    shaded: Mapping[str, Literal["linear", "log"]] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,21 @@ class Heading(Block):
 
 
 @dataclass(frozen=True)
+class Tile:
+    """A number that the page shows first.
+
+    Attributes:
+        label: what it is.
+        value: the number with its unit.
+        note: what it is compared with, or its interval.
+    """
+
+    label: str
+    value: Cell
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Report(Generic[R]):
     """Results of a job, as they are printed and written.
 
@@ -103,6 +121,11 @@ class Report(Generic[R]):
         result_file: JSON file of `result`; "" writes none.
         closing: sentences for the terminal alone, once everything is written.
         written: files of the run that other processes or steps have written.
+        verdict: the outcome in one sentence; "" takes the first closing sentence.
+        warnings: what a reader must know before the numbers.
+        tiles: the numbers that matter most.
+        charts: what only the page shows, beside the charts of the figures.
+        tables: what only the page shows.
     """
 
     title: str
@@ -114,6 +137,11 @@ class Report(Generic[R]):
     result_file: str = "result.json"
     closing: Sequence[str] = ()
     written: Sequence[Path] = ()
+    verdict: str = ""
+    warnings: Sequence[str] = ()
+    tiles: Sequence[Tile] = ()
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
 
     @property
     def blocks(self) -> list[Block]:
@@ -184,7 +212,30 @@ def _markdown(block: Block) -> str | Sequence[Mapping[str, Any]] | None:
     return block.text
 
 
-def figure(plot: Callable[..., Path], *args: Any, **kwargs: Any) -> Writer:
+@dataclass(frozen=True)
+class Figure:
+    """A figure of `Report.figures`: draws itself into a file, and gives its charts to a page.
+
+    Attributes:
+        plot: draws into its first argument.
+        args: the others.
+        kwargs: by name.
+    """
+
+    plot: Callable[..., Path]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self, path: Path) -> Path:
+        return self.plot(path, *self.args, **self.kwargs)
+
+    @property
+    def charts(self) -> list[Chart]:
+        """What it shows, as data."""
+        return charts_of(self.plot, *self.args, **self.kwargs)
+
+
+def figure(plot: Callable[..., Path], *args: Any, **kwargs: Any) -> Figure:
     """A figure of `Report.figures`.
 
     Args:
@@ -192,7 +243,7 @@ def figure(plot: Callable[..., Path], *args: Any, **kwargs: Any) -> Writer:
         args: the others.
         kwargs: by name.
     """
-    return lambda path: plot(path, *args, **kwargs)
+    return Figure(plot, args, kwargs)
 
 
 def figure_files(

@@ -18,6 +18,7 @@ from chop.report.axes import (
     name_ends,
     trial_axis,
 )
+from chop.report.charts import Axis, Bar, BarChart, LineChart, Mark, Series, charted_as
 from chop.report.figures import (
     HEIGHT,
     PALETTE,
@@ -72,6 +73,28 @@ class _Line:
         return sorted({*found, last}) if len(found) <= MOST_MARKED else [last]
 
 
+def best_so_far_charts(
+    curves: Mapping[str, Sequence[Run]],
+    *,
+    ylabel: str,
+    title: str,
+    baselines: Mapping[str, float] | None = None,
+    percent: bool = True,
+) -> list[LineChart]:
+    """The chart of `plot_best_so_far`, which takes the same arguments."""
+    series = []
+    for line in _lines(curves, 1):
+        columns = zip(line.counts, line.middle, line.columns, strict=True)
+        marks = [
+            Mark(count, middle, *((min(column), max(column)) if line.is_band else ()))
+            for count, middle, column in columns
+        ]
+        series.append(Series(line.label, tuple(marks), "steps"))
+    x, y = Axis("trials", whole=True, log=False), Axis(ylabel, percent=percent)
+    return [LineChart(title, x, y, tuple(series), dict(baselines or {}))]
+
+
+@charted_as(best_so_far_charts)
 def plot_best_so_far(
     path: str | Path,
     curves: Mapping[str, Sequence[Run]],
@@ -176,14 +199,39 @@ class Cloud:
         points: (x, y) of everything that was measured.
         front: those that nothing beats.
         limit: the budget of x, if it has one.
+        texts: of each of the points, shown when it is pointed at; () has none.
     """
 
     xlabel: str
     points: Sequence[tuple[float, float]]
     front: Sequence[tuple[float, float]]
     limit: float | None = None
+    texts: Sequence[str] = ()
 
 
+def front_charts(
+    clouds: Sequence[Cloud], *, ylabel: str, title: str, percent: bool = True
+) -> list[LineChart]:
+    """The charts of `plot_front`, which takes the same arguments: one for each cloud."""
+    charts = []
+    for cloud in clouds:
+        texts = dict(zip(cloud.points, cloud.texts, strict=False))
+        measured, front = (
+            tuple(Mark(x, y, text=texts.get((x, y), "")) for x, y in points if _is_finite(x, y))
+            for points in (cloud.points, sorted(cloud.front))
+        )
+        series = Series("measured", measured, "none", faint=True), Series("front", front)
+        limits = {} if cloud.limit is None else {"budget": cloud.limit}
+        axes = Axis(cloud.xlabel), Axis(ylabel, percent=percent)
+        charts.append(LineChart(title, *axes, series, limits=limits))
+    return charts
+
+
+def _is_finite(*numbers: float) -> bool:
+    return all(map(math.isfinite, numbers))
+
+
+@charted_as(front_charts)
 def plot_front(
     path: str | Path, clouds: Sequence[Cloud], *, ylabel: str, title: str, percent: bool = True
 ) -> Path:
@@ -251,10 +299,17 @@ def _draw_cloud(
 def _columns(
     points: Sequence[tuple[float, float]], factor: float
 ) -> tuple[list[float], list[float]]:
-    finite = [(x, factor * y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    finite = [(x, factor * y) for x, y in points if _is_finite(x, y)]
     return [x for x, _ in finite], [y for _, y in finite]
 
 
+def importance_charts(shares: Mapping[str, float], *, title: str) -> list[BarChart]:
+    """The chart of `plot_importances`, which takes the same arguments."""
+    bars = tuple(Bar(label, (share,)) for label, share in _bars(shares).items())
+    return [BarChart(title, Axis("importance", percent=True, log=False), bars)]
+
+
+@charted_as(importance_charts)
 def plot_importances(path: str | Path, shares: Mapping[str, float], *, title: str) -> Path:
     """Draws how much each choice matters, as bars, in the order given from the top.
 
@@ -268,11 +323,7 @@ def plot_importances(path: str | Path, shares: Mapping[str, float], *, title: st
     """
     if not shares:
         raise ConfigError("plot_importances: expected at least one choice.")
-    bars = dict(shares)
-    if len(shares) > MOST_BARS:
-        first = list(shares.items())[: MOST_BARS - 1]
-        rest = list(shares.values())[MOST_BARS - 1 :]
-        bars = {**dict(first), f"{len(rest)} others together": sum(rest)}
+    bars = _bars(shares)
     figure = new_figure(title, WIDTH, 1.2 + 0.24 * len(bars))
     axes = figure.subplots()
     axes.barh(range(len(bars)), [100 * share for share in bars.values()], color=PALETTE[0])
@@ -282,6 +333,15 @@ def plot_importances(path: str | Path, shares: Mapping[str, float], *, title: st
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     return save_figure(figure, Path(path))
+
+
+def _bars(shares: Mapping[str, float]) -> dict[str, float]:
+    """The shares; those from the 30th on together where there are more."""
+    if len(shares) <= MOST_BARS:
+        return dict(shares)
+    first = list(shares.items())[: MOST_BARS - 1]
+    rest = list(shares.values())[MOST_BARS - 1 :]
+    return {**dict(first), f"{len(rest)} others together": sum(rest)}
 
 
 def spread_of(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.errors import ConfigError
+from chop.report import charts
 from chop.report.figures import (
     LEGEND_POINTS,
     PALETTE,
@@ -62,6 +63,27 @@ class EvenGrid:
     step: float
 
 
+def value_grid_charts(
+    layers: Sequence[Sequence[Histogram]], grids: Sequence[EvenGrid], *, title: str
+) -> list[charts.Histograms]:
+    """The chart of `plot_value_grids`, which takes the same arguments."""
+    panels = []
+    for panel in (panel for layer in layers for panel in layer):
+        low, high = panel.edges[0], panel.edges[-1]
+        values = {grid.label: _values_between(grid, *_ends(panel)) for grid in grids}
+        panels.append(charts.Histogram(panel.title, tuple(panel.counts), low, high, values))
+    return [charts.Histograms(title, tuple(panels))]
+
+
+def _values_between(grid: EvenGrid, low: float, high: float) -> tuple[float, ...]:
+    """The grid's values between two ends; those at the ends alone where they are too many."""
+    first = math.ceil(max(grid.low, low) / grid.step)
+    last = math.floor(min(grid.high, high) / grid.step)
+    found = range(first, last + 1)
+    return tuple(grid.step * k for k in (found if len(found) <= MOST_MARKS else (first, last)))
+
+
+@charts.charted_as(value_grid_charts)
 def plot_value_grids(
     path: str | Path,
     layers: Sequence[Sequence[Histogram]],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from chop.files import (
     shared_lock,
     staged_files,
     write_json,
+    write_text,
 )
 from chop.files.documents import read_json
 from chop.files.temporary import remove_orphans
@@ -115,11 +116,14 @@ class Run:
         manifest: as it is on the disk.
         rows: the table of results; empty until the job sets it.
         written: files that were written so far; the job adds those of other processes.
+        views: name of a file of the results -> its text, made from the manifest of the finished
+            run, in which the views themselves are not listed yet.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, written: list[Path]) -> None:
         self.folder, self.manifest, self.written = folder, manifest, written
         self.rows: Sequence[Mapping[str, Any]] = ()
+        self.views: dict[str, Callable[[Manifest], str]] = {}
         self._has_warned = False
 
     @contextmanager
@@ -137,6 +141,10 @@ class Run:
             self._warn_of_another("These results replace its own, or it replaces these as it ends.")
             own = [Artifact.of(path, fresh) for path in sorted(fresh.iterdir())]
             finished = self._finished([*own, *self._artifacts()])
+            for name, view in self.views.items():
+                write_text(fresh / name, view(finished))
+            views = [Artifact.of(fresh / name, fresh) for name in self.views]
+            finished = replace(finished, artifacts=(*finished.artifacts, *views))
             write_json(fresh / MANIFEST, as_json(finished))
         self.manifest = finished
 

@@ -74,6 +74,7 @@ class ViewModel:
         hidden: how many nodes of size arithmetic are left out.
         letters: what the letters in shapes stand for.
         quantized: the nodes that compute in a number format.
+        paths: where each node belongs in the module tree, outermost module first.
     """
 
     nodes: list[fx.Node]
@@ -83,6 +84,7 @@ class ViewModel:
     hidden: int
     letters: dict[str, str]
     quantized: frozenset[int]
+    paths: Sequence[tuple[str, ...]] = ()
 
     def box(self, item: Item) -> Box:
         """The words of an item, also of one that the layout has cut into several calls."""
@@ -132,7 +134,7 @@ def build_view_model(
     count = len(shown.nodes)
     root = Item("", tuple(range(count)), writer.items(range(count), ()))
     left_out = len(all_nodes.nodes) - count
-    parts = (writer.words, root, left_out, writer.letters, writer.quantized)
+    parts = (writer.words, root, left_out, writer.letters, writer.quantized, paths)
     return ViewModel(shown.nodes, shown.uses, *parts)
 
 

@@ -1,0 +1,153 @@
+"""What the page of a compression shows beside its tables: tiles, layers, histograms and graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from chop.actions.ways import SAVED
+from chop.ir.graph import MaseGraph
+from chop.ir.parameters import StoredParameter, stored_parameters
+from chop.nn.packed.encoding import parts_of_rows
+from chop.report.charts import Chart, Histogram, Histograms
+from chop.report.graph_chart import graph_chart
+from chop.report.report import Cell, Table, Tile
+from chop.train import Metric
+
+if TYPE_CHECKING:
+    from chop.actions.compress_results import Candidate
+
+MOST_PANELS = 12
+BINS = 48
+SAMPLED = 2**16
+"""Weights of a layer that its histogram counts."""
+MOST_VALUES = 100
+"""Values of a format up to which each is marked."""
+
+
+def tiles_of(
+    result: Mapping[str, Any], saved: Candidate, exact: Candidate, metric: Metric
+) -> list[Tile]:
+    """The metric, bits, file and speed of the saved model beside float.
+
+    Args:
+        result: of the job.
+        saved: the model.
+        exact: the float model.
+        metric: of the task.
+    """
+    mine, reference = saved.scores["test"], exact.scores["test"]
+    size, whole = (result[name]["model.pt"] for name in ("saved_bytes", "float_bytes"))
+    about = f"float {metric.format_value(reference.value)}, {mine.rows} test rows"
+    tiles = [
+        Tile(f"{metric.name} (95 % interval)", Cell(mine.value, mine.format_cell(metric)), about),
+        Tile("bits per weight", Cell.of(saved.row.bits, ".2f"), f"float {exact.row.bits:.0f}"),
+        Tile(
+            "weights' file",
+            Cell(size, f"{size / 1000:,.1f} kB"),
+            f"{whole / size:.1f}x smaller than float",
+        ),
+    ]
+    for row in result["speed"]:
+        if row["model"] == SAVED:
+            times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
+            ends = row["times_as_fast_interval_99"]
+            interval = f" (99 % interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
+            about = f"of float, batch {row['batch']}{interval}"
+            tiles.append(Tile("speed", times, about))
+    return tiles
+
+
+def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
+    """What a reader of the numbers must know: layers that fit badly, floats, slowness."""
+    found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
+    slower = [
+        str(row["batch"])
+        for row in result["speed"]
+        if row["model"] == SAVED and row["times_as_fast"] < 1
+    ]
+    if slower:
+        found.append(f"The saved model is slower than float at batch {' and '.join(slower)}.")
+    return found
+
+
+def layer_table(result: Mapping[str, Any]) -> Table:
+    """How the weights of each layer fit their format, and the formats of its operands."""
+    formats = {row["layer"]: row for row in result["formats"]}
+    rows = []
+    for row in result["layers"]:
+        name, chosen = row["layer"], formats.get(row["layer"], {})
+        rows.append(
+            {
+                "layer": name,
+                "weight": row["format"],
+                "input": chosen.get("data_in"),
+                "bias": chosen.get("bias"),
+                "weights": Cell.of(row["weights"], ","),
+                "rounded to zero": Cell.of(row["share_rounded_to_zero"], ".1%"),
+                "clipped": Cell.of(row["share_saturated"], ".1%"),
+                "SQNR (dB)": sqnr(row["weight_error"]),
+            }
+        )
+    shaded = {"rounded to zero": "linear", "clipped": "linear", "SQNR (dB)": "linear"}
+    return Table("Weights and formats by layer", rows, shaded=shaded)
+
+
+def sqnr(error: float) -> Cell | None:
+    """The signal-to-quantization-noise ratio of a relative squared error; None where it is 0.
+
+    >>> str(sqnr(0.001))
+    '30.0'
+    """
+    return Cell.of(-10 * math.log10(error), ".1f") if error > 0 else None
+
+
+def charts_of_model(result: Mapping[str, Any], mg: MaseGraph) -> list[Chart]:
+    """Histograms of weights above the values of their formats, and the graph.
+
+    Args:
+        result: of the job, with its layers.
+        mg: the quantized graph, weights not packed.
+    """
+    numbers = {
+        row["layer"]: {
+            "weights": row["weights"],
+            "share rounded to zero": row["share_rounded_to_zero"],
+            "share clipped": row["share_saturated"],
+            "relative squared error": row["weight_error"],
+        }
+        for row in result["layers"]
+    }
+    worst = sorted(result["layers"], key=lambda row: -row["weight_error"])[:MOST_PANELS]
+    found = histograms_of(mg, [row["layer"] for row in worst])
+    return [*([found] if found.panels else []), graph_chart(mg, numbers)]
+
+
+def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
+    """Histograms of the weights of some layers, above the values that these are rounded to."""
+    weights = {each.name: each for each in stored_parameters(mg) if each.packed is None}
+    panels = [_panel(layer, weights.get(f"{layer}.weight")) for layer in layers]
+    title = "Weights, counts on a logarithmic scale, above the values that they are rounded to"
+    if len(panels) == MOST_PANELS:
+        title += f": the {MOST_PANELS} layers whose weights change most"
+    return Histograms(title, tuple(panel for panel in panels if panel is not None))
+
+
+def _panel(layer: str, parameter: StoredParameter | None) -> Histogram | None:
+    if parameter is None or parameter.value.numel() == 0:
+        return None
+    weight, number_format = parameter.value.detach().float().cpu(), parameter.format
+    rows = weight.split(parts_of_rows(number_format, weight, SAMPLED))[0]
+    low, high = float(rows.min()), float(rows.max())
+    if not math.isfinite(low) or not math.isfinite(high) or low == high:
+        return None
+    counts = torch.histc(rows, BINS, low, high)
+    values = number_format(rows).unique()
+    values = values[(values >= low) & (values <= high)]
+    if len(values) > MOST_VALUES:
+        values = torch.stack([values[0], values[-1]])
+    grids = {number_format.label: tuple(values.tolist())}
+    return Histogram(layer, tuple(counts.tolist()), low, high, grids)

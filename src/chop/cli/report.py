@@ -1,0 +1,43 @@
+"""`chop report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chop.cli.command import Command
+
+
+def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = False) -> Path:
+    """Make the page of a run again, or put several runs on one page.
+
+    [bold]Examples[/]
+
+      chop report runs/compress --open
+
+      chop report runs/first runs/second --out both.html
+
+    Every command that writes tables writes their page too: report.html in its --out, one file that
+    a browser opens without a network. This command makes it from manifest.json and report.json; of
+    several runs it draws the curves on the same axes. Runs of an earlier version have their rows
+    alone.
+
+    Args:
+        runs: output folders of chop's commands.
+        out: the page. Default: report.html in the folder of the run, for several in the folder
+            where the command is given.
+        open: show the page in the browser.
+    """
+    from chop.report.page.files import PAGE, write_page
+    from chop.report.report import say
+
+    folders = [Path(run).expanduser() for run in runs]
+    path = write_page(folders, out or Path(folders[0] if len(runs) == 1 else "") / PAGE)
+    say(f"{path} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'} in a browser.")
+    if open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+    return path
+
+
+REPORT = Command(report, is_slow=False)

@@ -1,0 +1,337 @@
+"""Charts as data: what a page draws, and JSON keeps.
+
+A chart says what is to be seen, not how: axes, colors and sizes are the page's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of numbers.
+
+    Attributes:
+        label: name and unit.
+        percent: the numbers are shares of 1 and drawn as percentages.
+        whole: only whole numbers are marked.
+        log: logarithms may be taken where the numbers span more than a decade.
+    """
+
+    label: str
+    percent: bool = False
+    whole: bool = False
+    log: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a series.
+
+    Attributes:
+        x: to the right.
+        y: up.
+        low: end of its interval or range; None without one.
+        high: the other end.
+        text: shown with the numbers when it is pointed at.
+    """
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind.
+
+    Attributes:
+        label: in the legend.
+        marks: the points.
+        line: how they are joined: not at all, straight, or level until the next one.
+        family: series of one family share a color; "" takes the label.
+        dashed: the weaker member of a family.
+        faint: what stands behind the others, such as everything that was measured.
+    """
+
+    label: str
+    marks: tuple[Mark, ...]
+    line: Literal["none", "straight", "steps"] = "straight"
+    family: str = ""
+    dashed: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Series over two axes.
+
+    Attributes:
+        title: what is against what, and on which rows.
+        x: the axis to the right.
+        y: the axis upwards.
+        series: the points.
+        levels: label -> y of a level line, such as float.
+        limits: label -> x of an upright line, such as a budget.
+        kind: for JSON.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    kind: Literal["lines"] = "lines"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are fewer than two points to compare."""
+        return sum(len(series.marks) for series in self.series) + len(self.levels) < 2
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of one or more parts.
+
+    Attributes:
+        label: left of it.
+        parts: lengths, one behind the other.
+        low: end of the interval of the whole; None without one.
+        high: the other end.
+        hollow: no difference from the baseline is shown.
+    """
+
+    label: str
+    parts: tuple[float, ...]
+    low: float | None = None
+    high: float | None = None
+    hollow: bool = False
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Bars from 0, one below the other.
+
+    Attributes:
+        title: what they compare.
+        x: the axis.
+        bars: in order from the top.
+        parts: names of the parts, where there are several.
+        limits: label -> x of an upright line, such as the baseline at 1.
+        kind: for JSON.
+    """
+
+    title: str
+    x: Axis
+    bars: tuple[Bar, ...]
+    parts: tuple[str, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    kind: Literal["bars"] = "bars"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compare."""
+        return len(self.bars) + len(self.limits) < 2
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Numbers by row and column, as colors.
+
+    Attributes:
+        title: what the numbers are.
+        rows: names from the top.
+        columns: names from the left.
+        values: by row, then column; None stays blank.
+        xlabel: what the columns are.
+        ylabel: what the rows are.
+        percent: the numbers are shares of 1.
+        log: colors follow the logarithm.
+        kind: for JSON.
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    xlabel: str = ""
+    ylabel: str = ""
+    percent: bool = False
+    log: bool = False
+    kind: Literal["heat"] = "heat"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether fewer than two cells have a number."""
+        return sum(value is not None for row in self.values for value in row) < 2
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of a tensor's numbers, above the values that formats have.
+
+    Attributes:
+        title: the tensor.
+        counts: by bin.
+        low: where the first bin begins.
+        high: where the last one ends.
+        grids: format -> its values between the ends, or the ends of what it covers evenly.
+    """
+
+    title: str
+    counts: tuple[float, ...]
+    low: float
+    high: float
+    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Histograms side by side.
+
+    Attributes:
+        title: what they show.
+        panels: the histograms.
+        kind: for JSON.
+    """
+
+    title: str
+    panels: tuple[Histogram, ...]
+    kind: Literal["histograms"] = "histograms"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is none."""
+        return not self.panels
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node of a model's graph.
+
+    Attributes:
+        path: the modules that it is in, outermost first, and its name.
+        kind: of operator.
+        lines: class, shape, formats, share pruned.
+        reads: positions of the nodes whose results it reads.
+        quantized: it computes in a number format.
+        stays_float: it could be quantized and is not, while others are.
+        numbers: name -> number to color it by, such as the share of its weights that are zero.
+    """
+
+    path: tuple[str, ...]
+    kind: str
+    lines: tuple[str, ...] = ()
+    reads: tuple[int, ...] = ()
+    quantized: bool = False
+    stays_float: bool = False
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GraphChart:
+    """A model's graph, folded by module.
+
+    Attributes:
+        title: the model's class.
+        nodes: in the order in which they run.
+        letters: letter in shapes -> what it stands for.
+        kind: for JSON.
+    """
+
+    title: str
+    nodes: tuple[GraphNode, ...]
+    letters: Mapping[str, str] = field(default_factory=dict)
+    kind: Literal["graph"] = "graph"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no node."""
+        return not self.nodes
+
+
+Chart = LineChart | BarChart | HeatMap | Histograms | GraphChart
+P = TypeVar("P", Series, Bar)
+F = TypeVar("F", bound=Callable[..., Any])
+_MAKERS: dict[Callable[..., Any], Callable[..., Sequence[Chart]]] = {}
+
+
+def heat_map(
+    cells: Mapping[tuple[str, str], float | None],
+    *,
+    title: str,
+    xlabel: str = "",
+    ylabel: str = "",
+    percent: bool = False,
+    log: bool = False,
+) -> HeatMap:
+    """A heat map of cells by (row, column), in their order; NaN and missing ones are blank.
+
+    >>> heat_map({("fc1", "4"): 0.5, ("fc2", "8"): float("nan")}, title="").values
+    ((0.5, None), (None, None))
+    """
+    rows = tuple(dict.fromkeys(row for row, _ in cells))
+    columns = tuple(dict.fromkeys(column for _, column in cells))
+    values = tuple(tuple(_known(cells.get((row, column))) for column in columns) for row in rows)
+    return HeatMap(title, rows, columns, values, xlabel, ylabel, percent, log)
+
+
+def _known(value: float | None) -> float | None:
+    return value if value is not None and value == value else None
+
+
+def merged(charts: Mapping[str, Chart]) -> Chart | None:
+    """One chart of several runs' charts of one title; None where their kind has no common axes.
+
+    Args:
+        charts: name of the run -> its chart; all of one class.
+    """
+    first = next(iter(charts.values()))
+    if isinstance(first, LineChart):
+        found = {name: chart for name, chart in charts.items() if isinstance(chart, LineChart)}
+        series = [_of(name, each) for name, chart in found.items() for each in chart.series]
+        levels = {f"{name}: {k}": y for name, chart in found.items() for k, y in chart.levels.items()}
+        return replace(first, series=tuple(series), levels=levels)
+    if isinstance(first, BarChart):
+        others = {name: chart for name, chart in charts.items() if isinstance(chart, BarChart)}
+        bars = [_of(name, bar) for name, chart in others.items() for bar in chart.bars]
+        return replace(first, bars=tuple(bars))
+    return None
+
+
+def _of(name: str, part: P) -> P:
+    """A series or bar with the name of its run."""
+    family = {"family": f"{name}: {part.family or part.label}"} if isinstance(part, Series) else {}
+    return replace(part, label=f"{name}: {part.label}", **family)
+
+
+def charted_as(make: Callable[..., Sequence[Chart]]) -> Callable[[F], F]:
+    """Decorator of a plot function: what it draws, as charts.
+
+    Args:
+        make: takes the arguments of the plot function but its path.
+    """
+
+    def register(plot: F) -> F:
+        _MAKERS[plot] = make
+        return plot
+
+    return register
+
+
+def charts_of(plot: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Chart]:
+    """What a plot function draws, as charts; none where it has no maker, or nothing to compare.
+
+    Args:
+        plot: the function.
+        args: its arguments but its path.
+        kwargs: by name.
+    """
+    make = _MAKERS.get(plot)
+    return [] if make is None else [chart for chart in make(*args, **kwargs) if not chart.is_empty]

@@ -1,0 +1,174 @@
+"""Document of a run: what a page shows of its report, in a JSON file beside the manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from chop.config import parse
+from chop.errors import CheckpointError, ConfigError
+from chop.files.documents import read_json
+from chop.report.charts import Chart
+from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Table
+from chop.tables import shown
+
+FILE = "report.json"
+MOST_ROWS = 1000
+"""Rows of a table on a page; the others are in the files of the run."""
+FORMAT = 1
+LEADING = re.compile(r"\s*[~<>±]*([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)(?: ?([a-zA-Zµ]+))?")
+UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+"""Units that a column may mix, in the base unit."""
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table.
+
+    Attributes:
+        title: above it.
+        columns: their names.
+        texts: by row: what is shown.
+        values: by row: what the table is sorted by, and copied as; None where there is no number.
+        shaded: column -> scale of the color behind its numbers.
+        left_out: rows that are not shown.
+        kind: for JSON.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    texts: tuple[tuple[str, ...], ...]
+    values: tuple[tuple[float | int | str | bool | None, ...], ...]
+    shaded: Mapping[str, Literal["linear", "log"]] = field(default_factory=dict)
+    left_out: int = 0
+    kind: Literal["table"] = "table"
+
+
+@dataclass(frozen=True)
+class PageText:
+    """A paragraph, or a heading of some level."""
+
+    text: str
+    level: int = 0
+    kind: Literal["text"] = "text"
+
+
+@dataclass(frozen=True)
+class PageTile:
+    """A number that is shown first: see `chop.report.report.Tile`."""
+
+    label: str
+    value: float | int | str | None
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a page shows of a run, its manifest aside.
+
+    Attributes:
+        title: of the run.
+        verdict: the outcome in one sentence.
+        warnings: what a reader must know before the numbers.
+        tiles: the numbers that matter most.
+        blocks: tables and sentences, in order.
+        charts: the figures.
+        tables: what only the page has.
+        format: version of the file's format.
+    """
+
+    title: str
+    verdict: str = ""
+    warnings: tuple[str, ...] = ()
+    tiles: tuple[PageTile, ...] = ()
+    blocks: tuple[PageTable | PageText, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[PageTable, ...] = ()
+    format: int = FORMAT
+
+
+def document_of(report: Report[Any]) -> Document:
+    """What a page shows of a report."""
+    charts: list[Chart] = []
+    for figure in report.figures.values():
+        if isinstance(figure, Figure):
+            charts += [chart for chart in figure.charts if chart not in charts]
+    return Document(
+        report.title,
+        report.verdict or next(iter(report.closing), ""),
+        tuple(report.warnings),
+        tuple(PageTile(t.label, t.value.value, t.value.text, t.note) for t in report.tiles),
+        tuple(_blocks(block for block in report.blocks if block.is_written)),
+        (*charts, *report.charts),
+        tuple(map(page_table, report.tables)),
+    )
+
+
+def read_document(folder: Path) -> Document | None:
+    """The document of a run's folder; None where an earlier version of `chop` wrote none.
+
+    Raises:
+        CheckpointError: it is broken, or of a later version of `chop`.
+    """
+    path = folder / FILE
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
+    if found.get("format", FORMAT) != FORMAT:
+        raise CheckpointError(
+            f"'{path}' is of format {found['format']!r}, expected {FORMAT}: read it with the "
+            "version of chop that wrote it."
+        )
+    try:
+        document: Document = parse(Document, found)
+    except ConfigError as error:
+        raise CheckpointError(f"'{path}' is broken: {error}") from None
+    return document
+
+
+def _blocks(blocks: Iterable[Block]) -> Iterable[PageTable | PageText]:
+    for block in blocks:
+        if isinstance(block, Table) and block.rows:
+            yield page_table(block)
+        elif isinstance(block, Heading):
+            yield PageText(block.text, block.level)
+        elif isinstance(block, Note) and block.text:
+            yield PageText(block.text)
+
+
+def page_table(table: Table) -> PageTable:
+    """A table as a page has it: texts, and the numbers behind them."""
+    rows = table.rows[:MOST_ROWS]
+    columns = tuple(table.rows[0]) if table.rows else ()
+    texts = tuple(tuple(shown(row[name]) for name in columns) for row in rows)
+    values = zip(*(_values([row[name] for row in rows]) for name in columns), strict=True)
+    left_out = len(table.rows) - len(rows)
+    return PageTable(table.title, columns, texts, tuple(values), table.shaded, left_out)
+
+
+def _values(cells: Sequence[Any]) -> list[float | int | str | bool | None]:
+    """What a column is sorted by: numbers, also those at the start of all its texts, or texts."""
+    plain = [cell.value if isinstance(cell, Cell) else cell for cell in cells]
+    leading = [LEADING.match(cell) if isinstance(cell, str) else None for cell in plain]
+    texts = [cell for cell in plain if isinstance(cell, str) and cell.strip("- ")]
+    if texts and len(texts) == sum(match is not None for match in leading):
+        return [
+            _number(match) if match else _plain(cell)
+            for cell, match in zip(plain, leading, strict=True)
+        ]
+    return [_plain(cell) for cell in plain]
+
+
+def _number(match: re.Match[str]) -> float:
+    return float(match[1].replace(",", "")) * UNITS.get(match[2] or "", 1.0)
+
+
+def _plain(cell: Any) -> float | int | str | bool | None:
+    return cell if isinstance(cell, float | int | str | None) else str(cell)

@@ -1,0 +1,102 @@
+"""Files of a page: written with the results of a run, and made again from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chop.files import write_json, write_text
+from chop.notices import warn_each_time
+from chop.report.charts import Chart
+from chop.report.document import FILE, Document, PageTable, document_of, page_table, read_document
+from chop.report.page.page import PageRun, render
+from chop.report.report import Report, Table
+from chop.runs import Manifest, Run, as_json, read_manifest
+
+PAGE = "report.html"
+
+
+def add_page(report: Report[Any], run: Run, results: Path) -> None:
+    """Writes the document of a report; the page is written with the manifest, from both.
+
+    Args:
+        report: of the job.
+        run: its manifest gets the page.
+        results: folder of the results.
+    Raises:
+        WriteError: the disk is full or read-only.
+    """
+    document = document_of(report)
+    write_json(results / FILE, as_json(document))
+    name = run.folder.name
+    run.views[PAGE] = lambda manifest: _rendered(PageRun(name, manifest, document))
+
+
+def _rendered(run: PageRun) -> str:
+    """The page; results that took hours are not lost where it cannot be drawn."""
+    try:
+        return render([run])
+    except Exception as error:  # noqa: BLE001
+        warn_each_time(
+            f"The page of the results could not be drawn ({type(error).__name__}: {error}); all "
+            "other files are there, and chop report tries again.",
+            UserWarning,
+        )
+        return f"<!doctype html><title>chop</title><p>{type(error).__name__}</p>"
+
+
+def write_page(folders: Sequence[Path], out: Path) -> Path:
+    """Writes the page of runs that have finished, from their manifests and documents.
+
+    Args:
+        folders: output folders of commands.
+        out: the page.
+    Returns: `out`.
+    Raises:
+        CheckpointError: one of them is no folder of results, or its files are broken.
+        WriteError: the page cannot be written.
+    """
+    names = _names(folders)
+    runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    write_text(out, render(runs))
+    return out
+
+
+def read_run(folder: Path, name: str) -> PageRun:
+    """What a page shows of a folder; one of an earlier version of `chop` has its rows alone.
+
+    Raises:
+        CheckpointError: it is no folder of results, or its files are broken.
+    """
+    manifest = read_manifest(folder)
+    found = manifest.results or manifest
+    document = read_document(folder) if manifest.results else None
+    return PageRun(name, found, document or _of_rows(found))
+
+
+def _of_rows(manifest: Manifest) -> Document:
+    """The document of a manifest alone."""
+    settings = manifest.settings
+    title = str(settings.get("model") or manifest.kind)
+    tables: tuple[PageTable, ...] = ()
+    if manifest.rows:
+        columns = dict.fromkeys(name for row in manifest.rows for name in row)
+        rows = [{name: _cell(row.get(name)) for name in columns} for row in manifest.rows]
+        tables = (page_table(Table("", rows)),)
+    warnings = () if manifest.state == "finished" else (f"The run is {manifest.state}.",)
+    charts: tuple[Chart, ...] = ()
+    return Document(title, manifest.error or "", warnings, (), tables, charts)
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, float | int | str | None) else str(value)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Names that tell folders apart: as much of the end of their paths as that takes."""
+    for parts in range(1, max(len(folder.resolve().parts) for folder in folders) + 1):
+        names = ["/".join(folder.resolve().parts[-parts:]) for folder in folders]
+        if len(set(names)) == len(names):
+            break
+    return names

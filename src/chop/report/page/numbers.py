@@ -1,0 +1,71 @@
+"""Numbers of a chart as a table, for those who read or copy them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chop.report.charts import BarChart, Chart, HeatMap, Histograms, LineChart
+from chop.report.document import PageTable, page_table
+from chop.report.page.svg import number
+from chop.report.report import Cell, Table
+
+
+def numbers_of(chart: Chart) -> PageTable | None:
+    """The numbers of a chart; None of a graph."""
+    if isinstance(chart, LineChart):
+        rows = list(_of_lines(chart))
+    elif isinstance(chart, BarChart):
+        rows = list(_of_bars(chart))
+    elif isinstance(chart, HeatMap):
+        rows = list(_of_cells(chart))
+    elif isinstance(chart, Histograms):
+        rows = [
+            {"tensor": panel.title, "from": panel.low, "to": panel.high, "numbers": sum(panel.counts)}
+            for panel in chart.panels
+        ]
+    else:
+        return None
+    return page_table(Table(chart.title, rows)) if rows else None
+
+
+def _of_lines(chart: LineChart) -> Iterator[Mapping[str, Any]]:
+    marks = [mark for series in chart.series for mark in series.marks]
+    has_ends = any(mark.low is not None for mark in marks)
+    for series in chart.series:
+        for mark in series.marks:
+            row = {
+                "series": series.label,
+                chart.x.label: _cell(mark.x, chart.x.percent),
+                f"{chart.y.label} ": _cell(mark.y, chart.y.percent),
+            }
+            if has_ends:
+                row["low"] = _cell(mark.low, chart.y.percent)
+                row["high"] = _cell(mark.high, chart.y.percent)
+            yield row
+    for label, level in chart.levels.items():
+        row = {"series": label, chart.x.label: None}
+        row[f"{chart.y.label} "] = _cell(level, chart.y.percent)
+        yield {**row, "low": None, "high": None} if has_ends else row
+
+
+def _of_bars(chart: BarChart) -> Iterator[Mapping[str, Any]]:
+    names = chart.parts or (chart.x.label,)
+    has_ends = any(bar.low is not None for bar in chart.bars)
+    for bar in chart.bars:
+        row: dict[str, Any] = {"": bar.label}
+        row |= {n: _cell(part, chart.x.percent) for n, part in zip(names, bar.parts, strict=False)}
+        if has_ends:
+            row["low"] = _cell(bar.low, chart.x.percent)
+            row["high"] = _cell(bar.high, chart.x.percent)
+        yield row
+
+
+def _of_cells(chart: HeatMap) -> Iterator[Mapping[str, Any]]:
+    for name, values in zip(chart.rows, chart.values, strict=True):
+        cells = zip(chart.columns, values, strict=True)
+        yield {chart.ylabel or " ": name, **{c: _cell(v, chart.percent) for c, v in cells}}
+
+
+def _cell(value: float | None, percent: bool) -> Cell | None:
+    return None if value is None else Cell(value, number(value, percent))

@@ -1,0 +1,249 @@
+"""The page of one or more runs as one text of HTML, made from manifests and documents alone.
+
+It asks for nothing from a network: style, script, charts and graph are in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chop.report.charts import Chart, GraphChart, Histograms, LineChart, merged
+from chop.report.document import Document, PageTable, page_table
+from chop.report.page.numbers import numbers_of
+from chop.report.page.svg import colors_of, histogram, legend, shade, svg
+from chop.report.report import Cell, Table
+from chop.runs import Manifest, as_json
+from chop.tables import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MOST_NODES = 4000
+"""Nodes of a graph that a page draws."""
+MOST_FILES = 300
+HASH = 12
+"""Digits of a hash that are shown; the others are in its tip."""
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """A run on a page.
+
+    Attributes:
+        name: of its folder.
+        manifest: of the run.
+        document: of its report.
+    """
+
+    name: str
+    manifest: Manifest
+    document: Document
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart as the page has it: caption, SVG, legend and numbers, or the data of a graph."""
+
+    title: str
+    kind: str
+    parts: tuple[str, ...]
+    legend: str = ""
+    numbers: PageTable | None = None
+    data: str = ""
+    titles: tuple[str, ...] = ()
+
+
+def render(runs: Sequence[PageRun]) -> str:
+    """The page.
+
+    Args:
+        runs: one, or several that are compared.
+    """
+    first = runs[0]
+    title = first.document.title if len(runs) == 1 else " against ".join(run.name for run in runs)
+    charts = list(_common(runs)) if len(runs) > 1 else []
+    return _template().render(
+        title=printable(title) or first.manifest.kind,
+        runs=runs,
+        views=[_view(run) for run in runs],
+        tiles=_compared_tiles(runs) if len(runs) > 1 else None,
+        charts=[picture(chart) for chart in charts],
+        style=_text("page.css"),
+        script=_text("page.js") + _text("graph.js"),
+    )
+
+
+def _view(run: PageRun) -> dict[str, Any]:
+    """What the template shows of one run."""
+    document, manifest = run.document, run.manifest
+    return {
+        "run": run,
+        "pictures": [picture(c) for c in document.charts if not isinstance(c, GraphChart)],
+        "graphs": [picture(c) for c in document.charts if isinstance(c, GraphChart)],
+        "toml": toml_of(manifest.settings),
+        "command": " ".join(_quoted(part) for part in manifest.command),
+        "environment": _flat(manifest.environment),
+        "files": _files(manifest),
+    }
+
+
+def _compared_tiles(runs: Sequence[PageRun]) -> PageTable:
+    """The tiles of several runs as a table, a row each."""
+    labels = dict.fromkeys(tile.label for run in runs for tile in run.document.tiles)
+    rows = []
+    for run in runs:
+        found = {tile.label: Cell(tile.value, tile.text) for tile in run.document.tiles}
+        rows.append({"run": run.name, **{label: found.get(label) for label in labels}})
+    return page_table(Table("", rows))
+
+
+def _common(runs: Sequence[PageRun]) -> Iterable[Chart]:
+    """Charts that several runs have, on the same axes."""
+    keys: dict[tuple[str, ...], dict[str, Chart]] = {}
+    for run in runs:
+        for chart in run.document.charts:
+            if not isinstance(chart, GraphChart):
+                keys.setdefault(_axes_of(chart), {}).setdefault(run.name, chart)
+    for charts in keys.values():
+        chart = merged(charts) if len(charts) > 1 else None
+        if chart is not None:
+            yield chart
+
+
+def _axes_of(chart: Chart) -> tuple[str, ...]:
+    if isinstance(chart, LineChart):
+        return chart.kind, chart.x.label, chart.y.label
+    label = chart.x.label if chart.kind == "bars" else ""
+    return chart.kind, chart.title, label
+
+
+def picture(chart: Chart) -> Picture:
+    """A chart as the page has it."""
+    if isinstance(chart, GraphChart):
+        return Picture(chart.title, chart.kind, (), data=_data(chart))
+    numbers = numbers_of(chart)
+    if isinstance(chart, Histograms):
+        grids = dict.fromkeys(label for panel in chart.panels for label in panel.grids)
+        entries = {label: f"c{i % 6}" for i, label in enumerate(grids)}
+        drawn = tuple(map(histogram, chart.panels))
+        titles = tuple(panel.title for panel in chart.panels)
+        return Picture(chart.title, chart.kind, drawn, legend(entries), numbers, titles=titles)
+    return Picture(chart.title, chart.kind, (svg(chart),), _legend_of(chart), numbers)
+
+
+def _legend_of(chart: Chart) -> str:
+    if isinstance(chart, LineChart) and len(chart.series) > 1:
+        kinds = zip(chart.series, colors_of(chart.series), strict=True)
+        entries = {
+            each.label: ("faint" if color < 0 else f"c{color}") + " dashed" * each.dashed
+            for each, color in kinds
+        }
+        return legend(entries)
+    if chart.kind == "bars":
+        return legend({label: f"c{i}" for i, label in enumerate(getattr(chart, "parts", ()))})
+    return ""
+
+
+def _data(chart: GraphChart) -> str:
+    """The graph as JSON that a page can hold: no tag can end it."""
+    nodes = [as_json(node) for node in chart.nodes[:MOST_NODES]]
+    found = {
+        "nodes": [{key: value for key, value in node.items() if value} for node in nodes],
+        "letters": dict(chart.letters),
+        "leftOut": max(0, len(chart.nodes) - MOST_NODES),
+    }
+    text = json.dumps(found, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def shade_of(table: PageTable, column: int, row: int) -> int | None:
+    """The color of a cell among those of its column, 0 to 8; None where it has none."""
+    scale = table.shaded.get(table.columns[column])
+    if scale is None:
+        return None
+    values = [_float(each[column]) for each in table.values]
+    return shade(values[row], values, scale == "log")
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def toml_of(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML, what is not set left out.
+
+    >>> print(toml_of({"model": "vit", "limit": None, "formats": ["8.5"], "layers": {}}))
+    model = "vit"
+    formats = ["8.5"]
+    layers = {}
+    """
+    return "\n".join(f"{key} = {_toml(x)}" for key, x in settings.items() if x is not None)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{json.dumps(str(k))} = {_toml(v)}" for k, v in value.items())
+        return f"{{{pairs and f' {pairs} '}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _quoted(part: str) -> str:
+    import shlex
+
+    return shlex.quote(printable(part))
+
+
+def _flat(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The environment, one line each."""
+    found: dict[str, str] = {}
+    for key, value in environment.items():
+        if isinstance(value, Mapping):
+            found |= {str(name): str(each) for name, each in value.items()}
+        elif value is not None:
+            found[str(key)] = str(value)
+    return found
+
+
+def _files(manifest: Manifest) -> PageTable | None:
+    rows = [
+        {
+            "file": artifact.path,
+            "bytes": Cell.of(artifact.size_bytes, ","),
+            "sha256": artifact.sha256[:HASH],
+        }
+        for artifact in manifest.artifacts[:MOST_FILES]
+    ]
+    return page_table(Table("Files", rows)) if rows else None
+
+
+@cache
+def _text(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    found = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals["shade_of"] = shade_of
+    found.filters["printable"] = printable
+    found.filters["lines"] = lambda text: "\n".join(map(printable, text.splitlines()))
+    return found
+
+
+def _template() -> Any:
+    return _environment().get_template("page.html.jinja")

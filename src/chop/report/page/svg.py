@@ -1,0 +1,368 @@
+"""Charts as SVG: shapes have classes, and the page's style has the colors.
+
+Every mark has its numbers as `data-tip`, which the page shows where it is pointed at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+from chop.report.axes import axis_scale
+from chop.report.charts import Axis, Bar, BarChart, HeatMap, Histogram, LineChart, Mark, Series
+from chop.report.page.ticks import Place
+from chop.tables import printable
+
+WIDTH, HEIGHT = 640.0, 340.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 44.0
+BAR, GAP = 20.0, 8.0
+CELL = 24.0
+LETTER = 6.6
+"""Pixels of a letter, a little generous."""
+LONGEST = 40
+MOST_TOLD = 400
+"""Cells of a heat map up to which each has its number written in."""
+SHADES = 9
+COLORS = 6
+PANEL_WIDTH, PANEL_HEIGHT, STRIP = 300.0, 90.0, 12.0
+
+
+def number(value: float, percent: bool = False) -> str:
+    """A number of an axis.
+
+    >>> number(0.125, percent=True), number(1234567.0), number(0.00012)
+    ('12.5 %', '1,234,567', '0.00012')
+    """
+    if percent:
+        return f"{100 * value:.4g} %"
+    if value and not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.4g}"
+    return f"{round(value):,}" if abs(value) >= 1e4 else f"{value:.6g}"
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """The end of a long text: names of layers differ there."""
+    text = printable(text)
+    return text if len(text) <= longest else f"…{text[-longest + 1 :]}"
+
+
+def colors_of(series: Sequence[Series]) -> list[int]:
+    """The color of each series, one for each family."""
+    families = list(dict.fromkeys(each.family or each.label for each in series if not each.faint))
+    return [
+        -1 if each.faint else families.index(each.family or each.label) % COLORS for each in series
+    ]
+
+
+def svg(chart: LineChart | BarChart | HeatMap) -> str:
+    """A chart as an SVG element."""
+    if isinstance(chart, LineChart):
+        return _lines(chart)
+    return _bars(chart) if isinstance(chart, BarChart) else _heat(chart)
+
+
+def _element(width: float, height: float, label: str, parts: Iterator[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="{escape(printable(label))}" style="max-width:{width * 1.25:.0f}px">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind and f" class={kind!r}"}>'
+        f"{escape(printable(text))}</text>"
+    )
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+def _lines(chart: LineChart) -> str:
+    x, y = _places(chart)
+    return _element(WIDTH, HEIGHT, chart.title, _line_parts(chart, x, y))
+
+
+def _places(chart: LineChart) -> tuple[Place, Place]:
+    marks = [mark for series in chart.series for mark in series.marks]
+    ends = [end for mark in marks for end in (mark.low, mark.high) if end is not None]
+    ys = [*(mark.y for mark in marks), *ends]
+    strong = [mark.y for each in chart.series if not each.faint for mark in each.marks]
+    xs = [*(mark.x for mark in marks), *chart.limits.values()]
+    down = axis_scale(
+        [100 * y for y in ys] if chart.y.percent else ys,
+        kept=() if chart.y.percent else strong,
+        baselines=[(100 if chart.y.percent else 1) * level for level in chart.levels.values()],
+        percent=chart.y.percent,
+        logarithm=chart.y.log,
+    )
+    across = axis_scale(xs, logarithm=chart.x.log)
+    return (
+        Place(across, LEFT, WIDTH - RIGHT, chart.x.whole),
+        Place(down, HEIGHT - BOTTOM, TOP),
+    )
+
+
+def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
+    factor = 100 if chart.y.percent else 1
+    yield from _frame(x, y, chart.x, chart.y)
+    for label, level in chart.levels.items():
+        if y.scale.shows(factor * level):
+            at = y.of(factor * level)
+            yield _line(LEFT, at, WIDTH - RIGHT, at, "level")
+            yield _text(WIDTH - RIGHT, at - 4, label, "end", "name")
+    for label, limit in chart.limits.items():
+        yield _line(x.of(limit), TOP, x.of(limit), HEIGHT - BOTTOM, "limit")
+        yield _text(x.of(limit) + 4, TOP + 10, label, "start", "name")
+    for series, color in zip(chart.series, colors_of(chart.series), strict=True):
+        yield from _series(series, color, chart, x, y)
+
+
+def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
+    for tick in y.ticks:
+        yield _line(LEFT, y.of(tick), WIDTH - RIGHT, y.of(tick), "grid")
+        yield _text(LEFT - 6, y.of(tick) + 4, number(tick), "end")
+    for tick in x.ticks:
+        yield _line(x.of(tick), TOP, x.of(tick), HEIGHT - BOTTOM, "grid")
+        yield _text(x.of(tick), HEIGHT - BOTTOM + 16, number(tick))
+    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, across.label, kind="axis")
+    name = f"{up.label} (%)" if up.percent else up.label
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    yield (
+        f'<text transform="translate(14 {middle:.1f}) rotate(-90)" text-anchor="middle" '
+        f'class="axis">{escape(printable(name))}</text>'
+    )
+
+
+def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) -> Iterator[str]:
+    factor = 100 if chart.y.percent else 1
+    points = [(x.of(mark.x), y.of(factor * mark.y)) for mark in series.marks]
+    kind = "faint" if color < 0 else f"c{color}"
+    if series.line != "none" and len(points) > 1:
+        yield f'<path class="line {kind}{" dashed" * series.dashed}" d="{_way(points, series.line)}"/>'
+    few = len(points) <= 60 or series.line == "none"
+    for mark, (at, height) in zip(series.marks, points, strict=True):
+        ends = [y.of(factor * end) for end in (mark.low, mark.high) if end is not None]
+        if len(ends) == 2 and few:
+            yield _line(at, ends[0], at, ends[1], f"range {kind}")
+        size = 4 if few else 1.5
+        yield (
+            f'<circle class="mark {kind}{" hollow" * series.dashed}" cx="{at:.1f}" '
+            f'cy="{height:.1f}" r="{size}" data-tip="{escape(told(series, mark, chart))}"/>'
+        )
+
+
+def _way(points: Sequence[tuple[float, float]], line: str) -> str:
+    parts = [f"M{points[0][0]:.1f},{points[0][1]:.1f}"]
+    for x, y in points[1:]:
+        parts.append(f"H{x:.1f}V{y:.1f}" if line == "steps" else f"L{x:.1f},{y:.1f}")
+    return "".join(parts)
+
+
+def told(series: Series, mark: Mark, chart: LineChart) -> str:
+    """What is shown of a mark where it is pointed at."""
+    interval = ""
+    if mark.low is not None and mark.high is not None:
+        ends = (number(end, chart.y.percent) for end in (mark.low, mark.high))
+        interval = f" ({' to '.join(ends)})"
+    lines = [
+        mark.text if mark.text and mark.text != series.label else series.label,
+        f"{chart.x.label} {number(mark.x, chart.x.percent)}",
+        f"{chart.y.label} {number(mark.y, chart.y.percent)}{interval}",
+    ]
+    return "\n".join(map(printable, lines))
+
+
+# --- bars ----------------------------------------------------------------------------------------
+
+
+def _bars(chart: BarChart) -> str:
+    labels = [shortened(bar.label) for bar in chart.bars]
+    left = 12 + LETTER * max(map(len, labels), default=0)
+    height = TOP + (BAR + GAP) * len(chart.bars) + BOTTOM
+    factor = 100 if chart.x.percent else 1
+    tops = [factor * max(sum(bar.parts), bar.high or 0) for bar in chart.bars]
+    tops += [factor * limit for limit in chart.limits.values()]
+    scale = axis_scale([0, max([*tops, 1e-12]) / 1.06], logarithm=False)
+    x = Place(type(scale)(0.0, max(scale.high, max([*tops, 1e-12]))), left, WIDTH - RIGHT)
+    return _element(WIDTH, height, chart.title, _bar_parts(chart, labels, x, height))
+
+
+def _bar_parts(chart: BarChart, labels: Sequence[str], x: Place, height: float) -> Iterator[str]:
+    factor, bottom = (100 if chart.x.percent else 1), height - BOTTOM
+    for tick in x.ticks:
+        yield _line(x.of(tick), TOP, x.of(tick), bottom, "grid")
+        yield _text(x.of(tick), bottom + 16, number(tick))
+    name = f"{chart.x.label} (%)" if chart.x.percent else chart.x.label
+    yield _text((x.start + x.end) / 2, height - 8, name, kind="axis")
+    for place, (bar, label) in enumerate(zip(chart.bars, labels, strict=True)):
+        top = TOP + GAP / 2 + place * (BAR + GAP)
+        yield _text(x.start - 6, top + BAR / 2 + 4, label, "end")
+        yield from _bar(bar, top, x, factor, chart)
+    for label, limit in chart.limits.items():
+        yield _line(x.of(factor * limit), TOP, x.of(factor * limit), bottom, "limit")
+        yield _text(x.of(factor * limit) + 4, TOP + 2, label, "start", "name")
+
+
+def _bar(bar: Bar, top: float, x: Place, factor: int, chart: BarChart) -> Iterator[str]:
+    start = 0.0
+    for i, part in enumerate(bar.parts):
+        name = f"{chart.parts[i]}: " if chart.parts else ""
+        tip = f"{name}{number(part, chart.x.percent)}{_interval(bar, chart)}"
+        left, right = x.of(factor * start), x.of(factor * (start + part))
+        yield (
+            f'<rect class="bar c{i % COLORS}{" hollow" * bar.hollow}" x="{left:.1f}" y="{top:.1f}" '
+            f'width="{max(right - left, 0.5):.1f}" height="{BAR}" '
+            f'data-tip="{escape(printable(bar.label))}\n{escape(tip)}"/>'
+        )
+        start += part
+    if bar.low is not None and bar.high is not None:
+        middle = top + BAR / 2
+        yield _line(x.of(factor * bar.low), middle, x.of(factor * bar.high), middle, "whisker")
+
+
+def _interval(bar: Bar, chart: BarChart) -> str:
+    if bar.low is None or bar.high is None:
+        return ""
+    return f" ({number(bar.low, chart.x.percent)} to {number(bar.high, chart.x.percent)})"
+
+
+# --- heat maps -----------------------------------------------------------------------------------
+
+
+def shade(value: float | None, values: Sequence[float | None], log: bool) -> int | None:
+    """A number's place among others, 0 (least) to 8 (greatest); None for none.
+
+    >>> shade(5.0, [0.0, 10.0], log=False)
+    4
+    """
+    if value is None or not math.isfinite(value):
+        return None
+    finite = [_shaded(each, log) for each in values if each is not None and math.isfinite(each)]
+    low, high = min(finite), max(finite)
+    if not high > low:
+        return 0
+    return round((SHADES - 1) * (_shaded(value, log) - low) / (high - low))
+
+
+def _shaded(value: float, log: bool) -> float:
+    return math.log10(max(value, 1e-12)) if log else value
+
+
+def _heat(chart: HeatMap) -> str:
+    rows, columns = [shortened(row) for row in chart.rows], [shortened(c, 24) for c in chart.columns]
+    left = 12 + LETTER * max(map(len, rows), default=0)
+    is_told = len(rows) * len(columns) <= MOST_TOLD
+    width = max(CELL * (2 if is_told else 1), min(72.0, (WIDTH - left) / max(len(columns), 1)))
+    slanted = LETTER * max(map(len, columns), default=0) > width - 4
+    bottom = (14 + LETTER * max(map(len, columns), default=0) * 0.75) if slanted else 20.0
+    bottom += 18.0 if chart.xlabel else 0.0
+    size = left + width * len(columns) + 40, TOP + CELL * len(rows) + bottom
+    parts = _heat_parts(chart, rows, columns, (left, width), is_told, slanted)
+    return _element(*size, chart.title, parts)
+
+
+def _heat_parts(
+    chart: HeatMap,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cell: tuple[float, float],
+    is_told: bool,
+    slanted: bool,
+) -> Iterator[str]:
+    left, width = cell
+    values = [value for row in chart.values for value in row]
+    for i, row in enumerate(chart.values):
+        top = TOP + CELL * i
+        yield _text(left - 6, top + CELL / 2 + 4, rows[i], "end")
+        for j, value in enumerate(row):
+            kind = shade(value, values, chart.log)
+            if kind is None or value is None:
+                continue
+            text = number(value, chart.percent)
+            tip = f"{printable(chart.rows[i])}\n{printable(chart.columns[j])}\n{text}"
+            x = left + width * j
+            yield (
+                f'<rect class="cell h{kind}" x="{x:.1f}" y="{top:.1f}" width="{width - 1:.1f}" '
+                f'height="{CELL - 1}" data-tip="{escape(tip)}"/>'
+            )
+            if is_told:
+                brief = f"{100 * value:.1f}" if chart.percent else f"{value:.2g}"
+                yield _text(x + width / 2, top + CELL / 2 + 4, brief, kind=f"on{kind}")
+    foot = TOP + CELL * len(rows) + 14
+    for j, column in enumerate(columns):
+        x = left + width * (j + 0.5)
+        if slanted:
+            yield (
+                f'<text transform="translate({x:.1f} {foot - 4:.1f}) rotate(45)">'
+                f"{escape(column)}</text>"
+            )
+        else:
+            yield _text(x, foot, column)
+    if chart.xlabel:
+        bottom = foot + (LETTER * max(map(len, columns)) * 0.75 if slanted else 0) + 16
+        yield _text(left + width * len(columns) / 2, bottom, chart.xlabel, kind="axis")
+
+
+# --- histograms ----------------------------------------------------------------------------------
+
+
+def histogram(panel: Histogram) -> str:
+    """A histogram with logarithmic counts, and under it a strip of each format's values."""
+    height = PANEL_HEIGHT + STRIP * len(panel.grids) + 20
+    return _element(PANEL_WIDTH, height, panel.title, _panel_parts(panel))
+
+
+def _panel_parts(panel: Histogram) -> Iterator[str]:
+    taken = [i for i, count in enumerate(panel.counts) if count]
+    step = (panel.high - panel.low) / max(len(panel.counts), 1)
+    low = panel.low + step * taken[0] if taken else panel.low
+    high = panel.low + step * (taken[-1] + 1) if taken else panel.high
+    x = Place(axis_scale([low, high], logarithm=False), 8.0, PANEL_WIDTH - 8)
+    most = math.log10(2 * max([*panel.counts, 1]))
+    for i in taken:
+        count = panel.counts[i]
+        size = (math.log10(max(count, 0.5)) - math.log10(0.5)) / (most - math.log10(0.5))
+        ends = x.of(panel.low + step * i), x.of(panel.low + step * (i + 1))
+        tall = size * (PANEL_HEIGHT - 6)
+        tip = f"{panel.title}\n{number(panel.low + step * i)} to "
+        tip += f"{number(panel.low + step * (i + 1))}: {count:,.0f}"
+        yield (
+            f'<rect class="count" x="{ends[0]:.1f}" y="{PANEL_HEIGHT - tall:.1f}" '
+            f'width="{max(ends[1] - ends[0], 0.5):.1f}" height="{tall:.1f}" '
+            f'data-tip="{escape(tip)}"/>'
+        )
+    for place, (label, values) in enumerate(panel.grids.items()):
+        yield from _strip(label, values, PANEL_HEIGHT + STRIP * place, place, x)
+    bottom = PANEL_HEIGHT + STRIP * len(panel.grids) + 14
+    for tick in x.ticks:
+        yield _text(x.of(tick), bottom, number(tick))
+
+
+def _strip(label: str, values: Sequence[float], top: float, place: int, x: Place) -> Iterator[str]:
+    """The values of a format; two alone are the ends of what it covers evenly."""
+    kind = f"c{place % COLORS}"
+    if len(values) == 2:
+        yield (
+            f'<rect class="bar {kind}" x="{x.of(values[0]):.1f}" y="{top + 2:.1f}" '
+            f'width="{x.of(values[1]) - x.of(values[0]):.1f}" height="{STRIP - 4}" '
+            f'data-tip="{escape(label)}"/>'
+        )
+        return
+    ways = "".join(f"M{x.of(value):.1f},{top + 2:.1f}v{STRIP - 4:.0f}" for value in values)
+    yield f'<path class="line thin {kind}" d="{ways}" data-tip="{escape(label)}"/>'
+
+
+def legend(labels: Mapping[str, str]) -> str:
+    """Entries of a legend: label -> class of its color."""
+    entries = (
+        f'<li><span class="swatch {kind}"></span>{escape(printable(label))}</li>'
+        for label, kind in labels.items()
+    )
+    return f'<ul class="legend">{"".join(entries)}</ul>' if labels else ""

@@ -1,0 +1,87 @@
+"""Ticks of an axis, and the way from numbers to places."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from chop.report.axes import AxisScale
+
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+WANTED = 6
+"""Ticks of a linear axis, about."""
+MOST_DECADES = 8
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the numbers of an axis are drawn.
+
+    Attributes:
+        scale: range and kind.
+        start: pixels of the lower end.
+        end: pixels of the upper end.
+        whole: only whole numbers have ticks.
+    """
+
+    scale: AxisScale
+    start: float
+    end: float
+    whole: bool = False
+
+    def of(self, value: float) -> float:
+        """The pixels of a number; one beyond an end is at the end."""
+        low, high, at = map(self._linear, (self.scale.low, self.scale.high, value))
+        share = (at - low) / (high - low) if high > low else 0.5
+        return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
+
+    def _linear(self, value: float) -> float:
+        if self.scale.kind == "linear":
+            return value
+        if self.scale.kind == "log":
+            return math.log10(max(value, 1e-300))
+        threshold = self.scale.threshold
+        if abs(value) <= threshold:
+            return value / threshold
+        return math.copysign(1 + math.log10(abs(value) / threshold), value)
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round numbers between the ends, 0 among them where there is room for it."""
+        if self.scale.kind == "linear":
+            return linear_ticks(self.scale.low, self.scale.high, self.whole)
+        least = self.scale.low if self.scale.kind == "log" else self.scale.threshold
+        found = decades(least, self.scale.high)
+        return found if self.scale.kind == "log" else [0.0, *found]
+
+
+def linear_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """About six round numbers from `low` to `high`.
+
+    >>> linear_ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> linear_ticks(3.5, 6.5, whole=True)
+    [4.0, 5.0, 6.0]
+    """
+    if not high > low:
+        return [low]
+    rough = (high - low) / WANTED
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in STEPS if power * factor >= rough * 0.999)
+    step = max(1.0, math.ceil(step)) if whole else step
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    digits = max(0, 2 - math.floor(math.log10(step)))
+    return [round(k * step, digits) for k in range(first, last + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten from `low` to `high`, and 2 and 5 times these where they are few.
+
+    >>> decades(0.5, 20.0)
+    [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    step = max(1, math.ceil((last - first) / MOST_DECADES))
+    factors = (1, 2, 5) if last - first <= 3 else (1,)
+    found = [factor * 10.0**power for power in range(first, last + 1, step) for factor in factors]
+    return [value for value in found if low * 0.999 <= value <= high * 1.001]
