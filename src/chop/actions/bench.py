@@ -10,7 +10,7 @@ from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.compressed_run import WEIGHTS, workload_config
 from chop.actions.job import Job, Output, load_nothing, run_job
-from chop.actions.latency import compare_with_float, describe_fastest, speed_tables
+from chop.actions.latency import compare_with_float, describe_fastest, speed_tables, speed_tiles
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
 from chop.files import latest
@@ -63,6 +63,8 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         },
         files={f"times-batch-{batch}.json": measured.save for batch, measured in times},
         result_file="",
+        verdict=fastest.partition(". ")[0] + "." if fastest else "",
+        tiles=speed_tiles(found.numbers()),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from chop.actions.latency import speed_tiles
 from chop.actions.ways import SAVED
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import StoredParameter, stored_parameters
@@ -51,14 +52,7 @@ def tiles_of(
             f"{whole / size:.1f}x smaller than float",
         ),
     ]
-    for row in result["speed"]:
-        if row["model"] == SAVED:
-            times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
-            ends = row["times_as_fast_interval_99"]
-            interval = f" (99 % interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
-            about = f"of float, batch {row['batch']}{interval}"
-            tiles.append(Tile("speed", times, about))
-    return tiles
+    return [*tiles, *speed_tiles(result["speed"])]
 
 
 def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
@@ -92,8 +86,8 @@ def layer_table(result: Mapping[str, Any]) -> Table:
                 "SQNR (dB)": sqnr(row["weight_error"]),
             }
         )
-    shaded = {"rounded to zero": "linear", "clipped": "linear", "SQNR (dB)": "linear"}
-    return Table("Weights and formats by layer", rows, shaded=shaded)
+    shaded = ("rounded to zero", "clipped", "SQNR (dB)")
+    return Table("Weights and formats by layer", rows, shaded=dict.fromkeys(shaded, "linear"))
 
 
 def sqnr(error: float) -> Cell | None:

@@ -36,7 +36,7 @@ from chop.export.target import Runner, Written, runner_of
 from chop.export.targets import target
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
-from chop.report.report import Block, Note, Report, Table, announce, figure
+from chop.report.report import Block, Cell, Note, Report, Table, Tile, announce, figure
 from chop.runs.progress import Stages
 
 CHECKING, WRITING, READING, RUNNING, TIMING = "checking", "writing", "reading", "running", "timing"
@@ -276,6 +276,12 @@ def _report(
         files={f"times-batch-{batch}.json": found.save for batch, found in times.by_batch.items()},
         result_file="",
         written=[file for each in proven.values() for file in each.written.files],
+        verdict=f"{config.model} is written for {', '.join(row.target for row in exported)}: read "
+        "back, and compared with the graph.",
+        warnings=[f"{row.target}: {text}." for row in exported for text in row.sentences],
+        tiles=[
+            Tile(f"{row.target} (kB)", Cell.of(row.size_bytes / 1000, ",.1f")) for row in exported
+        ],
     )
 
 

@@ -100,7 +100,7 @@ def run_job(
             run.written += report.written
     for sentence in report.closing:
         say(sentence)
-    say(f"All of it, to look at in a browser: {job.folder(config) / PAGE}")
+    say(f"Page of these results: {job.folder(config) / PAGE}")
     result: R = with_display(report, job.folder(config))
     return result
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from chop.actions.ways import COMMANDS, COMPILED, SAVED, WAYS, Engine, make_ways
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.report.report import Block, Table
+from chop.report.report import Block, Cell, Table, Tile
 from chop.studies.model import Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
 from chop.workloads.workload import Workload
@@ -80,6 +80,22 @@ def speed_tables(title: str, found: ModelComparison) -> list[Block]:
     """Two tables for a terminal, and one for the document."""
     printed = [Table(name, rows, is_written=False) for name, rows in found.tables(title).items()]
     return [*printed, Table("", found.formatted(), is_printed=False)]
+
+
+def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
+    """How many times as fast as float the compressed model is, a tile for each batch size.
+
+    Args:
+        rows: of `ModelComparison.numbers`.
+    """
+    tiles = []
+    for row in rows:
+        if row["model"] == SAVED:
+            ends = row["times_as_fast_interval_99"]
+            interval = f" (99 % interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
+            times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
+            tiles.append(Tile("speed", times, f"of float, batch {row['batch']}{interval}"))
+    return tiles
 
 
 def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -25,7 +25,17 @@ from chop.errors import ConfigError, PlanError, enumerate_names
 from chop.files import write_json
 from chop.private.dtensor import operators_without_rule
 from chop.report.plan_plots import plot_plans
-from chop.report.report import Cell, Note, Report, Table, Writer, announce, figure, show
+from chop.report.report import (
+    Cell,
+    Note,
+    Report,
+    Table,
+    Tile,
+    Writer,
+    announce,
+    figure,
+    show,
+)
 
 MEMORY_BANDWIDTH = 1.5e12
 """Bytes per second between a process and its memory, for predictions."""
@@ -90,6 +100,9 @@ def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[s
         result["processes"],
         figures={"plans.png": figure(plot_plans, result["plans"], title, result["memory_bytes"])},
         files=files,
+        verdict=_verdict(result),
+        warnings=[line for line in _sentences(result) if "cannot run" in line],
+        tiles=_tiles(result),
     )
 
 
@@ -168,6 +181,27 @@ def _result(model: ShardedModel, found: Sharding, config: ShardConfig) -> dict[s
         "run": None,
         "tp_plan": None,
     }
+
+
+def _verdict(result: Mapping[str, Any]) -> str:
+    share = f"a process keeps at most {result['largest_share']:.1%} of the model"
+    run = f"; {_outcome(result['run'])}" if result["run"] else ""
+    return f"Plan {result['plan'] or 'given'} on a mesh of {result['mesh']}: {share}{run}."
+
+
+def _tiles(result: Mapping[str, Any]) -> list[Tile]:
+    """Memory and time of the chosen plan."""
+    chosen = result["plans"][0]
+    return [
+        Tile(
+            "largest share of a process",
+            Cell.of(result["largest_share"], ".1%"),
+            f"of {result['size_bytes'] / 1000:,.1f} kB",
+        ),
+        Tile("peak memory (kB)", _kilobytes(chosen["peak_bytes"]), "predicted"),
+        Tile("forward (ms)", Cell.of(chosen["seconds"] * 1e3, ",.3f"), "predicted"),
+        Tile("sent (kB)", _kilobytes(chosen["sent_bytes"]), f"{chosen['calls']} collectives"),
+    ]
 
 
 def _title(result: Mapping[str, Any]) -> str:

@@ -16,16 +16,11 @@ if TYPE_CHECKING:
 
 def ratio_charts(variants: Iterable[Measured], title: str) -> list[BarChart]:
     """The chart of `plot_ratios`, which takes the same arguments."""
-    bars = [
-        Bar(
-            variant.name,
-            (ratio.median,),
-            *((ratio.low, ratio.high) if ratio.is_known else ()),
-            hollow=ratio.spans_one,
-        )
-        for variant in variants
-        for ratio in [variant.ratio]
-    ]
+    bars = []
+    for variant in variants:
+        ratio = variant.ratio
+        low, high = (ratio.low, ratio.high) if ratio.is_known else (None, None)
+        bars.append(Bar(variant.name, (ratio.median,), low, high, ratio.spans_one))
     axis = Axis("times as fast as the baseline", log=False)
     return [BarChart(title, axis, tuple(bars), limits={"as fast": 1.0})]
 

@@ -296,7 +296,9 @@ def merged(charts: Mapping[str, Chart]) -> Chart | None:
     if isinstance(first, LineChart):
         found = {name: chart for name, chart in charts.items() if isinstance(chart, LineChart)}
         series = [_of(name, each) for name, chart in found.items() for each in chart.series]
-        levels = {f"{name}: {k}": y for name, chart in found.items() for k, y in chart.levels.items()}
+        levels = {
+            f"{name}: {k}": y for name, chart in found.items() for k, y in chart.levels.items()
+        }
         return replace(first, series=tuple(series), levels=levels)
     if isinstance(first, BarChart):
         others = {name: chart for name, chart in charts.items() if isinstance(chart, BarChart)}
@@ -307,8 +309,10 @@ def merged(charts: Mapping[str, Chart]) -> Chart | None:
 
 def _of(name: str, part: P) -> P:
     """A series or bar with the name of its run."""
-    family = {"family": f"{name}: {part.family or part.label}"} if isinstance(part, Series) else {}
-    return replace(part, label=f"{name}: {part.label}", **family)
+    if isinstance(part, Series):
+        family = f"{name}: {part.family or part.label}"
+        return replace(part, label=f"{name}: {part.label}", family=family)
+    return replace(part, label=f"{name}: {part.label}")
 
 
 def charted_as(make: Callable[..., Sequence[Chart]]) -> Callable[[F], F]:

@@ -14,7 +14,9 @@ DEEPEST = 10**6
 """More levels of modules than a model has: no node is folded into a box."""
 
 
-def graph_chart(mg: MaseGraph, numbers: Mapping[str, Mapping[str, float]] | None = None) -> GraphChart:
+def graph_chart(
+    mg: MaseGraph, numbers: Mapping[str, Mapping[str, float]] | None = None
+) -> GraphChart:
     """A graph as a chart; nodes that compute sizes are left out.
 
     Args:

@@ -227,6 +227,7 @@ class Figure:
     kwargs: Mapping[str, Any]
 
     def __call__(self, path: Path) -> Path:
+        """Writes the figure; the suffix of the path picks the kind."""
         return self.plot(path, *self.args, **self.kwargs)
 
     @property

@@ -10,6 +10,7 @@ from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
 from chop.actions.sweep.start import config_of_run, find_start
+from chop.actions.sweep.verdict import with_verdict
 from chop.errors import ConfigError
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
@@ -87,7 +88,9 @@ def _sweep(
     points, figures = list(zip(settings, rows, strict=True)), dict[str, Writer]()
     for part in config.measured_parts:
         figures |= _figures(config, workload, part, points)
-    return report_of_tables({"table": table}, rows, figures)
+    report = report_of_tables({"table": table}, rows, figures)
+    stages = [stage for stage in STAGES if stage in rows[0]]
+    return with_verdict(report, metric, stages, "sparsity", "greatest", "method")
 
 
 PRUNE = Job(

@@ -37,7 +37,7 @@ def _rendered(run: PageRun) -> str:
     """The page; results that took hours are not lost where it cannot be drawn."""
     try:
         return render([run])
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         warn_each_time(
             f"The page of the results could not be drawn ({type(error).__name__}: {error}); all "
             "other files are there, and chop report tries again.",

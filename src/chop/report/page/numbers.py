@@ -21,7 +21,12 @@ def numbers_of(chart: Chart) -> PageTable | None:
         rows = list(_of_cells(chart))
     elif isinstance(chart, Histograms):
         rows = [
-            {"tensor": panel.title, "from": panel.low, "to": panel.high, "numbers": sum(panel.counts)}
+            {
+                "tensor": panel.title,
+                "from": panel.low,
+                "to": panel.high,
+                "numbers": sum(panel.counts),
+            }
             for panel in chart.panels
         ]
     else:
@@ -37,7 +42,7 @@ def _of_lines(chart: LineChart) -> Iterator[Mapping[str, Any]]:
             row = {
                 "series": series.label,
                 chart.x.label: _cell(mark.x, chart.x.percent),
-                f"{chart.y.label} ": _cell(mark.y, chart.y.percent),
+                _beside(chart): _cell(mark.y, chart.y.percent),
             }
             if has_ends:
                 row["low"] = _cell(mark.low, chart.y.percent)
@@ -45,8 +50,13 @@ def _of_lines(chart: LineChart) -> Iterator[Mapping[str, Any]]:
             yield row
     for label, level in chart.levels.items():
         row = {"series": label, chart.x.label: None}
-        row[f"{chart.y.label} "] = _cell(level, chart.y.percent)
+        row[_beside(chart)] = _cell(level, chart.y.percent)
         yield {**row, "low": None, "high": None} if has_ends else row
+
+
+def _beside(chart: LineChart) -> str:
+    """The name of the column of y: another one than that of x."""
+    return chart.y.label if chart.y.label != chart.x.label else f"{chart.y.label} (up)"
 
 
 def _of_bars(chart: BarChart) -> Iterator[Mapping[str, Any]]:

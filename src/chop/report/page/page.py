@@ -67,7 +67,7 @@ def render(runs: Sequence[PageRun]) -> str:
     first = runs[0]
     title = first.document.title if len(runs) == 1 else " against ".join(run.name for run in runs)
     charts = list(_common(runs)) if len(runs) > 1 else []
-    return _template().render(
+    text: str = _template().render(
         title=printable(title) or first.manifest.kind,
         runs=runs,
         views=[_view(run) for run in runs],
@@ -76,6 +76,7 @@ def render(runs: Sequence[PageRun]) -> str:
         style=_text("page.css"),
         script=_text("page.js") + _text("graph.js"),
     )
+    return text
 
 
 def _view(run: PageRun) -> dict[str, Any]:
@@ -110,9 +111,9 @@ def _common(runs: Sequence[PageRun]) -> Iterable[Chart]:
             if not isinstance(chart, GraphChart):
                 keys.setdefault(_axes_of(chart), {}).setdefault(run.name, chart)
     for charts in keys.values():
-        chart = merged(charts) if len(charts) > 1 else None
-        if chart is not None:
-            yield chart
+        common = merged(charts) if len(charts) > 1 else None
+        if common is not None:
+            yield common
 
 
 def _axes_of(chart: Chart) -> tuple[str, ...]:

@@ -145,7 +145,8 @@ def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) ->
     points = [(x.of(mark.x), y.of(factor * mark.y)) for mark in series.marks]
     kind = "faint" if color < 0 else f"c{color}"
     if series.line != "none" and len(points) > 1:
-        yield f'<path class="line {kind}{" dashed" * series.dashed}" d="{_way(points, series.line)}"/>'
+        classes = f"line {kind}{' dashed' * series.dashed}"
+        yield f'<path class="{classes}" d="{_way(points, series.line)}"/>'
     few = len(points) <= 60 or series.line == "none"
     for mark, (at, height) in zip(series.marks, points, strict=True):
         ends = [y.of(factor * end) for end in (mark.low, mark.high) if end is not None]
@@ -256,7 +257,10 @@ def _shaded(value: float, log: bool) -> float:
 
 
 def _heat(chart: HeatMap) -> str:
-    rows, columns = [shortened(row) for row in chart.rows], [shortened(c, 24) for c in chart.columns]
+    rows, columns = (
+        [shortened(row) for row in chart.rows],
+        [shortened(c, 24) for c in chart.columns],
+    )
     left = 12 + LETTER * max(map(len, rows), default=0)
     is_told = len(rows) * len(columns) <= MOST_TOLD
     width = max(CELL * (2 if is_told else 1), min(72.0, (WIDTH - left) / max(len(columns), 1)))

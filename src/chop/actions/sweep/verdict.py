@@ -1,0 +1,68 @@
+"""Verdict of a sweep: how far each stage goes before it loses more than a little."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from chop.report.report import Cell, Report, Tile
+from chop.train import Metric
+
+LOSS = 0.01
+"""Of the float model's metric; what `chop compress` allows by default."""
+FLOAT = "float"
+R = Report[list[dict[str, Any]]]
+
+
+def with_verdict(
+    report: R,
+    metric: Metric,
+    stages: Sequence[str],
+    axis: str,
+    best: Literal["least", "greatest"],
+    family: str | None = None,
+) -> R:
+    """A report with its verdict and tiles: the farthest setting that each stage bears.
+
+    Args:
+        report: of a sweep, rows with `float` and the stages.
+        metric: of the task.
+        stages: columns of rows.
+        axis: column that is swept.
+        best: which end of it is the better one.
+        family: column that tells curves apart; None where there is one.
+    """
+    rows, said, tiles = report.rows, [], []
+    for kind in dict.fromkeys(row.get(family) if family else None for row in rows):
+        mine = [row for row in rows if family is None or row.get(family) == kind]
+        for stage in stages:
+            name = stage if kind is None else f"{kind}, {stage}"
+            found = _farthest(mine, metric, stage, axis, best)
+            if found is None:
+                said.append(f"{name} at none")
+                continue
+            said.append(f"{name} at {axis} {found[axis]:g} ({metric.format_value(found[stage])})")
+            about = f"{axis} {found[axis]:g}"
+            shown = Cell(found[stage], metric.format_value(found[stage]))
+            tiles.append(Tile(f"{name}, within {metric.format_drop(LOSS)} of float", shown, about))
+    exact = rows[0][FLOAT]
+    first = Tile(FLOAT, Cell(exact, metric.format_value(exact)))
+    verdict = f"Within {metric.format_drop(LOSS)} of float: {'; '.join(said)}."
+    return dataclasses.replace(report, verdict=verdict, tiles=[first, *tiles])
+
+
+def _farthest(
+    rows: Sequence[Mapping[str, Any]], metric: Metric, stage: str, axis: str, best: str
+) -> Mapping[str, Any] | None:
+    good = [
+        row
+        for row in rows
+        if isinstance(row.get(stage), float)
+        and math.isfinite(row[stage])
+        and isinstance(row.get(axis), int | float)
+        and metric.within(row[stage], row[FLOAT], LOSS)
+    ]
+    choose = min if best == "least" else max
+    return choose(good, key=lambda row: row[axis], default=None)
