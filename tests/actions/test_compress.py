@@ -180,6 +180,7 @@ def test_bits_and_sizes_are_those_of_the_formats(result):
 def test_everything_is_written_and_the_model_can_be_read_back(result):
     info, out = result
     names = {"model.pt", "model.mz", "graph.svg", "accuracy.svg", "table.md", "result.json"}
+    names |= {"report.html", "report.json"}
     assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
     manifest = read_manifest(out)
     assert {artifact.path: artifact.size_bytes for artifact in manifest.artifacts} == {

@@ -60,7 +60,7 @@ def test_a_report_is_printed_and_written_once(tmp_path, capsys):
     manifest = read_manifest(tmp_path)
     assert (manifest.kind, manifest.state) == ("count", "finished")
     assert manifest.rows == ({"count": 12345},)
-    files = {"early.txt", "table.md", "counts.svg", "result.json"}
+    files = {"early.txt", "table.md", "counts.svg", "result.json", "report.html", "report.json"}
     assert {artifact.path for artifact in manifest.artifacts} == files
 
 

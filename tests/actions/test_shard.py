@@ -57,7 +57,8 @@ def test_a_plan_is_written_with_what_each_process_keeps_and_sends(tmp_path):
     manifest = runs.read_manifest(tmp_path)
     assert (manifest.kind, manifest.state, len(manifest.rows)) == ("shard", "finished", 2)
     assert {x.path for x in manifest.artifacts} == {
-        *("plan.json", "plans.png", "result.json", "table.md")
+        *("plan.json", "plans.png", "result.json", "table.md"),
+        *("report.html", "report.json"),
     }
 
 

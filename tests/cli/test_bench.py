@@ -198,6 +198,7 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     assert exact.weight_bytes == graph.weight_bytes > 6 * small.weight_bytes
     assert graph.measured.largest_difference < 1e-5 < small.measured.largest_difference
     names = {"table.md", "times-batch-2.json", "times-batch-2.svg"}
+    names |= {"report.html", "report.json"}
     assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
     manifest = read_manifest(out)
     assert {artifact.path for artifact in manifest.artifacts} == names

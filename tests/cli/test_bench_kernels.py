@@ -28,6 +28,7 @@ def test_a_command_leaves_its_tables_plots_and_measurements(command, cases, tmp_
     text = chop(*command, "--quick", "--out", tmp_path)
     assert "in turns, compared by processor time" in text
     files = {f"{case}.{kind}" for case in cases for kind in ("json", "svg")}
+    files |= {"report.html", "report.json"}
     assert {file.name for file in tmp_path.iterdir()} == {"tables.md", MANIFEST, *files}
     manifest, tables = read_manifest(tmp_path), (tmp_path / "tables.md").read_text()
     assert (manifest.kind, manifest.state) == (f"bench {command[0]}", "finished")

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 from chop import runs
 from chop.kernels.matmul_precision import matmul_precision
 from chop.report.notebook import with_display
-from chop.report.page.files import PAGE, add_page
+from chop.report.page.files import add_page
+from chop.report.page.page import PAGE
 from chop.report.report import Report, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
 from chop.workloads.chance import check_float_model

@@ -27,7 +27,8 @@ def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = Fa
             where the command is given.
         open: show the page in the browser.
     """
-    from chop.report.page.files import PAGE, write_page
+    from chop.report.page.files import write_page
+    from chop.report.page.page import PAGE
     from chop.report.report import say
 
     folders = [Path(run).expanduser() for run in runs]

@@ -257,7 +257,6 @@ class GraphChart:
 
 
 Chart = LineChart | BarChart | HeatMap | Histograms | GraphChart
-P = TypeVar("P", Series, Bar)
 F = TypeVar("F", bound=Callable[..., Any])
 _MAKERS: dict[Callable[..., Any], Callable[..., Sequence[Chart]]] = {}
 
@@ -302,17 +301,19 @@ def merged(charts: Mapping[str, Chart]) -> Chart | None:
         return replace(first, series=tuple(series), levels=levels)
     if isinstance(first, BarChart):
         others = {name: chart for name, chart in charts.items() if isinstance(chart, BarChart)}
-        bars = [_of(name, bar) for name, chart in others.items() for bar in chart.bars]
+        bars = [
+            replace(bar, label=f"{name}: {bar.label}")
+            for name, chart in others.items()
+            for bar in chart.bars
+        ]
         return replace(first, bars=tuple(bars))
     return None
 
 
-def _of(name: str, part: P) -> P:
-    """A series or bar with the name of its run."""
-    if isinstance(part, Series):
-        family = f"{name}: {part.family or part.label}"
-        return replace(part, label=f"{name}: {part.label}", family=family)
-    return replace(part, label=f"{name}: {part.label}")
+def _of(name: str, series: Series) -> Series:
+    """A series with the name of its run, and a color of its own."""
+    family = f"{name}: {series.family or series.label}"
+    return replace(series, label=f"{name}: {series.label}", family=family)
 
 
 def charted_as(make: Callable[..., Sequence[Chart]]) -> Callable[[F], F]:
@@ -339,3 +340,8 @@ def charts_of(plot: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Chart
     """
     make = _MAKERS.get(plot)
     return [] if make is None else [chart for chart in make(*args, **kwargs) if not chart.is_empty]
+
+
+def makers() -> tuple[Callable[..., Any], ...]:
+    """The plot functions that `charts_of` knows."""
+    return tuple(_MAKERS)

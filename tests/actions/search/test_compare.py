@@ -63,6 +63,7 @@ def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
     assert (manifest.kind, manifest.state) == ("search compare", "finished")
     assert list(manifest.rows) == rows and manifest.settings["searches"] == six
     artifacts = {"best-so-far.svg", "best-so-far.png", "table.csv", "table.md"}
+    artifacts |= {"report.html", "report.json"}
     assert {artifact.path for artifact in manifest.artifacts} == artifacts
     assert (
         [row["searches"] for row in rows]

@@ -10,11 +10,9 @@ from chop.files import write_json, write_text
 from chop.notices import warn_each_time
 from chop.report.charts import Chart
 from chop.report.document import FILE, Document, PageTable, document_of, page_table, read_document
-from chop.report.page.page import PageRun, render
+from chop.report.page.page import PAGE, PageRun, render
 from chop.report.report import Report, Table
 from chop.runs import Manifest, Run, as_json, read_manifest
-
-PAGE = "report.html"
 
 
 def add_page(report: Report[Any], run: Run, results: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from chop.tables import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+PAGE = "report.html"
+"""Its own hash is not on it."""
 MOST_NODES = 4000
 """Nodes of a graph that a page draws."""
 MOST_FILES = 300
@@ -124,7 +126,8 @@ def _axes_of(chart: Chart) -> tuple[str, ...]:
 
 
 def picture(chart: Chart) -> Picture:
-    """A chart as the page has it."""
+    """A chart as the page has it; the lines of its title are one sentence."""
+    chart = replace(chart, title=", ".join(chart.title.splitlines()))
     if isinstance(chart, GraphChart):
         return Picture(chart.title, chart.kind, (), data=_data(chart))
     numbers = numbers_of(chart)
@@ -220,6 +223,7 @@ def _files(manifest: Manifest) -> PageTable | None:
             "sha256": artifact.sha256[:HASH],
         }
         for artifact in manifest.artifacts[:MOST_FILES]
+        if artifact.path != PAGE
     ]
     return page_table(Table("Files", rows)) if rows else None
 

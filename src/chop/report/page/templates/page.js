@@ -2,7 +2,7 @@
 // Tables that sort and copy, tips of marks, and the theme. Without the script all numbers are there.
 (() => {
   const cells = (row) => [...row.cells];
-  const text = (cell) => cell.innerText.trim();
+  const text = (cell) => cell.textContent.trim();
 
   function compare(a, b, column) {
     const [x, y] = [a, b].map((row) => row.cells[column]);
