@@ -6,6 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -
 PRODUCT := $(VENV)/.installed
 TOOLS := $(VENV)/.test-tools
 HARDWARE := verilator iverilog yosys
+BROWSER := chromium
 # As many as there are cores on the machine of the gate.
 WORKERS := -n 2 --dist worksteal
 # Empty is unset: without bytecode every process of the tests would compile the sources again.
@@ -48,12 +49,17 @@ $(TOOLS): $(PRODUCT)
 test-tools:
 	@$(MAKE) --no-print-directory -j 2 $(TOOLS) hardware-tools
 
-# Tests of circuits skip what is not there, but not where CI is set.
-hardware-tools:  ## simulators and synthesis of circuits, where this user may install packages
-	@missing=; for tool in $(HARDWARE); do command -v $$tool > /dev/null || missing=1; done; \
-	test -z "$$missing" || { test "$$(id -u)" = 0 && command -v apt-get && apt-get -qq update && \
-	DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $(HARDWARE); \
-	} > /dev/null 2>&1 || echo "not installed: apt-get install --no-install-recommends $(HARDWARE)"
+define installed
+@missing=; for tool in $(1); do command -v $$tool > /dev/null || missing=1; done; \
+test -z "$$missing" || { test "$$(id -u)" = 0 && command -v apt-get && apt-get -qq update && \
+DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $(1); \
+} > /dev/null 2>&1 || echo "not installed: apt-get install --no-install-recommends $(1)"
+endef
+
+# Tests skip what is not there; those of circuits not where CI is set.
+hardware-tools:  ## circuits' simulators and synthesis, and a browser, where this user may install
+	$(call installed,$(HARDWARE))
+	$(call installed,$(BROWSER))
 
 clean:
 	rm -rf $(VENV) runs

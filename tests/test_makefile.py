@@ -67,8 +67,9 @@ def test_the_tests_install_simulators_and_synthesis_first():
 def test_simulators_that_cannot_be_installed_are_told_and_no_failure(tmp_path, tool, said):
     for program in ("sh", "id"):  # and no apt-get
         (tmp_path / program).symlink_to(shutil.which(program))
+    given = (f"HARDWARE={tool}", "BROWSER=sh")
     run = subprocess.run(
-        [shutil.which("make"), "-s", "-C", str(ROOT), "hardware-tools", f"HARDWARE={tool}"],
+        [shutil.which("make"), "-s", "-C", str(ROOT), "hardware-tools", *given],
         capture_output=True,
         text=True,
         env={"PATH": str(tmp_path)},

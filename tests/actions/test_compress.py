@@ -290,7 +290,7 @@ def test_a_split_of_validation_rows_is_taken_as_it_is(own_splits, tmp_path):
 def test_without_a_format_within_the_drop_no_model_is_saved(tmp_path, capsys):
     found = compress(quick(tmp_path, formats=("4.2",)))
     assert found["saved"] is None and "speed" not in found
-    names = {"accuracy.svg", "result.json", "table.md", MANIFEST}
+    names = {"accuracy.svg", "result.json", "table.md", "report.html", "report.json", MANIFEST}
     assert {file.name for file in tmp_path.iterdir()} == names
     told = " ".join(capsys.readouterr().out.split())
     assert "No format keeps within 1.00% of float" in told and "No QAT: --qat-epochs is 0." in told

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -27,7 +28,9 @@ QUIET = [
     "--virtual-time-budget=20000",
     "--dump-dom",
 ]
-pytestmark = pytest.mark.tools(BROWSER)
+pytestmark = pytest.mark.skipif(
+    shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install {BROWSER}"
+)
 
 
 def page(*names):

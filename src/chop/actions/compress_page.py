@@ -1,4 +1,4 @@
-"""What the page of a compression shows beside its tables: tiles, layers, histograms and graph."""
+"""Page of a compression: tiles, layers, histograms and graph beside its tables."""
 
 from __future__ import annotations
 
