@@ -18,6 +18,7 @@ from chop.cli.report import REPORT
 from chop.cli.search import search_app
 from chop.cli.shard import SHARD
 from chop.cli.sweep import sweep_app
+from chop.cli.ui import UI
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C stopped, as in shells."""
@@ -35,6 +36,7 @@ class Commands(CommandGroup):
         "lower": LOWER,
         "report": REPORT,
         "shard": SHARD,
+        "ui": UI,
     }
 
     def invoke(self, ctx: Any) -> Any:

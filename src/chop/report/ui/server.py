@@ -1,0 +1,187 @@
+"""Server of `chop ui`: a list of runs, their pages, and progress, on the loopback address alone."""
+
+from __future__ import annotations
+
+import socket
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chop.errors import ConfigError, UnavailableError
+from chop.report.page.page import PAGE, picture
+from chop.report.ui.folder import Progress, RunsFolder
+from chop.tables import printable, shown
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+"""Names of the server in requests; a site that has others point here gets nothing."""
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Of pages in the folder, which anybody may have written: they can ask the server for nothing."""
+HEADERS = {
+    "Content-Security-Policy": f"{POLICY}; connect-src 'self'",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def serve(folder: Path, port: int, open_browser: bool) -> None:
+    """Serves until it is stopped.
+
+    Args:
+        folder: the runs are below it.
+        port: of the loopback address; 0 takes a free one.
+        open_browser: shows the list.
+    Raises:
+        ConfigError: there is no such folder, or the port is taken.
+        UnavailableError: starlette or uvicorn is not installed.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"'{folder}' is no folder: expected one with output folders of chop.")
+    try:
+        import uvicorn
+    except ImportError:
+        raise UnavailableError(
+            "chop ui needs starlette and uvicorn: pip install 'mase-chop[ui]'."
+        ) from None
+    listener = _listener(port)
+    url = f"http://{HOST}:{listener.getsockname()[1]}/"
+    _announce(f"{folder}: {url} until Ctrl-C")
+    if open_browser:
+        import webbrowser
+
+        webbrowser.open(url)
+    config = uvicorn.Config(application(folder), log_level="warning", access_log=False)
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listener(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"port {port}: {reason}; --port 0 takes a free one.") from None
+    return listener
+
+
+def _announce(text: str) -> None:
+    from rich.console import Console
+
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def application(folder: Path) -> Starlette:
+    """The application: `/`, `/runs`, `/run/PATH` and `/progress/PATH`.
+
+    Args:
+        folder: the runs are below it; nothing else can be read.
+    """
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import HTMLResponse, JSONResponse
+    from starlette.routing import Route
+
+    runs = RunsFolder(folder)
+
+    def html(text: str, status: int = 200) -> Response:
+        return HTMLResponse(text, status, HEADERS)
+
+    def listed(request: Request) -> Response:
+        found = runs.runs()
+        return html(_render("list.html.jinja", folder=str(runs.root), runs=found))
+
+    def rows(request: Request) -> Response:
+        return JSONResponse({"html": _render("rows.html.jinja", runs=runs.runs())}, 200, HEADERS)
+
+    def page(request: Request) -> Response:
+        run = runs.run(request.path_params["path"])
+        if run is None:
+            return html(_render("missing.html.jinja"), 404)
+        file = runs.inside(f"{run.path}/{PAGE}")
+        if run.state != "running" and file is not None and file.is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            return HTMLResponse(text, 200, {**HEADERS, "Content-Security-Policy": POLICY})
+        return html(_render("live.html.jinja", run=run, progress=_progress(runs, run.path)))
+
+    def progress(request: Request) -> Response:
+        run = runs.run(request.path_params["path"])
+        if run is None:
+            return JSONResponse({}, 404, HEADERS)
+        found = {"html": _progress(runs, run.path), "state": run.state}
+        return JSONResponse(found, 200, HEADERS)
+
+    routes = [
+        Route("/", listed),
+        Route("/runs", rows),
+        Route("/run/{path:path}", page),
+        Route("/progress/{path:path}", progress),
+    ]
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(NAMES), www_redirect=False)
+    return Starlette(routes=routes, middleware=[hosts])
+
+
+def _progress(runs: RunsFolder, path: str) -> str:
+    found = runs.progress(path)
+    if found is None:
+        return ""
+    return _render(
+        "progress.html.jinja",
+        found=found,
+        columns=_columns(found),
+        pictures=[picture(chart) for chart in found.charts],
+        shown=shown,
+    )
+
+
+def _columns(found: Progress) -> list[str]:
+    """Names of numbers and words in the points; lists and mappings are left out."""
+    return list(
+        dict.fromkeys(
+            name
+            for point in found.points
+            for name, value in point.items()
+            if isinstance(value, int | float | str)
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
+
+    here = Path(__file__).parent
+    loader = ChoiceLoader(
+        [
+            FileSystemLoader(here / "templates"),
+            FileSystemLoader(here.parent / "page" / "templates"),
+        ]
+    )
+    found = Environment(
+        loader=loader,
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters["printable"] = printable
+    return found
+
+
+def _render(name: str, **values: Any) -> str:
+    text: str = _environment().get_template(name).render(**values)
+    return text

@@ -1,0 +1,222 @@
+"""`chop ui`: a list of runs that advance, on the loopback address, and nothing else."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from chop import runs
+from chop.errors import ConfigError
+from chop.report.ui import server
+from chop.report.ui.folder import RunsFolder
+from chop.search import Choice, Goal, Search, SearchSpace
+from tests import programs
+from tests.actions.test_job import Settings
+from tests.report.test_page import HOSTILE, Reader, job_of, report_of, run_job
+
+uvicorn = pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
+pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path):
+    run_job(job_of(report_of()), Settings(tmp_path / "runs" / "first"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture(name="ask")
+def _ask(root):
+    """A function: path -> status and text, of a server on a free port."""
+    listener = server._listener(0)
+    running = uvicorn.Server(uvicorn.Config(server.application(root), log_level="warning"))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread.start()
+    port = listener.getsockname()[1]
+
+    def ask(path, **headers):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    while not running.started:
+        time.sleep(0.01)
+    ask.port = port
+    yield ask
+    running.should_exit = True
+    thread.join()
+    listener.close()
+
+
+def test_the_list_has_every_run_and_opens_its_page(root, ask):
+    status, text = ask("/")
+    assert status == 200 and Reader(text).open == []
+    assert 'href="/run/first"' in text and "finished" in text
+    assert ask("/run/first") == (200, (root / "first" / "report.html").read_text())
+    assert ask("/run/second")[0] == ask("/progress/second")[0] == 404
+
+
+def test_it_is_of_this_machine_alone(ask):
+    own = socket.gethostbyname(socket.gethostname())
+    if not own.startswith("127."):
+        with pytest.raises(OSError), socket.create_connection((own, ask.port), timeout=2):
+            pass
+    assert ask("/", Host="evil.example")[0] == 400
+    assert ask("/runs", Host=f"localhost:{ask.port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "..",
+        "../..",
+        "%2e%2e/%2e%2e/etc",
+        "/etc",
+        "%2Fetc",
+        "first/../../secret",
+        "out",
+        "a%00b",
+        ".",
+    ],
+)
+def test_nothing_outside_the_folder_can_be_read(path, root, ask):
+    secret = root.parent / "secret"
+    run_job(job_of(report_of("secret")), Settings(secret))
+    (root / "out").symlink_to(secret)
+    for kind in ("run", "progress"):
+        status, text = ask(f"/{kind}/{path}")
+        assert status == 404 and "secret" not in text
+    assert "secret" not in ask("/")[1]
+
+
+def test_a_page_that_leads_out_is_not_served(root, ask, tmp_path):
+    (tmp_path / "passwords").write_text("secret")
+    (root / "first" / "report.html").unlink()
+    (root / "first" / "report.html").symlink_to(tmp_path / "passwords")
+    status, text = ask("/run/first")
+    assert status == 200 and "secret" not in text
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "[]",
+        "{" * 300,
+        json.dumps({"kind": HOSTILE, "settings": {"model": HOSTILE}, "state": "failed"}),
+        json.dumps(
+            {
+                "kind": HOSTILE,
+                "settings": {"model": HOSTILE},
+                "state": "failed",
+                "process": "p",
+                "error": HOSTILE,
+                "started": HOSTILE,
+            }
+        ),
+        json.dumps({"kind": "search", "settings": {}, "state": "failed", "process": "p"}),
+    ],
+    ids=str,
+)
+def test_hostile_manifests_are_rows_of_text(manifest, root, ask):
+    place = root / "odd <b> name"
+    place.mkdir()
+    (place / "manifest.json").write_text(manifest)
+    (place / "points.jsonl").write_text(
+        json.dumps({"settings": {HOSTILE: HOSTILE}, "result": {"x": 1}}) + "\n{half"
+    )
+    plain = Reader(ask("/")[1])
+    assert plain.open == [] and plain.scripts == 1
+    assert "first" in ask("/")[1]
+    status, text = ask("/run/odd%20%3Cb%3E%20name")
+    assert status == 200 and Reader(text).open == [] and Reader(text).scripts == 1
+    assert "<img" not in text
+
+
+def test_a_running_search_advances(root, ask):
+    place = root / "search" / "widths"
+
+    def measured():
+        found = json.loads(ask("/progress/search/widths")[1])
+        assert found["state"] == "running"
+        return found["html"]
+
+    with runs.start("search precision", {"model": "mlp"}, place):
+        space = SearchSpace((Choice("width", {str(w): w for w in range(9)}),))
+        told = []
+
+        def loss(config, report):
+            told.append(measured())
+            return {"loss": 1.0 / (1 + int(config["width"]))}
+
+        out = str(root / "search")
+        search = Search(space, loss, Goal("loss"), sampler="random", out=out, name="widths")
+        search.run(3)
+        told.append(measured())
+    assert "<circle" not in told[0] and told[-1].count("<circle") == 3
+    assert [told[i] != told[i + 1] for i in range(3)] == [True] * 3
+
+
+def test_a_running_sweep_shows_its_points(root, ask):
+    with runs.start("sweep quantize", {}, root / "sweep"):
+        journal = runs.Journal(root / "sweep" / "points.jsonl")
+        for width in range(30):
+            journal.add({"width": width, "rows": [1]}, {"accuracy": width / 64})
+        text = json.loads(ask("/progress/sweep")[1])["html"]
+    assert "The last 20 of 30 points" in text and "<td>29</td>" in text and "<td>9</td>" not in text
+    assert "accuracy" in text and "rows" not in text
+
+
+def test_five_hundred_runs_are_listed_within_a_second(root):
+    manifest = (root / "first" / "manifest.json").read_text()
+    for number in range(500):
+        (root / f"run-{number}").mkdir()
+        (root / f"run-{number}" / "manifest.json").write_text(manifest)
+    found = RunsFolder(root)
+    start = time.process_time()
+    assert len(found.runs()) == 501
+    first = time.process_time() - start
+    start = time.process_time()
+    assert len(found.runs()) == 501
+    assert time.process_time() - start < first < 5  # a bound of the test, a second is the aim
+
+
+def test_a_run_that_ends_is_read_again(root):
+    folder = RunsFolder(root)
+    with runs.start("sweep", {}, root / "other"):
+        assert folder.run("other").state == "running"
+    assert folder.run("other").state == "finished"
+
+
+def test_ports_and_folders_that_cannot_be_had_are_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="is no folder"):
+        server.serve(tmp_path / "nothing", 0, False)
+    with server._listener(0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port}: .*; --port 0 takes a free one"):
+            server.serve(tmp_path, port, False)
+    with pytest.raises(ConfigError, match="port 99999"):
+        server.serve(tmp_path, 99999, False)
+
+
+def test_the_command_serves_until_ctrl_c(root, tmp_path):
+    with programs.started(programs.COMMAND, "ui", root, "--port", "0", told=tmp_path) as process:
+        while process.is_alive() and "http://" not in (tmp_path / "stdout").read_text():
+            time.sleep(0.01)
+        url = (tmp_path / "stdout").read_text().split()[1]
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert b"/run/first" in answer.read()
+        os.kill(process.pid, signal.SIGINT)
+        process.join(30)
+        assert process.exitcode in (0, 130)
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
