@@ -149,12 +149,16 @@ def test_functions_can_be_quantized_too():
         assert torch.equal(own.model(x), mg.model(x))
 
 
-def test_a_shared_weight_counts_once_in_its_widest_format():
+def test_a_shared_weight_has_one_format_and_counts_once():
     mg = graph()
     mg.model.dead.weight = torch.nn.Parameter(mg.model.first.weight.detach()[:, :1].repeat(1, 24))
     mg.model.last.weight, mg.model.last.bias = mg.model.dead.weight, mg.model.dead.bias
     workload = PrecisionProblem(mg, *rows(), ranges={"width": (4, 8)})
-    found = workload.measure({"first": "4.mse", "dead": "4.mse", "last": "8.mse"}, silent)
+    config = {"first": "4.mse", "dead": "8.mse", "last": "4.mse"}
+    chosen = workload.formats(config)
+    assert chosen["last"]["weight"] is chosen["dead"]["weight"] != chosen["last"]["data_in"]
+    assert workload.only("dead", "4.mse")["last"].keys() == {"weight"}
+    found = workload.measure(config, silent)
     assert found["bytes"] * 8 == 4 * 16 * 24 + 8 * 24 * 24 + 8 * 48
     assert Costs(workload.layers).numel == 16 * 24 + 24 * 24 + 48
 

@@ -199,6 +199,7 @@ def _round(
         inplace=shares,
         leaves_calls=config.has_default_operators,
         recipe=config.recipe,
+        operands=config.operands,
     )
     method = method_title(config.method)
     label = number_format.label + (", overrides" if config.overrides else "")

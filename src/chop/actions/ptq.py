@@ -41,6 +41,7 @@ def quantize_after_training(
     inplace: bool = False,
     leaves_calls: bool = False,
     recipe: Recipe | None = None,
+    operands: Sequence[str] = ("data_in", "weight", "bias"),
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
 
@@ -54,11 +55,12 @@ def quantize_after_training(
         inplace: changes the graph that is given.
         leaves_calls: see `chop.quantization.float_calls`.
         recipe: other formats of some weights, and what stays float. None: there are none.
+        operands: those of the three that have the format; the others stay float.
     Raises:
         ConfigError: the graph has none of the operators, a pattern of the recipe matches nothing,
             or a method cannot keep the scales of the format.
     """
-    spec = {"config": QuantSpec.uniform(number_format)}
+    spec = {"config": QuantSpec().with_quantizers(**dict.fromkeys(operands, number_format))}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
     sees_rows = any(name != "rotate" for name in methods)
     rows = calibration_batches(mg.model, workload.train, rows=calibration_rows) if sees_rows else ()

@@ -108,9 +108,8 @@ class Allocation:
 def _groups(problem: PrecisionProblem, costs: Sequence[str]) -> list[list[str]]:
     """The choices in groups: only between groups do these costs add up."""
     rounds = {
-        name: {(layer, operand) for operand in operands}
+        name: {(x, operand) for x, own in problem.rounded(name).items() for operand in own}
         for name in problem.space.by_name
-        for layer, operands in [problem.targets[name]]
     }
     groups = [{name} for name in rounds]
     for tie in problem.costs.ties(costs):

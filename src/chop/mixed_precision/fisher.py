@@ -36,7 +36,8 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
     Raises:
         ConfigError: the loss has no gradient, or is NaN or infinite.
     Source: Zandonati et al. 2022 (FIT), arXiv:2210.08502, section 3, which models the rounding
-        errors of inputs; here they are measured.
+        errors of inputs; here they are measured. A weight that several layers share counts
+        in each of them.
     """
     anchor = torch.zeros((), requires_grad=True)
     observers = _insert_observers(problem, anchor)
@@ -67,18 +68,20 @@ def _insert_observers(
     """Puts observers in the place of the formats of all that choices round; by choice."""
     problem.layers.switch({})
     observers: list[tuple[str, _GradientObserver]] = []
-    for choice, (layer, operands) in problem.targets.items():
-        for path, part in problem.layers.by_name[layer].parts.items():
-            for operand in set(operands) & set(operands_of(part)):
-                fit = {
-                    text: problem.layers.fit(path, part, operand, fmt)
-                    for text, fmt in problem.options.items()
-                }
-                observer = _GradientObserver(
-                    fit, parameters_of(part).get(operand) is not None, anchor
-                )
-                part.spec = part.spec.with_quantizers(**{operand: observer})
-                observers.append((choice, observer))
+    rounded = [
+        (choice, path, part, operand)
+        for choice in problem.targets
+        for layer, operands in problem.rounded(choice).items()
+        for path, part in problem.layers.by_name[layer].parts.items()
+        for operand in set(operands) & set(operands_of(part))
+    ]
+    for choice, path, part, operand in rounded:
+        options = problem.options.items()
+        fit = {text: problem.layers.fit(path, part, operand, fmt) for text, fmt in options}
+        is_parameter = parameters_of(part).get(operand) is not None
+        observer = _GradientObserver(fit, is_parameter, anchor)
+        part.spec = part.spec.with_quantizers(**{operand: observer})
+        observers.append((choice, observer))
     return observers
 
 

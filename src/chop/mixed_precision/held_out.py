@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
@@ -14,6 +13,7 @@ from chop.statistics.intervals import bootstrap
 from chop.statistics.verdicts import sign_of, verdict_of
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
+from chop.train.evaluator import divergences as row_divergences
 from chop.train.intervals import format_interval, interval_of
 
 
@@ -70,8 +70,7 @@ class HeldOutRows:
         logits = self.held_out.of(self.found.model(config)).logits()
         labels, divergences = self.held_out.labels, None
         if self.held_out.task.is_categorical:
-            p, q = (x.double().log_softmax(-1) for x in (self.reference, logits))
-            divergences = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+            divergences = row_divergences(self.reference, logits)
         predictions = self.metric.predict(logits, labels)
         value = self.held_out.scores(logits)[self.held_out.task.metric.name]
         interval = interval_of(self.metric, predictions.cpu(), labels.cpu())

@@ -75,6 +75,7 @@ class Layers:
     Attributes:
         mg: a graph of its own.
         by_name: the layers, in the order in which they run.
+        sharing: by the first layer that takes a weight, the others that take the same.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Layers:
         self.mg, _ = quantize_transform_pass(mg, {"by": "name", **rules})
         self.rule = rule
         self.by_name = {layer.name: layer for layer in map(self._layer, nodes)}
+        self.sharing = _sharing(self.by_name)
         self._fitted: dict[tuple[str, str, str], NumberFormat] = {}
         self._specs: dict[tuple[str, ...], QuantSpec] = {}
         kept = list(batches)
@@ -171,6 +173,15 @@ class Layers:
             if isinstance(module, QuantizedOperator):
                 record_formats(node, module)
         return mg
+
+
+def _sharing(layers: Mapping[str, Layer]) -> dict[str, list[str]]:
+    users: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        weight = layer.parameters().get("weight")
+        if weight is not None:
+            users.setdefault(id(weight), []).append(name)
+    return {names[0]: names[1:] for names in users.values() if len(names) > 1}
 
 
 def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:

@@ -64,7 +64,8 @@ class PrecisionProblem:
         operators: names of the operators to quantize; None takes all modules with a matrix of
             weights.
         operands: what takes the chosen formats.
-        per: one choice for each "layer", or for each "operand" of it.
+        per: one choice for each "layer", or for each "operand" of it. A weight that several layers
+            share has one format: it belongs to the choice of the first.
         bias: the format of the layers' biases: few numbers, which need more bits than weights.
         rule: how scales are derived.
         calibration_rows: how many of `train`.
@@ -139,8 +140,9 @@ class PrecisionProblem:
 
     def _find_targets(self, operands: Sequence[str], per: str) -> Targets:
         targets: Targets = {}
+        shared = {(x, "weight") for others in self.layers.sharing.values() for x in others}
         for name, layer in self.layers.by_name.items():
-            own = tuple(operand for operand in layer.operands if operand in operands)
+            own = tuple(x for x in layer.operands if x in operands and (name, x) not in shared)
             if per == "operand":
                 targets |= {f"{name}.{operand}": (name, (operand,)) for operand in own}
             elif own:
@@ -187,14 +189,22 @@ class PrecisionProblem:
         """Every layer's formats by operand, as they are chosen: scales not yet derived."""
         self.space.check(config)
         found: dict[str, Formats] = dict(self._fixed)
-        for name, (layer, operands) in self.targets.items():
-            found[layer] = {**found[layer], **dict.fromkeys(operands, self.options[config[name]])}
+        for name in self.targets:
+            for layer, operands in self.rounded(name).items():
+                chosen = dict.fromkeys(operands, self.options[config[name]])
+                found[layer] = {**found[layer], **chosen}
         return found
+
+    def rounded(self, name: str) -> dict[str, tuple[str, ...]]:
+        """By layer, the operands that take the format of a choice."""
+        layer, operands = self.targets[name]
+        others = self.layers.sharing.get(layer, ()) if "weight" in operands else ()
+        return {layer: operands, **dict.fromkeys(others, ("weight",))}
 
     def only(self, name: str, text: str) -> dict[str, Formats]:
         """The formats of a model that is float but for one choice."""
-        layer, operands = self.targets[name]
-        return {layer: dict.fromkeys(operands, self.options[text])}
+        option = self.options[text]
+        return {x: dict.fromkeys(operands, option) for x, operands in self.rounded(name).items()}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

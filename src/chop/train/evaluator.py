@@ -24,6 +24,8 @@ from chop.train.tasks import Task, find_task
 
 BATCH_SIZE = 64
 """Rows of a batch; of texts, the most."""
+DOUBLES = 2**24
+"""Logits that are in double precision at once."""
 BATCH_TOKENS = 4096
 """Of the usual length of a text, so many in a batch: more of them leave a processor's cache."""
 
@@ -143,6 +145,19 @@ def kl_divergence(reference_NC: Tensor, other_NC: Tensor) -> float:  # noqa: N80
         reference_NC: logits.
         other_NC: logits, of the same shape. Where they are not finite the divergence is infinite.
     """
-    p, q = (logits.double().log_softmax(-1) for logits in (reference_NC, other_NC))
-    divergence = F.kl_div(q, p, reduction="batchmean", log_target=True).item()
+    divergence = divergences(reference_NC, other_NC).sum().item() / len(reference_NC)
     return max(divergence, 0.0) if divergence == divergence else float("inf")
+
+
+def divergences(reference_NC: Tensor, other_NC: Tensor) -> Tensor:  # noqa: N803 (shape suffix)
+    """KL(softmax(reference) || softmax(other)) of each row in nats, float64 (N,).
+
+    Many answers over many classes are taken in parts: in double precision each takes several
+    times the memory of its logits.
+    """
+    part = max(1, DOUBLES // max(reference_NC[0].numel(), 1)) if len(reference_NC) else 1
+    found = []
+    for logits in zip(reference_NC.split(part), other_NC.split(part), strict=True):
+        p, q = (x.double().log_softmax(-1) for x in logits)
+        found.append(F.kl_div(q, p, reduction="none", log_target=True).sum(-1))
+    return torch.cat(found)

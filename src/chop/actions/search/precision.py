@@ -10,6 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from chop.actions.search.job import BEST_FILE, SearchJob, where_model_is
+from chop.actions.search.precision_recipe import (
+    PrecisionResult,
+    about_recipe,
+    recipe_files,
+    recipe_of,
+    settings_of_workload,
+)
 from chop.actions.search.precision_report import (
     note_of,
     precision_figures,
@@ -34,11 +41,12 @@ from chop.train import Metric, Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.chance import check_answers
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
-from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload, workload_for
 
 LEAST_VALIDATION = 100
 """With fewer validation rows trials are measured on training rows."""
+ANSWER_BYTES = 2**29
+"""Of the answers of a language model in float32: the float model's are kept beside a trial's."""
 
 
 def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search:
@@ -83,16 +91,25 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
     validation = split.validation
     count = 0 if validation is None else len(validation)
     if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
-        rows = validation.spread(config.search_rows)
+        rows = _fitting(validation.spread(config.search_rows), workload)
         seen = ", held out of training rows that the model may have seen elsewhere"
         rows_used = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
         return split, rows, rows_used
-    rows = workload.train.spread(config.search_rows)
+    rows = _fitting(workload.train.spread(config.search_rows), workload)
     rows_used = (
         f"{len(rows)} training rows, which the model has seen and answers better than others "
         f"({count} validation rows are too few)"
     )
     return workload, rows, rows_used
+
+
+def _fitting(rows: Rows, workload: Workload) -> Rows:
+    """Those whose answers fit into `ANSWER_BYTES`, spread evenly: of a vocabulary fewer do."""
+    if workload.task.name != "causal-lm":
+        return rows
+    head = workload.model.get_output_embeddings()  # type: ignore[operator]
+    tokens = sum(len(labels) for labels in rows.labels) / max(len(rows), 1)
+    return rows.spread(max(1, int(ANSWER_BYTES / (4 * tokens * len(head.weight)))))
 
 
 def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:
@@ -164,9 +181,10 @@ def report(
         raise ConfigError(result.why_nothing)
     workload, rows, searched = rows_of(config, workload_for(config, workload))
     found, metric = _problem(config, workload, rows), workload.task.metric
+    tested = _fitting(workload.test, workload)
     held_out = Evaluator(
         found.layers.mg.model,
-        workload.test,
+        tested,
         batch_size=config.eval_batch_size,
         task=workload.task,
     )
@@ -177,16 +195,21 @@ def report(
         table_row(label, values, metric, evaluation.scores.get(label))
         for label, values in evaluation.values.items()
     ]
-    title, count = f"{workload.title}: mixed precision beside uniform", len(workload.test)
+    title, count = f"{workload.title}: mixed precision beside uniform", len(tested)
     note = note_of(searched, count, held_out, shown_of(result), evaluation.compared)
     columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
     table = MeasuredTable(title, lines, columns, note)
     figures = precision_figures(config.sampler, found, result, begin, lines, workload.title)
-    report = report_of_tables({"table": table}, result, figures)
+    recipes = {trial.number: recipe_of(found, trial.config) for trial in shown_of(result)}
+    kept = {number: recipe for number, recipe in recipes.items() if recipe is not None}
+    whole = PrecisionResult(result.goals, result.trials, kept)
+    result = whole
+    report: Report[Result] = report_of_tables({"table": table}, result, figures)
     if result.best is None:
         return replace(report, closing=[f"{_nearest(result)}; {config.folder}"])
     noted = _best(search, result, evaluation, metric, searched, count)
-    files = {**report.files, BEST_FILE: lambda path: write_json(path, noted)}
+    own = {BEST_FILE: lambda path: write_json(path, noted)} | recipe_files(config, whole)
+    files = {**report.files, **own}
     values = result.best.values
     closing = (
         f"best: {values['bits']:.2f} bits per weight, {metric.name} "
@@ -194,7 +217,7 @@ def report(
         f"{evaluation.scores[evaluation.best].formatted(metric)} on {count} test rows"
         f"{evaluation.verdict}; {config.folder}{where_model_is(config, result.best)}"
     )
-    return replace(report, files=files, closing=[closing])
+    return replace(report, files=files, closing=[closing, about_recipe(config, whole)])
 
 
 def _evaluate(
@@ -311,10 +334,8 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
             highlight=False,
             markup=False,
         )
-    own = {"out", "batch_size", "device"}
-    same = [field.name for field in dataclasses.fields(WorkloadConfig) if field.name not in own]
     return {
-        **{name: getattr(config, name) for name in same},
+        **settings_of_workload(config),
         "formats": [],
         "keep_best": True,
         **({"qat_epochs": config.epochs, "qat_lr": config.lr} if config.epochs else {}),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BY_BLOCK = ("smoothquant", "awq", "gptq")
 """Methods that can work with one block in memory."""
+OPERANDS = ("data_in", "weight", "bias")
 
 
 def default_operators() -> tuple[str, ...]:
@@ -81,6 +82,7 @@ class CompressConfig(QuantizationSettings):
             end of one, of a module, or an expression behind re:. Of several that match the first
             holds. Example: `re:.*down_proj=mxint8`. Default: none.
         skip: patterns of modules that stay float in each of `formats`. Default: none.
+        operands: what takes each of `formats`: data_in (inputs), weight, bias; others stay float.
         layers: format per layer and operand, one more configuration to measure; chop search export
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
@@ -103,6 +105,7 @@ class CompressConfig(QuantizationSettings):
     by_block: bool = False
     overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
     skip: tuple[str, ...] = field(default=(), metadata=MORE)
+    operands: tuple[str, ...] = field(default=OPERANDS, metadata=MORE)
     layers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
         metadata={**MORE, "hint": """Example: --layers 'fc1={"weight": "4.auto"}'."""},
@@ -126,6 +129,10 @@ class CompressConfig(QuantizationSettings):
             parse_format_string(text)
         for name in self.method:
             check_known(name, METHODS, "method: unknown")
+        for name in self.operands:
+            check_known(name, OPERANDS, "operands: unknown")
+        if "weight" not in self.operands and (self.method or self.overrides):
+            raise ConfigError("operands: method and overrides round weights; expected weight.")
         self._check_recipe()
         for path, formats in self.layers.items():
             layer_spec(path, formats)
@@ -155,6 +162,8 @@ class CompressConfig(QuantizationSettings):
             raise ConfigError(
                 f"by_block: expected methods of {', '.join(BY_BLOCK)}, and one format."
             )
+        if set(self.operands) != {*OPERANDS}:
+            raise ConfigError("operands: by_block rounds all of them.")
         for name in ("overrides", "skip", "layers", "onnx", "qat_epochs", "train_epochs"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: by_block rounds without it.")

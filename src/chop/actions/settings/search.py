@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 USUAL_BITS = 4.0
 """The budget of bits per weight where none is given."""
+OF_LANGUAGE_MODELS = {"operands": ("weight",), "bias": "float"}
+"""What has a format where nobody says it: what a recipe can hold."""
+OF_OTHERS = {"operands": ("data_in", "weight"), "bias": "8.mse"}
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,10 @@ class FormatSettings:
         rule: calibration of fractions and exponent biases: mse (least squared error), minmax
             (nothing saturates) or percentile (one value in 1,000 saturates).
         operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
-        operands: operands in the chosen format: data_in, weight, bias.
+        operands: operands in the chosen format: data_in, weight, bias. Default: data_in and weight;
+            of language models (causal-lm) weight.
         per: `layer` for one choice per layer, `operand` for one per operand of a layer.
-        bias: format of biases.
+        bias: format of biases. Default: 8.mse; of language models float.
         calibration_rows: training rows that calibrate scales.
         eval_batch_size: rows of an evaluation step. Default: chosen for speed.
     """
@@ -122,9 +126,9 @@ class FormatSettings:
     ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, metadata=MORE)
     rule: Literal["mse", "minmax", "percentile"] = field(default="mse", metadata=MORE)
     operators: tuple[str, ...] | None = field(default=None, metadata=MORE)
-    operands: tuple[str, ...] = field(default=("data_in", "weight"), metadata=MORE)
+    operands: tuple[str, ...] | None = field(default=None, metadata=MORE)
     per: Literal["layer", "operand"] = field(default="layer", metadata=MORE)
-    bias: str = field(default="8.mse", metadata=MORE)
+    bias: str | None = field(default=None, metadata=MORE)
     calibration_rows: int = field(default=256, metadata=MORE)
     eval_batch_size: int | None = field(default=None, metadata=MORE)
 
@@ -143,7 +147,8 @@ class FormatSettings:
                 raise ConfigError("formats: 'all' has every format; give it alone.")
             object.__setattr__(self, "formats", every_format())
         self.candidates()
-        parse_format_string(self.bias)
+        if self.bias is not None:
+            parse_format_string(self.bias)
         if self.operators is not None:
             check_operators(self.operators)
 
@@ -170,6 +175,9 @@ class FormatSettings:
         from chop.mixed_precision.problem import PrecisionProblem
         from chop.workloads.workload import raise_to_graph
 
+        own = self._of_problem()
+        usual = OF_LANGUAGE_MODELS if workload.task.name == "causal-lm" else OF_OTHERS
+        own |= {name: value for name, value in usual.items() if own[name] is None}
         return PrecisionProblem(
             raise_to_graph(workload),
             workload.train,
@@ -179,7 +187,7 @@ class FormatSettings:
             goal=goal,
             task=workload.task,
             training=training,
-            **self._of_problem(),
+            **own,
         )
 
     def _of_problem(self) -> dict[str, Any]:

@@ -125,6 +125,8 @@ def _operators(given: str | Sequence[str]) -> list[str]:
     from chop.ir.ops import OPS
 
     names = list(names_of_setting(given, "quantization_config.operators"))
+    if not names:
+        raise ConfigError("quantization_config.operators: expected at least one, or None for all.")
     known = [row.name for row in OPS.values() if row.weight and row.quantized]
     for name in names:
         if name not in known:

@@ -1,0 +1,159 @@
+"""Recipe of a precision search: formats of weights, as loading and jobs read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from chop.actions.settings.search import PrecisionConfig
+from chop.errors import ConfigError
+from chop.files import write_text
+from chop.files.documents import dump_toml
+from chop.formats import format_string
+from chop.formats.recipe import Recipe
+from chop.formats.recipe_of_layers import recipe_of_layers
+from chop.ir.ops import of_called
+from chop.mixed_precision.candidates import WITH_BIAS
+from chop.mixed_precision.layers import Formats
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.report.report import Writer
+from chop.search import Config, Result
+from chop.workloads.settings import WorkloadConfig
+
+if TYPE_CHECKING:
+    from chop.ir.huggingface.quantizer import ChopConfig
+
+RECIPE_FILE = "recipe.toml"
+"""What `chop compress --config` builds the best from; those of a front have its trial's number."""
+
+
+@dataclass(frozen=True)
+class WeightRecipe:
+    """Formats of weights; inputs and biases are float.
+
+    Attributes:
+        format: of most layers.
+        operators: what is quantized.
+        recipe: of the other layers.
+    """
+
+    format: str
+    operators: tuple[str, ...]
+    recipe: Recipe
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of `chop compress`."""
+        return {
+            "formats": [self.format],
+            "operands": ["weight"],
+            "operators": list(self.operators),
+            **self.recipe.plain(),
+        }
+
+    def config(self) -> ChopConfig:
+        """Settings for `from_pretrained`."""
+        from chop.ir.huggingface.quantizer import ChopConfig
+
+        return ChopConfig(self.format, operators=self.operators, **self.recipe.plain())
+
+
+@dataclass(frozen=True)
+class PrecisionResult(Result):
+    """Result of a precision search.
+
+    Attributes:
+        recipes: by trial number, the recipes of the best and of the Pareto front; empty where
+            inputs or biases have formats, too.
+    """
+
+    recipes: Mapping[int, WeightRecipe] = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> ChopConfig:
+        """What the best came to, for `from_pretrained`.
+
+        Raises:
+            ConfigError: there is no best, or it has no recipe.
+        """
+        found = None if self.best is None else self.recipes.get(self.best.number)
+        if found is None:
+            raise ConfigError(
+                "recipe: expected a search that found formats of weights alone; search with "
+                "operands=('weight',) and bias='float'."
+            )
+        return found.config()
+
+
+def recipe_of(problem: PrecisionProblem, config: Config) -> WeightRecipe | None:
+    """The recipe of a configuration; None where more than weights is rounded, or nothing is."""
+    chosen = problem.formats(config)
+    texts = {name: _weight_text(problem, name, formats) for name, formats in chosen.items()}
+    if _rounds_others(chosen) or not any(texts.values()):
+        return None
+    layers = problem.layers.by_name
+    operators = sorted({of_called(layers[name].operator).name for name in texts})
+    usual, recipe = recipe_of_layers(texts)
+    return WeightRecipe(usual, tuple(operators), recipe)
+
+
+def _rounds_others(chosen: Mapping[str, Formats]) -> bool:
+    return any(
+        not fmt.is_identity
+        for formats in chosen.values()
+        for operand, fmt in formats.items()
+        if operand != "weight"
+    )
+
+
+def _weight_text(problem: PrecisionProblem, name: str, formats: Formats) -> str | None:
+    """The format of a layer's weight as people type it; None where it stays float."""
+    number_format = formats.get("weight")
+    if number_format is None or number_format.is_identity:
+        return None
+    if isinstance(number_format, WITH_BIAS):  # the text alone would have a bias of its own
+        path, part = next(iter(problem.layers.by_name[name].parts.items()))
+        number_format = problem.layers.fit(path, part, "weight", number_format)
+    return format_string(number_format)
+
+
+def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, Writer]:
+    """By file, what writes the recipe of a trial: of the best, and of each of a front."""
+    assert result.best is not None
+    named = {RECIPE_FILE: result.best.number}
+    if len(result.recipes) > 1:
+        named |= {f"recipe-trial-{number}.toml": number for number in result.recipes}
+    return {
+        name: partial(
+            write_text, text=dump_toml(_compress_settings(config, result.recipes[number]))
+        )
+        for name, number in named.items()
+        if number in result.recipes
+    }
+
+
+def _compress_settings(config: PrecisionConfig, recipe: WeightRecipe) -> dict[str, Any]:
+    """Settings of `chop compress` that build what a recipe says."""
+    qat = {"qat_epochs": config.epochs, **({"qat_lr": config.lr} if config.epochs else {})}
+    return {**settings_of_workload(config), "keep_best": True, **qat, **recipe.settings()}
+
+
+def about_recipe(config: PrecisionConfig, result: PrecisionResult) -> str:
+    """How the best is built."""
+    assert result.best is not None
+    if result.best.number in result.recipes:
+        return f"recipe: chop compress --config {shlex.quote(str(config.folder / RECIPE_FILE))}"
+    return (
+        "no recipe, which holds formats of weights alone: chop search export writes all of them, "
+        "and --operands weight --bias float searches for a recipe"
+    )
+
+
+def settings_of_workload(config: PrecisionConfig) -> dict[str, Any]:
+    """What names the model and its data, and where they are the same for every job."""
+    own = {"out", "batch_size", "device"}
+    same = [field.name for field in dataclasses.fields(WorkloadConfig) if field.name not in own]
+    return {name: getattr(config, name) for name in same}
