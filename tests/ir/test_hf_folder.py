@@ -443,3 +443,8 @@ def test_torchs_attention_in_a_model_of_transformers_loads_packed(tmp_path):
     loaded = transformers.SiglipVisionModel.from_pretrained(tmp_path / "packed")
     assert isinstance(loaded.head.attention.q_proj, PackedLinear)
     torch.testing.assert_close(loaded(x).pooler_output, packed.model(x)["pooler_output"])
+
+
+def test_no_operators_are_refused():
+    with pytest.raises(ConfigError, match="at least one, or None for all"):
+        ChopConfig("mxint4", operators=[])
