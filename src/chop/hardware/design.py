@@ -15,7 +15,7 @@ from chop.hardware.connect import (
 from chop.hardware.netlist import Instance, Netlist
 from chop.hardware.port import Port
 from chop.hardware.settings import TOP
-from chop.hardware.verilog import instance, sources
+from chop.hardware.verilog import FOLDER, FileIn, instance, sources
 
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
 
@@ -39,6 +39,11 @@ class Design:
     streams: tuple[tuple[str, int], ...]
     netlist: Netlist
     connections: Connections
+
+    @property
+    def memories(self) -> list[str]:
+        """Paths of the files that the design reads."""
+        return [path for path in self.files if path.endswith(".hex")]
 
     @property
     def interval(self) -> int:
@@ -79,10 +84,14 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     interval = max(netlist.interval, connections.interval)
     declared = [line for port in ports for line in port.declaration()]
     head = ["input  logic clk_i", "input  logic rst_ni", *declared]
-    lines = [
-        f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n",
-        f"module {top} (\n  " + ",\n  ".join(head) + "\n);\n",
-    ]
+    has_memories = any(part.plan.memories for part in netlist.instances)
+    lines = [f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n"]
+    if has_memories:
+        lines.append(
+            f"// The files of memories are in {FOLDER}, the project's folder.\n"
+        )
+    parameter = f' #(\n  parameter {FOLDER} = "."\n)' if has_memories else ""
+    lines.append(f"module {top}{parameter} (\n  " + ",\n  ".join(head) + "\n);\n")
     for name, bits in connections.streams:
         lines.append(f"  logic [{bits - 1}:0] {name}_data;\n  logic {name}_valid, {name}_ready;\n")
     lines += _assignments(netlist, ports)
@@ -125,7 +134,7 @@ def _vector(targets: tuple[str, ...], kind: str) -> str:
 
 def _component(part: Instance) -> str:
     parameters = dict(part.plan.parameters)
-    parameters |= {name: memory_path(part, name) for name in part.plan.memories}
+    parameters |= {name: FileIn(memory_path(part, name)) for name in part.plan.memories}
     pins = dict(CLOCKED)
     for k in range(len(part.inputs)):
         pins |= _pins("in", k, input_signal(part, k))

@@ -95,7 +95,7 @@ def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
     write_vectors(design, codes, folder)
     make_folder(folder / BENCH)
     samples = len(next(iter(codes.values())))
-    bench = testbench_files(design.top, design.ports, samples, design.interval)
+    bench = testbench_files(design.top, design.ports, samples, design.interval, design.memories)
     for name, text in bench.items():
         write_text(folder / BENCH / name, text)
 

@@ -26,7 +26,7 @@ from chop.nn.integer import Constant, Decode, Encode
 Value = Wire | Fixed
 WHERE = "hardware"
 TAKEN = re.compile(
-    r"(clk|violated|(.*_)?(in|out|branch|fork|constant|part|buffer|upsize|downsize|data|valid|ready"
+    r"(clk|violated|FOLDER|(.*_)?(in|out|branch|fork|constant|part|buffer|upsize|downsize|data|valid|ready"
     r"|i|o)(_\d+)*)"
 )
 """Names that the signals of others could have: all are made of a node's name and such an end."""

@@ -115,12 +115,15 @@ def _elaborate(
 
 
 def _without_files(sources: Sequence[Path], files: Iterable[str], work: Path) -> list[Path]:
-    """Sources whose modules do not differ by the files of read-only memories alone."""
+    """Sources whose modules do not differ by the files of read-only memories alone.
+
+    The files are in the folder of the project: the default of the top module's parameter.
+    """
     found = []
     for source in sources:
         text = changed = source.read_text()
         for file in files:
-            changed = changed.replace(f'"{file}"', '""')
+            changed = changed.replace(f'"{file.removeprefix(".")}"', '""')
         if changed != text:
             source = work / source.name
             source.write_text(changed)

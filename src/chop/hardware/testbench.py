@@ -15,7 +15,7 @@ from chop.hardware.port import Port
 from chop.hardware.profiles import PROFILES, Profile
 from chop.hardware.templates import render
 from chop.hardware.tools import run, tool_path
-from chop.hardware.verilog import instance, sources
+from chop.hardware.verilog import FOLDER, FileIn, Name, instance, sources
 
 VECTORS = "vectors"
 """Folder of the beats that are sent and expected, `NAME.hex` for each port."""
@@ -36,6 +36,7 @@ def testbench(
     samples: int,
     timeout: int = IDLE_CYCLES,
     interval: int = 1,
+    memories: Sequence[str] = (),
 ) -> str:
     """Text of the module `testbench`.
 
@@ -48,12 +49,16 @@ def testbench(
         timeout: cycles without a beat after which it fails, beyond those of pauses.
         interval: of the design: cycles between two samples; stalls are as slow, and it also fails
             when samples take `SLOWEST` of them each.
+        memories: paths of the files that the module under test reads, if it has a parameter
+            `FOLDER` that they start in. The testbench has it, too, and names those that are not
+            there.
     """
     longest = max(profile.pause_cycles(interval) for profile in PROFILES)
     timeout += 10 * (interval + longest)
     is_endless = not any(port.is_input for port in ports)
     connections = {"clk_i": "clk", "rst_ni": "rst_n"}
     connections |= {signal: signal for port in ports for signal in port.signals}
+    parameters = {FOLDER: Name(FOLDER)} if memories else {}
     return render(
         "testbench.sv",
         top=top,
@@ -69,9 +74,11 @@ def testbench(
         drain=DRAIN_CYCLES,
         last=len(ports) - 1,
         ports=ports,
+        folder=FOLDER,
+        files=[*memories, *(f"{VECTORS}/{port.name}.hex" for port in ports)],
         moves=" || ".join("({1} && {2})".format(*port.signals) for port in ports),
         instances="\n".join(
-            [instance(top, "u_design", {}, connections)]
+            [instance(top, "u_design", parameters, connections)]
             + [
                 _source(port, number, samples)
                 if port.is_input
@@ -82,7 +89,13 @@ def testbench(
     )
 
 
-def testbench_files(top: str, ports: Sequence[Port], samples: int, interval: int) -> dict[str, str]:
+def testbench_files(
+    top: str,
+    ports: Sequence[Port],
+    samples: int,
+    interval: int,
+    memories: Sequence[str] = (),
+) -> dict[str, str]:
     """The testbench and the modules of the library that it is made of, by file name.
 
     Args:
@@ -90,8 +103,9 @@ def testbench_files(top: str, ports: Sequence[Port], samples: int, interval: int
         ports: its streams.
         samples: in the files of the folder `VECTORS`.
         interval: of the design: cycles between two samples.
+        memories: see `testbench`.
     """
-    text = testbench(top, ports, samples, interval=interval)
+    text = testbench(top, ports, samples, interval=interval, memories=memories)
     parts = {name: path.read_text() for name, path in sources(text).items()}
     return {"testbench.sv": text, **parts}
 
@@ -130,7 +144,7 @@ def _end(
     wires: Mapping[str, str],
 ) -> str:
     """What a source and a sink share."""
-    file = {"FILE": f"{VECTORS}/{port.name}.hex"}
+    file = {"FILE": FileIn(f"{VECTORS}/{port.name}.hex")}
     counts = {"BEATS": samples * port.beats, "STREAM": number}
     clocked = {"clk_i": "clk", "rst_ni": "rst_n", "seed_i": "seed", "done_o": f"done[{number}]"}
     pauses = {"pause_every_i": "pause_every", "pause_cycles_i": "pause_cycles"}

@@ -10,17 +10,33 @@ from chop.hardware.plan import RTL
 
 WIDEST_INT = 31
 """Bits of the magnitude of a `parameter int`."""
+FOLDER = "FOLDER"
+"""Parameter of a module: the folder that the paths of its memories start in."""
+
+
+class FileIn(str):
+    """Path of a file in the folder that the parameter `FOLDER` names."""
+
+    __slots__ = ()
+
+
+class Name(str):
+    """Name of a parameter of the module around."""
+
+    __slots__ = ()
 
 
 def literal(value: int | str) -> str:
     """A parameter's value: a string, a decimal number, or a signed 64-bit one beyond 32 bits.
 
-    >>> literal(-5), literal(2**40), literal("a.hex")
-    ('-5', "64'sd1099511627776", '"a.hex"')
+    >>> literal(-5), literal(2**40), literal("a.hex"), literal(FileIn("a.hex"))
+    ('-5', "64'sd1099511627776", '"a.hex"', '{FOLDER, "/a.hex"}')
     """
+    if isinstance(value, Name):
+        return value
     if isinstance(value, str):
         assert re.fullmatch(r"[\w./-]+", value), value
-        return f'"{value}"'
+        return f'{{{FOLDER}, "/{value}"}}' if isinstance(value, FileIn) else f'"{value}"'
     sign = "-" if value < 0 else ""
     size = "" if abs(value) < 2**WIDEST_INT else "64'sd"
     return f"{sign}{size}{abs(value)}"

@@ -1,7 +1,7 @@
 // Read-only memory with synchronous read: data_o is the word at addr_i of the last clock edge at
 // which en_i was high.
 //
-// memory  DEPTH words of W bits, read from FILE by $readmemh
+// memory  DEPTH words of W bits, read from FILE by $readmemh; all zeros where FILE is ""
 module chop_rom #(
   parameter int W     = 8,
   parameter int DEPTH = 16,
@@ -15,7 +15,11 @@ module chop_rom #(
 );
   logic [W-1:0] memory [0:DEPTH-1];
 
-  initial $readmemh(FILE, memory);
+  if (FILE == "") begin : g_zeros
+    initial for (int i = 0; i < DEPTH; i++) memory[i] = '0;
+  end else begin : g_file
+    initial $readmemh(FILE, memory);
+  end
 
   always_ff @(posedge clk_i) begin
     if (en_i) data_o <= memory[addr_i];
