@@ -15,8 +15,18 @@ from chop.errors import CheckpointError, ConfigError
 from chop.files import atomic_folder, write_text
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
+from chop.hardware.devices import RESOURCES as COUNTED
+from chop.hardware.devices import parse_device
 from chop.hardware.emit import emit as emit_design
-from chop.hardware.emitted import KIND, check_emitted, shown_step, verify, write_circuit
+from chop.hardware.emitted import (
+    KIND,
+    check_emitted,
+    shown_step,
+    verify,
+    write_circuit,
+    write_folds,
+)
+from chop.hardware.fold import Folding, fold_for
 from chop.hardware.project import project_of
 from chop.hardware.synth import RESOURCES, synthesize
 from chop.hardware.tools import VERSIONS, tool_path
@@ -82,8 +92,12 @@ def _check_folder(out: Path) -> None:
 
 def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
     folder, lowering = output.folder, lower_workload(workload, config, config.samples or ALL_ROWS)
+    folding = _folding(config, lowering, folder)
     with shown_step("emitting SystemVerilog"):
-        design = emit_design(lowering.integer, config.fold)
+        if folding is None:
+            design = emit_design(lowering.integer, config.fold)
+        else:
+            design = emit_design(lowering.integer, folding.fold, folds=folding.folds)
         project, codes = project_of(design), _write(design, lowering, folder)
     found = verify(
         folder, project, codes, checks(lowering.rows, config.icarus_samples, config.seed)
@@ -106,6 +120,7 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
         "verification": [asdict(row) for row in found],
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
+        "device": _taken(config, folding),
     }
     title = f"{workload.title} in {result['format']}"
     written = [path for path in folder.rglob("*") if path.is_file()]
@@ -124,6 +139,25 @@ EMIT = Job(
     load_checked,
     lambda config: f"nothing was written to {config.out}/; the same command starts again.",
 )
+
+
+def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | None:
+    """The folds for a device, written into the folder."""
+    if config.device is None:
+        return None
+    with shown_step(f"folding for {config.device}"):
+        folding = fold_for(lowering.integer, parse_device(config.device))
+    write_folds(folding, folder)
+    return folding
+
+
+def _taken(config: EmitConfig, folding: Folding | None) -> list[dict[str, Any]]:
+    """What is taken of each resource of the device, estimated."""
+    if folding is None or config.device is None:
+        return []
+    device = parse_device(config.device)
+    rows = [(name, getattr(folding.usage, name), getattr(device, name)) for name in COUNTED]
+    return [{"resource": name, "estimated": taken, "there": there} for name, taken, there in rows]
 
 
 def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
@@ -148,6 +182,9 @@ def _blocks(title: str, result: Mapping[str, Any]) -> list[Block]:
     if result["resources"]:
         blocks += [Heading("Resources"), Note(RESOURCES, is_printed=False)]
         blocks += [Table("", result["resources"], is_printed=False)]
+    if result["device"]:
+        blocks += [Heading(f"Estimated for {result['config']['device']}")]
+        blocks += [Table("", result["device"])]
     return [*blocks, Heading("Components"), Table("", result["components"], is_printed=False)]
 
 

@@ -87,9 +87,7 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     has_memories = any(part.plan.memories for part in netlist.instances)
     lines = [f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n"]
     if has_memories:
-        lines.append(
-            f"// The files of memories are in {FOLDER}, the project's folder.\n"
-        )
+        lines.append(f"// The files of memories are in {FOLDER}, the project's folder.\n")
     parameter = f' #(\n  parameter {FOLDER} = "."\n)' if has_memories else ""
     lines.append(f"module {top}{parameter} (\n  " + ",\n  ".join(head) + "\n);\n")
     for name, bits in connections.streams:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from chop.errors import ConfigError
 from chop.hardware.design import Design, design_of
 from chop.hardware.integer_form import integer_form
@@ -15,20 +17,23 @@ UNFOLDED = 2**62
 """A fold that every operator reaches with one lane."""
 
 
-def emit(mg: MaseGraph, fold: int = 0, top: str = TOP) -> Design:
+def emit(
+    mg: MaseGraph, fold: int = 0, top: str = TOP, folds: Mapping[str, int] | None = None
+) -> Design:
     """The circuit of a graph.
 
     Args:
         mg: a graph of integers, or a quantized one, which is lowered.
         fold: see `chop.hardware.settings.EmitSettings`.
         top: name of the top module.
+        folds: the same of single nodes, by name, as `chop.hardware.fold` chooses them.
     Raises:
         ConfigError: it has no integer form, operators have no circuit, or the fold is below 0.
     """
     if fold < 0:
         raise ConfigError(f"fold: expected 0 or more cycles, got {fold}.")
     integer = integer_form(mg)
-    return design_of(netlist(integer, fold or default_fold(integer)), top)
+    return design_of(netlist(integer, fold or default_fold(integer), folds), top)
 
 
 def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:

@@ -13,10 +13,13 @@ from rich import get_console
 
 from chop import runs
 from chop.errors import CheckpointError, ChopError, VerificationError
-from chop.files import make_folder, write_text
+from chop.files import make_folder, write_json, write_text
+from chop.files.documents import read_json
 from chop.files.temporary import owner_mark, remove_orphans
 from chop.hardware.design import Design
+from chop.hardware.emit import UNFOLDED
 from chop.hardware.emit import emit as emit_design
+from chop.hardware.fold import Folding
 from chop.hardware.harness import verilate
 from chop.hardware.project import DESIGN, Project, project_of, write_design
 from chop.hardware.testbench import VECTORS, testbench_files
@@ -33,6 +36,8 @@ INPUTS = "inputs."
 MEASURED = ("equal", "cycles", "interval", "planned")
 """What a simulation finds again, whatever the version of the simulator."""
 BENCH = "testbench"
+FOLDS = "folds.json"
+"""Of a circuit that was folded for a device: cycles of each node, and of the others."""
 FOLDERS = ("rtl", "memory", VECTORS, BENCH)
 
 
@@ -133,13 +138,41 @@ def _circuit_files(folder: Path) -> set[str]:
 
 
 def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Design:
-    fold = manifest.settings.get("fold")
+    fold, folds = manifest.settings.get("fold"), None
     if not isinstance(fold, int):
         raise VerificationError(f"the manifest of '{folder}' has no number of cycles, 'fold'.")
     try:
-        return emit_design(mg, fold)
+        if manifest.settings.get("device"):
+            fold, folds = read_folds(folder)
+        return emit_design(mg, fold, folds=folds)
     except ChopError as error:
         raise VerificationError(f"the model of '{folder}' has no circuit: {error}") from None
+
+
+def write_folds(folding: Folding, folder: Path) -> None:
+    """Writes `FOLDS`.
+
+    Raises:
+        WriteError: the disk is full or read-only.
+    """
+    write_json(folder / FOLDS, {"fold": folding.fold, "folds": dict(folding.folds)})
+
+
+def read_folds(folder: Path) -> tuple[int, dict[str, int]]:
+    """Cycles of nodes without a choice, and by name those of the others, of `FOLDS`.
+
+    Raises:
+        VerificationError: it cannot be read, or has something else than cycles.
+    """
+    try:
+        found = read_json(folder / FOLDS)
+        fold, folds = found["fold"], found["folds"]
+        numbers = [fold, *folds.values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise VerificationError(f"'{folder / FOLDS}' cannot be read: {error}") from None
+    if not all(isinstance(number, int) and 0 < number <= UNFOLDED for number in numbers):
+        raise VerificationError(f"'{folder / FOLDS}' has something else than numbers of cycles.")
+    return fold, folds
 
 
 def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:

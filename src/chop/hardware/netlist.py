@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,11 +85,13 @@ class Boundary:
         name: of the port.
         node: of the graph whose codes travel through it.
         wire: inside.
+        choices: lanes that it may have.
     """
 
     name: str
     node: str
     wire: Wire
+    choices: Sequence[int] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +118,18 @@ class Netlist:
         )
 
 
-def netlist(mg: MaseGraph, fold: int) -> Netlist:
+def netlist(mg: MaseGraph, fold: int, folds: Mapping[str, int] | None = None) -> Netlist:
     """The circuit of an integer graph.
 
     Args:
         mg: the graph, of `lower_to_integer_transform_pass`.
         fold: most cycles that an operator may take for a sample.
+        folds: the same of single nodes, by name; the lanes of these do not depend on those of their
+            producers.
     Raises:
         ConfigError: operators, or the order in which their codes travel, have no circuit.
     """
-    return _Builder(mg, fold).run()
+    return _Builder(mg, fold, folds or {}).run()
 
 
 def signal_names(nodes: Sequence[str]) -> dict[str, str]:
@@ -149,8 +153,8 @@ def signal_names(nodes: Sequence[str]) -> dict[str, str]:
 
 
 class _Builder:
-    def __init__(self, mg: MaseGraph, fold: int) -> None:
-        self.mg, self.fold = mg, fold
+    def __init__(self, mg: MaseGraph, fold: int, folds: Mapping[str, int]) -> None:
+        self.mg, self.fold, self.folds = mg, fold, folds
         self.names = signal_names([node.name for node in mg.nodes])
         self.values: dict[fx.Node, Value] = {}
         self.instances: list[Instance] = []
@@ -222,7 +226,7 @@ class _Builder:
 
     def _encode(self, node: fx.Node, encode: Encode) -> None:
         (source,) = node.all_input_nodes
-        shape = self._shape(node)[1:]
+        shape, fold = self._shape(node)[1:], self.folds.get(node.name, self.fold)
         stream = Stream.in_order(shape, encode.out)
         readers = [type(self.mg.module_of(user)) for user in node.users]
         rows = [row for kind, row in COMPONENTS.items() if kind in readers]
@@ -235,14 +239,13 @@ class _Builder:
         if spatial:
             channels_last = torch.arange(stream.size).view(*shape[-spatial:], shape[0])
             stream = replace(stream, positions=channels_last.movedim(-1, 0).contiguous())
-            lanes = [n for n in divisors(shape[0]) if stream.size <= n * self.fold]
-            stream = stream.with_lanes(lanes[0] if lanes else shape[0])
-        else:
-            stream = stream.with_lanes(fewest_lanes(stream.size, self.fold))
+        choices = divisors(shape[0] if spatial else stream.size)
+        reaching = (n for n in choices if stream.size <= n * fold)
+        stream = stream.with_lanes(next(reaching, choices[-1]))
         alone = sum(self._is(user, Encode) for user in source.users) == 1
         name = self.names[source.name if alone else node.name]
         wire = Wire(self.names[node.name], stream)
-        self.inputs.append(Boundary(name, node.name, wire))
+        self.inputs.append(Boundary(name, node.name, wire, choices))
         self.values[node] = wire
 
     def _decode(self, node: fx.Node) -> None:
@@ -253,8 +256,12 @@ class _Builder:
 
     def _operate(self, node: fx.Node, operator: nn.Module) -> Wire:
         streams = self._streams(node, operator)
-        site = Site(operator, [wire.stream for wire in streams], self.fold)
-        row = COMPONENTS[type(operator)]
+        row, given = COMPONENTS[type(operator)], [wire.stream for wire in streams]
+        fold = self.folds.get(node.name)
+        if fold is None:
+            site = Site(operator, given, self.fold)
+        else:
+            site = Site(operator, [stream.with_lanes(1) for stream in given], fold)
         kind, plan = type(operator).__name__, row.plan(site)
         made = Instance(
             self.names[node.name],

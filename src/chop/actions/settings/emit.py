@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from chop.actions.settings.lower import LoweringConfig
 from chop.config import MORE
+from chop.errors import ConfigError
 from chop.workloads.settings import Ranges
 
 
@@ -18,6 +19,9 @@ class EmitConfig(LoweringConfig):
     Attributes:
         fold: most cycles that a component may take for a sample: the products that one multiplier
             computes. Fewer cycles take more multipliers. 0 chooses a fold of about 256 of them.
+        device: chooses the cycles of each component for a device, the fastest design first, then
+            the smallest: ecp5-85, ecp5-45, ice40-hx8k or xc7a100t, or what there is, as in
+            lut=20000,dsp=40,bram=50. What is taken is estimated. Default: none, one fold for all.
         samples: number of test rows that are simulated, under each profile of stalls. Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
@@ -38,8 +42,18 @@ class EmitConfig(LoweringConfig):
 
     out: Path = Path("runs/emit")
     fold: int = 0
+    device: str | None = None
     samples: int | None = None
     icarus_samples: int = field(default=2, metadata=MORE)
     synthesis: bool = True
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
+
+    def __post_init__(self) -> None:
+        from chop.hardware.devices import parse_device
+
+        super().__post_init__()
+        if self.device is not None:
+            parse_device(self.device)
+            if self.fold:
+                raise ConfigError("fold: device chooses the folds; give one of them.")

@@ -1,0 +1,149 @@
+"""Devices that a design may have to fit: how much of each resource they have.
+
+Numbers are those of public data sheets: Lattice, "ECP5 and ECP5-5G Family Data Sheet"
+(FPGA-DS-02012), table 1.1, of which nextpnr counts 83,640 and 43,848 lookup tables on the two
+devices; Lattice, "iCE40 LP/HX Family Data Sheet" (FPGA-DS-02029), table 1.1; Xilinx, "7 Series
+FPGAs Overview" (DS180), table "Artix-7".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from chop.errors import ConfigError, did_you_mean
+
+Resource = Literal["lut", "ff", "dsp", "bram"]
+RESOURCES: tuple[Resource, ...] = ("lut", "ff", "dsp", "bram")
+"""Lookup tables, flip-flops, multipliers and block memories."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the parts of a device can do.
+
+    Attributes:
+        dsp_widths: of a signed multiplier, in bits.
+        least_product: products of fewer bits are made of lookup tables.
+        block_shapes: words of a block memory, by their width in bits.
+        least_rom: bits that a read-only memory has to fill of each block; smaller ones are made
+            of lookup tables.
+        least_ram: the same of a memory that is written to.
+        table_words: that one lookup table stores of one bit.
+        ram_bits: of a small memory that lookup tables make together: words, width and how many of
+            them it takes; None where lookup tables cannot be written to.
+        logic: lookup tables in the place of one of 6 inputs, on average.
+        absorbs_products: multipliers have the registers of their products: Yosys 0.23 finds those
+            of DSP48 alone.
+    """
+
+    dsp_widths: tuple[int, int]
+    least_product: int
+    block_shapes: Mapping[int, int]
+    least_rom: int
+    least_ram: int
+    table_words: int
+    ram_bits: tuple[int, int, int] | None
+    logic: float
+    absorbs_products: bool
+
+
+XC7 = Family(
+    (25, 18),
+    9,
+    MappingProxyType({1: 16384, 2: 8192, 4: 4096, 9: 2048, 18: 1024, 36: 512}),
+    36 * 512 // 2,
+    2048,
+    64,
+    (32, 6, 4),
+    1.0,
+    True,
+)
+"""7-series of Xilinx; block memories are those of 18 Kbit."""
+ECP5 = Family(
+    (18, 18),
+    4,
+    MappingProxyType({1: 16384, 2: 8192, 4: 4096, 9: 2048, 18: 1024, 36: 512}),
+    2048,
+    2048,
+    16,
+    (16, 4, 4),
+    1.6,
+    False,
+)
+ICE40 = Family(
+    (0, 0), 0, MappingProxyType({2: 2048, 4: 1024, 8: 512, 16: 256}), 1024, 0, 16, None, 1.6, False
+)
+"""HX and LP: without multipliers."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a design may take.
+
+    Attributes:
+        name: as it is typed.
+        lut: lookup tables, of 6 inputs in the family XC7, else of 4.
+        ff: flip-flops.
+        dsp: multipliers.
+        bram: block memories.
+        family: what these can do.
+    """
+
+    name: str
+    lut: int
+    ff: int
+    dsp: int
+    bram: int
+    family: Family = field(default=XC7, repr=False)
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("ice40-hx8k", 7_680, 7_680, 0, 32, ICE40),
+        Device("ecp5-45", 43_848, 43_848, 72, 108, ECP5),
+        Device("xc7a100t", 63_400, 126_800, 240, 270, XC7),
+        Device("ecp5-85", 83_640, 83_640, 156, 208, ECP5),
+    )
+}
+"""By name, the smallest first."""
+
+
+def parse_device(text: str) -> Device:
+    """A device by its name, or by what it has: `lut=..,dsp=..,bram=..`, and `ff=..`.
+
+    What has numbers alone is of the family XC7, with two flip-flops for each lookup table.
+
+    >>> parse_device("ecp5-85").dsp, parse_device("lut=1000,dsp=4,bram=2").ff
+    (156, 2000)
+
+    Raises:
+        ConfigError: there is no such device, or a number is missing or no number.
+    """
+    if text in DEVICES:
+        return DEVICES[text]
+    if "=" not in text:
+        raise ConfigError(
+            f"device: got '{text}': {did_you_mean(text, DEVICES)}; or what one has: "
+            "lut=20000,dsp=40,bram=50"
+        )
+    pairs = [part.partition("=") for part in text.split(",")]
+    given = {key.strip(): value.strip() for key, _, value in pairs}
+    wrong = [key for key, value in given.items() if key not in RESOURCES or not _counts(value)]
+    missing = [name for name in ("lut", "dsp", "bram") if name not in given]
+    if wrong or missing or len(pairs) != len(given):
+        raise ConfigError(
+            f"device: got '{text}': expected the numbers lut, dsp and bram, and ff if it is not "
+            "twice lut, as in lut=20000,dsp=40,bram=50"
+        )
+    counts = {key: int(value) for key, value in given.items()}
+    ff = counts.get("ff", 2 * counts["lut"])
+    return Device(text, counts["lut"], ff, counts["dsp"], counts["bram"])
+
+
+def _counts(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,9}", text) is not None

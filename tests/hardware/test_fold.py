@@ -1,0 +1,176 @@
+"""Folds for a device: the smallest interval that fits, then the smallest design."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.actions.emit import emit as emit_job
+from chop.actions.settings.emit import EmitConfig
+from chop.errors import ConfigError, VerificationError
+from chop.files import write_json
+from chop.hardware.devices import DEVICES, RESOURCES, Device, parse_device
+from chop.hardware.emit import emit
+from chop.hardware.emitted import check_emitted, read_folds
+from chop.hardware.estimate import design_usage
+from chop.hardware.fold import Foldable, Program, excess, fold_for
+from chop.hardware.integer_form import integer_form
+from chop.workloads.workload import Workload
+
+FIXED = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(4, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return self.out(h + torch.tanh(self.b(h)))
+
+
+LAYERS = ("linear", "relu")
+MODELS = {
+    "chain": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), (6,), LAYERS),
+    "residual": (Residual, (4,), (*LAYERS, "tanh", "add")),
+    "image": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU()),
+        (1, 4, 4),
+        ("conv2d", "relu"),
+    ),
+}
+
+
+def integers(name):
+    torch.manual_seed(0)
+    make, shape, kinds = MODELS[name]
+    model = make()
+    argument = "x" if name == "residual" else "input"
+    mg = MaseGraph(model, dummy_in={argument: torch.randn(3, *shape)})
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type"} | dict.fromkeys(kinds, FIXED))
+    return integer_form(quantized)
+
+
+def device(**counts):
+    return Device("own", **({"lut": 10**6, "ff": 10**6, "dsp": 10**3, "bram": 10**3} | counts))
+
+
+def brute_force(graph, interval):
+    """The least cost of the program by trying every choice."""
+    program, best = Program(graph, interval), None
+    budget = [getattr(graph.device, name) for name in RESOURCES]
+    for chosen in itertools.product(*program.options):
+        total = sum(
+            (torch.tensor(tuple(o.usage), dtype=torch.float64) for o in chosen),
+            torch.zeros(4, dtype=torch.float64),
+        )
+        links = [
+            program.link_usage(e, chosen[e.producer].sends, chosen[e.reader].reads[e.place])
+            for e in program.edges
+        ]
+        if any(link is None for link in links):
+            continue
+        total += sum(
+            (torch.tensor(tuple(u), dtype=torch.float64) for u in links),
+            torch.zeros(4, dtype=torch.float64),
+        )
+        if all(taken <= there for taken, there in zip(total.tolist(), budget, strict=True)):
+            cost = program.share(total.tolist())
+            best = cost if best is None else min(best, cost)
+    return best
+
+
+def cost_of(graph, interval, folds):
+    program = Program(graph, interval)
+    options = [graph.option(part, folds[part.node]) for part in graph.nodes]
+    total = [sum(x) for x in zip(*(o.usage for o in options), strict=True)]
+    for e in program.edges:
+        link = program.link_usage(e, options[e.producer].sends, options[e.reader].reads[e.place])
+        total = [a + b for a, b in zip(total, link, strict=True)]
+    return program.share(total)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("interval", [6, 24])
+@pytest.mark.parametrize("counts", [{}, {"dsp": 6}, {"lut": 700}], ids=["large", "dsp", "lut"])
+def test_the_program_finds_what_trying_every_choice_finds(name, interval, counts):
+    graph = Foldable(integers(name), device(**counts))
+    expected = brute_force(graph, interval) if all(Program(graph, interval).options) else None
+    folds = Program(graph, interval).solve(
+        tuple(getattr(graph.device, resource) for resource in RESOURCES)
+    )
+    assert (folds is None) == (expected is None)
+    if expected is not None:
+        assert cost_of(graph, interval, folds) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dsp", [4, 9, 40])
+def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, dsp):
+    mg, own = integers(name), device(dsp=dsp)
+    found = fold_for(mg, own)
+    assert not excess(found.usage, own)
+    design = emit(mg, found.fold, folds=found.folds)
+    assert design.interval == found.interval
+    for uniform in range(1, 60):
+        made = emit(mg, uniform)
+        if not excess(design_usage(made.netlist, made.connections), own):
+            assert found.interval <= 1.02 * made.interval + 1
+
+
+def test_what_does_not_fit_says_by_how_much_and_which_device_it_fits():
+    mg = integers("chain")
+    with pytest.raises(ConfigError, match=r"2 multipliers of 0; the smallest device .* ice40-hx8k"):
+        fold_for(mg, device(dsp=0))
+    with pytest.raises(ConfigError, match=r"lookup tables of 10\b"):
+        fold_for(mg, device(lut=10))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ecp5",
+        "lut=3",
+        "lut=1,dsp=2,bram=x",
+        "lut=1,dsp=2,bram=3,a=4",
+        "lut=1,lut=2,dsp=2,bram=3",
+        "",
+        "lut=-1,dsp=2,bram=3",
+    ],
+)
+def test_devices_that_there_are_not_are_refused(text):
+    with pytest.raises(ConfigError, match="device: got"):
+        parse_device(text)
+
+
+def test_devices_come_the_smallest_first():
+    sizes = [each.lut for each in DEVICES.values()]
+    assert sizes == sorted(sizes) and all(parse_device(n) is d for n, d in DEVICES.items())
+
+
+@pytest.mark.tools("verilator", "iverilog", "yosys")
+def test_an_emitted_circuit_keeps_its_folds(tmp_path):
+    torch.manual_seed(0)
+    x, labels = torch.randn(60, 6), torch.arange(60) % 3
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    workload = Workload.of(model, (x[:40], labels[:40]), (x[40:], labels[40:]), device="cpu")
+    config = EmitConfig(out=tmp_path / "out", device="lut=9000,dsp=9,bram=4", samples=2)
+    config = replace(config, synthesis=False, icarus_samples=0, force=True, calibration_rows=30)
+    found = emit_job(config, workload)
+    taken = {row["resource"]: row["estimated"] for row in found["device"]}
+    assert taken["dsp"] <= 9 and "Estimated for" in (tmp_path / "out" / "report.md").read_text()
+    assert len(check_emitted(tmp_path / "out")) == 4
+    write_json(tmp_path / "out" / "folds.json", {"fold": 0, "folds": {}})
+    with pytest.raises(VerificationError, match="folds.json"):
+        check_emitted(tmp_path / "out")
+    with pytest.raises(VerificationError, match="something else than numbers of cycles"):
+        read_folds(tmp_path / "out")
+
+
+def test_a_fold_and_a_device_are_not_given_together():
+    with pytest.raises(ConfigError, match="device chooses the folds"):
+        EmitConfig(device="ecp5-85", fold=3)
