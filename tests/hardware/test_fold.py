@@ -109,14 +109,14 @@ def test_the_program_finds_what_trying_every_choice_finds(name, interval, counts
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dsp", [4, 9, 40])
+@pytest.mark.parametrize("dsp", [4, 9])
 def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, dsp):
     mg, own = integers(name), device(dsp=dsp)
     found = fold_for(mg, own)
     assert not excess(found.usage, own)
     design = emit(mg, found.fold, folds=found.folds)
     assert design.interval == found.interval
-    for uniform in range(1, 60):
+    for uniform in (1, 2, 3, 4, 6, 8, 12, 24):
         made = emit(mg, uniform)
         if not excess(design_usage(made.netlist, made.connections), own):
             assert found.interval <= 1.02 * made.interval + 1
