@@ -23,12 +23,26 @@ def workload_config(folder: Path, given: Mapping[str, Any]) -> WorkloadConfig:
     Raises:
         CheckpointError: the folder holds no compressed model.
     """
-    settings, is_saved = compressed_run(folder)
-    if not is_saved:
-        raise CheckpointError(
-            f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "
-            "compress again with --keep-best."
-        )
+    if not compressed_run(folder)[1]:
+        raise no_model(folder)
+    return settings_of_run(folder, given)
+
+
+def no_model(folder: Path) -> CheckpointError:
+    """The error of a run that found no format."""
+    return CheckpointError(
+        f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "
+        "compress again with --keep-best."
+    )
+
+
+def settings_of_run(folder: Path, given: Mapping[str, Any]) -> WorkloadConfig:
+    """The same, whether the run saved a model or not.
+
+    Raises:
+        CheckpointError: the folder is of no run.
+    """
+    settings, _ = compressed_run(folder)
     known = {field.name for field in dataclasses.fields(WorkloadConfig)}
     chosen = {name: value for name, value in settings.items() if name in known}
     return WorkloadConfig(**{**chosen, **given})

@@ -17,6 +17,7 @@ EXTRAS = {
     "vllm-format": "chop export --to compressed-tensors",
     "qonnx": "chop export --to qonnx",
     "gguf": "chop export --to gguf",
+    "eval": "chop evaluate --tasks",
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",
     "timm": "models of timm and torchvision",

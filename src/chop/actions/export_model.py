@@ -84,7 +84,7 @@ def load_graph(config: ExportConfig) -> Loaded:
         UnavailableError: it is not there.
     """
     workload, why_no_rows = _workload(config)
-    checkpoint = _checkpoint(config.model)
+    checkpoint = checkpoint_of(config.model)
     if checkpoint is not None:
         source = MaseGraph.from_checkpoint(checkpoint)
     elif workload is not None:
@@ -138,7 +138,7 @@ def packed(mg: MaseGraph) -> MaseGraph:
     return passes.pack_transform_pass(mg, {"silent": True})[0]
 
 
-def _checkpoint(name: str) -> Path | None:
+def checkpoint_of(name: str) -> Path | None:
     """The checkpoint that a path names: of a run, or itself, with a suffix or not."""
     path = Path(name).expanduser().resolve()
     stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
@@ -163,7 +163,7 @@ def _workload_settings(config: ExportConfig) -> WorkloadConfig | None:
     run = path if path.is_dir() else path.parent
     if config.model in BUILTIN_MODELS:
         return WorkloadConfig(model=config.model, device="cpu", out=config.out, **given)
-    if _checkpoint(config.model) is not None:
+    if checkpoint_of(config.model) is not None:
         return _settings_of_run(run, given)
     if config.dataset is None:
         return None
@@ -201,6 +201,6 @@ def tokenizer_of(config: ExportConfig) -> Any:
 
 def is_gguf(name: str) -> bool:
     """Whether a model is a file of GGUF, or a folder with one."""
-    if name in BUILTIN_MODELS or _checkpoint(name) is not None:
+    if name in BUILTIN_MODELS or checkpoint_of(name) is not None:
         return False
     return gguf_file(place_of(str(Path(name).expanduser()))) is not None

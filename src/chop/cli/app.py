@@ -12,6 +12,7 @@ from chop.cli.command import AS_JSON, QUIET, VERBOSE
 from chop.cli.compress import COMPRESS, DEMO
 from chop.cli.doctor import DOCTOR
 from chop.cli.emit import EMIT
+from chop.cli.evaluate import EVALUATE
 from chop.cli.export import EXPORT
 from chop.cli.lower import LOWER
 from chop.cli.report import REPORT
@@ -32,6 +33,7 @@ class Commands(CommandGroup):
         "demo": DEMO,
         "doctor": DOCTOR,
         "emit": EMIT,
+        "evaluate": EVALUATE,
         "export": EXPORT,
         "lower": LOWER,
         "report": REPORT,

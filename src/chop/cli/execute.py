@@ -39,6 +39,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
         typer.echo("loading PyTorch and transformers ...", err=True)
     # Bars of other libraries would break ours; tqdm reads this where it is imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TQDM_DELAY", str(10**9))  # of those that are switched on by their code
     with contextlib.ExitStack() as stack:
         if flags["as_json"]:
             stack.enter_context(_stdout_to_stderr())

@@ -145,8 +145,7 @@ def kl_divergence(reference_NC: Tensor, other_NC: Tensor) -> float:  # noqa: N80
         reference_NC: logits.
         other_NC: logits, of the same shape. Where they are not finite the divergence is infinite.
     """
-    divergence = divergences(reference_NC, other_NC).sum().item() / len(reference_NC)
-    return max(divergence, 0.0) if divergence == divergence else float("inf")
+    return divergences(reference_NC, other_NC).mean().clamp(min=0).item()
 
 
 def divergences(reference_NC: Tensor, other_NC: Tensor) -> Tensor:  # noqa: N803 (shape suffix)
@@ -154,10 +153,15 @@ def divergences(reference_NC: Tensor, other_NC: Tensor) -> Tensor:  # noqa: N803
 
     Many answers over many classes are taken in parts: in double precision each takes several
     times the memory of its logits.
+
+    Args:
+        reference_NC: logits.
+        other_NC: logits, of the same shape. Where they are not finite the divergence is infinite.
     """
     part = max(1, DOUBLES // max(reference_NC[0].numel(), 1)) if len(reference_NC) else 1
     found = []
     for logits in zip(reference_NC.split(part), other_NC.split(part), strict=True):
         p, q = (x.double().log_softmax(-1) for x in logits)
         found.append(F.kl_div(q, p, reduction="none", log_target=True).sum(-1))
-    return torch.cat(found)
+    divergences = torch.cat(found)
+    return divergences.masked_fill(divergences.isnan(), math.inf)

@@ -1,0 +1,1 @@
+"""Evaluation job: a model judged on rows and by tasks of lm-eval, beside its float model."""

@@ -1,0 +1,147 @@
+"""`chop evaluate`: a model judged on rows and by tasks of lm-eval, beside its float model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from chop.actions.evaluate.models import Judged, load_judged
+from chop.actions.evaluate.results import Evaluation, report_of
+from chop.actions.evaluate.rows import measure_rows, result_of
+from chop.actions.evaluate.tasks import TaskScore, ask, read_tasks, scores_of
+from chop.actions.job import Job, Output, run_job
+from chop.actions.settings.evaluate import EvaluateConfig
+from chop.errors import ConfigError
+from chop.nn.quantized import QuantizedOperator
+from chop.report.report import Report, announce
+from chop.runs import Journal
+from chop.runs.interrupt import points_are_kept
+from chop.runs.progress import Stages
+from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.workload import Workload
+
+JOURNAL = "answers.jsonl"
+ROWS, TASK = "rows", "task"
+"""Kinds of stages, by how long they take."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Models, and what they are in the journal.
+
+    Attributes:
+        judged: the models.
+        own: identity of the model.
+        reference: identity of the float model; "" where there is none.
+        tasks: manager of the tasks of lm-eval; None where none are named.
+    """
+
+    judged: Judged
+    own: str
+    reference: str
+    tasks: Any
+
+
+def evaluate(config: EvaluateConfig) -> Evaluation:
+    """Judges a model on its rows, and by tasks of lm-eval where some are named.
+
+    Writes into `config.out`: `answers.jsonl` (each row and each answer as it is there; run again,
+    the job goes on from there), `table.md`, `result.json`, and beside a float model `kl.svg`, with
+    tasks `tasks.svg`.
+
+    Raises:
+        ConfigError: settings, model, data and tasks do not go together.
+        UnavailableError: a model, data or lm-eval are not there.
+        CheckpointError: the run in the folder saved no model.
+    """
+    return run_job(EVALUATE, config)
+
+
+def _load(config: EvaluateConfig, workload: Workload | None) -> Asked:
+    tasks = read_tasks(config) if config.tasks else None
+    judged = load_judged(config)
+    if config.tasks:
+        _check_can_be_asked(config, judged)
+    other = judged.reference
+    reference = "" if other is None else identity_of(other)
+    return Asked(judged, identity_of(judged.model), reference, tasks)
+
+
+def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
+    """Raises ConfigError where lm-eval cannot ask the model."""
+    from transformers import PreTrainedModel
+
+    task = judged.workload.task.name
+    if not judged.is_language:
+        raise ConfigError(
+            f"tasks: lm-eval asks language models to continue texts, and '{config.model}' is one "
+            f"for {task}: without --tasks it is judged on its rows."
+        )
+    if not isinstance(judged.model, PreTrainedModel):
+        raise ConfigError(
+            f"tasks: lm-eval asks models of transformers, and '{config.model}' is a "
+            f"{type(judged.model).__name__}: without --tasks it is judged on its rows."
+        )
+
+
+def identity_of(model: nn.Module) -> str:
+    """Text that is another where weights, modules or formats are."""
+    parts = [
+        f"{path} {type(module).__name__} "
+        f"{module.spec if isinstance(module, QuantizedOperator) else ''}"
+        for path, module in model.named_modules()
+    ]
+    digest = hashlib.sha256("\n".join([fingerprint_of_weights(model), *parts]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Evaluation]:
+    judged, journal = asked.judged, Journal(output.folder / JOURNAL)
+    rows = judged.workload.test
+    rows = rows if config.limit is None else rows.spread(config.limit)
+    models = 1 if judged.reference is None else 2
+    announce(config.model, f"judging {', '.join(['rows', *config.tasks])}")
+    identity = {
+        "rows": fingerprint_of_rows(rows),
+        "task": judged.workload.task.name,
+        "metric": judged.workload.task.metric.name,
+        "model": asked.own,
+        "reference": asked.reference,
+    }
+    with Stages([ROWS] + [TASK] * models * len(config.tasks)) as stages:
+        with stages.stage(ROWS, f"{len(rows)} rows") as advance:
+            kept = measure_rows(judged, rows, config.batch_size, journal, identity, advance)
+        scores = [
+            score
+            for task in config.tasks
+            for score in _scores(task, config, asked, journal, stages)
+        ]
+    workload = judged.workload
+    found = result_of(kept, workload.task)
+    names = config.model, judged.reference_name, workload.dataset
+    divergences = [apart for columns in kept for apart in columns.get("kl", ())]
+    return report_of(Evaluation(*names, found, tuple(scores)), divergences, workload)
+
+
+def _scores(
+    task: str, config: EvaluateConfig, asked: Asked, journal: Journal, stages: Stages
+) -> list[TaskScore]:
+    judged = asked.judged
+
+    def answers(model: nn.Module, identity: str, who: str) -> Mapping[str, Any]:
+        key = {"model": identity, "tokenizer": type(judged.tokenizer).__name__}
+        with stages.stage(TASK, f"{task}, {who}") as advance:
+            how = (config, asked.tasks, journal, key, advance)
+            return ask(model, judged.tokenizer, task, *how)
+
+    own = answers(judged.model, asked.own, "model")
+    if judged.reference is None:
+        return scores_of(own, None)
+    return scores_of(own, answers(judged.reference, asked.reference, "float model"))
+
+
+EVALUATE = Job("evaluate", _evaluate, _load, lambda config: points_are_kept(config.out / JOURNAL))

@@ -1,0 +1,173 @@
+"""Models of an evaluation: the one that is judged, its float model, and their data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.actions.compressed_run import compressed_run, no_model, settings_of_run
+from chop.actions.export_model import CHECKPOINT, checkpoint_of
+from chop.actions.settings.evaluate import EvaluateConfig
+from chop.data.tokenizer import get_tokenizer
+from chop.errors import CheckpointError, ConfigError, UnavailableError
+from chop.ir.graph import MaseGraph
+from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
+from chop.train import VALIDATION_SHARE, load_trained
+from chop.train.model_io import read_output
+from chop.workloads.checkpoint import AUTO_TASKS
+from chop.workloads.probe import check_weights
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import Workload, load_workload
+
+STORIES = "stories"
+LANGUAGE = "causal-lm"
+"""The task of models that continue texts."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model with what it is judged by.
+
+    Attributes:
+        model: in evaluation mode, in its original class where it is a language model.
+        reference: the float model that it is compared with; None where none is known.
+        reference_name: as it was given, or as the run has it.
+        workload: rows and task.
+        tokenizer: of a language model; else None.
+    """
+
+    model: nn.Module
+    reference: nn.Module | None
+    reference_name: str
+    workload: Workload
+    tokenizer: Any
+
+    @property
+    def is_language(self) -> bool:
+        """Whether it continues texts."""
+        return self.workload.task.name == LANGUAGE
+
+
+def load_judged(config: EvaluateConfig) -> Judged:
+    """The models that the settings name, on one device.
+
+    Raises:
+        ConfigError: no data are known, or the two models answer in other classes or tokens.
+        UnavailableError: a model, its data or its tokenizer is not there.
+        CheckpointError: the run in the folder saved no model.
+    """
+    run, checkpoint = _run_of(config.model), checkpoint_of(config.model)
+    settings = _settings(config, run, checkpoint)
+    workload = load_workload(settings)
+    check_weights(workload.model)
+    is_language = workload.task.name == LANGUAGE
+    model = workload.model
+    if checkpoint is not None:
+        graph = MaseGraph.from_checkpoint(checkpoint)
+        model = graph.to_module(like=model) if is_language else graph.model
+    elif run is not None:
+        model = _named(str(_folder_of(run)), workload)
+    reference, name = _reference(config, settings, workload, model)
+    tokenizer = get_tokenizer(settings.tokenizer or settings.model) if is_language else None
+    judged = Judged(model.to(workload.device).eval(), reference, name, workload, tokenizer)
+    _check_comparable(config, judged)
+    return judged
+
+
+def _run_of(name: str) -> Path | None:
+    """The output folder of `chop compress` that a path is, or whose model for transformers it is.
+
+    A built-in model wins over a folder of its name.
+    """
+    path = Path(name).expanduser().resolve()
+    places = [path] if path.name != CHECKPOINT else [path, path.parent]
+    for place in [] if name in BUILTIN_MODELS else places:
+        try:
+            compressed_run(place)
+        except CheckpointError:
+            continue
+        return place
+    return None
+
+
+def _folder_of(run: Path) -> Path:
+    """The folder for transformers, which runs by block have in the place of a checkpoint."""
+    folder = run / CHECKPOINT
+    if not (folder / "config.json").is_file():
+        raise no_model(run)
+    return folder
+
+
+def _settings(config: EvaluateConfig, run: Path | None, checkpoint: Path | None) -> WorkloadConfig:
+    """Model and data that rows are read by."""
+    names = ("dataset", "max_length", "stride", "tokenizer", "device")
+    given = {name: value for name in names if (value := getattr(config, name)) is not None}
+    if run is not None:
+        # What was fine-tuned before a run is kept in its folder.
+        return settings_of_run(run, {**given, "out": run})
+    base = config.model if checkpoint is None else config.reference
+    if base is None:
+        raise ConfigError(
+            f"'{config.model}' is a checkpoint of a graph, without data: give --reference "
+            "FLOAT_MODEL, whose rows and tokenizer it is judged with."
+        )
+    if config.dataset is None and base not in BUILTIN_MODELS and _continues_texts(base):
+        given["dataset"] = STORIES
+    return WorkloadConfig(model=base, out=config.out, **given)
+
+
+def _continues_texts(name: str) -> bool:
+    architectures = [] if is_own(name) else read_config(name).architectures or []
+    return any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in architectures)
+
+
+def _named(name: str, workload: Workload) -> nn.Module:
+    if name in BUILTIN_MODELS:
+        return load_trained(name, progress=True, held_out=VALIDATION_SHARE)
+    return load_model(name, task=None if is_own(name) else AUTO_TASKS.get(workload.task.name))
+
+
+def _reference(
+    config: EvaluateConfig, settings: WorkloadConfig, workload: Workload, model: nn.Module
+) -> tuple[nn.Module | None, str]:
+    """The float model on the device, and its name."""
+    if config.reference in (None, settings.model):
+        own = None if model is workload.model else workload.model
+        if own is None and config.reference is not None:
+            raise ConfigError(f"reference: '{config.reference}' is the model itself.")
+        return own, "" if own is None else settings.model
+    assert config.reference is not None
+    found = _named(config.reference, workload)
+    check_weights(found)
+    return found.to(workload.device).eval(), config.reference
+
+
+@torch.inference_mode()
+def _check_comparable(config: EvaluateConfig, judged: Judged) -> None:
+    """Raises ConfigError where both models answer rows in other classes or tokens."""
+    if judged.reference is None:
+        return
+    example = judged.workload.example()
+    ours, theirs = (
+        read_output(model(**example))[1].shape for model in (judged.model, judged.reference)
+    )
+    if ours != theirs:
+        raise ConfigError(
+            f"reference: '{judged.reference_name}' answers three rows with {tuple(theirs)} "
+            f"numbers, '{config.model}' with {tuple(ours)}: expected the float model that it was."
+        )
+    if config.reference is None or judged.tokenizer is None:
+        return
+    try:
+        other = get_tokenizer(config.reference)
+    except UnavailableError:  # a folder with a model alone
+        return
+    if other.get_vocab() != judged.tokenizer.get_vocab():
+        raise ConfigError(
+            f"reference: '{config.reference}' has other tokens than '{config.model}': expected "
+            "the float model that it was."
+        )

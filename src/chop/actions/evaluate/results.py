@@ -1,0 +1,173 @@
+"""Results of an evaluation: tables, sentences and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chop.actions.evaluate.rows import Measured, RowResult
+from chop.actions.evaluate.tasks import TaskScore
+from chop.files import write_json
+from chop.report.evaluation_plots import Bar, plot_divergences, plot_scores
+from chop.report.report import Block, Cell, Note, Report, Table, Writer, figure
+from chop.train.intervals import format_cell
+from chop.train.tasks import CLASSIFICATION
+from chop.workloads.settings import short_name
+from chop.workloads.workload import Workload
+
+SHARES = CLASSIFICATION.metric
+"""Prints shares of answers."""
+NO_FILTER = "none"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model as it was judged.
+
+    Attributes:
+        model: as it was given.
+        reference: the float model; "" where none is known.
+        dataset: of the rows.
+        rows: the model on its rows.
+        tasks: metrics of the tasks of lm-eval.
+    """
+
+    model: str
+    reference: str
+    dataset: str
+    rows: RowResult
+    tasks: tuple[TaskScore, ...]
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The table of the manifest: the rows, and each metric of each task."""
+        return [asdict(self.rows), *(asdict(score) for score in self.tasks)]
+
+
+def report_of(
+    found: Evaluation, divergences: Sequence[float], workload: Workload
+) -> Report[Evaluation]:
+    """Tables in `table.md`, figures `kl.svg` and `tasks.svg`.
+
+    Args:
+        found: the numbers.
+        divergences: of each answer from the float model's.
+        workload: its task says how the metric is printed.
+    """
+    title = f"{short_name(found.model)} on {short_name(found.dataset)}"
+    figures: dict[str, Writer] = {}
+    if divergences:
+        figures["kl.svg"] = figure(plot_divergences, divergences, title)
+    if bars := _bars(found.tasks):
+        figures["tasks.svg"] = figure(plot_scores, bars, f"{short_name(found.model)}: tasks")
+    blocks = [*_row_blocks(title, found, workload), *_task_blocks(found)]
+    return Report(
+        title,
+        {"table.md": blocks},
+        found,
+        found.numbers(),
+        figures=figures,
+        files={"result.json": lambda path: write_json(path, asdict(found))},
+        result_file="",
+    )
+
+
+def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block]:
+    rows, metric = found.rows, workload.task.metric
+
+    def named(name: str, score: Measured) -> dict[str, Any]:
+        return {
+            "model": name,
+            metric.title: Cell(score.value, format_cell(score.value, score.interval, metric)),
+        }
+
+    table = [named(short_name(found.model), rows.own)]
+    if rows.reference is not None:
+        table.insert(0, named(f"float: {short_name(found.reference)}", rows.reference))
+    if rows.kl is not None and rows.same is not None and rows.flips is not None:
+        table[1] |= {
+            "KL divergence": _nats(rows.kl),
+            "same answer": _share(rows.same),
+            "flips": _share(rows.flips),
+            "right to wrong": rows.lost,
+            "wrong to right": rows.won,
+        }
+        table[0] |= dict.fromkeys(list(table[1])[2:], "")
+    return [Table(title, table), Note(_about_rows(found, workload))]
+
+
+def _about_rows(found: Evaluation, workload: Workload) -> str:
+    rows = found.rows
+    said = [f"{rows.rows:,} test rows with {rows.answers:,} answers; intervals at 95 %, over rows."]
+    if rows.kl is not None:
+        said.append(
+            "KL divergence: from the float model's distribution, mean in nats of an answer. Same "
+            "answer: as the float model's. Flips: answers that change from right to wrong or from "
+            "wrong to right."
+        )
+    elif rows.reference is not None:
+        said.append(f"Answers of task '{workload.task.name}' are numbers, which do not flip.")
+    else:
+        said.append(
+            "Beside a float model (--reference FLOAT_MODEL) KL divergence and flips are measured, "
+            "too."
+        )
+    return " ".join(said)
+
+
+def _task_blocks(found: Evaluation) -> list[Block]:
+    if not found.tasks:
+        return []
+    table = [_task_row(score, has_reference=bool(found.reference)) for score in found.tasks]
+    about = "Numbers and standard errors (±) are lm-eval's."
+    if found.reference:
+        about += " Flips: questions whose answer changes between right and wrong, of all; 95 %."
+    return [Table(f"{short_name(found.model)}: tasks of lm-eval", table), Note(about)]
+
+
+def _task_row(score: TaskScore, has_reference: bool) -> dict[str, Any]:
+    chosen = "" if score.filter == NO_FILTER else f" ({score.filter})"
+    row: dict[str, Any] = {
+        "task": score.task,
+        "metric": f"{score.metric}{chosen}",
+        "questions": score.questions or "",
+    }
+    own = _with_error(score.own, score.stderr)
+    if not has_reference:
+        return {**row, "model": own}
+    return {
+        **row,
+        "float": _with_error(score.reference, score.reference_stderr),
+        "model": own,
+        "flips": "" if score.flips is None else _share(score.flips),
+        "right to wrong": "" if score.lost is None else score.lost,
+        "wrong to right": "" if score.won is None else score.won,
+    }
+
+
+def _with_error(value: float | None, error: float | None) -> Cell | str:
+    if value is None:
+        return ""
+    return Cell(value, f"{value:.4g}" + ("" if error is None else f" ± {error:.2g}"))
+
+
+def _share(found: Measured) -> Cell:
+    return Cell(found.value, format_cell(found.value, found.interval, SHARES))
+
+
+def _nats(found: Measured) -> Cell:
+    ends = "" if found.interval is None else " ({:.3g} to {:.3g})".format(*found.interval)
+    return Cell(found.value, f"{found.value:.4g}{ends}")
+
+
+def _bars(scores: Sequence[TaskScore]) -> list[Bar]:
+    """Of metrics that are shares; perplexities have another axis."""
+    return [
+        Bar(
+            f"{score.task}: {score.metric}",
+            (score.own, score.stderr),
+            None if score.reference is None else (score.reference, score.reference_stderr),
+        )
+        for score in scores
+        if 0 <= score.own <= 1 and 0 <= (score.reference or 0) <= 1
+    ]

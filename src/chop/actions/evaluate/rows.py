@@ -1,0 +1,222 @@
+"""Rows of an evaluation: a model's answers beside those of its float model.
+
+Shapes: K answers of a row (one, or one for each token), C classes or tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.actions.evaluate.models import Judged
+from chop.kernels.matmul_precision import matmul_precision
+from chop.runs import Journal
+from chop.statistics.intervals import Interval, bootstrap, wilson
+from chop.train.evaluator import divergences
+from chop.train.feed import Feed
+from chop.train.intervals import DRAWN_ANSWERS, LEAST_DRAWS, METRIC_DRAWS, interval_of
+from chop.train.model_io import LABELS, read_output
+from chop.train.rows import Rows, rows_per_batch
+from chop.train.tasks import Metric, Task
+
+AT_ONCE = 64
+"""Answers whose divergence is taken at a time: over large vocabularies it needs much memory."""
+Columns = dict[str, list[Any]]
+"""What is kept of a row: a list of K for each name, see `_columns`."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its interval at 95 %.
+
+    Attributes:
+        value: the number.
+        interval: None where it is unknown.
+    """
+
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """A model on some rows.
+
+    Attributes:
+        rows: how many.
+        answers: how many of all rows.
+        metric: name of the task's metric.
+        own: the metric of the model.
+        reference: that of the float model; None where there is none, as for all that follow.
+        kl: mean of KL(float || model) over the answers, in nats; None of numbers, too.
+        same: share of answers whose largest logit is the float model's.
+        flips: share of answers that change from right to wrong or from wrong to right (Dutta et
+            al., Accuracy is Not All You Need, arXiv:2407.09141, 2024).
+        lost: how many change from right to wrong.
+        won: how many change from wrong to right.
+    """
+
+    rows: int
+    answers: int
+    metric: str
+    own: Measured
+    reference: Measured | None = None
+    kl: Measured | None = None
+    same: Measured | None = None
+    flips: Measured | None = None
+    lost: int | None = None
+    won: int | None = None
+
+
+def measure_rows(
+    judged: Judged,
+    rows: Rows,
+    batch_size: int,
+    journal: Journal,
+    identity: Mapping[str, Any],
+    advance: Callable[[float], None] = lambda share: None,
+) -> list[Columns]:
+    """Runs both models on the same rows, batch by batch; rows that the journal has are not run.
+
+    Args:
+        judged: the models and their task.
+        rows: to run on.
+        batch_size: rows of a forward at most; of large vocabularies fewer.
+        journal: of finished rows.
+        identity: of models and rows, in the journal.
+        advance: takes the share of the rows that is done.
+    Returns: what is kept of each row, see `result_of`.
+    """
+    keys = [{**identity, "row": row} for row in range(len(rows))]
+    missing = [row for row, key in enumerate(keys) if journal.find(key) is None]
+    task = judged.workload.task
+    size = rows_per_batch(judged.model, rows, task, batch_size)
+    done = len(keys) - len(missing)
+    for index in _by_length(rows, missing).split(size) if missing else ():
+        for row, columns in zip(index.tolist(), _answers(judged, rows.take(index)), strict=True):
+            journal.add(keys[row], columns)
+        done += len(index)
+        advance(done / len(keys))
+    return [journal.get(key) for key in keys]
+
+
+def _by_length(rows: Rows, chosen: list[int]) -> Tensor:
+    """Rows of similar length beside one another, as they are padded together."""
+    texts = [column for column in rows.columns.values() if isinstance(column, list)]
+    order = sorted(chosen, key=lambda row: sum(len(column[row]) for column in texts))
+    return torch.tensor(order, dtype=torch.long)
+
+
+@torch.inference_mode()
+def _answers(judged: Judged, rows: Rows) -> Iterator[Columns]:
+    """What is kept of each row of a batch, in their order."""
+    task = judged.workload.task
+    feed = Feed(judged.model, rows, len(rows), task)
+    ((fed, labels),) = feed.batches()
+    with matmul_precision("highest"):
+        own = _logits(judged.model, fed)
+        other = None if judged.reference is None else _logits_like(judged.reference, rows, task)
+    for row in range(len(rows)):
+        one = slice(row, row + 1)
+        theirs = None if other is None else task.compare(other[one], labels[one])[0]
+        yield _columns(task, *task.compare(own[one], labels[one]), theirs)
+
+
+def _logits_like(model: nn.Module, rows: Rows, task: Task) -> Tensor:
+    """Logits of a model that may take other columns."""
+    ((fed, _),) = Feed(model, rows, len(rows), task).batches()
+    return _logits(model, fed)
+
+
+def _logits(model: nn.Module, fed: Mapping[str, Tensor]) -> Tensor:
+    return read_output(model(**{name: x for name, x in fed.items() if name != LABELS}))[1]
+
+
+def _columns(task: Task, own: Tensor, labels: Tensor, reference: Tensor | None) -> Columns:
+    """Lists of K: labels, and what the metric takes of each model; of classes whether both are
+    right, whether they agree, and how far the distributions are apart."""
+    found = {"labels": labels, "own": task.metric.predict(own, labels)}
+    if reference is not None:
+        found["reference"] = task.metric.predict(reference, labels)
+        if task.is_categorical:
+            top, theirs = own.argmax(-1), reference.argmax(-1)
+            found |= {"right": top == labels, "reference_right": theirs == labels}
+            pairs = zip(reference.split(AT_ONCE), own.split(AT_ONCE), strict=True)
+            apart = [divergences(*pair) for pair in pairs]
+            found |= {"same": top == theirs, "kl": torch.cat([own.new_zeros(0).double(), *apart])}
+    return {name: values.tolist() for name, values in found.items()}
+
+
+def result_of(kept: list[Columns], task: Task) -> RowResult:
+    """The result of rows that were run.
+
+    Args:
+        kept: by row.
+        task: what was asked.
+    """
+    sizes = [len(columns["labels"]) for columns in kept]
+    column = {name: torch.tensor([x for row in kept for x in row[name]]) for name in kept[0]}
+    metric, labels = task.metric, column["labels"]
+    own = _score(metric, column["own"], labels, sizes)
+    counts = len(kept), sum(sizes), metric.name, own
+    if "reference" not in column:
+        return RowResult(*counts)
+    reference = _score(metric, column["reference"], labels, sizes)
+    if "kl" not in column:
+        return RowResult(*counts, reference)
+    kl, right, was_right = column["kl"].double(), column["right"], column["reference_right"]
+    return RowResult(
+        *counts,
+        reference,
+        Measured(kl.mean().clamp(min=0).item(), _over_rows(lambda i: kl[i].mean().item(), sizes)),
+        share(column["same"], sizes),
+        share(right != was_right, sizes),
+        int((was_right & ~right).sum()),
+        int((right & ~was_right).sum()),
+    )
+
+
+def _score(metric: Metric, predictions: Tensor, labels: Tensor, sizes: list[int]) -> Measured:
+    value = metric.score(predictions, labels)
+    if set(sizes) == {1}:
+        return Measured(value, interval_of(metric, predictions, labels))
+    return Measured(value, _over_rows(lambda i: metric.score(predictions[i], labels[i]), sizes))
+
+
+def share(chosen: Tensor, sizes: list[int]) -> Measured:
+    """The share of answers that were chosen, with its interval.
+
+    Wilson's, of rows with one answer each, and, of rows, where all or no answers are chosen; else
+    that of the bootstrap over rows.
+
+    Args:
+        chosen: bool (answers,).
+        sizes: answers of each row.
+    """
+    count = int(chosen.sum())
+    value = count / max(len(chosen), 1)
+    if set(sizes) == {1} or count in (0, len(chosen)):
+        return Measured(value, wilson(value * len(sizes), len(sizes)))
+    return Measured(value, _over_rows(lambda i: chosen[i].double().mean().item(), sizes))
+
+
+def _over_rows(statistic: Callable[[Tensor], float], sizes: list[int]) -> Interval | None:
+    """The bootstrap's interval, drawing rows with all their answers, which depend on each other.
+
+    Args:
+        statistic: of int64, places of answers.
+        sizes: answers of each row.
+    """
+    places = [x for x in torch.arange(sum(sizes)).split(sizes) if len(x)]
+    if len(places) < 2:
+        return None
+    draws = max(LEAST_DRAWS, min(METRIC_DRAWS, DRAWN_ANSWERS // sum(sizes)))
+    ends = bootstrap(
+        lambda drawn: statistic(torch.cat([places[i] for i in drawn])), len(places), draws
+    )
+    return None if any(map(math.isnan, ends)) else ends

@@ -1,0 +1,81 @@
+"""`chop evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chop.cli.command import Command
+
+
+def evaluate(
+    model: str,
+    /,
+    *,
+    tasks: tuple[str, ...] = (),
+    reference: str | None = None,
+    dataset: str | None = None,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    include_path: Path | None = None,
+    batch_size: int = 8,
+    max_length: int | None = None,
+    stride: int | None = None,
+    tokenizer: str | None = None,
+    out: Path = Path("runs/evaluate"),
+    device: str | None = None,
+) -> Any:
+    """Judge a model on rows and by tasks of lm-eval, beside the float model that it was.
+
+    [bold]Examples[/]
+
+      chop evaluate gpt-tiny
+
+      chop evaluate runs/compress --limit 100
+
+      chop evaluate ./my-llama-4bit --reference ./my-llama --dataset ./texts.txt
+
+      chop evaluate ./my-llama-4bit --reference ./my-llama --tasks hellaswag,arc_easy --limit 200
+
+    [bold]Rows[/]: the task's metric (of language models perplexity) and, beside the float model,
+    KL divergence of an answer, how many answers are the same, and flips: answers that change from
+    right to wrong or from wrong to right. Intervals are at 95 %, over rows.
+
+    [bold]Tasks[/] are asked and counted by lm-eval (pip install 'mase-chop[eval]'), with its
+    standard errors; beside the float model with the flips of each. Their data come from the hub or
+    its cache; --include-path names a folder of tasks of your own, with local files.
+
+    [bold]Output[/] in --out: table.md, result.json, kl.svg, tasks.svg, manifest.json, and
+    answers.jsonl, from which the same command goes on after it was stopped.
+
+    Args:
+        model: output folder of chop compress, checkpoint of a graph, folder that chop wrote for
+            transformers, folder of compressed-tensors, GPTQ or AWQ, file of GGUF, or a float model:
+            built-in, folder or hub name.
+        tasks: tasks and groups of lm-eval, with commas between them, besides the rows. Default:
+            none.
+        reference: float model that it is compared with: built-in, folder or hub name. Default: the
+            one that the run compressed.
+        dataset: data set of the rows: built-in, local file or folder, hub name. Default: that of
+            the run or of the built-in model; of another language model the built-in stories.
+        limit: number of test rows, spread over all, and of each task the first so many. Default:
+            all.
+        num_fewshot: examples in front of each question of a task. Default: the task's own.
+        include_path: folder of tasks of your own, as YAML files of lm-eval. Default: none.
+        batch_size: rows of a forward at most; it changes no answer.
+        max_length: number of tokens of a row at most. Default: the model's limit, of rows at most
+            512.
+        stride: number of tokens by which windows move over running text. Default: half of
+            --max-length.
+        tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
+        out: folder of the results.
+        device: torch device: cpu, cuda, cuda:1 ... Default: a GPU if there is one, else the CPU.
+    """
+    from chop.actions.evaluate.job import evaluate as run
+    from chop.actions.settings.evaluate import EvaluateConfig
+
+    what = (model, tasks, reference, dataset, limit, num_fewshot, include_path, batch_size)
+    return run(EvaluateConfig(*what, max_length, stride, tokenizer, out, device))
+
+
+EVALUATE = Command(evaluate)

@@ -1,0 +1,86 @@
+"""Plots of an evaluation, each one call and one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chop.report.figures import PALETTE, WIDTH, add_legend, new_figure, plain, save_figure
+
+POINTS = 500
+"""Of the curve of divergences at most."""
+Score = tuple[float, float | None]
+"""A share and its standard error."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A metric of a task.
+
+    Attributes:
+        label: beside the bars.
+        own: of the model.
+        reference: of the float model; None where there is none.
+    """
+
+    label: str
+    own: Score
+    reference: Score | None
+
+
+def plot_divergences(path: str | Path, divergences: Sequence[float], title: str) -> Path:
+    """Draws what share of the answers is farther from the float model's than a divergence.
+
+    Args:
+        path: the file; its suffix (.svg, .png, .pdf) picks the kind.
+        divergences: KL of each answer in nats; those of 0 and infinity count, and are not drawn.
+        title: above the plot.
+    Returns: `path`.
+    """
+    count, ranked = len(divergences), sorted(divergences, reverse=True)
+    places = sorted({round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)})
+    drawn = [(ranked[i], (i + 1) / count) for i in places if 0 < ranked[i] < float("inf")]
+    figure = new_figure(title)
+    axes = figure.subplots()
+    axes.plot([x for x, _ in drawn], [100 * y for _, y in drawn], color=PALETTE[0])
+    if drawn:
+        axes.set(xscale="log", yscale="log")
+    axes.set(xlabel="KL divergence of an answer (nats)", ylabel="answers at least as far (%)")
+    axes.grid(alpha=0.3)
+    return save_figure(figure, Path(path))
+
+
+def plot_scores(path: str | Path, bars: Sequence[Bar], title: str) -> Path:
+    """Draws shares of right answers with standard errors, the float model's above the model's.
+
+    Args:
+        path: the file; its suffix (.svg, .png, .pdf) picks the kind.
+        bars: from above to below.
+        title: above the plot.
+    Returns: `path`.
+    """
+    beside = any(bar.reference is not None for bar in bars)
+    height = 0.35 if beside else 0.6
+    figure = new_figure(title, WIDTH, 1.4 + 0.55 * len(bars))
+    axes, entries = figure.subplots(), []
+    kinds = ("float model", "model") if beside else ("model",)
+    for number, kind in enumerate(kinds):
+        scores = [bar.own if kind == "model" else bar.reference or (0.0, None) for bar in bars]
+        places = [i + (number - 0.5) * height * beside for i in range(len(bars))]
+        drawn = axes.barh(
+            places,
+            [100 * value for value, _ in scores],
+            xerr=[100 * (error or 0) for _, error in scores],
+            height=height,
+            color=PALETTE[number],
+            capsize=3,
+        )
+        entries.append((drawn.patches[0], kind))
+    axes.set_yticks(range(len(bars)), [plain(bar.label) for bar in bars])
+    axes.invert_yaxis()
+    axes.set(xlabel="share (%), with standard error")
+    axes.grid(alpha=0.3, axis="x")
+    if beside:
+        add_legend(figure, entries)
+    return save_figure(figure, Path(path))
