@@ -19,7 +19,7 @@ from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
 from chop.train import VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_output
 from chop.workloads.checkpoint import AUTO_TASKS
-from chop.workloads.probe import check_weights
+from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload, load_workload
 
@@ -151,7 +151,9 @@ def _check_comparable(config: EvaluateConfig, judged: Judged) -> None:
     """Raises ConfigError where both models answer rows in other classes or tokens."""
     if judged.reference is None:
         return
-    example = judged.workload.example()
+    workload = judged.workload
+    check_forward(judged.reference, workload.train, judged.reference_name, workload.dataset)
+    example = workload.example()
     ours, theirs = (
         read_output(model(**example))[1].shape for model in (judged.model, judged.reference)
     )
