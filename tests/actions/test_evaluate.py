@@ -272,7 +272,10 @@ def test_classifiers_are_judged_on_their_rows(tmp_path):
     config = EvaluateConfig(str(tmp_path / "packed"), (), str(tmp_path / "float"), limit=12)
     with pytest.raises(ConfigError, match="needs a data set: give --dataset"):
         load_judged(config)
-    found = evaluate(replace(config, dataset="reviews", out=tmp_path / "out")).rows
+    texts = [{"text": f"a {word} film", "label": i % 2} for i, word in enumerate("abcdef" * 12)]
+    (tmp_path / "films.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    films = str(tmp_path / "films.jsonl")
+    found = evaluate(replace(config, dataset=films, out=tmp_path / "out")).rows
     assert (found.metric, found.rows, found.answers) == ("accuracy", 12, 12)
     assert found.kl.value >= 0 and 0 <= found.flips.value <= 1
 
@@ -290,6 +293,7 @@ def test_a_run_knows_its_float_model_and_data(tmp_path):
     assert found.rows.flips.value >= 0 and found.rows.answers == found.rows.rows
 
 
+@pytest.mark.long
 def test_a_graph_without_a_run_needs_its_float_model(folders, tmp_path):
     packed(load_model(folders / "float")).export(tmp_path / "graph")
     with pytest.raises(ConfigError, match="without data: give --reference"):
