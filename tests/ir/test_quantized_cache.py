@@ -92,11 +92,12 @@ def rounded(tokens, rule):
 
 
 class RoundedLayer(DynamicLayer):
-    """All tokens as floats; those that leave the window of the newest are rounded."""
+    """All tokens as floats; those between the first and the newest are rounded."""
 
     def __init__(self, rules, window):
         super().__init__()
-        self.rules, self.window, self.done = rules, window, [0, 0]
+        self.rules, self.window = rules, window
+        self.done = [rule.sink_length for rule in rules]
         self.is_sliding = window is not None
         self.sliding_window = window
 
@@ -104,7 +105,8 @@ class RoundedLayer(DynamicLayer):
         found = super().update(key_states, value_states)
         both = [self.keys.clone(), self.values.clone()]
         for i, rule in enumerate(self.rules):
-            end = max(both[i].size(-2) - rule.residual_length, 0) // rule.block * rule.block
+            coded = max(both[i].size(-2) - rule.sink_length - rule.residual_length, 0)
+            end = rule.sink_length + coded // rule.block * rule.block
             if end > self.done[i] and not rule.number_format.is_identity:
                 part = both[i][:, :, self.done[i] : end]
                 both[i][:, :, self.done[i] : end] = rounded(part, rule)
@@ -170,21 +172,25 @@ def test_a_format_that_changes_nothing_gives_the_logits_of_a_float_cache(kind):
 @pytest.mark.parametrize("per", ["channel", "token"])
 @pytest.mark.sampled(24)
 def test_every_format_stores_what_it_rounds_in_as_many_bits_as_it_says(text, per):
-    rule = store_rule(parse_format_string(text), per, residual_length=3)
-    tokens = torch.randn(2, 3, 2 * rule.block + 20, 10, generator=torch.Generator().manual_seed(1))
+    rule = store_rule(parse_format_string(text), per, residual_length=3, sink_length=2)
+    tokens = torch.randn(2, 3, 2 * rule.block + 22, 10, generator=torch.Generator().manual_seed(1))
     store, coded = TokenStore(rule), 0
-    for part in tokens.split([7, tokens.size(2) - 40, 1, 32], 2):
+    for part in tokens.split([1, 8, tokens.size(2) - 42, 1, 32], 2):
         store.append(part)
-    coded = (tokens.size(2) - 3) // rule.block * rule.block
+    coded = (tokens.size(2) - 5) // rule.block * rule.block
     assert coded and store.codes.blocks == coded // rule.block
     found = store.tokens()
+    sinks, found = found.split([2, found.size(2) - 2], 2)
+    assert torch.equal(sinks, tokens[:, :, :2])
+    tokens = tokens[:, :, 2:]
     assert torch.equal(found[:, :, coded:], tokens[:, :, coded:])
     assert torch.equal(found[:, :, :coded], rounded(tokens[:, :, :coded], rule))
     block = rule.shape(3, 10)
     of_block = rule.number_format.bits(block) * 3 * 10 * rule.block / 8
     expected = round(2 * store.codes.blocks * of_block)
     assert expected <= store.codes.size_bytes <= expected + 2 * 2 * store.codes.blocks
-    assert store.size_bytes == store.codes.size_bytes + tokens[:, :, coded:].numel() * 4
+    as_they_came = sinks.numel() + tokens[:, :, coded:].numel()
+    assert store.size_bytes == store.codes.size_bytes + as_they_came * 4
 
 
 def test_memory_is_as_computed():
@@ -193,8 +199,8 @@ def test_memory_is_as_computed():
     logits(model, cache, (120,))
     assert cache.size_bytes == cache.float_bytes == 2 * 2 * 2 * 2 * 120 * 64 * 4
     cache.update(*[torch.randn(2, 2, 200, 64)] * 2, 0)
-    # 320 tokens: 128 stay and a block of 64 keys or 32 values has not been filled beyond them.
-    keys, values = (320 - 128) // 64 * 64, (320 - 128) // 32 * 32
+    # 320 tokens: 132 stay and a block of 64 keys or 32 values has not been filled beyond them.
+    keys, values = (320 - 132) // 64 * 64, (320 - 132) // 32 * 32
     numbers = 2 * 2 * 64
     expected = numbers * (keys * 4.375 + values * 4.25 + (640 - keys - values) * 32) / 8
     assert sum(store.size_bytes for store in cache.layers[0].stores) == expected
@@ -262,7 +268,7 @@ def test_cropped_tokens_are_forgotten():
     logits(model, cache, (80,))
     before = cache.layers[0].keys
     kept = copy.deepcopy(cache)
-    for removed, left in ((0, 80), (3, 77), (10, 67), (20, 47), (47, 0)):
+    for removed, left in ((0, 80), (3, 77), (10, 67), (20, 47), (44, 3), (1, 2), (2, 0)):
         cache.crop(-removed)
         assert cache.get_seq_length() == left
         assert torch.equal(cache.layers[0].keys, before[:, :, :left])
@@ -289,6 +295,29 @@ def test_a_sliding_window_forgets_and_is_cropped_where_it_records():
         logits(model, each, (100,))
         each.crop(-5)
     assert torch.equal(logits(model, cache, (20,)), logits(model, exact, (20,)))
+
+
+def test_first_tokens_stay_as_they_came_until_a_sliding_window_leaves_them():
+    model = decoder("gemma3_text")  # layers with a window, and one without
+    cache = QuantizedCache(model, "mxint4", residual_length=0, sink_length=5)
+    exact = transformers.DynamicCache(config=model.config)
+    first, others = torch.randn(2, 2, 2, 2, 20), torch.randn(2, 2, 2, 90, 20)
+    for given in (first, others):
+        for each in (cache, exact):
+            for layer in range(6):
+                each.update(*given, layer)
+    kept = [store for layer in cache.layers for store in layer.stores if store.sinks.numel()]
+    assert len(kept) == 2  # keys and values of the last layer
+    whole = torch.cat((first, others), -2)
+    for store, states in zip(kept, whole, strict=True):
+        assert torch.equal(store.tokens()[:, :, :5], states[:, :, :5])
+        assert not torch.equal(store.tokens()[:, :, 5:6], states[:, :, 5:6])
+    grown = kept[0].tokens()
+    cache.layers[5].crop(-88)  # and the sinks grow again
+    assert torch.equal(kept[0].tokens(), whole[0][:, :, :4])
+    cache.update(*others, 5)
+    assert torch.equal(kept[0].tokens()[:, :, 4:5], others[0][:, :, :1])
+    assert kept[0].length == grown.size(2) + 2
 
 
 def test_a_cache_is_reset_moved_and_pickled():
@@ -343,6 +372,7 @@ def test_graphs_take_it(kind):
         ({"keys_per": "chanel"}, "did you mean 'channel'"),
         ({"residual_length": -1}, "expected 0 or more, got -1"),
         ({"residual_length": True}, "expected 0 or more"),
+        ({"sink_length": -2}, "sink_length: expected 0 or more, got -2"),
         ({"keys": 4}, "keys: expected a format"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -31,10 +32,10 @@ PER = ("channel", "token")
 class QuantizedCache(Cache):  # type: ignore[misc]
     """KV cache in few bits, for `model(..., cache=...)`, `generate(cache=...)` and graphs.
 
-    The newest `residual_length` tokens stay as they came, up to a block more; older ones are codes
-    and scales, rounded once, a block of whole groups at a time. A call attends to the tokens before
-    it as they are stored, and to its own as they are: a prompt is read as with a float cache.
-    Blocks begin at the first token, padding or not.
+    The first `sink_length` tokens stay as they came, and so do the newest `residual_length`, up to
+    a block more; those between are codes and scales, rounded once, a block of whole groups at a
+    time. A call attends to the tokens before it as they are stored, and to its own as they are: a
+    prompt is read as with a float cache. The first token may be padding.
 
     Args:
         model: of transformers, a graph of one, or a configuration; nothing of it is changed.
@@ -45,6 +46,8 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         keys_per: `channel`: groups of the format are tokens of a channel; `token`: channels of a
             token.
         values_per: the same of values.
+        sink_length: first tokens that stay float, 0 or more; none of them in layers with a sliding
+            window, which forget them.
 
     Raises:
         ConfigError: a format is unknown or needs calibration, the model has layers whose state is
@@ -55,13 +58,15 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         >>> from transformers import LlamaConfig
         >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
         >>> cache = QuantizedCache(LlamaConfig(**sizes), "mxint4", residual_length=32)
-        >>> states = torch.ones(1, 2, 96, 32)
+        >>> states = torch.ones(1, 2, 100, 32)
         >>> _ = cache.update(states, states, 0)
         >>> cache.size_bytes, cache.float_bytes
-        (20736, 49152)
+        (22784, 51200)
 
     Source: keys per channel, values per token, and the residual: KIVI, Liu et al. 2024,
-    arXiv:2402.02750, section 3.
+    arXiv:2402.02750, section 3. First tokens, which most others attend to (attention sinks): Xiao
+    et al. 2024, arXiv:2309.17453; left float in a cache: KVQuant, Hooper et al. 2024,
+    arXiv:2401.18079.
     """
 
     def __init__(
@@ -73,11 +78,14 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         residual_length: int = 128,
         keys_per: Per = "channel",
         values_per: Per = "token",
+        sink_length: int = 4,
     ) -> None:
-        if type(residual_length) is not int or residual_length < 0:
-            raise ConfigError(f"residual_length: expected 0 or more, got {residual_length!r}.")
-        of_keys = _rule("keys", keys, keys_per, residual_length)
-        of_values = _rule("values", keys if values is None else values, values_per, residual_length)
+        lengths = {"residual_length": residual_length, "sink_length": sink_length}
+        for name, length in lengths.items():
+            if type(length) is not int or length < 0:
+                raise ConfigError(f"{name}: expected 0 or more, got {length!r}.")
+        of_keys = _rule("keys", keys, keys_per, **lengths)
+        of_values = _rule("values", keys if values is None else values, values_per, **lengths)
         windows = _windows(_config(model))
         super().__init__(layers=[QuantizedLayer(of_keys, of_values, x) for x in windows])
 
@@ -123,7 +131,9 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, keys: StoreRule, values: StoreRule, sliding_window: int | None = None
     ) -> None:
         # Not the base's, which sets attributes that are properties here.
-        self.rules = (keys, values)
+        rules = (keys, values)
+        is_forgetful = sliding_window is not None
+        self.rules = tuple(replace(x, sink_length=0) for x in rules) if is_forgetful else rules
         self.sliding_window = sliding_window
         self.is_sliding = sliding_window is not None
         self.record_past = False
@@ -231,12 +241,12 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             store.map(lambda x: x.to(self.device, non_blocking=True))
 
 
-def _rule(name: str, given: Given, per: Per, residual_length: int) -> StoreRule:
+def _rule(name: str, given: Given, per: Per, residual_length: int, sink_length: int) -> StoreRule:
     if per not in PER:
         raise ConfigError(f"{name}_per: '{per}': {did_you_mean(str(per), PER)}")
     is_text = isinstance(given, str)
     number_format = parse_format_string(given) if is_text else parse_format(given, name)  # type: ignore[arg-type]
-    return store_rule(number_format, per, residual_length)
+    return store_rule(number_format, per, residual_length, sink_length)
 
 
 def _config(model: Any) -> PreTrainedConfig:

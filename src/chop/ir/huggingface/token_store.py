@@ -1,4 +1,4 @@
-"""Token store: keys or values of one layer, older tokens in codes, the newest ones as they came.
+"""Token store: keys or values of a layer, older tokens in codes, the first and newest as they came.
 
 Shapes: B texts, H heads, T tokens, D numbers of a head; N blocks of G tokens each.
 """
@@ -64,6 +64,7 @@ class StoreRule:
         per: `channel`: groups are tokens of one channel; `token`: channels of one token.
         residual_length: so many of the newest tokens stay as they came, at least.
         block: G, tokens that leave that window together.
+        sink_length: so many of the first tokens stay as they came.
 
     Raises:
         ConfigError: the format needs data to be complete.
@@ -73,6 +74,7 @@ class StoreRule:
     per: Per
     residual_length: int
     block: int
+    sink_length: int = 0
 
     def __post_init__(self) -> None:
         label = self.number_format.label
@@ -153,18 +155,21 @@ class StoreRule:
         return not layout.scaling.spans_tensor and layout.groups.count(shape) == of_each
 
 
-def store_rule(number_format: NumberFormat, per: Per, residual_length: int) -> StoreRule:
+def store_rule(
+    number_format: NumberFormat, per: Per, residual_length: int, sink_length: int = 0
+) -> StoreRule:
     """The rule with blocks of whole groups, of at least `MIN_BLOCK` tokens."""
     if number_format.is_identity or not number_format.is_fitted:
-        return StoreRule(number_format, per, residual_length, 1)
+        return StoreRule(number_format, per, residual_length, 1, sink_length)
     layout = number_format.layout()
     groups = None if layout is None or per == "token" else layout.groups
     group = groups.sizes[-1] if isinstance(groups, Blocks) else 1
-    return StoreRule(number_format, per, residual_length, group * -(-MIN_BLOCK // group))
+    block = group * -(-MIN_BLOCK // group)
+    return StoreRule(number_format, per, residual_length, block, sink_length)
 
 
 class TokenStore:
-    """Keys, or values, of one layer.
+    """Keys, or values, of one layer: the first tokens, codes of those that follow, the newest.
 
     Args:
         rule: how they are stored.
@@ -172,19 +177,20 @@ class TokenStore:
 
     def __init__(self, rule: StoreRule) -> None:
         self.rule = rule
+        self.sinks: Tensor | None = None
         self.codes: Codes | None = None
         self.window: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Tokens that are held."""
-        return self._coded + (0 if self.window is None else self.window.size(-2))
+        return self._coded + sum(x.size(-2) for x in self._as_they_came)
 
     @property
     def size_bytes(self) -> int:
         """Of codes, scales, and the tokens that are as they came."""
-        of_window = 0 if self.window is None else self.window.nbytes
-        return of_window + (0 if self.codes is None else self.codes.size_bytes)
+        of_codes = 0 if self.codes is None else self.codes.size_bytes
+        return of_codes + sum(x.nbytes for x in self._as_they_came)
 
     @property
     def float_bytes(self) -> int:
@@ -201,18 +207,22 @@ class TokenStore:
             new: (B, H, new tokens, D). What is stored has no gradient.
         Returns: (B, H, T, D).
         """
-        if self.window is None:
-            self.window = new[:, :, :0].detach()
+        if self.window is None or self.sinks is None:
+            self.window = self.sinks = new[:, :, :0].detach().clone()
         every = self._joined(new)
         kept = torch.cat((self.window, new.detach()), -2)
+        missing = min(self.rule.sink_length - self.sinks.size(-2), kept.size(-2))
+        if missing > 0:
+            self.sinks = torch.cat((self.sinks, kept[:, :, :missing]), -2)
+            kept = kept[:, :, missing:]
         block, residual = self.rule.block, self.rule.residual_length
         leaving = max(kept.size(-2) - residual, 0) // block * block
         if self.rule.number_format.is_identity or not kept.numel():
             leaving = 0
         if leaving:
             self._store(self.rule.encode(kept[:, :, :leaving]))
-            kept = kept[:, :, leaving:].clone()
-        self.window = kept
+        # Not a view, which would hold all tokens of the call.
+        self.window = kept[:, :, leaving:].clone() if leaving or missing > 0 else kept
         return every
 
     def tokens(self) -> Tensor | None:
@@ -221,20 +231,24 @@ class TokenStore:
 
     def crop(self, count: int) -> None:
         """Forgets the newest tokens. Those before them that leave a block get into the window."""
-        if self.window is None or count <= 0:
+        if self.window is None or self.sinks is None or count <= 0:
             return
         beyond = count - self.window.size(-2)
         if beyond <= 0:
             self.window = self.window[:, :, :-count]
             return
-        left = max(self._coded - beyond, 0)
+        first, left = self.sinks.size(-2), max(self._coded - beyond, 0)
         whole, rest = left // self.rule.block, left % self.rule.block
         every = self._joined(self.window[:, :, :0])
-        self.window = every[:, :, left - rest : left].clone()
+        self.window = every[:, :, first + left - rest : first + left].clone()
+        self.sinks = self.sinks[:, :, : max(first + self._coded - beyond, 0)]
         self._keep(0, whole)
 
     def keep_newest(self, count: int) -> None:
-        """Forgets the oldest tokens: whole blocks of them, as long as `count` are left."""
+        """Forgets the oldest tokens: whole blocks of them, as long as `count` are left.
+
+        The rule has no sinks.
+        """
         blocks = max(self.length - count, 0) // self.rule.block
         coded = 0 if self.codes is None else min(self.codes.blocks, blocks)
         if coded:
@@ -245,7 +259,12 @@ class TokenStore:
     def map(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replaces every tensor by a function of it."""
         self.codes = None if self.codes is None else self.codes.map(function)
+        self.sinks = None if self.sinks is None else function(self.sinks)
         self.window = None if self.window is None else function(self.window)
+
+    @property
+    def _as_they_came(self) -> list[Tensor]:
+        return [x for x in (self.sinks, self.window) if x is not None]
 
     @property
     def _coded(self) -> int:
@@ -261,17 +280,18 @@ class TokenStore:
         self.codes = codes if old is None else old.map(lambda *x: torch.cat(x, 1), codes)
 
     def _joined(self, new: Tensor) -> Tensor:
-        assert self.window is not None
+        assert self.window is not None and self.sinks is not None
         if self.codes is None:
-            return torch.cat((self.window, new), -2)
-        texts, heads, _, size = self.window.shape
-        past, dtype = self._coded, self.window.dtype
+            return torch.cat((self.sinks, self.window, new), -2)
+        texts, heads, first, size = self.sinks.shape
+        end, dtype = first + self._coded, self.window.dtype
         decoded = self.rule.decode(self.codes, heads, size, dtype)
         every = new.new_empty((texts, heads, self.length + new.size(-2), size))
+        every[:, :, :first] = self.sinks
         # One pass over the past: it is turned, converted and put in its place by the same copy.
-        target = every[:, :, :past].view(decoded.shape)
+        target = every[:, :, first:end].view(decoded.shape)
         target.copy_(cast(decoded, dtype) if dtype == torch.float16 else decoded)
-        every[:, :, past:] = torch.cat((self.window, new), -2)
+        every[:, :, end:] = torch.cat((self.window, new), -2)
         return every
 
 
