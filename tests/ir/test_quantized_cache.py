@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ import chop
 from chop.errors import ConfigError
 from chop.formats import Float, parse_format, parse_format_string
 from chop.ir.huggingface.quantized_cache import QuantizedCache
-from chop.ir.huggingface.token_store import TokenStore, store_rule
+from chop.ir.huggingface.token_store import StoreRule, TokenStore, block_of
+from chop.kernels.hadamard import hadamard_reference
 
 SIZES = {
     "vocab_size": 64,
@@ -73,6 +75,11 @@ def decoder(kind, dtype=torch.float32, **settings):
         if parameter.ndim == 2 and "embed" not in name:
             parameter.data *= 4
     return model
+
+
+def rule_of(text, per, **settings):
+    number_format = parse_format_string(text)
+    return StoreRule(number_format, per, block=block_of(number_format, per), **settings)
 
 
 def blocks_of(tokens, rule):
@@ -172,7 +179,7 @@ def test_a_format_that_changes_nothing_gives_the_logits_of_a_float_cache(kind):
 @pytest.mark.parametrize("per", ["channel", "token"])
 @pytest.mark.sampled(24)
 def test_every_format_stores_what_it_rounds_in_as_many_bits_as_it_says(text, per):
-    rule = store_rule(parse_format_string(text), per, residual_length=3, sink_length=2)
+    rule = rule_of(text, per, residual_length=3, sink_length=2)
     tokens = torch.randn(2, 3, 2 * rule.block + 22, 10, generator=torch.Generator().manual_seed(1))
     store, coded = TokenStore(rule), 0
     for part in tokens.split([1, 8, tokens.size(2) - 42, 1, 32], 2):
@@ -191,6 +198,37 @@ def test_every_format_stores_what_it_rounds_in_as_many_bits_as_it_says(text, per
     assert expected <= store.codes.size_bytes <= expected + 2 * 2 * store.codes.blocks
     as_they_came = sinks.numel() + tokens[:, :, coded:].numel()
     assert store.size_bytes == store.codes.size_bytes + as_they_came * 4
+
+
+@pytest.mark.parametrize("size", [64, 80, 5])
+@pytest.mark.parametrize("per", ["channel", "token"])
+def test_rotated_keys_are_rounded_between_two_transforms(per, size):
+    rule = rule_of("group_integer:width=4", per, residual_length=0, is_rotated=True)
+    tokens = torch.randn(2, 3, 64, size, generator=torch.Generator().manual_seed(1))
+    tokens[..., 1] += 30  # a channel that stands out
+    store = TokenStore(rule)
+    store.append(tokens)
+    block = size & -size
+    expected = hadamard_reference(rounded(hadamard_reference(tokens, block), rule), block)
+    torch.testing.assert_close(store.tokens(), expected, rtol=1e-4, atol=1e-4)
+    plain = TokenStore(replace(rule, is_rotated=False))
+    plain.append(tokens)
+    errors = [(x.tokens() - tokens)[..., 2:].norm() for x in (store, plain)]
+    if per == "token" and size == 64:  # others of its group are no longer lost
+        assert errors[0] < 0.8 * errors[1]
+
+
+def test_rotated_keys_through_a_model():
+    model = decoder("llama")
+    exact = logits(model, transformers.DynamicCache(config=model.config))
+    settings = {"residual_length": 0, "rotate_keys": True}
+    cache = QuantizedCache(model, "mxint8", "float", **settings)
+    assert [rule.is_rotated for rule in cache.layers[0].rules] == [True, False]
+    torch.testing.assert_close(logits(model, cache), exact, rtol=0, atol=0.1)
+    plain = QuantizedCache(model, "mxint8", "float", residual_length=0)
+    assert not torch.equal(logits(model, plain), logits(model, cache))
+    floats = QuantizedCache(model, "float", **settings)
+    assert torch.equal(logits(model, floats), exact)
 
 
 def test_memory_is_as_computed():
@@ -219,7 +257,7 @@ def test_halves_are_rounded_as_float32_numbers(dtype):
 
 
 def test_the_largest_halves_stay_finite():
-    rule = store_rule(parse_format_string("mxint4"), "token", 0)
+    rule = rule_of("mxint4", "token", residual_length=0)
     store = TokenStore(rule)
     store.append(torch.full((1, 1, 32, 32), 65504.0, dtype=torch.float16))
     assert store.codes is not None and store.tokens().isfinite().all()

@@ -86,7 +86,7 @@ def check_caches(model: nn.Module, formats: Sequence[str], prompt: int, residual
     """
     for text in formats:
         rules = made_cache(model, text, residual).layers[0].rules
-        wanted = residual + max(rule.block for rule in rules)
+        wanted = residual + max(rule.sink_length + rule.block for rule in rules)
         if prompt < wanted:
             raise ConfigError(
                 f"prompt: {prompt} tokens stay float in a cache in {text}; expected {wanted} or "

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import NumberFormat, parse_format, parse_format_string
-from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, store_rule
+from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, block_of
 
 Given = str | Mapping[str, Any] | NumberFormat
 """A format as it is typed, as a mapping with `name`, or as itself."""
@@ -48,6 +48,8 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         values_per: the same of values.
         sink_length: first tokens that stay float, 0 or more; none of them in layers with a sliding
             window, which forget them.
+        rotate_keys: whether keys are rounded after a Hadamard transform of each head, which spreads
+            channels that stand out; decoding transforms them back, so that queries need none.
 
     Raises:
         ConfigError: a format is unknown or needs calibration, the model has layers whose state is
@@ -66,7 +68,7 @@ class QuantizedCache(Cache):  # type: ignore[misc]
     Source: keys per channel, values per token, and the residual: KIVI, Liu et al. 2024,
     arXiv:2402.02750, section 3. First tokens, which most others attend to (attention sinks): Xiao
     et al. 2024, arXiv:2309.17453; left float in a cache: KVQuant, Hooper et al. 2024,
-    arXiv:2401.18079.
+    arXiv:2401.18079. Rotated keys: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4.
     """
 
     def __init__(
@@ -79,12 +81,13 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         keys_per: Per = "channel",
         values_per: Per = "token",
         sink_length: int = 4,
+        rotate_keys: bool = False,
     ) -> None:
         lengths = {"residual_length": residual_length, "sink_length": sink_length}
         for name, length in lengths.items():
             if type(length) is not int or length < 0:
                 raise ConfigError(f"{name}: expected 0 or more, got {length!r}.")
-        of_keys = _rule("keys", keys, keys_per, **lengths)
+        of_keys = _rule("keys", keys, keys_per, **lengths, is_rotated=rotate_keys)
         of_values = _rule("values", keys if values is None else values, values_per, **lengths)
         windows = _windows(_config(model))
         super().__init__(layers=[QuantizedLayer(of_keys, of_values, x) for x in windows])
@@ -241,12 +244,12 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             store.map(lambda x: x.to(self.device, non_blocking=True))
 
 
-def _rule(name: str, given: Given, per: Per, residual_length: int, sink_length: int) -> StoreRule:
+def _rule(name: str, given: Given, per: Per, **settings: Any) -> StoreRule:
     if per not in PER:
         raise ConfigError(f"{name}_per: '{per}': {did_you_mean(str(per), PER)}")
     is_text = isinstance(given, str)
     number_format = parse_format_string(given) if is_text else parse_format(given, name)  # type: ignore[arg-type]
-    return store_rule(number_format, per, residual_length, sink_length)
+    return StoreRule(number_format, per, block=block_of(number_format, per), **settings)
 
 
 def _config(model: Any) -> PreTrainedConfig:

@@ -18,6 +18,7 @@ from chop.formats.groups import Blocks
 from chop.formats.reference import cast
 from chop.formats.scaling import StaticScale
 from chop.formats.statistic import Threshold
+from chop.kernels.hadamard import hadamard_transform
 from chop.nn.packed.encoding import encode_in_parts
 
 Per = Literal["channel", "token"]
@@ -65,6 +66,8 @@ class StoreRule:
         residual_length: so many of the newest tokens stay as they came, at least.
         block: G, tokens that leave that window together.
         sink_length: so many of the first tokens stay as they came.
+        is_rotated: whether the numbers of each head are rounded after a Hadamard transform, of the
+            largest power of two that divides them, and transformed back when they are decoded.
 
     Raises:
         ConfigError: the format needs data to be complete.
@@ -75,6 +78,7 @@ class StoreRule:
     residual_length: int
     block: int
     sink_length: int = 0
+    is_rotated: bool = False
 
     def __post_init__(self) -> None:
         label = self.number_format.label
@@ -106,8 +110,9 @@ class StoreRule:
             tokens: (B, H, N G, D), floating; rounded as float32 numbers, or as float64 ones.
         """
         texts, heads, count, size = tokens.shape
-        parts = tokens.view(texts, heads, count // self.block, self.block, size).transpose(1, 2)
-        blocks = self.turned(parts).to(_exact(tokens.dtype)).flatten(0, 1).contiguous()
+        exact = self._rotated(tokens.to(_exact(tokens.dtype)))
+        parts = exact.view(texts, heads, count // self.block, self.block, size).transpose(1, 2)
+        blocks = self.turned(parts).flatten(0, 1).contiguous()
         found = (
             [encode_in_parts(self.number_format, blocks)]
             if self._is_separable(blocks.shape)
@@ -133,7 +138,12 @@ class StoreRule:
             y = torch.ops.chop.decode(*flat, [texts * count, *shape], key, exact)
         else:
             y = torch.stack([self._decode(codes, i, shape, exact) for i in range(texts * count)])
-        return self.turned(y.view(texts, count, *shape)).transpose(1, 2)
+        return self._rotated(self.turned(y.view(texts, count, *shape)).transpose(1, 2))
+
+    def _rotated(self, tokens: Tensor) -> Tensor:
+        """Tokens (..., D) times a matrix that is its own inverse: Sylvester's is symmetric."""
+        size = tokens.size(-1)
+        return hadamard_transform(tokens, size & -size) if self.is_rotated else tokens
 
     def _decode(self, codes: Codes, index: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         block = codes.map(lambda x: x.flatten(0, 1)[index])
@@ -155,17 +165,14 @@ class StoreRule:
         return not layout.scaling.spans_tensor and layout.groups.count(shape) == of_each
 
 
-def store_rule(
-    number_format: NumberFormat, per: Per, residual_length: int, sink_length: int = 0
-) -> StoreRule:
-    """The rule with blocks of whole groups, of at least `MIN_BLOCK` tokens."""
+def block_of(number_format: NumberFormat, per: Per) -> int:
+    """Tokens of whole groups, at least `MIN_BLOCK` of them; 1 where nothing is rounded."""
     if number_format.is_identity or not number_format.is_fitted:
-        return StoreRule(number_format, per, residual_length, 1, sink_length)
+        return 1
     layout = number_format.layout()
     groups = None if layout is None or per == "token" else layout.groups
     group = groups.sizes[-1] if isinstance(groups, Blocks) else 1
-    block = group * -(-MIN_BLOCK // group)
-    return StoreRule(number_format, per, residual_length, block, sink_length)
+    return group * -(-MIN_BLOCK // group)
 
 
 class TokenStore:
