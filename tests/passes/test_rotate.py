@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import transformers
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.actions.ptq import quantize_after_training
+from chop.actions.settings.compress import CompressConfig
 from chop.errors import ConfigError, GraphError
 from chop.export.target import packed_model
 from chop.formats import QuantSpec, parse_format_string
@@ -143,6 +146,24 @@ def test_blocks_and_what_is_not_rotated_online(llama):
         passes.rotate_transform_pass(mg, {"block": 1})
     with pytest.raises(ConfigError, match="merge or online"):
         passes.rotate_transform_pass(mg, {"merge": False, "online": False})
+
+
+@torch.no_grad()
+def test_jobs_rotate_groups_of_the_format_or_all_channels(llama):
+    mxint = parse_format_string("mxint:width=8:block_size=[8]")
+    blocks = {"group": {"q_proj": 8, "down_proj": 8}, "all": {"q_proj": 24, "down_proj": 40}}
+    blocks["merged"] = {"down_proj": 40}
+    for rotation, expected in blocks.items():
+        given = (llama[2], mxint, ("linear",), SimpleNamespace(train=None), 4, ("rotate",))
+        mg = quantize_after_training(*given, rotation=rotation)
+        parts = {path.split(".")[-1]: m for path, m in mg.model.named_modules()}
+        found = {name: m.rotation.block for name, m in parts.items() if isinstance(m, Rotated)}
+        assert {name: found.get(name) for name in expected} == expected
+        assert ("q_proj" in found) == (rotation != "merged")
+        error = (mg.model(**BATCH).logits - llama[1]).norm()
+        assert error < 0.05 * llama[1].norm()
+    with pytest.raises(ConfigError, match="rotation: 'all' is a setting of method rotate"):
+        CompressConfig(rotation="all")
 
 
 @torch.no_grad()

@@ -200,6 +200,7 @@ def _round(
         leaves_calls=config.has_default_operators,
         recipe=config.recipe,
         operands=config.operands,
+        rotation=config.rotation,
     )
     method = method_title(config.method)
     label = number_format.label + (", overrides" if config.overrides else "")

@@ -42,6 +42,7 @@ def quantize_after_training(
     leaves_calls: bool = False,
     recipe: Recipe | None = None,
     operands: Sequence[str] = ("data_in", "weight", "bias"),
+    rotation: str = "group",
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
 
@@ -56,6 +57,7 @@ def quantize_after_training(
         leaves_calls: see `chop.quantization.float_calls`.
         recipe: other formats of some weights, and what stays float. None: there are none.
         operands: those of the three that have the format; the others stay float.
+        rotation: what `rotate` rotates: see `CompressConfig`.
     Raises:
         ConfigError: the graph has none of the operators, a pattern of the recipe matches nothing,
             or a method cannot keep the scales of the format.
@@ -71,7 +73,8 @@ def quantize_after_training(
         settings = {"batches": batches, "weight": number_format}
         mg, _ = passes.awq_transform_pass(mg, settings, inplace=inplace)
     if "rotate" in methods:
-        settings = {"merge": False, "block": _group_size(number_format)}
+        block = _group_size(number_format) if rotation == "group" else None
+        settings = {"merge": rotation == "merged", "block": block}
         mg, _ = passes.rotate_transform_pass(mg, settings, inplace=inplace)
     settings = {"by": "type", **rules, **(recipe or Recipe()).plain()}
     mg, _ = passes.quantize_transform_pass(mg, settings, inplace=inplace)

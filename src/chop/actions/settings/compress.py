@@ -72,9 +72,12 @@ class CompressConfig(QuantizationSettings):
             fraction), and any format by name: `mxint:width=4`.
         method: methods that round weights with calibration rows, in one run: smoothquant (ranges
             move from inputs to weights), awq (weights of large inputs are scaled up), rotate
-            (Hadamard matrices rotate what layers read, in groups of the format; needs no rows),
+            (Hadamard matrices rotate what layers read; needs no rows),
             gptq (weights make up for one another's errors), learned_rounding (roundings follow
             gradients of each block's error). Default: none, each weight is rounded to nearest.
+        rotation: channels that rotate takes together: `group`, those of a group of the format, or
+            `all`, both while the model runs; `merged`: all, by weights where they can take it over
+            (decoders as Llama, Mistral, Qwen and Gemma).
         by_block: hold one block of a decoder in memory: float weights are read, rounded by
             smoothquant, awq or gptq in one format, and written block by block. A run that is killed
             goes on after the last block. Other models are compressed as a whole, which a line says.
@@ -102,6 +105,7 @@ class CompressConfig(QuantizationSettings):
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
+    rotation: Literal["group", "all", "merged"] = field(default="group", metadata=MORE)
     by_block: bool = False
     overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
     skip: tuple[str, ...] = field(default=(), metadata=MORE)
@@ -133,6 +137,8 @@ class CompressConfig(QuantizationSettings):
             check_known(name, OPERANDS, "operands: unknown")
         if "weight" not in self.operands and (self.method or self.overrides):
             raise ConfigError("operands: method and overrides round weights; expected weight.")
+        if self.rotation != "group" and "rotate" not in self.method:
+            raise ConfigError(f"rotation: '{self.rotation}' is a setting of method rotate.")
         self._check_recipe()
         for path, formats in self.layers.items():
             layer_spec(path, formats)
