@@ -1,13 +1,14 @@
 """Decoders with weights and inputs of four bits, with rotations and without.
 
     python benchmarks/rotations.py --data FOLDER --methods nearest
+    python benchmarks/rotations.py --model gpt-tiny --rotations "none;blocks of 32;blocks of 16"
     python benchmarks/rotations.py --model ./smollm2 --data FOLDER --reviews 8 --tokens 192
 
-FOLDER holds `train` and `test` texts. Weights and inputs of the linear layers of blocks are
-rounded, the output layer and attention are float. Printed is the KL divergence from the float
-model's probabilities, in brackets as a share of that without a rotation. `merged` are QuaRot's
-rotations, `blocks of N` rotate what each layer reads in blocks of N while the model runs. Results
-are kept in `--out` as they come.
+FOLDER holds `train` and `test` texts; gpt-tiny, trained in float, has its own. Weights and inputs
+of the linear layers of blocks are rounded, the output layer and attention are float. Printed is
+the KL divergence from the float model's probabilities, in brackets as a share of that without a
+rotation. `merged` are QuaRot's rotations, `blocks of N` rotate what each layer reads in blocks of N
+while the model runs. Results are kept in `--out` as they come.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--model", default="smollm2", help="smollm2, or a folder")
-    parser.add_argument("--data", type=Path, required=True, help="folder with train and test texts")
+    parser.add_argument("--data", type=Path, help="folder with train and test texts")
     parser.add_argument("--reviews", type=int, default=10, help="test texts")
     parser.add_argument("--tokens", type=int, default=256, help="of a text at most")
     parser.add_argument("--calibration", type=int, default=8, help="training texts of as many")
