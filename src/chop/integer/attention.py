@@ -17,6 +17,9 @@ from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 if TYPE_CHECKING:
     from chop.integer.lowering import GraphLowering
 
+SETTINGS = ("dropout_p", "is_causal", "scale", "enable_gqa")
+"""Arguments that are no tensors; a graph may compute them, as it does by its mode."""
+
 
 def lower_attention(
     lowering: GraphLowering, node: fx.Node, module: QuantScaledDotProductAttention
@@ -31,7 +34,11 @@ def lower_attention(
     """
     call = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
     call.apply_defaults()
-    given = call.arguments
+    values = lowering.folded.values
+    given: dict[str, Any] = {
+        name: values[given] if isinstance(given, fx.Node) and name in SETTINGS else given
+        for name, given in call.arguments.items()
+    }
     if given["dropout_p"]:
         raise ConfigError(f"expected dropout_p=0, got {given['dropout_p']}")
     query, key, value = given["query"], given["key"], given["value"]
