@@ -63,7 +63,9 @@ def drawn(edge, *shape, samples=5, seed=0, lanes=1, positions=None) -> Driven:
     return Driven(stream, codes)
 
 
-def check(operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None) -> ComponentPlan:
+def check(
+    operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None, kept=None
+) -> ComponentPlan:
     """Asserts that the circuit of an operator computes what the operator computes, in its time.
 
     Every output code under each profile of stalls equals `operator.forward`; the cycles between
@@ -75,10 +77,13 @@ def check(operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None) ->
         fold: most cycles for a sample, as in `Site`.
         profiles: of stalls.
         samples: how many; needed where there are no inputs.
+        kept: how the last input, (1, 1, keys), becomes the mask of a softmax.
     """
     component = COMPONENTS[type(operator)]
-    plan = component.plan(Site(operator, [stream for stream, _ in inputs], fold))
-    expected = operator(*(codes for _, codes in inputs))
+    plan = component.plan(Site(operator, [stream for stream, _ in inputs], fold, kept))
+    given = [codes for _, codes in inputs]
+    given = given if kept is None else [*given[:-1], kept(given[-1].flatten(1))]
+    expected = operator(*given)
     if samples is not None:
         expected = expected.expand(samples, *plan.out.shape)
     assert expected.shape[1:] == plan.out.shape
@@ -93,7 +98,8 @@ def check(operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None) ->
     files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
     memories = {files[key]: memory for key, memory in plan.memories.items()}
     parameters = {**plan.parameters, **files}
-    runs = check_module(component.module, parameters, sent, memories, profiles, component.folder)
+    module = plan.module or component.module
+    runs = check_module(module, parameters, sent, memories, profiles, component.folder)
     if "none" in runs and len(expected) > 1:
         check_interval(runs["none"].left["data_out_0"], plan.cycles)
     return plan

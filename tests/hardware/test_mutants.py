@@ -19,12 +19,15 @@ from chop.nn.integer import (
     IntegerSoftmax,
     Requantize,
 )
+from chop.nn.integer.mask import KeptKeys
 from tests.hardware import bench
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
 from tests.hardware.test_conv import convolution
 from tests.hardware.test_linear import EDGE, layer
+from tests.hardware.test_lookup import table
 from tests.hardware.test_norm import norm
 from tests.hardware.test_pool import image
+from tests.hardware.test_softmax import HEAD_BY_HEAD, mask_of
 
 pytestmark = needs_tools
 
@@ -47,6 +50,16 @@ def check_requantize(folder):
 
 def check_softmax(folder):
     check(IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 4, 7))
+
+
+def check_embedding(folder):
+    check(table(9, 4), drawn(Edge.of(1.0, 0, 8), 5), fold=10)
+
+
+def check_masked_softmax(folder):
+    scores = drawn(EDGE, 2, 5, 7, samples=6, positions=HEAD_BY_HEAD)
+    operator, kept = IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), KeptKeys(5, 7, True)
+    check(operator, scores, mask_of(7), kept=kept, profiles=("none", "uniform", "bursts"))
 
 
 def check_norm(folder):
@@ -149,6 +162,57 @@ MUTANTS |= {
     "no_padding": ("chop_window", "is_line_end ? -X_W'(PADDING_X)", "is_line_end ? '0", check_conv),
 }
 
+MUTANTS |= {
+    "row_of_another_index": (
+        "chop_embedding",
+        "data_in_0_ready_o = moves && (!row_valid_q || is_last)",
+        "data_in_0_ready_o = moves",
+        check_embedding,
+    ),
+    "words_of_a_row_slip": (
+        "chop_embedding",
+        "row_q + ADDR_W'(beat_q)",
+        "row_q",
+        check_embedding,
+    ),
+    "table_ignores_back_pressure": (
+        "chop_embedding",
+        ".en_i(moves)",
+        ".en_i(1'b1)",
+        check_embedding,
+    ),
+    "hidden_is_the_smallest": (
+        "chop_masked_softmax",
+        ": IN_W'(HIDDEN);",
+        ": IN_W'(HIDDEN + TABLE_DEPTH / 2);",
+        check_masked_softmax,
+    ),
+    "hidden_rows_stay": (
+        "chop_masked_softmax",
+        "kept ? result : '0",
+        "result",
+        check_masked_softmax,
+    ),
+    "not_causal": (
+        "chop_masked_softmax",
+        "key_q <= query_q",
+        "1'b1",
+        check_masked_softmax,
+    ),
+    "queries_go_on": (
+        "chop_masked_softmax",
+        "(query_q == COUNT_W'(QUERIES - 1)) ? '0 :",
+        "",
+        check_masked_softmax,
+    ),
+    "kept_slips": (
+        "chop_masked_softmax",
+        "(code_valid_q && softmax_ready)",
+        "(code_valid_q)",
+        check_masked_softmax,
+    ),
+}
+
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 @pytest.mark.sampled(1)
@@ -166,7 +230,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 11
+    assert len(checks) == 13
     for run in checks:
         run(RTL)
 

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
+from chop.hardware.stream import Stream
+from chop.hardware.values import KEPT
 from chop.nn.integer import Edge, IntegerOptions, IntegerSoftmax
-from tests.hardware.bench import PROFILES, check, drawn, needs_tools
+from chop.nn.integer.mask import KeptKeys
+from tests.hardware.bench import PROFILES, Driven, check, drawn, needs_tools
 
 pytestmark = needs_tools
 SOME = ("uniform", "bursts")
@@ -39,11 +42,53 @@ def test_softmax_along_the_dimension_that_travels_fastest():
     assert torch.equal(plan.out.positions, positions)
 
 
-def test_masks_of_softmax_are_refused():
-    edge = Edge.of(0.05, -128, 127)
-    mask = drawn(Edge.of(1.0, 0, 1), 6, 7)
-    with pytest.raises(ConfigError, match="a softmax with a mask has no circuit"):
-        check(IntegerSoftmax(edge, 7, -1, IntegerOptions()), drawn(edge, 6, 7), mask)
+HEAD_BY_HEAD = torch.arange(2 * 5 * 7).view(5, 2, 7).transpose(0, 1).contiguous()
+
+
+def mask_of(keys, samples=6):
+    """Masks of all lengths, one with a hole, and one that hides all."""
+    numbers = (torch.arange(keys) < torch.arange(samples)[:, None] * keys // (samples - 2)).long()
+    numbers[-1, :-1] = torch.arange(keys - 1) % 2
+    return Driven(Stream.in_order((1, 1, keys), KEPT, 1), numbers.view(samples, 1, 1, keys))
+
+
+@pytest.mark.parametrize(
+    ("shape", "edge", "positions", "is_causal", "mode", "profiles"),
+    [
+        ((2, 5, 7), Edge.of(0.05, -128, 127), HEAD_BY_HEAD, False, "small", PROFILES),
+        ((2, 5, 7), Edge.of(0.05, -128, 127), HEAD_BY_HEAD, True, "small", ("none", *SOME)),
+        ((2, 3, 6), Edge.of(0.4, 3, 9), None, True, "exact", SOME),
+        ((1, 4, 4), Edge.of(0.01, -512, 511), None, True, "small", SOME),
+        ((3, 1, 2), Edge.of(0.3, -3, 3), None, False, "small", SOME),
+        ((1, 2, 9), Edge.of(0.3, -9, -2), None, False, "small", SOME),
+    ],
+)
+@pytest.mark.sampled(2)
+def test_softmax_of_what_a_mask_keeps(shape, edge, positions, is_causal, mode, profiles):
+    *_, queries, keys = shape
+    operator = IntegerSoftmax(edge, keys, -1, IntegerOptions(mode))
+    scores, mask = drawn(edge, *shape, samples=6, positions=positions), mask_of(keys)
+    kept = KeptKeys(queries, keys, is_causal)
+    plan = check(operator, scores, mask, kept=kept, profiles=profiles)
+    assert (
+        plan.module == "chop_masked_softmax"
+        and not operator(scores.codes, kept(mask.codes.flatten(1)))[0].any()
+    )
+
+
+def test_masks_that_travel_in_another_order_than_scores_are_refused():
+    edge, numbers = Edge.of(0.05, -128, 127), mask_of(7)
+    operator, kept = IntegerSoftmax(edge, 7, -1, IntegerOptions()), KeptKeys(5, 7, True)
+    backwards = Stream(torch.arange(7).flip(0).view(1, 1, 7), KEPT, 1)
+    with pytest.raises(ConfigError, match="does not travel as the 7 scores do"):
+        check(operator, drawn(edge, 1, 5, 7), numbers._replace(stream=backwards), kept=kept)
+    flipped = torch.arange(35).view(1, 5, 7).flip(1)
+    with pytest.raises(ConfigError, match="the queries of a causal mask do not travel in order"):
+        check(operator, drawn(edge, 1, 5, 7, positions=flipped), numbers, kept=kept)
+    flipped = torch.arange(35).view(1, 5, 7).flip(2)
+    last = numbers._replace(stream=backwards)
+    with pytest.raises(ConfigError, match="the keys of a causal mask do not travel in order"):
+        check(operator, drawn(edge, 1, 5, 7, positions=flipped), last, kept=kept)
 
 
 def test_rows_of_softmax_that_are_interrupted_are_refused():

@@ -12,6 +12,7 @@ from chop.hardware.plan import Component
 from chop.hardware.plans import (
     convolution,
     elementwise,
+    lookup,
     matmul,
     norm,
     reduce,
@@ -43,6 +44,9 @@ COMPONENTS: dict[type[nn.Module], Component] = {
     ),
     integer.IntegerConv2d: Component(
         "chop_conv", convolution.plan_conv, spatial=2, kind=Kind.PRODUCT
+    ),
+    integer.IntegerEmbedding: Component(
+        "chop_embedding", lookup.plan_embedding, kind=Kind.CONSTANT
     ),
     integer.IntegerLayerNorm: Component("chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
     integer.IntegerLinear: Component("chop_linear", weighted.plan_linear, kind=Kind.PRODUCT),

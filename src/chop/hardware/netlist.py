@@ -14,14 +14,16 @@ from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
 from chop.hardware.components import COMPONENTS
+from chop.hardware.indices import index_edge
 from chop.hardware.lanes import divisors, fewest_lanes
 from chop.hardware.plan import RTL, ComponentPlan, Site
 from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
 from chop.hardware.stream import Stream
-from chop.hardware.values import Fixed, Move, Wire, moved
+from chop.hardware.values import Fixed, Kept, Move, Wire, moved
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import Constant, Decode, Encode
+from chop.nn.integer.mask import KeptKeys
 
 Value = Wire | Fixed
 WHERE = "hardware"
@@ -157,6 +159,7 @@ class _Builder:
         self.mg, self.fold, self.folds = mg, fold, folds
         self.names = signal_names([node.name for node in mg.nodes])
         self.values: dict[fx.Node, Value] = {}
+        self.masks: dict[fx.Node, Kept] = {}
         self.instances: list[Instance] = []
         self.inputs: list[Boundary] = []
         self.outputs: list[Boundary] = []
@@ -205,7 +208,9 @@ class _Builder:
     def _knows(self, node: fx.Node) -> bool:
         row = self.mg.operator(node)
         module = self.mg.module_of(node)
-        known = type(module) in COMPONENTS or isinstance(module, Encode | Decode | Constant)
+        ends = Encode | Decode | Constant | KeptKeys
+        known = type(module) in COMPONENTS or isinstance(module, ends)
+        known |= node.op == "placeholder"
         return known or row.only_moves or row.layout == "read" or torch.cat in row.functions
 
     def _visit(self, node: fx.Node) -> None:
@@ -214,6 +219,12 @@ class _Builder:
             self._encode(node, module)
         elif isinstance(module, Decode):
             self._decode(node)
+        elif node.op == "placeholder":
+            stream = Stream.in_order(self._shape(node)[1:], index_edge(self.mg, node))
+            self._enter(node, self.names[node.name], stream)
+        elif isinstance(module, KeptKeys):
+            wires = [value for s in _tensors(node) if isinstance(value := self.values[s], Wire)]
+            self.masks[node] = Kept.of(module, *wires)
         elif isinstance(module, Constant):
             self.values[node] = Fixed(module.codes, module.out)
         elif type(module) in COMPONENTS:
@@ -244,8 +255,13 @@ class _Builder:
         stream = stream.with_lanes(next(reaching, choices[-1]))
         alone = sum(self._is(user, Encode) for user in source.users) == 1
         name = self.names[source.name if alone else node.name]
+        self._enter(node, name, stream, choices)
+
+    def _enter(
+        self, node: fx.Node, port: str, stream: Stream, choices: Sequence[int] = ()
+    ) -> None:
         wire = Wire(self.names[node.name], stream)
-        self.inputs.append(Boundary(name, node.name, wire, choices))
+        self.inputs.append(Boundary(port, node.name, wire, choices or (stream.lanes,)))
         self.values[node] = wire
 
     def _decode(self, node: fx.Node) -> None:
@@ -257,28 +273,24 @@ class _Builder:
     def _operate(self, node: fx.Node, operator: nn.Module) -> Wire:
         streams = self._streams(node, operator)
         row, given = COMPONENTS[type(operator)], [wire.stream for wire in streams]
+        kept = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
         fold = self.folds.get(node.name)
         if fold is None:
-            site = Site(operator, given, self.fold)
+            site = Site(operator, given, self.fold, kept)
         else:
-            site = Site(operator, [stream.with_lanes(1) for stream in given], fold)
-        kind, plan = type(operator).__name__, row.plan(site)
-        made = Instance(
-            self.names[node.name],
-            kind,
-            row.module,
-            row.folder,
-            plan,
-            tuple(streams),
-            row.kind,
-            node.name,
-        )
+            site = Site(operator, [stream.with_lanes(1) for stream in given], fold, kept)
+        name, kind, plan = self.names[node.name], type(operator).__name__, row.plan(site)
+        module = plan.module or row.module
+        made = Instance(name, kind, module, row.folder, plan, tuple(streams), row.kind, node.name)
         self.instances.append(made)
         return made.output
 
     def _streams(self, node: fx.Node, operator: nn.Module) -> list[Wire]:
         """What an operator reads; a constant is sent as the other operand is."""
-        sources = [self.values[source] for source in _tensors(node)]
+        sources = [
+            self.masks[source].value if source in self.masks else self.values[source]
+            for source in _tensors(node)
+        ]
         live = [source for source in sources if isinstance(source, Wire)]
         found = []
         for number, source in enumerate(sources):

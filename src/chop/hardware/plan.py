@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from chop.hardware.stream import Stream
 from chop.ir.ops import Kind
+from chop.nn.integer.mask import KeptKeys
 
 RTL = Path(__file__).parent / "rtl"
+WIDEST_SUM = 62
+"""Bits of a word that int64 holds."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,13 @@ class Site:
         inputs: the streams that it reads, with the lanes that their producers send.
         fold: most cycles that it may take for a sample. Its lanes are the fewest that reach this;
             an operator that cannot reach it has its fastest form.
+        kept: of a softmax that reads a mask, its last input: how the keys of a sample become it.
     """
 
     operator: nn.Module
     inputs: Sequence[Stream]
     fold: int
+    kept: KeptKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,21 @@ class Memory:
         )
         return cls(words, width * len(rows[0]))
 
+    @classmethod
+    def of_codes(cls, codes: Tensor, width: int) -> Memory:
+        """The same of large memories, in a fraction of the time.
+
+        Args:
+            codes: int64 (words, lanes).
+            width: of one code in bits.
+        """
+        lanes = codes.size(1)
+        if width * lanes > WIDEST_SUM:
+            return cls.of(codes.tolist(), width)
+        places = torch.arange(lanes) * width
+        words = ((codes & (1 << width) - 1) << places).sum(1)
+        return cls(tuple(words.tolist()), width * lanes)
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -99,6 +120,7 @@ class ComponentPlan:
         needs: for each input, int64 (beats out,), the last beat that each beat out needs, where
             `holds` does not tell.
         buffers: for each input the beats of a FIFO wanted ahead of it, 0 for none.
+        module: SystemVerilog module where it is not the one of the component's row.
     """
 
     parameters: Mapping[str, int | str]
@@ -110,6 +132,7 @@ class ComponentPlan:
     holds: tuple[float, ...] = ()
     needs: tuple[Tensor, ...] = ()
     buffers: tuple[int, ...] = ()
+    module: str = ""
 
 
 @dataclass(frozen=True)

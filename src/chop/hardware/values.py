@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,9 +17,12 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.hardware.stream import Stream
 from chop.nn.integer import Edge
+from chop.nn.integer.mask import KeptKeys
 
 Move = Callable[[Tensor], Tensor]
 """A tensor with its batch to the moved one."""
+KEPT = Edge.of(1.0, 0, 1)
+"""Of an attention mask: the numbers 0 and 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,27 @@ class Fixed:
         if bool((spread != spread[:1]).any()):
             raise ConfigError("a constant that differs between the samples of a batch")
         return spread[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """An attention mask: numbers for the keys of a sample, (1, 1, keys), of which 0 hides one.
+
+    Attributes:
+        keys: how they become the mask of each query.
+        value: the numbers.
+    """
+
+    keys: KeptKeys
+    value: Wire | Fixed
+
+    @classmethod
+    def of(cls, keys: KeptKeys, value: Wire | None = None) -> Self:
+        """A mask of a sample's numbers, (keys,); None where it hides keys of no sample."""
+        if value is None:
+            return cls(keys, Fixed(torch.ones(1, 1, 1, keys.keys, dtype=torch.int64), KEPT))
+        places = value.stream.positions.view(1, 1, -1)
+        return cls(keys, Wire(value.signal, replace(value.stream, positions=places)))
 
 
 def moved(stream: Stream, batch: int, move: Move) -> Tensor:

@@ -24,7 +24,7 @@ def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:
         mg: the graph.
         batch: inputs by name; others are ignored.
     Returns: `inputs.NAME`, `outputs.NODE` of real numbers, and as int64 the codes that the host
-        sends and receives, `sent.NODE` and `received.NODE`.
+        sends and receives, `sent.NODE` and `received.NODE`; indices and masks are sent as they are.
     """
     names = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     inputs = {name: x.cpu() for name, x in batch.items() if name in names}
@@ -32,8 +32,11 @@ def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:
 
     def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         module = mg.module_of(node)
+        is_index = node.op == "placeholder" and isinstance(result, Tensor)
         if isinstance(module, Encode | EncodeBlocks):
             found[f"sent.{node.name}"] = result
+        elif is_index and not result.is_floating_point():
+            found[f"sent.{node.name}"] = result.long()
         elif isinstance(module, Decode):
             (source,) = node.all_input_nodes
             found[f"received.{source.name}"] = values[source]

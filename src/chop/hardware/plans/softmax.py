@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import torch
+
 from chop.errors import ConfigError
+from chop.hardware.lanes import divisors
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.stream import Rows, Stream
 from chop.nn.integer import IntegerSoftmax
+from chop.nn.integer.edge import bits_of
+from chop.nn.integer.mask import KeptKeys
 
 PIPELINE = 8
 """Registers that a row passes beside the stages that are counted, and some to spare."""
@@ -17,14 +23,17 @@ def plan_softmax(site: Site) -> ComponentPlan:
     """Rows one code at a time, along whatever dimension they travel.
 
     Raises:
-        ConfigError: there is a mask, it is over samples, or codes of a row do not travel one after
-            another.
+        ConfigError: it is over samples, codes of a row do not travel one after another, or a mask
+            does not travel as they do.
     """
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerSoftmax)
-    if len(site.inputs) > 1:
-        raise ConfigError("a softmax with a mask has no circuit")
     rows = _rows(operator, read)
+    plan = _plan(operator, read, rows)
+    return plan if site.kept is None else _masked(plan, site, rows, site.kept)
+
+
+def _plan(operator: IntegerSoftmax, read: Stream, rows: Rows) -> ComponentPlan:
     table = operator.exponentials.tolist()
     table_width = max(table).bit_length()
     reciprocal_width = operator.places - table_width + 1
@@ -53,6 +62,65 @@ def plan_softmax(site: Site) -> ComponentPlan:
         holds=(absorbed / read.size,),
         buffers=(0,),
     )
+
+
+def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> ComponentPlan:
+    """The plan of `chop_masked_softmax`, whose codes reach below those of `chop_softmax`."""
+    read, mask = site.inputs
+    low, high, table = read.edge.low, read.edge.high, plan.memories["TABLE_FILE"]
+    order = torch.arange(rows.features)
+    if not torch.equal(mask.positions.flatten(), rows.order):
+        raise ConfigError(
+            f"a mask of {mask.shape} does not travel as the {rows.features} scores do"
+        )
+    if kept.is_causal and not torch.equal(rows.order, order):
+        raise ConfigError("the keys of a causal mask do not travel in order")
+    hidden = low - len(table.words)
+    absorbed = math.ceil(plan.holds[0] * read.size)
+    # Once a row is absorbed, so are all numbers of the mask.
+    needs = tuple(
+        (torch.arange(read.size) + absorbed).clamp(max=n - 1) for n in (read.size, mask.size)
+    )
+    return replace(
+        plan,
+        module="chop_masked_softmax",
+        parameters={
+            **plan.parameters,
+            "ROWS": rows.count,
+            "INNER": _rows_of_a_query(rows) if kept.is_causal else 1,
+            "QUERIES": kept.queries,
+            "CAUSAL": int(kept.is_causal),
+            "SCORE_W": read.width,
+            "MASK_W": mask.width,
+            "IN_W": bits_of(hidden, high),
+            "HIDDEN": hidden,
+            "TABLE_DEPTH": 2 * len(table.words),
+        },
+        lanes=(1, 1),
+        memories={"TABLE_FILE": replace(table, words=table.words + (0,) * len(table.words))},
+        resources=replace(
+            plan.resources, memory_bits=plan.resources.memory_bits + 2 * rows.features
+        ),
+        holds=(*plan.holds, 0.0),
+        needs=needs,
+        buffers=(0, rows.features),
+    )
+
+
+def _rows_of_a_query(rows: Rows) -> int:
+    """How many rows travel one after another that have one query: those of all heads, or one.
+
+    Raises:
+        ConfigError: queries do not travel in order.
+    """
+    queries = rows.places.size(-1)
+    of_row = (
+        torch.arange(queries).expand(rows.places.shape).flatten()[rows.places.flatten().argsort()]
+    )
+    for inner in divisors(rows.count // queries):
+        if torch.equal(of_row, torch.arange(rows.count) // inner % queries):
+            return inner
+    raise ConfigError("the queries of a causal mask do not travel in order")
 
 
 def reciprocal_cycles(width: int) -> int:

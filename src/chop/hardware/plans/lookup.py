@@ -1,0 +1,41 @@
+"""Plan of embeddings: rows of a table that indices name."""
+
+from __future__ import annotations
+
+import torch
+
+from chop.hardware.lanes import divisors, first_within
+from chop.hardware.plan import ComponentPlan, Memory, Site
+from chop.hardware.stream import Stream
+from chop.nn.integer import IntegerEmbedding
+
+
+def plan_embedding(site: Site) -> ComponentPlan:
+    """Indices one at a time; a row travels after the other, its columns in order."""
+    operator, (read,) = site.operator, site.inputs
+    assert isinstance(operator, IntegerEmbedding)
+    rows, columns = operator.codes.shape
+
+    def cycles(lanes: int) -> int:
+        return read.size * (columns // lanes)
+
+    lanes = first_within(divisors(columns), site.fold, cycles)
+    beats = columns // lanes
+    places = read.positions[..., None] * columns + torch.arange(columns)
+    out = Stream(places, operator.out, lanes)
+    words = operator.codes.reshape(rows * beats, lanes)
+    return ComponentPlan(
+        parameters={
+            "LANES": lanes,
+            "ROWS": rows,
+            "BEATS": beats,
+            "IN_W": read.width,
+            "OUT_W": out.width,
+        },
+        lanes=(1,),
+        out=out,
+        cycles=cycles(lanes),
+        memories={"TABLE_FILE": Memory.of_codes(words, out.width)},
+        needs=(torch.arange(out.beats) // beats,),
+        buffers=(0,),
+    )

@@ -1,0 +1,119 @@
+// Softmax along rows of which some codes are hidden: chop_softmax of the others; what is hidden is 0.
+//
+// in 0    rows of FEATURES codes of SCORE_W bits, one per beat, ROWS of them a sample
+// in 1    FEATURES numbers of MASK_W bits a sample, one per beat: 0 hides that place of all rows
+// out     for each row FEATURES results of OUT_W bits, one per beat, in the order of the codes
+// time    that of chop_softmax; one register ahead of it and one behind it
+// memory  that of chop_softmax; a sample's mask; a bit for each code that is on its way
+//
+// Where CAUSAL is 1, the places after a row's query are hidden as well: INNER rows one after another
+// have one query, and a sample starts with the first of QUERIES.
+// A hidden code becomes HIDDEN, so far below all others that TABLE has 0 at its distance from them:
+// the upper half of TABLE is 0. A row that is hidden altogether has HIDDEN as its maximum; it is 0
+// because each of its results is.
+module chop_masked_softmax #(
+  parameter int FEATURES    = 17,
+  parameter int ROWS        = 4,
+  parameter int INNER       = 1,
+  parameter int QUERIES     = 4,
+  parameter int CAUSAL      = 0,
+  parameter int SCORE_W     = 8,
+  parameter int MASK_W      = 2,
+  parameter int IN_W        = 10,
+  parameter     HIDDEN      = -384,
+  parameter int TABLE_W     = 16,
+  parameter int TABLE_DEPTH = 512,
+  parameter int POWER       = 35,
+  parameter int OUT_W       = 37,
+  parameter int DEPTH       = 40,
+  parameter     TABLE_FILE  = ""
+) (
+  input  logic               clk_i,
+  input  logic               rst_ni,
+  input  logic [SCORE_W-1:0] data_in_0_i,
+  input  logic               data_in_0_valid_i,
+  output logic               data_in_0_ready_o,
+  input  logic [MASK_W-1:0]  data_in_1_i,
+  input  logic               data_in_1_valid_i,
+  output logic               data_in_1_ready_o,
+  output logic [OUT_W-1:0]   data_out_0_o,
+  output logic               data_out_0_valid_o,
+  input  logic               data_out_0_ready_i
+);
+  localparam int MOST    = (FEATURES > QUERIES) ? FEATURES : QUERIES;
+  localparam int COUNT_W = (MOST > 1) ? $clog2(MOST) : 1;
+  localparam int INNER_W = (INNER > 1) ? $clog2(INNER) : 1;
+  // Of codes in both FIFOs of chop_softmax and in its registers, with room.
+  localparam int IN_FLIGHT = FEATURES + DEPTH + 24;
+
+  // ---- mask ----
+  logic is_seen, is_seen_valid, is_taken, is_first_free;
+
+  chop_repeat #(.W(1), .BEATS(FEATURES), .TIMES(ROWS)) u_mask (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_in_0_i(data_in_1_i != '0), .data_in_0_valid_i(data_in_1_valid_i),
+    .data_in_0_ready_o(data_in_1_ready_o),
+    .data_out_0_o(is_seen), .data_out_0_valid_o(is_seen_valid),
+    .data_out_0_ready_i(is_first_free && data_in_0_valid_i));
+
+  // ---- hide ----
+  logic [COUNT_W-1:0] key_q, query_q;
+  logic [INNER_W-1:0] inner_q;
+  logic [IN_W-1:0] code_q;
+  logic is_kept, is_kept_q, code_valid_q, softmax_ready, kept_ready, is_row_end, is_query_end;
+
+  assign data_in_0_ready_o = is_first_free && is_seen_valid;
+  assign is_taken = data_in_0_valid_i && data_in_0_ready_o;
+  assign is_first_free = !code_valid_q || (softmax_ready && kept_ready);
+  assign is_kept = is_seen && (CAUSAL == 0 || key_q <= query_q);
+  assign is_row_end = (key_q == COUNT_W'(FEATURES - 1));
+  assign is_query_end = is_row_end && (inner_q == INNER_W'(INNER - 1));
+
+  always_ff @(posedge clk_i) begin
+    if (is_first_free) begin
+      code_q    <= is_kept ? IN_W'($signed(data_in_0_i)) : IN_W'(HIDDEN);
+      is_kept_q <= is_kept;
+    end
+    if (!rst_ni) begin
+      key_q        <= '0;
+      inner_q      <= '0;
+      query_q      <= '0;
+      code_valid_q <= 1'b0;
+    end else begin
+      if (is_first_free) code_valid_q <= is_taken;
+      if (is_taken) key_q <= is_row_end ? '0 : key_q + COUNT_W'(1);
+      if (is_taken && is_row_end) inner_q <= is_query_end ? '0 : inner_q + INNER_W'(1);
+      if (is_taken && is_query_end)
+        query_q <= (query_q == COUNT_W'(QUERIES - 1)) ? '0 : query_q + COUNT_W'(1);
+    end
+  end
+
+  // ---- softmax, and which of its results are kept ----
+  logic [OUT_W-1:0] result;
+  logic result_valid, kept, kept_valid, is_last_free;
+
+  chop_softmax #(
+    .FEATURES(FEATURES), .IN_W(IN_W), .TABLE_W(TABLE_W), .TABLE_DEPTH(TABLE_DEPTH), .POWER(POWER),
+    .OUT_W(OUT_W), .DEPTH(DEPTH), .TABLE_FILE(TABLE_FILE)
+  ) u_softmax (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_in_0_i(code_q), .data_in_0_valid_i(code_valid_q && kept_ready),
+    .data_in_0_ready_o(softmax_ready),
+    .data_out_0_o(result), .data_out_0_valid_o(result_valid),
+    .data_out_0_ready_i(is_last_free && kept_valid));
+
+  chop_fifo #(.W(1), .DEPTH(IN_FLIGHT)) u_kept (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_in_0_i(is_kept_q), .data_in_0_valid_i(code_valid_q && softmax_ready),
+    .data_in_0_ready_o(kept_ready),
+    .data_out_0_o(kept), .data_out_0_valid_o(kept_valid),
+    .data_out_0_ready_i(is_last_free && result_valid));
+
+  assign is_last_free = !data_out_0_valid_o || data_out_0_ready_i;
+
+  always_ff @(posedge clk_i) begin
+    if (is_last_free) data_out_0_o <= kept ? result : '0;
+    if (!rst_ni) data_out_0_valid_o <= 1'b0;
+    else if (is_last_free) data_out_0_valid_o <= result_valid && kept_valid;
+  end
+endmodule
