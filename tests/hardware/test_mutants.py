@@ -22,6 +22,7 @@ from chop.nn.integer import (
 from chop.nn.integer.mask import KeptKeys
 from tests.hardware import bench
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
+from tests.hardware.test_block_linear import block_layer
 from tests.hardware.test_conv import convolution
 from tests.hardware.test_linear import EDGE, layer
 from tests.hardware.test_lookup import table
@@ -60,6 +61,11 @@ def check_masked_softmax(folder):
     scores = drawn(EDGE, 2, 5, 7, samples=6, positions=HEAD_BY_HEAD)
     operator, kept = IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), KeptKeys(5, 7, True)
     check(operator, scores, mask_of(7), kept=kept, profiles=("none", "uniform", "bursts"))
+
+
+def check_block_linear(folder):
+    operator, entered = block_layer(4, 16, size=8)
+    check(operator, entered, fold=12)
 
 
 def check_norm(folder):
@@ -213,6 +219,45 @@ MUTANTS |= {
     ),
 }
 
+MUTANTS |= {
+    "shift_of_half": (
+        "chop_split_block",
+        "shift = SHIFT_W'(k + 1)",
+        "shift = SHIFT_W'(k)",
+        check_block_linear,
+    ),
+    "shift_of_another_beat": (
+        "chop_split_block",
+        "x >>> shift_q",
+        "x >>> shift",
+        check_block_linear,
+    ),
+    "weights_not_shifted": (
+        "chop_block_linear",
+        "+ BOTH_W'(f)",
+        "",
+        check_block_linear,
+    ),
+    "shifted_too_early": (
+        "chop_block_linear",
+        "both_q[LEVELS*BOTH_W +: BOTH_W]",
+        "both_q[0 +: BOTH_W]",
+        check_block_linear,
+    ),
+    "blocks_not_cleared": (
+        "chop_block_linear",
+        "(first_q[STAGES-1] ? '0 : sum_q)",
+        "sum_q",
+        check_block_linear,
+    ),
+    "blocks_ignore_back_pressure": (
+        "chop_block_linear",
+        "!sums_valid_q || (last_moves && bias_valid)",
+        "1'b1",
+        check_block_linear,
+    ),
+}
+
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 @pytest.mark.sampled(1)
@@ -230,7 +275,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 13
+    assert len(checks) == 14
     for run in checks:
         run(RTL)
 

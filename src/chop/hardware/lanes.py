@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
@@ -74,7 +74,9 @@ def fewest_lanes(size: int, fold: int, sent: int = 1) -> int:
     return next((lanes for lanes in fitting if size <= lanes * fold), size)
 
 
-def matrix_lanes(rows: int, k: int, m: int, fold: int, sent: int) -> MatrixLanes:
+def matrix_lanes(
+    rows: int, k: int, m: int, fold: int, sent: int, inputs: Sequence[int] | None = None
+) -> MatrixLanes:
     """The fewest multipliers that compute (rows, k) @ (k, m) in at most `fold` cycles.
 
     Among equals the ones closest to a square come first.
@@ -86,17 +88,16 @@ def matrix_lanes(rows: int, k: int, m: int, fold: int, sent: int) -> MatrixLanes
         fold: most cycles for a sample, those of a converter of lanes included; if no choice
             reaches it, the fastest one.
         sent: lanes of the producer.
+        inputs: lanes of which the inputs' have to be one, and the more of them the better among
+            equals; default, all that divide k.
     """
 
     def cost(lanes: MatrixLanes) -> tuple[bool, int, int]:
         cycles = rows * (k // lanes.inputs) * (m // lanes.outputs)
         is_slow = max(cycles, converter_cycles(rows * k, sent, lanes.inputs)) > fold
-        return is_slow, lanes.inputs * lanes.outputs, abs(lanes.inputs - lanes.outputs)
+        shape = abs(lanes.inputs - lanes.outputs) if inputs is None else -lanes.inputs
+        return is_slow, lanes.inputs * lanes.outputs, shape
 
-    pairs = list(_pairs(k, m))
+    pairs = [MatrixLanes(i, o) for i in inputs or divisors(k) for o in divisors(m)]
     best = min(pairs, key=cost)
     return max(pairs, key=lambda p: p.inputs * p.outputs) if cost(best)[0] else best
-
-
-def _pairs(k: int, m: int) -> Iterator[MatrixLanes]:
-    return (MatrixLanes(i, o) for i in divisors(k) for o in divisors(m))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from chop.hardware.stream import Stream
 from chop.hardware.values import Fixed, Kept, Move, Wire, moved
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
-from chop.nn.integer import Constant, Decode, Encode
+from chop.nn.integer import Constant, Decode, Encode, EncodeBlocks
 from chop.nn.integer.mask import KeptKeys
 
 Value = Wire | Fixed
 WHERE = "hardware"
+ENCODERS = Encode | EncodeBlocks
+"""What the host computes ahead of a circuit."""
 TAKEN = re.compile(
     r"(clk|violated|FOLDER|(.*_)?(in|out|branch|fork|constant|part|buffer|upsize|downsize|data|valid|ready"
     r"|i|o)(_\d+)*)"
@@ -187,10 +190,10 @@ class _Builder:
             node = pending.pop()
             if node not in found:
                 found.add(node)
-                pending += [] if self._is(node, Encode) else node.all_input_nodes
+                pending += [] if self._is(node, ENCODERS) else node.all_input_nodes
         return [node for node in self.mg.nodes if node in found]
 
-    def _is(self, node: fx.Node, kind: type[nn.Module]) -> bool:
+    def _is(self, node: fx.Node, kind: type[nn.Module] | UnionType) -> bool:
         return isinstance(self.mg.module_of(node), kind)
 
     def _refuse_unknown(self, nodes: Sequence[fx.Node]) -> None:
@@ -208,14 +211,14 @@ class _Builder:
     def _knows(self, node: fx.Node) -> bool:
         row = self.mg.operator(node)
         module = self.mg.module_of(node)
-        ends = Encode | Decode | Constant | KeptKeys
+        ends = ENCODERS | Decode | Constant | KeptKeys
         known = type(module) in COMPONENTS or isinstance(module, ends)
         known |= node.op == "placeholder"
         return known or row.only_moves or row.layout == "read" or torch.cat in row.functions
 
     def _visit(self, node: fx.Node) -> None:
         module = self.mg.module_of(node)
-        if isinstance(module, Encode):
+        if isinstance(module, ENCODERS):
             self._encode(node, module)
         elif isinstance(module, Decode):
             self._decode(node)
@@ -235,7 +238,7 @@ class _Builder:
         else:
             self.values[node] = self._move(node)
 
-    def _encode(self, node: fx.Node, encode: Encode) -> None:
+    def _encode(self, node: fx.Node, encode: Encode | EncodeBlocks) -> None:
         (source,) = node.all_input_nodes
         shape, fold = self._shape(node)[1:], self.folds.get(node.name, self.fold)
         stream = Stream.in_order(shape, encode.out)
@@ -253,7 +256,7 @@ class _Builder:
         choices = divisors(shape[0] if spatial else stream.size)
         reaching = (n for n in choices if stream.size <= n * fold)
         stream = stream.with_lanes(next(reaching, choices[-1]))
-        alone = sum(self._is(user, Encode) for user in source.users) == 1
+        alone = sum(self._is(user, ENCODERS) for user in source.users) == 1
         name = self.names[source.name if alone else node.name]
         self._enter(node, name, stream, choices)
 

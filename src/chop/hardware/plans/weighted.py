@@ -7,9 +7,11 @@ from torch import Tensor
 
 from chop.hardware.lanes import MatrixLanes, matrix_lanes
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.plans.blocks import block_plan, input_lanes
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bits_of
+from chop.nn.integer.linear import SharedBlocks
 
 
 def plan_linear(site: Site) -> ComponentPlan:
@@ -22,13 +24,15 @@ def plan_linear(site: Site) -> ComponentPlan:
     assert isinstance(operator, IntegerLinear)
     rows = read.rows()
     outputs = operator.weight.size(0)
-    lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes)
+    blocks = None if operator.blocks is None else SharedBlocks(*operator.blocks)
+    choices = None if blocks is None else input_lanes(rows, blocks)
+    lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes, choices)
     weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
     weight_width, bias_width = width_of(weight), width_of(bias)
     positions = rows.places[..., None] * outputs + torch.arange(outputs)
     out = Stream(positions, operator.out, lanes.outputs)
     beats, groups = rows.features // lanes.inputs, outputs // lanes.outputs
-    return ComponentPlan(
+    plan = ComponentPlan(
         parameters={
             "IN_LANES": lanes.inputs,
             "OUT_LANES": lanes.outputs,
@@ -55,6 +59,7 @@ def plan_linear(site: Site) -> ComponentPlan:
         # A row waits here while the one before is multiplied by all groups of outputs.
         buffers=(2 * beats if groups > 1 else 0,),
     )
+    return plan if blocks is None else block_plan(plan, operator, read, rows, lanes, blocks)
 
 
 def weight_memory(weight: Tensor, lanes: MatrixLanes) -> Memory:

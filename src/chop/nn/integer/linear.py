@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any, NamedTuple, Self
 
+from torch import Tensor, nn
+
+from chop.formats import NumberFormat
 from chop.nn.integer.base import matmul
+from chop.nn.integer.blocks import BlockGrid
+from chop.nn.integer.edge import bits_of
 from chop.nn.integer.weighted import WeightedOperator
+from chop.nn.quantized import QuantizedOperator
+
+
+class SharedBlocks(NamedTuple):
+    """Blocks of features whose codes, and whose weights, share a power of two each.
+
+    Attributes:
+        size: features of a block.
+        data_in_width: bits of an input's element.
+        weight_width: bits of a weight's element.
+    """
+
+    size: int
+    data_in_width: int
+    weight_width: int
+
+    @classmethod
+    def of(cls, module: QuantizedOperator) -> Self | None:
+        """Those of a layer whose `data_in` and `weight` are of blocks along the features; or None.
+
+        Args:
+            module: the layer; its formats are fitted.
+        """
+        grids = [_grid(module.format_of(operand)) for operand in ("data_in", "weight")]
+        data_in, weight = grids
+        if data_in is None or weight is None or data_in.sizes[-1] != weight.sizes[-1]:
+            return None
+        if any(
+            grid.dim not in (-1, 1) or max(grid.sizes[:-1], default=1) > 1 for grid in grids if grid
+        ):
+            return None
+        widths = (bits_of(-grid.limit, grid.limit) for grid in (data_in, weight))
+        return cls(data_in.sizes[-1], *widths)
+
+
+def _grid(number_format: Any) -> BlockGrid | None:
+    return BlockGrid.of(number_format, 0, 0) if isinstance(number_format, NumberFormat) else None
 
 
 class IntegerLinear(WeightedOperator):
     """Linear layer: acc[o] = (sum over i of x[i] w[o, i]) 2^shift + b[o].
 
     Width: see `WeightedOperator`; K is the number of inputs.
+
+    Where inputs and weights are of blocks that share exponents, `blocks` says so: x[i] = q[i] 2^e
+    and w[o, i] = p[o, i] 2^f[o] within a block, so that the sum over its products is
+    (sum of q[i] p[o, i]) 2^(e + f[o]), which is how a circuit computes the same integers.
     """
+
+    blocks: tuple[int, int, int] | None = None
+
+    def take_settings(self, module: nn.Module) -> None:
+        """Takes over which features share exponents."""
+        assert isinstance(module, QuantizedOperator)
+        found = SharedBlocks.of(module)
+        if found is not None:
+            self.blocks = (found.size, found.data_in_width, found.weight_width)
 
     def forward(self, codes: Tensor) -> Tensor:
         """(..., inputs) to (..., outputs), int64."""

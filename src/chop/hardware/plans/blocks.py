@@ -1,0 +1,110 @@
+"""Plan of linear layers of blocks with shared exponents (MXINT)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from chop.hardware.lanes import MatrixLanes, divisors
+from chop.hardware.plan import ComponentPlan, Memory, Resources
+from chop.hardware.stream import Rows, Stream
+from chop.nn.integer import IntegerLinear
+from chop.nn.integer.blocks import floor_log2
+from chop.nn.integer.linear import SharedBlocks
+
+
+class _Split(NamedTuple):
+    """Numbers that share powers of two: p 2^f.
+
+    Attributes:
+        codes: p, int64 (..., n).
+        shift: f, int64 (..., 1).
+    """
+
+    codes: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, numbers: Tensor, width: int) -> _Split:
+        """With the smallest f for which all p along the last axis have a width in bits."""
+        magnitudes = torch.where(numbers < 0, ~numbers, numbers).amax(-1, keepdim=True)
+        used = torch.where(magnitudes > 0, floor_log2(magnitudes) + 1, 0)
+        shift = (used - (width - 1)).clamp(min=0)
+        return cls(numbers >> shift, shift)
+
+
+def input_lanes(rows: Rows, blocks: SharedBlocks) -> list[int]:
+    """Lanes whose beats have features of one block each."""
+    of_place = rows.order.argsort() // blocks.size
+    return [
+        lanes
+        for lanes in divisors(rows.features)
+        if lanes <= blocks.size and bool((beats := of_place.view(-1, lanes)).eq(beats[:, :1]).all())
+    ]
+
+
+def block_plan(
+    plan: ComponentPlan,
+    operator: IntegerLinear,
+    read: Stream,
+    rows: Rows,
+    lanes: MatrixLanes,
+    blocks: SharedBlocks,
+) -> ComponentPlan:
+    """The plan of `chop_block_linear`, from that of `chop_linear` with the same lanes.
+
+    Args:
+        plan: with cycles, order and biases.
+        operator: the layer.
+        read: what it reads.
+        rows: of the same.
+        lanes: of the plan.
+        blocks: of inputs and weights.
+    """
+    outputs, features = operator.weight.shape
+    groups, beats = outputs // lanes.outputs, features // lanes.inputs
+    weight = operator.weight[:, rows.order.argsort()].view(groups, lanes.outputs, beats, -1)
+    weight = weight.transpose(1, 2)
+    split = _Split.of(weight, blocks.weight_width)
+    if not torch.equal(split.codes << split.shift, weight):
+        return plan  # weights that were rounded once more, for a bias
+    code_width = min(blocks.data_in_width, read.width)
+    shift_width = max(read.width - code_width, 1).bit_length()
+    weight_shift_width = max(int(split.shift.max()).bit_length(), 1)
+    parameters = {name: plan.parameters[name] for name in plan.parameters if name != "WEIGHT_W"}
+    stored = lanes.inputs * code_width + shift_width
+    return ComponentPlan(
+        parameters={
+            **parameters,
+            "CODE_W": code_width,
+            "SHIFT_W": shift_width,
+            "WEIGHT_W": blocks.weight_width,
+            "WEIGHT_SHIFT_W": weight_shift_width,
+        },
+        lanes=plan.lanes,
+        out=plan.out,
+        cycles=plan.cycles,
+        memories={
+            **plan.memories,
+            "WEIGHT_FILE": _words(split, blocks.weight_width, weight_shift_width),
+        },
+        resources=Resources(
+            {(code_width, blocks.weight_width): lanes.inputs * lanes.outputs},
+            beats * stored if groups > 1 else 0,
+        ),
+        holds=plan.holds,
+        buffers=plan.buffers,
+        module="chop_block_linear",
+    )
+
+
+def _words(split: _Split, width: int, shift_width: int) -> Memory:
+    """For each group and beat the numbers of all outputs, and their shifts above these."""
+    codes = Memory.of(split.codes.reshape(-1, split.codes.shape[2:].numel()).tolist(), width)
+    shifts = Memory.of(split.shift.reshape(-1, split.shift.size(2)).tolist(), shift_width)
+    words = (
+        code + (shift << codes.width) for code, shift in zip(codes.words, shifts.words, strict=True)
+    )
+    return Memory(tuple(words), codes.width + shifts.width)

@@ -1,0 +1,159 @@
+// Linear layer of blocks that share exponents (MXINT): for each row of codes
+//   y[o] = (sum over beats of (sum over lanes i of q[i] p[o, i]) 2^(e + f[o])) 2^SHIFT + b[o],
+// where the codes of a beat are q[i] 2^e, and the weights beside them p[o, i] 2^f[o].
+//
+// in      IN_LANES codes of IN_W bits, of one block; a row is IN_FEATURES / IN_LANES beats
+// out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
+// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; chop_split_block |
+//         fetch | multiply | a level of the adder tree after the other | shift | accumulate | bias
+// memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
+//         OUT_LANES * IN_LANES numbers p of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i,
+//         and OUT_LANES shifts f of WEIGHT_SHIFT_W bits above them; BIAS_FILE, for each group: a
+//         word of OUT_LANES biases of BIAS_W bits; a row as codes q and shifts e, where there are
+//         several groups
+module chop_block_linear #(
+  parameter int IN_LANES       = 1,
+  parameter int OUT_LANES      = 1,
+  parameter int IN_FEATURES    = 1,
+  parameter int OUT_FEATURES   = 1,
+  parameter int IN_W           = 16,
+  parameter int CODE_W         = 8,
+  parameter int SHIFT_W        = 4,
+  parameter int WEIGHT_W       = 8,
+  parameter int WEIGHT_SHIFT_W = 4,
+  parameter int BIAS_W         = 8,
+  parameter int OUT_W          = 40,
+  parameter int SHIFT          = 0,
+  parameter     WEIGHT_FILE    = "",
+  parameter     BIAS_FILE      = ""
+) (
+  input  logic                       clk_i,
+  input  logic                       rst_ni,
+  input  logic [IN_LANES*IN_W-1:0]   data_in_0_i,
+  input  logic                       data_in_0_valid_i,
+  output logic                       data_in_0_ready_o,
+  output logic [OUT_LANES*OUT_W-1:0] data_out_0_o,
+  output logic                       data_out_0_valid_o,
+  input  logic                       data_out_0_ready_i
+);
+  localparam int BEATS     = IN_FEATURES / IN_LANES;
+  localparam int GROUPS    = OUT_FEATURES / OUT_LANES;
+  localparam int COUNT_W   = (BEATS > 1) ? $clog2(BEATS) : 1;
+  localparam int LEVELS    = $clog2(IN_LANES);
+  localparam int STAGES    = LEVELS + 2;  // products, levels of the tree, shift
+  localparam int PRODUCT_W = CODE_W + WEIGHT_W;
+  localparam int TREE_W    = PRODUCT_W + LEVELS;
+  localparam int WORD_W    = OUT_LANES * (IN_LANES * WEIGHT_W + WEIGHT_SHIFT_W);
+  localparam int ROW_W     = SHIFT_W + IN_LANES * CODE_W;
+  localparam int BOTH_W    = ((SHIFT_W > WEIGHT_SHIFT_W) ? SHIFT_W : WEIGHT_SHIFT_W) + 1;
+  // What is shifted beyond the result needs no sum.
+  localparam int SUM_W     = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
+
+  if (IN_FEATURES % IN_LANES != 0 || OUT_FEATURES % OUT_LANES != 0) begin : g_refused
+    initial $fatal(1, "chop_block_linear: lanes divide features");
+  end
+
+  logic [ROW_W-1:0] block, row;
+  logic [WORD_W-1:0] word;
+  logic [OUT_LANES*BIAS_W-1:0] bias;
+  logic block_valid, block_ready, row_valid, word_valid, bias_valid, takes, moves, sums_valid_q;
+  logic last_moves;
+  logic [COUNT_W-1:0] count_q;
+  logic [STAGES-1:0] valid_q, first_q, last_q;
+
+  chop_split_block #(
+    .LANES(IN_LANES), .IN_W(IN_W), .CODE_W(CODE_W), .SHIFT_W(SHIFT_W)
+  ) u_split (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_in_0_i(data_in_0_i), .data_in_0_valid_i(data_in_0_valid_i),
+    .data_in_0_ready_o(data_in_0_ready_o),
+    .data_out_0_o(block), .data_out_0_valid_o(block_valid), .data_out_0_ready_i(block_ready));
+
+  chop_repeat #(.W(ROW_W), .BEATS(BEATS), .TIMES(GROUPS)) u_row (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_in_0_i(block), .data_in_0_valid_i(block_valid), .data_in_0_ready_o(block_ready),
+    .data_out_0_o(row), .data_out_0_valid_o(row_valid),
+    .data_out_0_ready_i(moves && word_valid));
+
+  chop_constant #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_out_0_o(word), .data_out_0_valid_o(word_valid),
+    .data_out_0_ready_i(moves && row_valid));
+
+  chop_constant #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_out_0_o(bias), .data_out_0_valid_o(bias_valid),
+    .data_out_0_ready_i(last_moves && sums_valid_q));
+
+  assign last_moves = !data_out_0_valid_o || data_out_0_ready_i;
+  assign moves      = !sums_valid_q || (last_moves && bias_valid);
+  assign takes      = row_valid && word_valid;
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      count_q            <= '0;
+      valid_q            <= '0;
+      sums_valid_q       <= 1'b0;
+      data_out_0_valid_o <= 1'b0;
+    end else begin
+      if (moves) begin
+        if (takes) count_q <= (count_q == COUNT_W'(BEATS - 1)) ? '0 : count_q + COUNT_W'(1);
+        valid_q      <= {valid_q[STAGES-2:0], takes};
+        sums_valid_q <= valid_q[STAGES-1] && last_q[STAGES-1];
+      end
+      if (last_moves) data_out_0_valid_o <= sums_valid_q && bias_valid;
+    end
+    if (moves) begin
+      first_q <= {first_q[STAGES-2:0], count_q == '0};
+      last_q  <= {last_q[STAGES-2:0], count_q == COUNT_W'(BEATS - 1)};
+    end
+  end
+
+  for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
+    logic signed [SUM_W-1:0] shifted_q, sum_q;
+    logic signed [BIAS_W-1:0] b;
+    logic [WEIGHT_SHIFT_W-1:0] f;
+    logic [(LEVELS+1)*BOTH_W-1:0] both_q;  // that of the products in the lowest bits
+    assign b = bias[o*BIAS_W +: BIAS_W];
+    assign f = word[OUT_LANES*IN_LANES*WEIGHT_W + o*WEIGHT_SHIFT_W +: WEIGHT_SHIFT_W];
+
+    // Level 0 are the products; each sum has two neighbors of the level below.
+    for (genvar level = 0; level <= LEVELS; level++) begin : g_level
+      localparam int NODES = (IN_LANES + (1 << level) - 1) >> level;
+      logic [NODES*TREE_W-1:0] sums_q;
+      for (genvar n = 0; n < NODES; n++) begin : g_node
+        if (level == 0) begin : g_product
+          logic signed [CODE_W-1:0] x;
+          logic signed [WEIGHT_W-1:0] w;
+          assign x = row[n*CODE_W +: CODE_W];
+          assign w = word[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
+          always_ff @(posedge clk_i) begin
+            if (moves) sums_q[n*TREE_W +: TREE_W] <= TREE_W'(PRODUCT_W'(x) * PRODUCT_W'(w));
+          end
+        end else begin : g_sum
+          localparam int BELOW = (IN_LANES + (1 << (level - 1)) - 1) >> (level - 1);
+          logic [TREE_W-1:0] other;
+          if (2 * n + 1 < BELOW) begin : g_pair
+            assign other = g_level[level-1].sums_q[(2*n+1)*TREE_W +: TREE_W];
+          end else begin : g_alone
+            assign other = '0;
+          end
+          always_ff @(posedge clk_i) begin
+            if (moves)
+              sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
+          end
+        end
+      end
+    end
+
+    always_ff @(posedge clk_i) begin
+      if (moves) begin
+        both_q    <= ((LEVELS + 1) * BOTH_W)'({both_q, BOTH_W'(row[IN_LANES*CODE_W +: SHIFT_W])
+                                               + BOTH_W'(f)});
+        shifted_q <= SUM_W'($signed(g_level[LEVELS].sums_q)) << both_q[LEVELS*BOTH_W +: BOTH_W];
+        if (valid_q[STAGES-1]) sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + shifted_q;
+      end
+      if (last_moves) data_out_0_o[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
+    end
+  end
+endmodule
