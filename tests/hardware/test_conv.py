@@ -42,6 +42,28 @@ CASES = {
     "one_dimension_same": (nn.Conv1d(2, 3, 5, padding="same"), (7,), 1, ("none", *SOME)),
     "far_padding": (nn.Conv1d(2, 1, 2, 3, 4), (5,), 99, ("none", *SOME)),
 }
+GROUPED = {
+    "depthwise": (nn.Conv2d(4, 4, 3, padding=1, groups=4), (5, 4), 360, 2, PROFILES),
+    "depthwise_fast": (nn.Conv2d(6, 6, (2, 3), 2, groups=6), (5, 6), 1, 6, ("none", *SOME)),
+    "depthwise_1d": (nn.Conv1d(3, 3, 3, 2, 1, groups=3), (9,), 60, 1, ("none", *SOME)),
+    "one_tap": (nn.Conv2d(2, 2, 1, groups=2), (3, 3), 9, 2, ("none", *SOME)),
+    "two_groups": (nn.Conv2d(4, 6, 3, padding=1, groups=2), (4, 4), 600, None, PROFILES),
+    "multiplied": (nn.Conv2d(3, 6, 2, groups=3), (4, 3), 1, None, ("none", *SOME)),
+    "groups_1d": (nn.Conv1d(6, 3, 3, dilation=2, groups=3), (8,), 99, None, ("none", *SOME)),
+    "groups_to_one": (nn.Conv2d(4, 2, 3, 2, groups=2), (5, 5), 1, None, ("uniform", "bursts")),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.sampled(2)
+def test_convolution_in_groups(name):
+    module, sizes, fold, lanes, profiles = GROUPED[name]
+    operator = convolution(module, shift=len(name) % 3)
+    plan = check(operator, image(BYTES, module.in_channels, *sizes), fold=fold, profiles=profiles)
+    assert plan.out.shape[0] == module.out_channels
+    (multipliers,) = plan.resources.multipliers.values()
+    is_depthwise = plan.module == "chop_depthwise_conv"
+    assert is_depthwise == (lanes is not None) and lanes in (None, multipliers)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,7 +84,6 @@ def test_convolution_of_codes_without_zero():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Conv2d(4, 6, 3, groups=2), "2 groups have no circuit"),
         (nn.Conv2d(4, 6, 3), "pixels do not travel one after another"),
     ],
 )

@@ -68,6 +68,16 @@ def check_block_linear(folder):
     check(operator, entered, fold=12)
 
 
+def check_depthwise(folder):
+    operator = convolution(nn.Conv2d(4, 4, (2, 3), padding=1, groups=4))
+    check(operator, image(EDGE, 4, 4, 3), fold=200)
+
+
+def check_groups(folder):
+    operator = convolution(nn.Conv2d(4, 6, 2, groups=2))
+    check(operator, image(EDGE, 4, 3, 4), fold=150)
+
+
 def check_norm(folder):
     check(norm(IntegerLayerNorm, EDGE, (6,)), drawn(EDGE, 4, 6), fold=12)
 
@@ -258,6 +268,40 @@ MUTANTS |= {
     ),
 }
 
+MUTANTS |= {
+    "taps_slip": (
+        "chop_depthwise_conv",
+        "(moves && has_codes)",
+        "(has_codes)",
+        check_depthwise,
+    ),
+    "depthwise_ignores_back_pressure": (
+        "chop_depthwise_conv",
+        "moves = !has_terms_q || is_sum_ready",
+        "moves = 1'b1",
+        check_depthwise,
+    ),
+    "bias_of_another_channel": (
+        "chop_depthwise_conv",
+        "(last_moves && has_sums)",
+        "(has_sums)",
+        check_depthwise,
+    ),
+    "one_group": ("chop_group_conv", "WORDS = GROUPS * TURNS", "WORDS = TURNS", check_groups),
+    "bias_of_one_group": (
+        "chop_group_conv",
+        ".BEATS(GROUPS * TURNS)",
+        ".BEATS(TURNS)",
+        check_groups,
+    ),
+    "bias_of_groups_slips": (
+        "chop_group_conv",
+        "(moves && has_sums)",
+        "(has_sums)",
+        check_groups,
+    ),
+}
+
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 @pytest.mark.sampled(1)
@@ -275,7 +319,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 14
+    assert len(checks) == 16
     for run in checks:
         run(RTL)
 

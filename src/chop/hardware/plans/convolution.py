@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from chop.errors import ConfigError
 from chop.hardware.lanes import MatrixLanes, divisors
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.plans.grouped import plan_grouped
 from chop.hardware.plans.weighted import weight_memory, width_of
 from chop.hardware.plans.window import Window, channels_last, sliding, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
@@ -18,16 +18,17 @@ def plan_conv(site: Site) -> ComponentPlan:
     """Convolution; the weight's columns are stored in the order in which windows travel.
 
     Raises:
-        ConfigError: channels are in groups, or do not travel last.
+        ConfigError: channels do not travel last.
     """
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, Convolution)
-    if operator.groups != 1:
-        raise ConfigError(f"{type(operator).__name__}: {operator.groups} groups have no circuit")
     settings = (operator.stride, _padding(operator), operator.dilation)
     shape = tuple(operator(read.positions[None] * 0).shape[1:])
     kernel = tuple(operator.weight.shape[2:])
-    window = with_lanes(sliding(read, shape, kernel, *settings), site)
+    slid = sliding(read, shape, kernel, *settings)
+    if operator.groups != 1:
+        return plan_grouped(operator, site, slid, shape)
+    window = with_lanes(slid, site)
     outputs, inputs = operator.weight.size(0), window.beats * window.lanes
     lanes = _lanes(window, inputs, outputs, site.fold)
     pace = inputs // lanes.inputs * (outputs // lanes.outputs)
