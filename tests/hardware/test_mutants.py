@@ -24,7 +24,7 @@ from tests.hardware import bench
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
 from tests.hardware.test_block_linear import block_layer
 from tests.hardware.test_conv import convolution
-from tests.hardware.test_linear import EDGE, layer
+from tests.hardware.test_linear import EDGE, layer, sign_layer
 from tests.hardware.test_lookup import table
 from tests.hardware.test_norm import norm
 from tests.hardware.test_pool import image
@@ -76,6 +76,14 @@ def check_depthwise(folder):
 def check_groups(folder):
     operator = convolution(nn.Conv2d(4, 6, 2, groups=2))
     check(operator, image(EDGE, 4, 3, 4), fold=150)
+
+
+def check_ternary(folder):
+    check(layer(4, 6, weights=(-1, 1)), drawn(EDGE, 3, 6), fold=36)
+
+
+def check_signs(folder):
+    check(*sign_layer(4, 6, 0), fold=36)
 
 
 def check_norm(folder):
@@ -302,6 +310,18 @@ MUTANTS |= {
     ),
 }
 
+MUTANTS |= {
+    "zeros_count": ("chop_ternary_linear", "(w == '0) ? '0 :", "", check_ternary),
+    "no_sign": ("chop_ternary_linear", "? -wide : wide", "? wide : wide", check_ternary),
+    "ternary_not_cleared": (
+        "chop_ternary_linear",
+        "(first_q[STAGES-1] ? '0 : sum_q)",
+        "sum_q",
+        check_ternary,
+    ),
+    "xor": ("chop_ternary_linear", "~(x[IN_W-1] ^ w[0])", "(x[IN_W-1] ^ w[0])", check_signs),
+}
+
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 @pytest.mark.sampled(1)
@@ -319,7 +339,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 16
+    assert len(checks) == 18
     for run in checks:
         run(RTL)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -59,20 +61,46 @@ def plan_linear(site: Site) -> ComponentPlan:
         # A row waits here while the one before is multiplied by all groups of outputs.
         buffers=(2 * beats if groups > 1 else 0,),
     )
+    if bool((weight.abs() <= 1).all()):
+        return _ternary_plan(plan, operator, weight, lanes)
     return plan if blocks is None else block_plan(plan, operator, read, rows, lanes, blocks)
 
 
-def weight_memory(weight: Tensor, lanes: MatrixLanes) -> Memory:
+def _ternary_plan(
+    plan: ComponentPlan, operator: IntegerLinear, weight: Tensor, lanes: MatrixLanes
+) -> ComponentPlan:
+    """The plan of `chop_ternary_linear`, from that of `chop_linear`: it has no multipliers."""
+    is_binary = operator.has_signs and bool(weight.all())
+    shift, bias = operator.shift, operator.bias
+    if is_binary:  # the sum is twice the popcount, less the number of features
+        shift, bias = shift + 1, bias - (weight.size(1) << shift)
+        weight = (weight < 0).long()
+    width = width_of(bias)
+    parameters = {name: plan.parameters[name] for name in plan.parameters if name != "WEIGHT_W"}
+    return replace(
+        plan,
+        parameters={**parameters, "BINARY": int(is_binary), "BIAS_W": width, "SHIFT": shift},
+        memories={
+            "WEIGHT_FILE": weight_memory(weight, lanes, 1 if is_binary else 2),
+            "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), width),
+        },
+        resources=Resources(memory_bits=plan.resources.memory_bits),
+        module="chop_ternary_linear",
+    )
+
+
+def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int = 0) -> Memory:
     """Words of `chop_linear`: for each group of outputs, for each beat of a row.
 
     Args:
         weight: int64 (outputs, inputs), inputs in the order in which they travel.
         lanes: weights of a word.
+        width: of a weight in bits; 0 for that of the widest.
     """
     outputs, inputs = weight.shape
     groups, beats = outputs // lanes.outputs, inputs // lanes.inputs
     words = weight.view(groups, lanes.outputs, beats, lanes.inputs).transpose(1, 2)
-    return Memory.of(words.reshape(groups * beats, -1).tolist(), width_of(weight))
+    return Memory.of(words.reshape(groups * beats, -1).tolist(), width or width_of(weight))
 
 
 def width_of(codes: Tensor) -> int:

@@ -146,6 +146,9 @@ module chop_block_linear #(
       end
     end
 
+    logic unused_sum;  // bits beyond those of a narrow sum
+    assign unused_sum = &{1'b0, g_level[LEVELS].sums_q};
+
     always_ff @(posedge clk_i) begin
       if (moves) begin
         both_q    <= ((LEVELS + 1) * BOTH_W)'({both_q, BOTH_W'(row[IN_LANES*CODE_W +: SHIFT_W])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from chop.formats import NumberFormat
 from chop.nn.integer.base import matmul
 from chop.nn.integer.blocks import BlockGrid
-from chop.nn.integer.edge import bits_of
+from chop.nn.integer.edge import Grid, bits_of
 from chop.nn.integer.weighted import WeightedOperator
 from chop.nn.quantized import QuantizedOperator
 
@@ -57,14 +57,19 @@ class IntegerLinear(WeightedOperator):
 
     Where inputs and weights are of blocks that share exponents, `blocks` says so: x[i] = q[i] 2^e
     and w[o, i] = p[o, i] 2^f[o] within a block, so that the sum over its products is
-    (sum of q[i] p[o, i]) 2^(e + f[o]), which is how a circuit computes the same integers.
+    (sum of q[i] p[o, i]) 2^(e + f[o]), which is how a circuit computes the same integers. Where
+    codes are -1 and 1 alone `has_signs` says so.
     """
 
     blocks: tuple[int, int, int] | None = None
+    has_signs: bool = False
 
     def take_settings(self, module: nn.Module) -> None:
-        """Takes over which features share exponents."""
+        """Takes over which features share exponents, and whether inputs are signs."""
         assert isinstance(module, QuantizedOperator)
+        data_in: Any = module.format_of("data_in")
+        grid = Grid.of(data_in) if isinstance(data_in, NumberFormat) else None
+        self.has_signs = grid is not None and (grid.rounding, grid.low) == ("sign", -1)
         found = SharedBlocks.of(module)
         if found is not None:
             self.blocks = (found.size, found.data_in_width, found.weight_width)

@@ -1,0 +1,156 @@
+// Linear layer without multipliers: y[o] = (sum over i of t[o, i]) 2^SHIFT + b[o] for each row of
+// codes x, where the terms t are
+//   BINARY 0   x[i], -x[i] or 0, by a weight of 1, -1 or 0 (ternary)
+//   BINARY 1   1 where the signs of x[i] and of the weight are equal, else 0 (XNOR; the sum is a
+//              popcount): for codes and weights of 1 and -1 the layer's sum is twice this less
+//              IN_FEATURES, which SHIFT and the biases hold
+//
+// in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
+// out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
+// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
+//         fetch | terms | a level of the adder tree after the other | accumulate | bias
+// memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
+//         OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i:
+//         two's complement, or, where BINARY is 1, one bit, 1 of a negative weight; BIAS_FILE, for
+//         each group: a word of OUT_LANES biases of BIAS_W bits; a row of codes, where there are
+//         several groups
+module chop_ternary_linear #(
+  parameter int IN_LANES     = 1,
+  parameter int OUT_LANES    = 1,
+  parameter int IN_FEATURES  = 1,
+  parameter int OUT_FEATURES = 1,
+  parameter int BINARY       = 0,
+  parameter int IN_W         = 8,
+  parameter int BIAS_W       = 8,
+  parameter int OUT_W        = 16,
+  parameter int SHIFT        = 0,
+  parameter     WEIGHT_FILE  = "",
+  parameter     BIAS_FILE    = "",
+  localparam int WEIGHT_W    = (BINARY != 0) ? 1 : 2
+) (
+  input  logic                       clk_i,
+  input  logic                       rst_ni,
+  input  logic [IN_LANES*IN_W-1:0]   data_in_0_i,
+  input  logic                       data_in_0_valid_i,
+  output logic                       data_in_0_ready_o,
+  output logic [OUT_LANES*OUT_W-1:0] data_out_0_o,
+  output logic                       data_out_0_valid_o,
+  input  logic                       data_out_0_ready_i
+);
+  localparam int BEATS   = IN_FEATURES / IN_LANES;
+  localparam int GROUPS  = OUT_FEATURES / OUT_LANES;
+  localparam int COUNT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
+  localparam int LEVELS  = $clog2(IN_LANES);
+  localparam int STAGES  = LEVELS + 1;  // terms, levels of the tree
+  localparam int TERM_W  = (BINARY != 0) ? 2 : IN_W + 1;
+  localparam int TREE_W  = TERM_W + LEVELS;
+  localparam int WORD_W  = OUT_LANES * IN_LANES * WEIGHT_W;
+  // What is shifted beyond the result needs no sum.
+  localparam int SUM_W   = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
+
+  if (IN_FEATURES % IN_LANES != 0 || OUT_FEATURES % OUT_LANES != 0) begin : g_refused
+    initial $fatal(1, "chop_ternary_linear: lanes divide features");
+  end
+
+  logic [IN_LANES*IN_W-1:0] row;
+  logic [WORD_W-1:0] word;
+  logic [OUT_LANES*BIAS_W-1:0] bias;
+  logic row_valid, word_valid, bias_valid, takes, moves, last_moves, sums_valid_q;
+  logic [COUNT_W-1:0] count_q;
+  logic [STAGES-1:0] valid_q, first_q, last_q;
+
+  chop_repeat #(.W(IN_LANES * IN_W), .BEATS(BEATS), .TIMES(GROUPS)) u_row (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_in_0_i(data_in_0_i), .data_in_0_valid_i(data_in_0_valid_i),
+    .data_in_0_ready_o(data_in_0_ready_o),
+    .data_out_0_o(row), .data_out_0_valid_o(row_valid),
+    .data_out_0_ready_i(moves && word_valid));
+
+  chop_constant #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_out_0_o(word), .data_out_0_valid_o(word_valid),
+    .data_out_0_ready_i(moves && row_valid));
+
+  chop_constant #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
+    .clk_i(clk_i), .rst_ni(rst_ni),
+    .data_out_0_o(bias), .data_out_0_valid_o(bias_valid),
+    .data_out_0_ready_i(last_moves && sums_valid_q));
+
+  assign last_moves = !data_out_0_valid_o || data_out_0_ready_i;
+  assign moves      = !sums_valid_q || (last_moves && bias_valid);
+  assign takes      = row_valid && word_valid;
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      count_q            <= '0;
+      valid_q            <= '0;
+      sums_valid_q       <= 1'b0;
+      data_out_0_valid_o <= 1'b0;
+    end else begin
+      if (moves) begin
+        if (takes) count_q <= (count_q == COUNT_W'(BEATS - 1)) ? '0 : count_q + COUNT_W'(1);
+        valid_q      <= STAGES'({valid_q, takes});
+        sums_valid_q <= valid_q[STAGES-1] && last_q[STAGES-1];
+      end
+      if (last_moves) data_out_0_valid_o <= sums_valid_q && bias_valid;
+    end
+    if (moves) begin
+      first_q <= STAGES'({first_q, count_q == '0});
+      last_q  <= STAGES'({last_q, count_q == COUNT_W'(BEATS - 1)});
+    end
+  end
+
+  for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
+    logic signed [SUM_W-1:0] sum_q;
+    logic signed [BIAS_W-1:0] b;
+    assign b = bias[o*BIAS_W +: BIAS_W];
+
+    // Level 0 are the terms; each sum has two neighbors of the level below.
+    for (genvar level = 0; level <= LEVELS; level++) begin : g_level
+      localparam int NODES = (IN_LANES + (1 << level) - 1) >> level;
+      logic [NODES*TREE_W-1:0] sums_q;
+      for (genvar n = 0; n < NODES; n++) begin : g_node
+        if (level == 0) begin : g_term
+          logic signed [IN_W-1:0] x;
+          logic [WEIGHT_W-1:0] w;
+          logic signed [TREE_W-1:0] term;
+          assign x = row[n*IN_W +: IN_W];
+          assign w = word[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
+          if (BINARY != 0) begin : g_xnor
+            logic unused;
+            assign unused = &{1'b0, x};
+            assign term = TREE_W'({1'b0, ~(x[IN_W-1] ^ w[0])});
+          end else begin : g_add
+            logic signed [TREE_W-1:0] wide;
+            assign wide = TREE_W'(x);
+            assign term = (w == '0) ? '0 : w[WEIGHT_W-1] ? -wide : wide;
+          end
+          always_ff @(posedge clk_i) begin
+            if (moves) sums_q[n*TREE_W +: TREE_W] <= term;
+          end
+        end else begin : g_sum
+          localparam int BELOW = (IN_LANES + (1 << (level - 1)) - 1) >> (level - 1);
+          logic [TREE_W-1:0] other;
+          if (2 * n + 1 < BELOW) begin : g_pair
+            assign other = g_level[level-1].sums_q[(2*n+1)*TREE_W +: TREE_W];
+          end else begin : g_alone
+            assign other = '0;
+          end
+          always_ff @(posedge clk_i) begin
+            if (moves)
+              sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
+          end
+        end
+      end
+    end
+
+    logic unused_sum;  // bits beyond those of a narrow sum
+    assign unused_sum = &{1'b0, g_level[LEVELS].sums_q};
+
+    always_ff @(posedge clk_i) begin
+      if (moves && valid_q[STAGES-1])
+        sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + SUM_W'($signed(g_level[LEVELS].sums_q));
+      if (last_moves) data_out_0_o[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
+    end
+  end
+endmodule
