@@ -231,7 +231,7 @@ def test_refusals():
     assert "do not lie in steps" in next(iter(info["skipped"].values()))
 
 
-def test_a_mixture_of_experts_is_learned_layer_by_layer():
+def test_a_mixture_of_experts_is_learned_by_block_but_for_its_experts():
     mg = with_metadata(
         MaseGraph(mixture("Mixtral", num_hidden_layers=2), hf_input_names=["input_ids"])
     )
@@ -240,8 +240,7 @@ def test_a_mixture_of_experts_is_learned_layer_by_layer():
     _, info = passes.learned_rounding_transform_pass(
         mg, {"batches": [{"input_ids": ids}], "steps": 2}
     )
-    assert "model.layers.1.self_attn.q_proj" in info["blocks"]
-    assert not info["blocks"].keys() & {*BLOCKS}
+    assert info["blocks"].keys() >= {*BLOCKS}
     assert set(info["skipped"].values()) == {"its experts stay at the nearest number"}
 
 

@@ -33,9 +33,11 @@ from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.models import is_own
 from chop.models.meta import meta_model, weights_source
+from chop.passes.transforms.learned_rounding import LearnedRoundingConfig
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_folds import block_awq, block_smooth, sites_of_parts
 from chop.quantization.block_gptq import BlockGptq
+from chop.quantization.block_learning import BlockLearning
 from chop.quantization.block_values import NoBlocksError
 from chop.quantization.block_weights import LazyWeights
 from chop.quantization.blocks import BlockWalk, Rounder, block_paths
@@ -66,6 +68,8 @@ BLOCKS = "blocks"
 """Folder of what is done, until the model is written."""
 FOLDING = ("smoothquant", "awq")
 """Methods that move scales before weights are rounded."""
+LEARNED = "learned_rounding"
+"""Method that compares each block with the float one."""
 SHARD = "500MB"
 """Of the files of weights: each is in memory while it is written."""
 
@@ -138,7 +142,7 @@ def _load(config: CompressConfig, _: Workload | None) -> Decoder:
     calibration = calibration_batches(mg.model, rows["train"], rows=config.calibration_rows)
     batches = list(select_inputs(mg, calibration, WHERE))
     files = BlockFiles(config.out / BLOCKS, _identity(folder, config, batches))
-    walk = BlockWalk(mg, blocks, weights, batches, files)
+    walk = BlockWalk(mg, blocks, weights, batches, files, LEARNED in config.method)
     if set(FOLDING) & set(config.method):
         sites_of_parts(walk)
     return Decoder(workload, mg, weights, walk)
@@ -240,6 +244,10 @@ def _rounder(config: CompressConfig, walk: BlockWalk) -> Rounder:
         block_smooth(walk)
     if "awq" in config.method:
         block_awq(walk, parse_format_string(config.formats[0]))
+    if LEARNED in config.method:
+        start = "gptq" if "gptq" in config.method else "nearest"
+        settings = LearnedRoundingConfig(walk.batches, start=start)
+        return BlockLearning(walk, settings.learning)
     if "gptq" in config.method:
         return BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
     return lambda _: ({}, None)

@@ -168,7 +168,7 @@ class AffineScale(Scaling):
         for share in CLIPPED:
             yield self._grid(whole * share, -group.low / whole, group), FITS
 
-    def representable(self, scales: Tensor) -> Tensor:
+    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
         """The nearest bfloat16 above zero whose products are finite."""
         largest = 2.0 ** (FLOAT32_END - self.element_width)
         return scales.nan_to_num(nan=0.0).clamp(TINY, largest).bfloat16().double()

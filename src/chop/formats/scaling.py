@@ -94,11 +94,12 @@ class Scaling(ABC):
         """The zero points, float64 (count, 1), of what `pack` stored; None without."""
         return None
 
-    def representable(self, scales: Tensor) -> Tensor | None:
+    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor | None:
         """The nearest scales that are found again where `anchors` keep their elements.
 
         Args:
             scales: float64, wanted ones, near those that were measured.
+            of_tensor: the factor of all scales that was measured; None where there is none.
         Returns: None where the rule alone decides.
         """
         return None
@@ -169,6 +170,11 @@ class SharedExponent(Scaling):
     statistic = LARGEST
 
     @property
+    def least_largest(self) -> float:
+        """The least that the largest element of a group may be, for its scale to be found again."""
+        return self.increment_threshold * 2.0 ** -(self.offset + 1)
+
+    @property
     def largest(self) -> int:
         """The largest E."""
         return self.lowest + self._largest_code
@@ -191,6 +197,11 @@ class SharedExponent(Scaling):
         if non_finite is not None:
             codes = codes.masked_fill(non_finite, self._largest_code + 1)
         return Scales(self._values(codes), codes)
+
+    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
+        """The nearest powers of two, by their logarithms; elements tell whether they are found."""
+        codes = scales.log2().round().nan_to_num(nan=0.0).long() - self.lowest
+        return self._values(codes.clamp(0, self._largest_code))
 
     def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
         """2^E."""
@@ -226,7 +237,7 @@ class FloatScale(Scaling):
         codes = wanted.float()
         return Scales(codes.double(), codes)
 
-    def representable(self, scales: Tensor) -> Tensor:
+    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
         """The nearest float32."""
         return scales.float().double()
 
@@ -339,6 +350,15 @@ class ScaledFloatScale(Scaling):
             wanted = wanted.masked_fill(non_finite, torch.nan)
         small = self.element.round(wanted)
         return Scales(small * of_tensor.double(), small, of_tensor)
+
+    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor | None:
+        """The nearest small floats that are not zero, times the factor of the tensor."""
+        if of_tensor is None:
+            return None
+        least = self.element.step(scales.new_zeros(1))
+        assert least is not None
+        small = self.element.round((scales / of_tensor.double()).nan_to_num(nan=1.0))
+        return torch.maximum(small, least) * of_tensor.double()
 
     def pack(self, codes: Tensor) -> Tensor:
         """The codes of small floats one after the other: uint8 bytes."""

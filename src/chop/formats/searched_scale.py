@@ -74,7 +74,7 @@ class SearchedScale(Scaling):
             least = torch.where(is_better, total, least)
         return best
 
-    def representable(self, scales: Tensor) -> Tensor:
+    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
         """The nearest bfloat16 that is not zero, and whose products are finite."""
         smallest = torch.where(scales == 0, EPSILON, TINY)
         magnitude = torch.maximum(scales.abs(), smallest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.quantization.block_values import Values
 from chop.quantization.blocks import FloatBlock, Part
 from chop.quantization.row_weights import RowWeights
+
+Note = Callable[[int, fx.Node, Mapping[fx.Node, Any]], None]
+"""Is shown a node of a batch before it runs, and the values so far."""
 
 
 def outputs_of(part: Part) -> list[fx.Node]:
@@ -81,15 +85,19 @@ class BlockError:
             terms.append(total / self._energy[node])
         return torch.stack(terms).sum()
 
-    def run(self) -> tuple[float, Values | None]:
+    def run(self, note: Note = lambda *_: None) -> tuple[float, Values | None]:
         """The error of all batches, relative to the float output, and the values after the part.
 
         These are not kept of the last part.
+
+        Args:
+            note: is shown the number of the batch, each node before it runs and the values so far.
         """
         after = Values(self.block.mg.nodes, self.block.scratch)
         total = 0.0
         for number in range(len(self.block.batches)):
-            values = self.block.run_batch(number, self.block.inputs)
+            before = functools.partial(note, number)
+            values = self.block.run_batch(number, self.block.inputs, before)
             total += self.loss(number, values).item()
             if not self.block.is_last:
                 after.put(number, values)

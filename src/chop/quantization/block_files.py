@@ -66,11 +66,11 @@ class BlockFiles:
         found: dict[str, Any] = self._noted(part)["told"]
         return found
 
-    def inputs(self, part: int, mg: MaseGraph) -> Values:
-        """The values that enter a part."""
+    def inputs(self, part: int, mg: MaseGraph, exact: bool = False) -> Values:
+        """The values that enter a part; those of the float model where they are `exact`."""
         if part == 0:
             return Values(mg.nodes, self.scratch)
-        return Values.of_files(mg.nodes, self._values(part))
+        return Values.of_files(mg.nodes, self._values(part, exact))
 
     def tensors(self, part: int) -> dict[str, Tensor]:
         """The tensors of a part that is done, mapped."""
@@ -78,7 +78,12 @@ class BlockFiles:
         return load_file(file) if file.is_file() else {}
 
     def keep(
-        self, part: int, state: Mapping[str, Tensor], values: Values | None, told: dict[str, Any]
+        self,
+        part: int,
+        state: Mapping[str, Tensor],
+        values: Values | None,
+        told: dict[str, Any],
+        exact: Values | None = None,
     ) -> None:
         """Writes a part that is done, and removes the values that entered it.
 
@@ -87,16 +92,20 @@ class BlockFiles:
             state: its tensors.
             values: those that enter the next part; None of the last one.
             told: by the method.
+            exact: those that enter the next part in the float model; None where a walk does
+                without.
         """
-        if values is not None:
-            with atomic_folder(self._values(part + 1)) as fresh:
-                values.write(fresh)
+        for found, folder in ((values, self._values(part + 1)), (exact, self._floats(part + 1))):
+            if found is not None:
+                with atomic_folder(folder) as fresh:
+                    found.write(fresh)
         if state:
             with atomic_file(self._shard(part)) as fresh:
                 save_file({name: x.contiguous() for name, x in state.items()}, fresh)
         sizes = {"codes": self._codes(part), "entering": self._entering(part + 1)}
         self._journal.add(self._of(part), {"told": told, **sizes})
-        shutil.rmtree(self._values(part), ignore_errors=True)
+        for done in (self._values(part), self._floats(part)):
+            shutil.rmtree(done, ignore_errors=True)
 
     def remove(self) -> None:
         """Removes everything: the result is elsewhere."""
@@ -118,13 +127,18 @@ class BlockFiles:
 
     def _entering(self, part: int) -> dict[str, int]:
         """Bytes of the values that enter a part, by name of their file."""
-        return {file.name: file.stat().st_size for file in self._values(part).glob("*")}
+        folders = (self._values(part), self._floats(part))
+        files = [file for folder in folders for file in folder.glob("*")]
+        return {f"{file.parent.name}/{file.name}": file.stat().st_size for file in files}
 
     def _of(self, part: int) -> dict[str, Any]:
         return {**self._key, "part": part}
 
-    def _values(self, part: int) -> Path:
-        return self.folder / f"values-{part:05}"
+    def _values(self, part: int, exact: bool = False) -> Path:
+        return self._floats(part) if exact else self.folder / f"values-{part:05}"
+
+    def _floats(self, part: int) -> Path:
+        return self.folder / f"floats-{part:05}"
 
     def _shard(self, part: int) -> Path:
         return self.folder / f"model-{part:05}.safetensors"

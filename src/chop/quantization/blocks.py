@@ -46,10 +46,13 @@ from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.block_weights import LazyWeights
 from chop.quantization.packing import Selection, pack_layers
+from chop.quantization.row_weights import quantizers_off
 
 Batch = Mapping[str, Any]
 Visit = Callable[[Sequence[fx.Node], Values], None]
 """Called before nodes run, with the values that have been computed of each batch."""
+Before = Callable[[fx.Node, Mapping[fx.Node, Any]], None]
+"""Is shown a node before it runs, and the values so far."""
 Stage = Callable[[str], AbstractContextManager[Any]]
 """Shows a part's name while it is worked on."""
 
@@ -94,10 +97,8 @@ def parts_of(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
     """The graph cut at the first node of each block and after the last one's last.
 
     Raises:
-        NoBlocksError: there are no blocks, or their nodes do not run one block after the other, or
-            a layer has experts.
+        NoBlocksError: there are no blocks, or their nodes do not run one block after the other.
     """
-    _check_matrices(mg)
     if not blocks:
         raise NoBlocksError("the model has no list of blocks of one class")
     nodes, places = list(mg.nodes), {path: list[int]() for path in blocks}
@@ -155,6 +156,9 @@ class FloatBlock:
         batches: the inputs of the graph, by batch.
         scratch: a folder for values that do not fit into memory.
         is_last: no other part follows; nothing is run after the last stage.
+        exact: the values that enter the part in the float model, by batch; None where a walk does
+            without.
+        targets: those after the float part; None of the last one too.
     """
 
     mg: MaseGraph
@@ -163,6 +167,8 @@ class FloatBlock:
     batches: Sequence[Batch]
     scratch: Path
     is_last: bool = False
+    exact: Values | None = None
+    targets: Values | None = None
 
     def run(self, stages: Sequence[Sequence[fx.Node]] = (), visit: Visit | None = None) -> Values:
         """Runs the part on all batches, from one stage to the next, one batch at a time.
@@ -189,14 +195,18 @@ class FloatBlock:
             values = after
         return values
 
-    def run_batch(self, number: int, inputs: Values) -> dict[fx.Node, Any]:
+    def run_batch(
+        self, number: int, inputs: Values, before: Before = lambda *_: None
+    ) -> dict[fx.Node, Any]:
         """Runs the part on one batch; the values that leave it.
 
         Args:
             number: of the batch.
             inputs: the values that enter the part, by batch.
+            before: is shown each node before it runs, and the values so far.
         """
-        return run_nodes(self.mg, self.part.nodes, self.batches[number], inputs.get(number))
+        batch, values = self.batches[number], inputs.get(number)
+        return run_nodes(self.mg, self.part.nodes, batch, values, before=before)
 
 
 def run_nodes(
@@ -205,7 +215,7 @@ def run_nodes(
     batch: Batch,
     values: Mapping[fx.Node, Any],
     seen: NodeVisit = lambda *_: None,
-    before: Callable[[fx.Node, Mapping[fx.Node, Any]], None] = lambda *_: None,
+    before: Before = lambda *_: None,
 ) -> dict[fx.Node, Any]:
     """Runs nodes of a graph on a batch; the values that later nodes read.
 
@@ -239,9 +249,10 @@ class BlockWalk:
         weights: of the graph's model.
         batches: from `select_inputs`.
         files: keeps what is done.
+        runs_float: whether the float parts run too, each on what the float ones before it give.
 
     Raises:
-        NoBlocksError: the graph cannot be cut.
+        NoBlocksError: the graph cannot be cut, or a layer has experts.
     """
 
     def __init__(
@@ -251,8 +262,11 @@ class BlockWalk:
         weights: LazyWeights,
         batches: Sequence[Batch],
         files: BlockFiles,
+        runs_float: bool = False,
     ) -> None:
+        _check_matrices(mg)
         self.mg, self.batches, self.files, self.weights = mg, batches, files, weights
+        self._runs_float = runs_float
         self.parts = parts_of(mg, blocks)
 
     def run(self, round_part: Rounder, stage: Stage) -> list[dict[str, Any]]:
@@ -276,20 +290,32 @@ class BlockWalk:
     def _round(self, number: int, part: Part, round_part: Rounder) -> dict[str, Any]:
         names = self._tensors(part)
         self.weights.load(names)
+        exact, targets = self._run_float(number, part)
         self._pack(part, tables=True)
         self.weights.free_unused(names)
-        inputs = self.files.inputs(number, self.mg)
+        inputs, scratch = self.files.inputs(number, self.mg), self.files.scratch
         is_last = number + 1 == len(self.parts)
-        block = FloatBlock(self.mg, part, inputs, self.batches, self.files.scratch, is_last)
+        block = FloatBlock(self.mg, part, inputs, self.batches, scratch, is_last, exact, targets)
         with torch.no_grad(), exit_open_regions():
             self.mg.model.eval()
             told, values = round_part(block)
             values = values or block.run()
         self._pack(part)
-        self.files.keep(number, self._state(part), None if is_last else values, told)
+        self.files.keep(number, self._state(part), None if is_last else values, told, targets)
         self._put(number, part)
         self.weights.free_unused(names)
         return told
+
+    def _run_float(self, number: int, part: Part) -> tuple[Values | None, Values | None]:
+        """The values that enter the float part, and those after it; see `FloatBlock`."""
+        if not self._runs_float:
+            return None, None
+        exact = self.files.inputs(number, self.mg, exact=True)
+        if number + 1 == len(self.parts):
+            return exact, None
+        with quantizers_off(self.mg.model), torch.no_grad(), exit_open_regions():
+            self.mg.model.eval()
+            return exact, FloatBlock(self.mg, part, exact, self.batches, self.files.scratch).run()
 
     def _restore(self, number: int, part: Part) -> dict[str, Any]:
         """A part that an earlier run has rounded: packed layers of zeros, and then its codes."""

@@ -162,7 +162,7 @@ def _correct(layer: Any, samples: Iterable[Sample], solver: Solver, path: str) -
 
     Shapes: G groups of a convolution, O outputs of a group, D weights of each.
     """
-    columns = ((_columns(layer, x), weights) for x, weights in samples)
+    columns = ((columns_of(layer, x), weights) for x, weights in samples)
     hessians = second_moments(columns)
     better = _idempotent(layer, _solved(layer, hessians, solver), path)
     nearest = _idempotent(layer, layer.quantize("weight", layer.weight), path)
@@ -257,7 +257,7 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     )
 
 
-def _columns(layer: Any, x: Tensor) -> Tensor:
+def columns_of(layer: Any, x: Tensor) -> Tensor:
     """What a batch multiplies the weight by, float32 (G, rows, D)."""
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2

@@ -33,6 +33,7 @@ from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.blocks import FloatBlock, Part, Stage, block_paths, parts_of, run_nodes
 from chop.quantization.column_rounding import Solver
 from chop.quantization.gptq import correctable_layers
+from chop.quantization.input_energies import InputEnergies
 from chop.quantization.learned_weights import LearnedWeight, why_not_learnable
 from chop.quantization.row_weights import RowWeights, moderated, quantizers_off, row_weights
 
@@ -115,9 +116,7 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
         NoBlocksError: the graph cannot be cut, or a value between parts cannot be kept.
     """
     parts = parts_of(mg, block_paths(mg.model))
-    tail = parts[-1].nodes
-    own = [place for place, node in enumerate(tail) if node in layers]
-    parts[-1] = Part(parts[-1].name, tail[: own[-1] + 1] if own else ())
+    parts[-1] = as_far_as(layers, parts[-1])
     while not any(node in layers for node in parts[-1].nodes):
         parts.pop()
     with _at_work(mg):
@@ -125,9 +124,27 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
         for part in parts:
             values = run_nodes(mg, part.nodes, batch, values)
             Values(mg.nodes, scratch).put(0, values)
-            if any(node in layers for node in part.nodes) and not outputs_of(part):
-                raise NoBlocksError(f"'{part.name}' gives no floating tensor")
+    learned_parts(parts, layers)
     return parts
+
+
+def as_far_as(layers: Layers, part: Part) -> Part:
+    """The last part of a graph up to its last layer."""
+    own = [place for place, node in enumerate(part.nodes) if node in layers]
+    return replace(part, nodes=part.nodes[: own[-1] + 1] if own else ())
+
+
+def learned_parts(parts: Sequence[Part], layers: Layers) -> list[Part]:
+    """Those that have layers.
+
+    Raises:
+        NoBlocksError: one has nothing to be compared.
+    """
+    learned = [part for part in parts if any(node in layers for node in part.nodes)]
+    for part in learned:
+        if not outputs_of(part):
+            raise NoBlocksError(f"'{part.name}' gives no floating tensor")
+    return learned
 
 
 @contextlib.contextmanager
@@ -147,7 +164,7 @@ def _block_by_block(
     stage: Stage,
     scratch: Path,
 ) -> PartErrors:
-    learned = [part for part in parts if any(node in layers for node in part.nodes)]
+    learned = learned_parts(parts, layers)
     outputs = [node for part in learned for node in outputs_of(part)]
     weights = _row_weights(mg, outputs, layers, rows, learning)
     exact, rounded = Values(mg.nodes, scratch), Values(mg.nodes, scratch)
@@ -206,12 +223,21 @@ def _row_weights(
     rows: Sequence[Mapping[str, Any]],
     learning: Learning,
 ) -> RowWeights:
-    """Of the outputs that are compared, and of the layers that GPTQ corrects."""
+    nodes = weighed_nodes(outputs, layers, learning)
+    return moderated(row_weights(mg, nodes, rows, WHERE)) if nodes else {}
+
+
+def weighed_nodes(outputs: Sequence[fx.Node], layers: Layers, learning: Learning) -> list[fx.Node]:
+    """The nodes whose rows are weighed: outputs that are compared, and layers that GPTQ corrects.
+
+    Args:
+        outputs: that are compared.
+        layers: from `learnable_layers`.
+        learning: how.
+    """
     if not learning.weighs_rows:
-        return {}
-    corrected = layers if learning.solver is not None else ()
-    nodes = dict.fromkeys((*outputs, *corrected))
-    return moderated(row_weights(mg, list(nodes), rows, WHERE))
+        return []
+    return list(dict.fromkeys((*outputs, *(layers if learning.solver is not None else ()))))
 
 
 def learn_block(
@@ -245,9 +271,14 @@ def learn_block(
     compared = BlockError(block, computed, weights, WHERE)
     if learning.solver is not None:
         correct_block(replace(block, is_last=True), own, weights, learning.solver)
-    before, values = compared.run()
+    energies = InputEnergies(block, own, weights)
+    before, values = compared.run(energies.note)
     kept = {node: layer.weight.detach().clone() for node, layer in own.items()}
-    learned = {node: _learned(layer, floats[node]) for node, layer in own.items()}
+    searches = learning.solver is None
+    learned = {
+        node: _learned(layer, floats[node], energies.of(node) if searches else None)
+        for node, layer in own.items()
+    }
     _descend(compared, own, learned, learning)
     for node, layer in own.items():
         better = learned[node].rounded(kept[node])
@@ -261,10 +292,12 @@ def learn_block(
     return {"before": before, "after": before}, values
 
 
-def _learned(layer: Any, weight: Tensor) -> LearnedWeight:
-    start = layer.quantize("weight", layer.weight.detach())
+def _learned(layer: Any, weight: Tensor, energies: Tensor | None) -> LearnedWeight:
+    """From the weight as it is; with the energies of its inputs, from the nearest numbers."""
+    start = None if energies is not None else layer.quantize("weight", layer.weight.detach())
     masked = ~layer.weight_mask if layer.is_pruned else None
-    return LearnedWeight(layer.spec.number_format("weight"), weight, start, masked)
+    number_format = layer.spec.number_format("weight")
+    return LearnedWeight(number_format, weight, start, masked, energies)
 
 
 def _descend(

@@ -14,7 +14,7 @@ from chop.workloads.settings import Ranges, WorkloadConfig
 if TYPE_CHECKING:
     from chop.formats.recipe import Recipe
 
-BY_BLOCK = ("smoothquant", "awq", "gptq")
+BY_BLOCK = ("smoothquant", "awq", "gptq", "learned_rounding")
 """Methods that can work with one block in memory."""
 OPERANDS = ("data_in", "weight", "bias")
 
@@ -79,8 +79,9 @@ class CompressConfig(QuantizationSettings):
             `all`, both while the model runs; `merged`: all, by weights where they can take it over
             (decoders as Llama, Mistral, Qwen and Gemma).
         by_block: hold one block of a decoder in memory: float weights are read, rounded by
-            smoothquant, awq or gptq in one format, and written block by block. A run that is killed
-            goes on after the last block. Other models are compressed as a whole, which a line says.
+            smoothquant, awq, gptq or learned_rounding in one format, and written block by block. A
+            run that is killed goes on after the last block. Other models are compressed as a whole,
+            which a line says.
         overrides: weights that have another format in each of `formats`, by pattern: a path, or the
             end of one, of a module, or an expression behind re:. Of several that match the first
             holds. Example: `re:.*down_proj=mxint8`. Default: none.

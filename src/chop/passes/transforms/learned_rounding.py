@@ -42,17 +42,25 @@ class LearnedRoundingConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{PASS}.{name}: got {getattr(self, name)}, expected 1 or more.")
 
+    @property
+    def learning(self) -> Learning:
+        """How roundings are learned."""
+        solver = Solver(actorder=True) if self.start == "gptq" else None
+        weighs_rows = self.row_weights == "gradient"
+        return Learning(self.steps, self.batch_size, self.seed, solver, weighs_rows)
+
 
 @graph_pass(config=LearnedRoundingConfig, requires=("quantize_transform_pass",))
 def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig) -> dict[str, Any]:
     """Learns roundings and scales of Linear and Conv2d weights by the error of a block's output.
 
     Each weight has an offset of at most half a step before it is rounded, and each group a factor
-    of its scale, where the format stores scales as floats. Both follow the signs of gradients of
-    the squared error of the output of the block that has them: of a decoder's list of blocks; each
-    layer by itself in a model without such a list, or with layers of experts, which stay at their
-    nearest numbers. Blocks are learned in the order in which they run, each on what those before
-    it, rounded already, give it. A block that would not get better on `batches` stays as it
+    of its scale, where the format stores scales as floats; scales start as those of least error
+    among a few, each error times the energy of its input, unless GPTQ has chosen them. Both follow
+    the signs of gradients of the squared error of the output of the block that has them: of a
+    decoder's list of blocks; each layer by itself in a model without such a list. Experts stay at
+    their nearest numbers. Blocks are learned in the order in which they run, each on what those
+    before it, rounded already, give it. A block that would not get better on `batches` stays as it
     started. Weights that are masked stay as they are.
 
     Returns:
@@ -73,9 +81,6 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
             "ones; leave it out: start 'gptq' applies it."
         )
     batches = select_inputs(mg, config.batches, WHERE)
-    solver = Solver(actorder=True) if config.start == "gptq" else None
-    learning = Learning(
-        config.steps, config.batch_size, config.seed, solver, config.row_weights == "gradient"
-    )
-    blocks, skipped = learn_rounding(mg, batches, learning, lambda _: contextlib.nullcontext())
+    stage = contextlib.nullcontext()
+    blocks, skipped = learn_rounding(mg, batches, config.learning, lambda _: stage)
     return {"blocks": blocks, "skipped": skipped}

@@ -1,0 +1,58 @@
+"""Learned rounding of a block walk: float parts run beside the rounded ones, a block at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from chop.quantization.block_error import outputs_of
+from chop.quantization.block_gptq import block_row_weights
+from chop.quantization.block_values import Values
+from chop.quantization.blocks import BlockWalk, FloatBlock
+from chop.quantization.learned_rounding import (
+    WHERE,
+    Learning,
+    as_far_as,
+    learn_block,
+    learnable_layers,
+    learned_parts,
+    weighed_nodes,
+)
+from chop.quantization.row_weights import moderated
+
+
+class BlockLearning:
+    """A `Rounder` that learns the weights of a part as `learn_rounding` does those of a graph.
+
+    Args:
+        walk: whose parts it rounds; its float parts run too.
+        learning: how.
+
+    Raises:
+        NoBlocksError: a part gives nothing that can be compared.
+    """
+
+    def __init__(self, walk: BlockWalk, learning: Learning) -> None:
+        self._layers, self.skipped = learnable_layers(walk.mg)
+        self._learning = learning
+        last = as_far_as(self._layers, walk.parts[-1])
+        parts = learned_parts([*walk.parts[:-1], last], self._layers)
+        outputs = [node for part in parts for node in outputs_of(part)]
+        nodes = weighed_nodes(outputs, self._layers, learning)
+        self._weights = moderated(block_row_weights(walk, nodes, WHERE)) if nodes else {}
+
+    def __call__(self, block: FloatBlock) -> tuple[dict[str, Any], Values | None]:
+        """The errors of the part by its name, and the values after it."""
+        part = as_far_as(self._layers, block.part) if block.is_last else block.part
+        if not any(node in self._layers for node in part.nodes):
+            return {}, None
+        assert block.exact is not None
+        told, values = learn_block(
+            replace(block, part=part),
+            block.exact,
+            block.targets,
+            self._layers,
+            self._weights,
+            self._learning,
+        )
+        return {part.name: told}, values

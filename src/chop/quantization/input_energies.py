@@ -1,0 +1,74 @@
+"""Input energies: the sum of squares of what each weight of a layer is multiplied by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.ir.rows import Measured
+from chop.nn.quantized import QuantExpertLinear
+from chop.quantization.blocks import FloatBlock
+from chop.quantization.experts import weighed_samples
+from chop.quantization.gptq import columns_of
+from chop.quantization.row_weights import RowWeights
+
+WHERE = "input energies"
+
+
+class InputEnergies:
+    """Of the layers of a part, summed over the rows of all batches by their weights.
+
+    Args:
+        block: the part.
+        layers: quantized Linear and Conv2d layers, by the nodes that call them.
+        weights: of the rows, by node; rows of others count alike.
+    """
+
+    def __init__(
+        self, block: FloatBlock, layers: Mapping[fx.Node, Any], weights: RowWeights
+    ) -> None:
+        self._block, self._layers, self._weights = block, layers, weights
+        self._sums: dict[fx.Node, Tensor] = {}
+
+    def note(self, number: int, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
+        """Adds what a layer reads on a batch.
+
+        Args:
+            number: of the batch.
+            node: any; those that call no such layer are passed over.
+            values: of the nodes that have run.
+
+        Raises:
+            ConfigError: a row that counts is not finite.
+        """
+        if node not in self._layers:
+            return
+        layer, source = self._layers[node], node.all_input_nodes[0]
+        weights = self._weights.get(node)
+        ((x, counted),) = weighed_samples(
+            source,
+            [values[source]],
+            [self._block.batches[number]],
+            None if weights is None else [weights[number]],
+            Measured(WHERE, str(node.target)),
+            has_experts=isinstance(layer, QuantExpertLinear),
+        )
+        # A sum that is not finite tells nothing: rounding to nearest then minimizes no sum.
+        rows = columns_of(layer, x).square()
+        if counted is not None:
+            rows = torch.where(counted[:, None] > 0, rows * counted[:, None], 0)
+        total = rows.sum(1).nan_to_num(nan=0.0)
+        self._sums[node] = self._sums[node] + total if node in self._sums else total
+
+    def of(self, node: fx.Node) -> Tensor:
+        """Of each weight of a layer, float32, of a shape that expands to the weight's."""
+        weight = self._layers[node].weight
+        sums = self._sums.get(node)
+        if sums is None:
+            return torch.ones((), device=weight.device)
+        if len(sums) == 1:
+            return sums.view(1, *weight.shape[1:])
+        return sums.repeat_interleave(len(weight) // len(sums), 0).view(weight.shape)
