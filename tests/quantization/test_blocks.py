@@ -397,10 +397,11 @@ def test_blocks_are_those_with_most_parameters():
         parts_of(MaseGraph(nn.Linear(2, 2)), block_paths(nn.Linear(2, 2)))
 
 
-def test_a_mixture_of_experts_is_no_list_of_blocks():
-    mg = MaseGraph(mixture("GptOss", num_hidden_layers=2))
+def test_a_mixture_of_experts_is_not_walked(tmp_path):
+    mg, blocks = MaseGraph(mixture("GptOss", num_hidden_layers=2)), ["model.layers.0"]
+    weights = LazyWeights(mg.model, lambda name: pytest.fail(name))
     with pytest.raises(NoBlocksError, match="experts.gate_up' has a matrix for each of several"):
-        parts_of(mg, ["model.layers.0", "model.layers.1"])
+        BlockWalk(mg, blocks, weights, [], BlockFiles(tmp_path, {}))
 
 
 def test_what_no_file_has_is_no_value(tmp_path):
