@@ -58,10 +58,11 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
     of its scale, where the format stores scales as floats; scales start as those of least error
     among a few, each error times the energy of its input, unless GPTQ has chosen them. Both follow
     the signs of gradients of the squared error of the output of the block that has them: of a
-    decoder's list of blocks; each layer by itself in a model without such a list. Experts stay at
-    their nearest numbers. Blocks are learned in the order in which they run, each on what those
-    before it, rounded already, give it. A block that would not get better on `batches` stays as it
-    started. Weights that are masked stay as they are.
+    decoder's list of blocks; each layer by itself in a model without such a list, or whose graph
+    cannot be cut between blocks, as where a router writes in place. Experts stay at their nearest
+    numbers. Blocks are learned in the order in which they run, each on what those before it,
+    rounded already, give it. A block that would not get better on `batches` stays as it started.
+    Weights that are masked stay as they are.
 
     Returns:
         blocks: by the path of each block or layer its squared output error on `batches` relative
