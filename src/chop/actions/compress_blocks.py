@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -245,7 +245,7 @@ def _rounder(config: CompressConfig, walk: BlockWalk) -> Rounder:
     if "awq" in config.method:
         block_awq(walk, parse_format_string(config.formats[0]))
     if LEARNED in config.method:
-        start = "gptq" if "gptq" in config.method else "nearest"
+        start: Literal["nearest", "gptq"] = "gptq" if "gptq" in config.method else "nearest"
         settings = LearnedRoundingConfig(walk.batches, start=start)
         return BlockLearning(walk, settings.learning)
     if "gptq" in config.method:

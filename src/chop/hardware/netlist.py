@@ -260,9 +260,7 @@ class _Builder:
         name = self.names[source.name if alone else node.name]
         self._enter(node, name, stream, choices)
 
-    def _enter(
-        self, node: fx.Node, port: str, stream: Stream, choices: Sequence[int] = ()
-    ) -> None:
+    def _enter(self, node: fx.Node, port: str, stream: Stream, choices: Sequence[int] = ()) -> None:
         wire = Wire(self.names[node.name], stream)
         self.inputs.append(Boundary(port, node.name, wire, choices or (stream.lanes,)))
         self.values[node] = wire
