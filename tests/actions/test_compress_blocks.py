@@ -57,15 +57,16 @@ def test_a_format_that_waits_for_data_is_not_walked(tmp_path):
 
 
 @pytest.mark.long
-def test_weights_that_are_no_numbers_are_named(tmp_path):
+@pytest.mark.parametrize("value, reason", [("nan", "NaN"), ("inf", "infinite values")])
+def test_weights_that_are_no_numbers_are_named(tmp_path, value, reason):
     from safetensors.torch import load_file, save_file
 
     settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float")}
     file, name = tmp_path / "float" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     state = load_file(file)
-    state[name][3, 4] = float("nan")
+    state[name][3, 4] = float(value)
     save_file(state, file, {"format": "pt"})
-    with pytest.raises(ConfigError, match=f"have NaN: {name}"):
+    with pytest.raises(ConfigError, match=f"have {reason}: {name}"):
         compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
 
 
@@ -84,6 +85,19 @@ def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path, method):
         for mine, other in zip(found["rows"], expected["rows"], strict=True):
             assert mine[name] == pytest.approx(other[name], rel=0.01), name
     assert not (tmp_path / "blocks" / "blocks").exists()
+
+
+@pytest.mark.long
+def test_files_of_an_earlier_model_go(tmp_path):
+    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float"), "out": tmp_path / "out"}
+    compress(CompressConfig(keep_best=True, bench_seconds=0, **settings))
+    (tmp_path / "out" / "model.onnx").touch()
+    earlier = {"model.pt", "model.mz", "model.onnx", "graph.svg"}
+    assert earlier <= {file.name for file in (tmp_path / "out").iterdir()}
+    compress(CompressConfig(by_block=True, **settings))
+    left = {file.name for file in (tmp_path / "out").iterdir()}
+    assert not earlier & left
+    assert "model" in left
 
 
 @pytest.mark.long

@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.compress_measure import FLOAT, QUANTIZED, measure, scores_of
 from chop.actions.compress_results import (
+    GRAPH_FILE,
+    MODEL_FILES,
+    ONNX_FILE,
     Candidate,
     Row,
     footnotes,
     printed_row,
     report_of,
     terminal_table,
+    without_earlier_files,
 )
 from chop.actions.job import Job, Output, run_job
 from chop.actions.ptq import method_title
@@ -175,11 +179,14 @@ def _reader(source: TensorSource, model: nn.Module) -> Any:
     named = [*model.named_parameters(remove_duplicate=False)]
     named += model.named_buffers(remove_duplicate=False)  # type: ignore[arg-type]
     shapes = {name: tuple(x.shape) for name, x in named}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
     def read(name: str) -> Tensor:
         x = source.read(name, tuple(slice(0, size) for size in shapes[name]))
         if x.is_floating_point() and bool(x.isnan().any()):
             raise ConfigError(f"the weights of the float model have NaN: {name}.")
+        if name in parameters and bool(x.isinf().any()):  # buffers may have them, as masks do
+            raise ConfigError(f"the weights of the float model have infinite values: {name}.")
         return x
 
     return read
@@ -215,6 +222,7 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         decoder.weights.load_rest()
         rounded = measure(mg, method_title(config.method), label, workload, stages)
     candidates = [exact, rounded]
+    output.enter(without_earlier_files(config, (*MODEL_FILES, ONNX_FILE, GRAPH_FILE)))
     measured = show(
         terminal_table(f"{workload.title}: {metric.title}", candidates, metric),
         *map(Note, footnotes(candidates)),

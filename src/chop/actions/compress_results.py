@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 MODEL_FILES = ("model.pt", "model.mz")
 """Tensors, and the graph with all that is known of it."""
 ONNX_FILE = "model.onnx"
+GRAPH_FILE = "graph.svg"
 POOR_FIT = " *"
 """Behind a format that takes most of the weights of some layers."""
 OPERATORS = "quantized operators"
@@ -244,7 +245,7 @@ def _save(
 
     Returns: what `table.md` says of them.
     """
-    output.enter(_without_onnx_of_earlier_run(config))
+    output.enter(without_earlier_files(config, () if config.onnx else (ONNX_FILE,)))
     why_no_folder = output.enter(hugging_face_folder(saved.packed, config))
     chosen, packed, folder = saved.chosen, saved.packed, output.results
     packed.export(folder / "model")
@@ -260,7 +261,7 @@ def _save(
         "onnx": _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None,
         "versions": {"torch": torch.__version__},
     }
-    packed.draw(folder / "graph.svg")
+    packed.draw(folder / GRAPH_FILE)
     speed, missing = _speed(exact, saved, result, workload, config)
     result["speed"] = [] if speed is None else speed.numbers()
     result["fastest"] = describe_fastest(result["speed"], config.out, missing)
@@ -274,11 +275,16 @@ def _save(
 
 
 @contextmanager
-def _without_onnx_of_earlier_run(config: CompressConfig) -> Iterator[None]:
-    """Removes it where the block succeeds and writes none."""
+def without_earlier_files(config: CompressConfig, names: Sequence[str]) -> Iterator[None]:
+    """Removes files of an earlier run's model where the block succeeds, which writes none.
+
+    Args:
+        config: the settings.
+        names: of the files, in `config.out`.
+    """
     yield
-    if not config.onnx:
-        (config.out / ONNX_FILE).unlink(missing_ok=True)
+    for name in names:
+        (config.out / name).unlink(missing_ok=True)
 
 
 def outcome_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
