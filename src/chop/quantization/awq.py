@@ -23,7 +23,7 @@ from chop.quantization.awq_experts import (
     fold_experts,
 )
 from chop.quantization.fold_check import FoldCheck, warn_of_undone
-from chop.quantization.folding import Site, find_sites, fold, representable
+from chop.quantization.folding import UNREACHED, Site, find_sites, fold, representable
 from chop.quantization.row_weights import RowWeights, moderated, row_weights, second_moments
 from chop.quantization.scale_search import Found, search_scale
 
@@ -82,7 +82,7 @@ def awq(
         if node not in last:
             return
         site = last[node]
-        reason: str | None = "no row reaches it"
+        reason: str | None = UNREACHED
         choice = choose(mg, site, runs, rows, weights, weight, grid)
         if choice is not None:
             chosen[site.source] = choice

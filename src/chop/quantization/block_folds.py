@@ -22,7 +22,7 @@ from chop.quantization.block_gptq import block_row_weights
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.blocks import Batch, BlockWalk, Part, run_nodes
 from chop.quantization.fold_check import FoldCheck, warn_of_undone
-from chop.quantization.folding import Site, find_sites, fold_changes, representable
+from chop.quantization.folding import UNREACHED, Site, find_sites, fold_changes, representable
 from chop.quantization.row_weights import moderated, quantizers_off
 
 
@@ -43,24 +43,26 @@ class Scale:
     is_one: bool = False
 
 
+Folded = tuple[dict[str, Any], dict[str, str]]
+"""What is told of each source by its path, and the reason for each other Linear's node."""
 Chooser = Callable[[Site, Runs], Scale | None]
 """Chooses the scale of a site of the values on each batch; None where no row reaches it."""
 
 
-def block_awq(walk: BlockWalk, weight: NumberFormat, weighs_rows: bool = True) -> dict[str, Any]:
+def block_awq(walk: BlockWalk, weight: NumberFormat, weighs_rows: bool = True) -> Folded:
     """Scales weights as `awq` does those of a graph, block by block.
 
     Args:
         walk: none of whose parts is rounded.
         weight: the format that the weights are going to have.
         weighs_rows: whether rows count by `row_weights`, or all alike.
-    Returns: what was chosen for each source.
+    Returns: what was chosen for each source, and for every other Linear's node the reason.
 
     Raises:
         NoBlocksError: a scale would move from one part to another.
         ConfigError: a batch brings NaN or infinite values to a layer.
     """
-    sites = sites_of_parts(walk)
+    sites, skipped = sites_of_parts(walk)
     readers = [reader for site in sites for reader in site.readers]
     where = f"{awq.WHERE}.batches"
     is_weighed = weighs_rows and bool(readers)
@@ -73,15 +75,16 @@ def block_awq(walk: BlockWalk, weight: NumberFormat, weighs_rows: bool = True) -
             return None
         return Scale(found.scale, found.largest, found.settings, not found.is_changed)
 
-    return _fold_parts(walk, sites, choose, awq.WHERE)
+    told, undone = _fold_parts(walk, sites, choose, awq.WHERE)
+    return told, skipped | undone
 
 
-def block_smooth(walk: BlockWalk) -> dict[str, Any]:
+def block_smooth(walk: BlockWalk) -> Folded:
     """Smooths inputs as `smooth` does those of a graph, block by block, where nothing else reads.
 
     Args:
         walk: none of whose parts is rounded.
-    Returns: the readers of each source.
+    Returns: the readers of each source, and for every other Linear's node the reason.
 
     Raises:
         NoBlocksError: a scale would move from one part to another.
@@ -101,30 +104,34 @@ def block_smooth(walk: BlockWalk) -> dict[str, Any]:
         scale = smoothquant.smoothing_scale(amax, site.weights(walk.mg), smoothquant.STRENGTH)
         return Scale(representable(walk.mg, site, scale, amax), amax, {})
 
-    return _fold_parts(walk, sites_of_parts(walk), choose, smoothquant.WHERE)
+    sites, skipped = sites_of_parts(walk)
+    told, undone = _fold_parts(walk, sites, choose, smoothquant.WHERE)
+    return told, skipped | undone
 
 
-def sites_of_parts(walk: BlockWalk) -> list[Site]:
+def sites_of_parts(walk: BlockWalk) -> tuple[list[Site], dict[str, str]]:
     """The sites of the graph as floats, each of which lies within a part.
+
+    Returns: the sites, and reasons by the name of every other Linear's node.
 
     Raises:
         NoBlocksError: one does not.
     """
     with quantizers_off(walk.mg.model):
-        sites, _ = find_sites(walk.mg, rescale=False)
+        sites, skipped = find_sites(walk.mg, rescale=False)
     for site in sites:
         if not any(set(site.region()) <= set(part.nodes) for part in walk.parts):
             raise NoBlocksError(f"scales of '{site.source.target}' would move to another block")
-    return sites
+    return sites, skipped
 
 
 @torch.no_grad()
 def _fold_parts(
     walk: BlockWalk, sites: Sequence[Site], choose: Chooser, where: str
-) -> dict[str, Any]:
+) -> Folded:
     """Folds the sites of each part by the values of the float model."""
     told: dict[str, Any] = {}
-    undone: dict[str, str] = {}
+    undone, skipped = dict[str, str](), dict[str, str]()
     values, left = Values(walk.mg.nodes, walk.files.scratch), list(sites)
     with quantizers_off(walk.mg.model), exit_open_regions():
         walk.mg.model.eval()
@@ -140,12 +147,17 @@ def _fold_parts(
                 known = [site for site in own if site.source in scales]
                 reasons = _why_undone(walk, part, known, scales, values)
                 undone |= {str(source.target): reason for source, reason in reasons.items()}
-                for site in known:
-                    if site.source not in reasons:
+                for site in own:
+                    reason = reasons.get(site.source)
+                    if site.source not in scales:
+                        reason = UNREACHED
+                    if reason is None:
                         told[str(site.source.target)] = _fold(walk, site, scales[site.source])
+                    else:
+                        skipped |= {reader.name: reason for reader in site.readers}
                 values = after
     warn_of_undone(where, undone)
-    return told
+    return told, skipped
 
 
 def _measured(

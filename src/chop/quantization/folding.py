@@ -25,6 +25,9 @@ from chop.nn.quantized.masks import stored_weights
 from chop.private.modules import has_forward_hooks
 from chop.quantization.experts import has_experts
 
+UNREACHED = "no row reaches it"
+"""Why a scale is not chosen."""
+
 
 @dataclass
 class Site:

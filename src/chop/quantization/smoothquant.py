@@ -16,7 +16,7 @@ from chop.ir.batches import Runs, observe_batches, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.ir.rows import Measured, finite_rows
 from chop.quantization.fold_check import FoldCheck, warn_of_undone
-from chop.quantization.folding import Site, find_sites, fold, representable
+from chop.quantization.folding import UNREACHED, Site, find_sites, fold, representable
 
 WHERE = "smoothquant_transform_pass"
 STRENGTH = 0.5
@@ -50,7 +50,7 @@ def smooth(
             scales[site.source] = representable(mg, site, scale, largest[site.value])
     undone = _undone(mg, [site for site in sites if site.source in scales], scales, rows)
     warn_of_undone(WHERE, {str(source.target): reason for source, reason in undone.items()})
-    undone |= {site.source: "no row reaches it" for site in sites if site.source not in scales}
+    undone |= {site.source: UNREACHED for site in sites if site.source not in scales}
     smoothed: dict[str, list[str]] = {}
     for site in sites:
         if site.source in undone:
