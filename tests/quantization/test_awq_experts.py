@@ -107,3 +107,18 @@ def test_experts_that_stay_as_they_are_are_named(case):
     assert reason in info["skipped"][f"{DOWN.replace('.', '_')}{number}"]
     assert not any(key.startswith(GATE_UP) for key in info["scaled"])
     assert torch.equal(mg.modules[DOWN].weight, captured(name).modules[DOWN].weight)
+
+
+def test_scales_that_would_change_what_experts_compute_are_undone(monkeypatch):
+    def half_folded(mg, site, chosen):
+        for number, one in chosen.items():
+            for stored in site.parts(mg, number)[0]:
+                stored *= one.scale
+
+    monkeypatch.setattr("chop.quantization.awq_experts.fold_experts", half_folded)
+    with pytest.warns(UserWarning, match=f"moved out of 1 of the values.*'{GATE_UP}': .* computes"):
+        mg, info = scaled("Mixtral", [{"input_ids": IDS[:8]}, {"input_ids": IDS[8:]}])
+    assert "computes something else on batch 0" in info["skipped"][DOWN.replace(".", "_")]
+    assert not any(key.startswith(GATE_UP) for key in info["scaled"])
+    for found, expected in zip(matrices(mg), matrices(captured("Mixtral")), strict=True):
+        assert torch.equal(found, expected)

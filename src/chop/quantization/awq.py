@@ -21,6 +21,7 @@ from chop.quantization.awq_experts import (
     choose_for_experts,
     find_expert_sites,
     fold_experts,
+    why_experts_change,
 )
 from chop.quantization.fold_check import FoldCheck, warn_of_undone
 from chop.quantization.folding import UNREACHED, Site, find_sites, fold, representable
@@ -69,7 +70,8 @@ def awq(
     is_weighed = weighs_rows and bool(readers)
     weights = moderated(row_weights(mg, readers, rows, BATCHES)) if is_weighed else {}
     last = {site.readers[-1]: site for site in sites}
-    check, chosen, undone = FoldCheck(mg, sites), dict[fx.Node, Found](), dict[fx.Node, str]()
+    check, chosen = FoldCheck(mg, [*sites, *pairs]), dict[fx.Node, Found]()
+    undone = dict[fx.Node, str]()
 
     def visit(node: fx.Node, runs: Runs) -> None:
         for number, values in enumerate(runs):
@@ -77,8 +79,12 @@ def awq(
         if node in second:
             pair, searched = second[node], (weight, grid)
             chosen_here, few = choose_for_experts(mg, pair, runs, rows, weights, searched, BATCHES)
-            of_experts[pair] = chosen_here
             skipped.update({f"{node.name}[{number}]": why for number, why in few.items()})
+            change = why_experts_change(check, pair, chosen_here, len(runs))
+            if change is None:
+                of_experts[pair] = chosen_here
+            else:
+                undone[pair.up], skipped[node.name] = change, change
         if node not in last:
             return
         site = last[node]
@@ -92,7 +98,7 @@ def awq(
 
     if readers:
         run_layerwise(mg, rows, visit)
-    reasons = {str(s.target): reason for s, reason in undone.items() if s in chosen}
+    reasons = {str(s.target): why for s, why in undone.items() if why != UNREACHED}
     warn_of_undone(WHERE, reasons)
     found: ScaledReaders = {}
     for site in sites:

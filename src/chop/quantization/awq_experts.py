@@ -6,7 +6,8 @@ layer's results. Rows of that half are divided, and columns of the second layer 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from chop.quantization.experts import (
     samples_of_experts,
     weighed_samples,
 )
+from chop.quantization.fold_check import FoldCheck
 from chop.quantization.folding import representable_in, why_infeasible
 from chop.quantization.row_weights import RowWeights, second_moments
 from chop.quantization.scale_search import Found, search_scale
@@ -45,6 +47,27 @@ class ExpertSite:
     up: fx.Node
     value: fx.Node
     down: fx.Node
+
+    @property
+    def source(self) -> fx.Node:
+        """The first layer's node."""
+        return self.up
+
+    @property
+    def readers(self) -> list[fx.Node]:
+        """The second layer's node."""
+        return [self.down]
+
+    def region(self) -> list[fx.Node]:
+        """The nodes from the first layer to the second one, in order."""
+        after, before = {self.up}, {self.down}
+        nodes = [*self.up.graph.nodes]
+        nodes = nodes[nodes.index(self.up) : nodes.index(self.down) + 1]
+        for node in nodes:
+            after |= {node} if after & set(node.all_input_nodes) else set()
+        for node in reversed(nodes):
+            before |= {node} if before & set(node.users) else set()
+        return [node for node in nodes if node in after & before]
 
     def names(self, number: int) -> tuple[str, str]:
         """Paths of the two layers of an expert, `path[3]`."""
@@ -162,6 +185,44 @@ def choose_for_experts(
         scale = representable_in(one.scale, one.largest, parts)
         found[number] = one._replace(scale=scale)
     return found, few
+
+
+def why_experts_change(
+    check: FoldCheck, site: ExpertSite, chosen: Mapping[int, Found], count: int
+) -> str | None:
+    """Why experts would not compute what they do; None where they do.
+
+    Args:
+        check: has noted the site.
+        site: from `find_expert_sites`.
+        chosen: by expert.
+        count: of batches.
+    """
+    down: Any = check.mg.module_of(site.down)
+    ones = {"dtype": torch.float64, "device": down.weight.device}
+    scales = torch.ones(down.num_experts, down.in_features, **ones)
+    for number, one in chosen.items():
+        scales[number] = one.scale
+
+    def scale(given: Mapping[fx.Node, Any]) -> Tensor:
+        return scales[given[site.down.all_input_nodes[1]]]
+
+    return check.why_changed(site, _folded(check.mg, site, chosen), scale, range(count))
+
+
+@contextmanager
+def _folded(mg: MaseGraph, site: ExpertSite, chosen: Mapping[int, Found]) -> Iterator[None]:
+    up: Any = mg.module_of(site.up)
+    down: Any = mg.module_of(site.down)
+    stored = [*stored_weights(up), *stored_weights(down)]
+    stored += [] if up.bias is None else [up.bias]
+    kept = [(x.detach(), x.detach().clone()) for x in stored]
+    try:
+        fold_experts(mg, site, chosen)
+        yield
+    finally:
+        for x, before in kept:
+            x.copy_(before)
 
 
 def fold_experts(mg: MaseGraph, site: ExpertSite, chosen: Mapping[int, Found]) -> None:

@@ -126,9 +126,7 @@ def sites_of_parts(walk: BlockWalk) -> tuple[list[Site], dict[str, str]]:
 
 
 @torch.no_grad()
-def _fold_parts(
-    walk: BlockWalk, sites: Sequence[Site], choose: Chooser, where: str
-) -> Folded:
+def _fold_parts(walk: BlockWalk, sites: Sequence[Site], choose: Chooser, where: str) -> Folded:
     """Folds the sites of each part by the values of the float model."""
     told: dict[str, Any] = {}
     undone, skipped = dict[str, str](), dict[str, str]()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +20,25 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
 COARSEST = 0.06
 
 
+class Checked(Protocol):
+    """Where a scale moves: what `Site` has."""
+
+    @property
+    def source(self) -> fx.Node:
+        """What is divided."""
+
+    @property
+    def value(self) -> fx.Node:
+        """What the readers read."""
+
+    @property
+    def readers(self) -> list[fx.Node]:
+        """What is multiplied."""
+
+    def region(self) -> list[fx.Node]:
+        """The nodes from the source to the readers, in order."""
+
+
 class FoldCheck:
     """Runs what lies between the sources and the readers of sites with a fold and without it.
 
@@ -27,13 +46,13 @@ class FoldCheck:
 
     Args:
         mg: the graph; it is left as it was.
-        sites: from `find_sites`.
+        sites: from `find_sites` or `find_expert_sites`.
     """
 
-    def __init__(self, mg: MaseGraph, sites: Sequence[Site]) -> None:
+    def __init__(self, mg: MaseGraph, sites: Sequence[Checked]) -> None:
         self.mg = mg
         self.regions = {site.source: site.region() for site in sites}
-        self._readers: dict[fx.Node, list[Site]] = {}
+        self._readers: dict[fx.Node, list[Checked]] = {}
         for site in sites:
             for node in self.regions[site.source]:
                 self._readers.setdefault(node, []).append(site)
@@ -74,14 +93,31 @@ class FoldCheck:
             scale: (channels,), above zero.
             numbers: the batches; what is kept of them is dropped.
         """
+        return self.why_changed(site, _folded(self.mg, site, scale), lambda _: scale, numbers)
+
+    def why_changed(
+        self,
+        site: Checked,
+        folded: AbstractContextManager[None],
+        scale: Callable[[Mapping[fx.Node, Any]], Tensor],
+        numbers: Sequence[int],
+    ) -> str | None:
+        """The same of a fold of any kind.
+
+        Args:
+            site: the site, all of whose nodes have been noted.
+            folded: inside, the fold is there.
+            scale: what the site's value was divided by, of what the region reads.
+            numbers: the batches; what is kept of them is dropped.
+        """
         given = [self._given.pop((site.source, number)) for number in numbers]
         if site.source in self._written:
             return self._written[site.source]
         before = [self._results(site, values) for values in given]
-        with _folded(self.mg, site, scale):
+        with folded:
             for number, values in zip(numbers, given, strict=True):
                 after = self._results(site, values)
-                after[site.value] = after[site.value] * scale
+                after[site.value] = after[site.value] * scale(values)
                 for node, expected in before.pop(0).items():
                     off = _difference(after[node], expected)
                     if not off <= TOLERANCE.get(expected.dtype, COARSEST):
@@ -91,7 +127,7 @@ class FoldCheck:
                         )
         return None
 
-    def _results(self, site: Site, given: Mapping[fx.Node, Any]) -> dict[fx.Node, Tensor]:
+    def _results(self, site: Checked, given: Mapping[fx.Node, Any]) -> dict[fx.Node, Tensor]:
         """The site's value and what its readers compute."""
         run = GraphRunner(self.mg.model)
         run.env = {n: x.clone() if isinstance(x, Tensor) else x for n, x in given.items()}
