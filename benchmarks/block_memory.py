@@ -151,6 +151,7 @@ def row_of(args: argparse.Namespace, shape: str) -> dict[str, str]:
         "peak": f"{megabytes(peak)}: {'held' if peak <= limit else 'missed'}",
         "before the blocks": megabytes(peaks[0]),
         "first block": megabytes(own[0]),
+        "largest block": megabytes(max(own)),
         "a further block adds": megabytes(growth),
         "minutes": f"{(time.monotonic() - started) / 60:.0f}",
     }

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rounding_peers import ROUNDING_PEERS, Integers, Learning
+from rounding_peers import ROUNDING_PEERS, Integers, Learning, Weights
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
@@ -157,7 +157,7 @@ class Subject:
         model = copy.deepcopy(self.model)
         if isinstance(case.grid, Integers):
             found, seconds = self._by_peer(case.method, case.grid)
-            weights = {path: found.get_submodule(path).weight for path in self.layers}
+            weights = {path: found[path] for path in self.layers}
         else:
             mg, seconds = self._by_chop(case.method, case.grid)
             parts = {path: mg.model.get_submodule(path) for path in self.layers}
@@ -169,7 +169,7 @@ class Subject:
             kept.copy_(weight.data)
         return model, seconds
 
-    def _by_peer(self, method: str, grid: Integers) -> tuple[Any, float]:
+    def _by_peer(self, method: str, grid: Integers) -> tuple[Weights, float]:
         model = copy.deepcopy(self.model)
         name, _, _ = self.blocks[0].rpartition(".")
         owner, _, last = name.rpartition(".")
@@ -218,6 +218,8 @@ def line_of(case: Case | None, told: dict[str, Any], yardstick: float | None) ->
         "method": "float" if case is None else case.method,
         "grid": "" if case is None else str(case.grid),
         "perplexity": f"{perplexity:.5g}",
+        "KL to float": "",
+        "time": "",
     }
     if case is None:
         return line

@@ -1,7 +1,8 @@
-"""Decoders as auto-round and llm-compressor round them, on rows that are given.
+"""Decoders as other libraries round them, on rows that are given.
 
-Tried with auto-round 0.16.1. Both need packages of their own; a folder of them goes before others:
-`pip install --no-deps --target FOLDER auto-round accelerate py-cpuinfo` and `PYTHONPATH=FOLDER`.
+Tried with auto-round 0.16.1 and llm-compressor 0.14.0.1. They need packages of their own, in a
+folder that `PYTHONPATH` names: `pip install --no-deps --target FOLDER auto-round accelerate
+py-cpuinfo llmcompressor loguru`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Weights = dict[str, Tensor]
+"""Of linear layers, by path."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,12 @@ class RoundingPeer:
 
     Attributes:
         needs: what it imports.
-        round: a decoder of its own, which it may change, its tokenizer, the grid and the rows, to a
-            module with the rounded weights at their paths.
+        round: a decoder of its own, which it may change, its tokenizer, the grid and the rows, to
+            the rounded weights.
     """
 
     needs: tuple[str, ...]
-    round: Callable[[Any, Any, Integers, Learning], nn.Module]
+    round: Callable[[Any, Any, Integers, Learning], Weights]
 
     @property
     def missing(self) -> list[str]:
@@ -71,9 +75,14 @@ class RoundingPeer:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
+def _weights(model: nn.Module) -> Weights:
+    layers = ((path, x) for path, x in model.named_modules() if isinstance(x, nn.Linear))
+    return {path: layer.weight.detach() for path, layer in layers}
+
+
 def _auto_round(
     model: Any, tokenizer: Any, grid: Integers, learning: Learning, amp: bool = True
-) -> nn.Module:
+) -> Weights:
     from auto_round import AutoRound
 
     rows = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in learning.rows]
@@ -92,10 +101,10 @@ def _auto_round(
         amp=amp,
         enable_torch_compile=False,
     ).quantize()
-    return tuned[0] if isinstance(tuned, tuple) else tuned
+    return _weights(tuned[0] if isinstance(tuned, tuple) else tuned)
 
 
-def _llm_compressor(model: Any, tokenizer: Any, grid: Integers, learning: Learning) -> nn.Module:
+def _llm_compressor(model: Any, tokenizer: Any, grid: Integers, learning: Learning) -> Weights:
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -117,7 +126,7 @@ def _llm_compressor(model: Any, tokenizer: Any, grid: Integers, learning: Learni
         num_calibration_samples=len(learning.rows),
         max_seq_length=learning.rows.shape[1],
     )
-    return model
+    return _weights(model)
 
 
 AUTO_ROUND = ("auto_round", "accelerate", "cpuinfo")
