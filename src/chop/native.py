@@ -27,7 +27,9 @@ from chop.hub import cache_folder
 COMPILE_SECONDS = 120
 LOADED: dict[str, str] = {}
 """Libraries that this process has asked for, by name: path and instruction set, or the failure."""
-MADE = re.compile(r"[\w.-]+-[0-9a-f]{12,16}\.(so|o|safetensors)|\.[\w.-]+\.(part|lock)", re.ASCII)
+MADE = re.compile(
+    r"[\w.-]+-[0-9a-f]{12,16}\.(so|o|safetensors|json|config)|\.[\w.-]+\.(part|lock)", re.ASCII
+)
 """Names of files in the cache folder that can be made again, and of what a kill has left there."""
 CACHE_BYTES = 2**30
 """Of all compiled files, beyond which those that were not used for longest are removed."""

@@ -8,19 +8,10 @@ from chop.errors import ConfigError
 from chop.hardware.components import COMPONENTS
 from chop.hardware.emit import emit
 from chop.hardware.plan import Site
-from chop.hardware.port import Port
 from chop.hardware.stream import Stream
 from chop.nn.integer import Edge, IntegerLinear
 from chop.nn.integer.weighted import Weighted
-from tests.hardware.bench import (
-    PROFILES,
-    Driven,
-    check,
-    check_interval,
-    check_module,
-    drawn,
-    needs_tools,
-)
+from tests.hardware.bench import PROFILES, Driven, check, drawn, needs_tools
 
 pytestmark = needs_tools
 EDGE = Edge.of(0.5, -128, 127)
@@ -157,29 +148,3 @@ def test_interrupted_rows_are_refused():
     stream = Stream(torch.arange(12).view(4, 3).T, EDGE, 1)
     with pytest.raises(ConfigError, match="rows of 4 elements do not travel one after another"):
         COMPONENTS[IntegerLinear].plan(Site(layer(2, 4), [stream], 24))
-
-
-@pytest.mark.parametrize(("beats", "times"), [(1, 1), (1, 3), (5, 1), (5, 2), (4, 7)])
-@pytest.mark.sampled(1)
-def test_repetition(beats, times):
-    rows = drawn(EDGE, beats, 2, samples=9).codes
-    ports = {
-        Port("data_in_0", 2, 8, beats, True): rows.reshape(-1, 2),
-        Port("data_out_0", 2, 8, beats * times, False): rows.repeat(1, times, 1).reshape(-1, 2),
-    }
-    runs = check_module("chop_repeat", {"W": 16, "BEATS": beats, "TIMES": times}, ports)
-    check_interval(runs["none"].left["data_out_0"], beats * times)
-
-
-def test_products_of_two_streams():
-    """A stalling stream of weights."""
-    x, w = drawn(EDGE, 6, samples=5).codes, drawn(EDGE, 4, 6, samples=5, seed=1).codes
-    words = w.view(5, 2, 2, 3, 2).transpose(2, 3)
-    ports = {
-        Port("data_in_0", 2, 8, 3, True): x.reshape(-1, 2),
-        Port("data_in_1", 4, 8, 6, True): words.reshape(-1, 4),
-        Port("data_out_0", 2, 19, 2, False): torch.einsum("nk,nmk->nm", x, w).reshape(-1, 2),
-    }
-    parameters = {"IN_LANES": 2, "OUT_LANES": 2, "IN_FEATURES": 6, "OUT_FEATURES": 4, "OUT_W": 19}
-    runs = check_module("chop_matvec", parameters, ports)
-    check_interval(runs["none"].left["data_out_0"], 6)

@@ -49,6 +49,12 @@ def check_requantize(folder):
     check(Requantize(edge, Grid(1.0, -128, 127)), drawn(edge, 4, 3), fold=12)
 
 
+def check_wide(folder):
+    """A multiplier whose factors are cut into parts."""
+    edge = Edge(torch.tensor(3.1e-10, dtype=torch.float64), -1, 1 - 2**50, 2**50)
+    check(Requantize(edge, Grid(1.0, -(2**15), 2**15 - 1)), drawn(edge, 20), fold=20)
+
+
 def check_softmax(folder):
     check(IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 4, 7))
 
@@ -115,21 +121,45 @@ MUTANTS = {
     "half_up": (ROUND, "((below != '0) || is_odd)", "1'b1", check_requantize),
     "no_sticky_bit": (ROUND, "((below != '0) || is_odd)", "is_odd", check_requantize),
     "no_saturation": (ROUND, "(wide > WIDE_W'(MOST))", "1'b0", check_requantize),
-    "not_cleared": ("chop_matvec", "tree_first_q ? tree_q :", "1'b0 ? tree_q :", check_linear),
-    "no_back_pressure": ("chop_matvec", "= !data_out_0_valid_o ||", "= 1'b1 ||", check_linear),
-    "weights_slip": (
-        "chop_matvec",
-        "ready_o = moves && row_valid",
-        "ready_o = row_valid",
+    "not_cleared": ("chop_matvec", "(first_q[STAGES-1] ? '0 : sum_q)", "sum_q", check_linear),
+    "no_back_pressure": (
+        "chop_credits",
+        "ready_o <= taken != COUNT_W'(PLACES);",
+        "ready_o <= 1'b1;",
         check_linear,
     ),
-    "row_lost": ("chop_repeat", "is_new_q <= is_new;", "is_new_q <= 1'b0;", check_linear),
-    "bias_slips": ("chop_linear", "(moves && sums_valid)", "(sums_valid)", check_linear),
+    "credit_lost": (
+        "chop_credits",
+        "taken != COUNT_W'(PLACES)",
+        "taken < COUNT_W'(PLACES + 2)",
+        check_linear,
+    ),
+    "sums_without_a_place": ("chop_matvec", "(ready_i || !is_first_q)", "1'b1", check_linear),
+    "weights_slip": ("chop_matvec", "= can_take && has_beat;", "= can_take;", check_linear),
+    "row_lost": ("chop_repeat", "was_new_q <= is_new_q;", "was_new_q <= 1'b0;", check_linear),
+    "bias_slips": (
+        "chop_matvec",
+        "finishes_o = valid_q[STAGES-2] &&",
+        "finishes_o =",
+        check_linear,
+    ),
     "channels_slip": (
         "chop_requantize",
-        "(first_moves && data_in_0_valid_i)",
-        "(data_in_0_valid_i)",
+        ".takes_i(enters), .data_o(channel)",
+        ".takes_i(data_in_0_ready_o), .data_o(channel)",
         check_requantize,
+    ),
+    "low_part_signed": (
+        "chop_product",
+        "{1'b0, a_i[i*PART +: PART]}",
+        "{a_i[i*PART+PART-1], a_i[i*PART +: PART]}",
+        check_wide,
+    ),
+    "word_too_late": (
+        "chop_words",
+        "data_o <= word;",
+        "if (takes_i) data_o <= word;",
+        check_linear,
     ),
     "skid_overwritten": (
         "chop_skid",
@@ -183,7 +213,12 @@ MUTANTS |= {
         "",
         check_matmul,
     ),
-    "no_padding": ("chop_window", "is_line_end ? -X_W'(PADDING_X)", "is_line_end ? '0", check_conv),
+    "no_padding": (
+        "chop_window",
+        "is_line_end ? -X_W'(PADDING_X * FOLDS)",
+        "is_line_end ? '0",
+        check_conv,
+    ),
 }
 
 MUTANTS |= {
@@ -339,7 +374,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 18
+    assert len(checks) == 19
     for run in checks:
         run(RTL)
 

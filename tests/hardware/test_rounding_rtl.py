@@ -20,12 +20,15 @@ REGISTERED = """module chop_rounded #(
   input logic data_out_0_ready_i
 );
   logic signed [OUT_W-1:0] y;
+  logic [2:0] valid_q;
+  logic enters;
+  assign enters = data_in_0_valid_i && data_in_0_ready_o;
+  always_ff @(posedge clk_i) valid_q <= rst_ni ? {valid_q[1:0], enters} : '0;
   chop_round_saturate #(.IN_W(IN_W), .SHIFT(SHIFT), .OUT_W(OUT_W), .LOW(LOW), .HIGH(HIGH),
-    .ROUNDING(ROUNDING)) u_round (.v_i(data_in_0_i), .y_o(y));
-  chop_skid #(.W(OUT_W)) u_skid (
-    .clk_i(clk_i), .rst_ni(rst_ni), .data_in_0_i(y), .data_in_0_valid_i(data_in_0_valid_i),
-    .data_in_0_ready_o(data_in_0_ready_o), .data_out_0_o(data_out_0_o),
-    .data_out_0_valid_o(data_out_0_valid_o), .data_out_0_ready_i(data_out_0_ready_i));
+    .ROUNDING(ROUNDING)) u_round (.clk_i, .en_i(1'b1), .v_i(data_in_0_i), .y_o(y));
+  chop_credits #(.W(OUT_W), .LATENCY(3)) u_results (
+    .clk_i, .rst_ni, .starts_i(enters), .ready_o(data_in_0_ready_o), .data_i(y),
+    .valid_i(valid_q[2]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
 """
 

@@ -18,6 +18,7 @@ EXTRAS = {
     "qonnx": "chop export --to qonnx",
     "gguf": "chop export --to gguf",
     "eval": "chop evaluate --tasks",
+    "place": "chop emit --place",
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",
     "timm": "models of timm and torchvision",

@@ -27,6 +27,7 @@ from chop.hardware.emitted import (
     write_folds,
 )
 from chop.hardware.fold import Folding, fold_for
+from chop.hardware.place import check_device, place
 from chop.hardware.project import project_of
 from chop.hardware.synth import RESOURCES, synthesize
 from chop.hardware.tools import VERSIONS, tool_path
@@ -65,6 +66,8 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
         tool_path(tool)
     if config.check_only:
         return {"verification": [asdict(row) for row in check_emitted(config.out)]}
+    if config.place:
+        check_device(config.place_on)
     # A link would be replaced by the folder.
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
@@ -106,6 +109,10 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
     if config.synthesis:
         with shown_step("synthesizing with Yosys"):
             resources = synthesize(folder, project)
+    placement: dict[str, Any] = {}
+    if config.place:
+        measured = found[0].interval or design.interval
+        placement = place(folder, project, config.place_on, config.place_seeds, measured)
     if config.wave:
         with shown_step("tracing the first sample"):
             trace(folder, project, codes)
@@ -121,6 +128,7 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
         "device": _taken(config, folding),
+        "placement": placement,
     }
     title = f"{workload.title} in {result['format']}"
     written = [path for path in folder.rglob("*") if path.is_file()]
@@ -185,7 +193,33 @@ def _blocks(title: str, result: Mapping[str, Any]) -> list[Block]:
     if result["device"]:
         blocks += [Heading(f"Estimated for {result['config']['device']}")]
         blocks += [Table("", result["device"])]
+    if result["placement"]:
+        blocks += [Heading("Placement"), Note(placed_sentence(result["placement"]))]
+        blocks += [Table("", _utilization(result["placement"]), is_printed=False)]
     return [*blocks, Heading("Components"), Table("", result["components"], is_printed=False)]
+
+
+def placed_sentence(placement: Mapping[str, Any]) -> str:
+    """The clock of a design, and what bounds it."""
+    grade, path = placement["speed_grade"], placement["critical_path"]
+    device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]
+    clocks = ", ".join(f"{row['mhz']:.1f}" for row in placement["seeds"])
+    sentence = (
+        f"{placement['frequency_mhz']:.1f} MHz after routing on {device}, median of seeds with "
+        f"{clocks} MHz: {placement['samples_per_second']:,} samples a second."
+    )
+    if path:
+        sentence += (
+            f" The slowest path goes from {path['from']} to {path['to']}: {path['logic_ns']} ns in "
+            f"cells and {path['wire_ns']} ns in wires."
+        )
+    return sentence
+
+
+def _utilization(placement: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"resource": name, **numbers} for name, numbers in sorted(placement["utilization"].items())
+    ]
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ HELP = """Emit a verified circuit: SystemVerilog that equals the model on every 
 
   chop emit --model vit --fold 4000
 
+  chop emit --model mlp --fold 128 --place
+
   chop emit --check-only --out runs/emit
 
 The model is quantized and lowered to integers as by [bold]chop lower[/]; every operator of the
@@ -20,6 +22,7 @@ Verilator under four profiles of stalls, and by Icarus; every output of every sa
 graph's. --out gets its name only after that.
 
 [bold]Needs[/] Verilator, Icarus and Yosys; chop doctor names the command that installs them.
+--place needs nextpnr too: pip install 'mase-chop\[place]'.
 
 [bold]Output[/] in --out: rtl/ (SystemVerilog), memory/ (weights, biases and tables), vectors/ and
 testbench/ (to simulate it anywhere), model.pt and model.mz (the integer graph), report.md,

@@ -22,8 +22,8 @@ MARGIN = 4
 """Beats that such a FIFO has on top."""
 SKID_BEATS = 2
 """What a skid buffer stores."""
-LATENCY_CYCLES = 8
-"""From a component's input to the next one's: its pipeline, and the skid buffer behind it."""
+LINK_CYCLES = 6
+"""From a component's output to the next one's input: a converter, a buffer, and some to spare."""
 
 
 def fifo_depths(netlist: Netlist) -> dict[str, list[int]]:
@@ -53,7 +53,7 @@ def fifo_depths(netlist: Netlist) -> dict[str, list[int]]:
             max(depth, _depth(arrival, need, leaves) if is_waiting else 0)
             for depth, arrival, need, is_waiting in zip(wanted, arrivals, needs, waits, strict=True)
         ]
-        late = LATENCY_CYCLES / netlist.interval + max(max(holds) - 1, 0)
+        late = (instance.plan.latency + LINK_CYCLES) / netlist.interval + max(max(holds) - 1, 0)
         times[instance.name] = leaves + late
     return found
 

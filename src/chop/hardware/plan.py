@@ -121,6 +121,8 @@ class ComponentPlan:
             `holds` does not tell.
         buffers: for each input the beats of a FIFO wanted ahead of it, 0 for none.
         module: SystemVerilog module where it is not the one of the component's row.
+        latency: cycles from the last beat that a result needs to the result, beside what `holds`
+            says.
     """
 
     parameters: Mapping[str, int | str]
@@ -133,6 +135,7 @@ class ComponentPlan:
     needs: tuple[Tensor, ...] = ()
     buffers: tuple[int, ...] = ()
     module: str = ""
+    latency: int = 1
 
 
 @dataclass(frozen=True)

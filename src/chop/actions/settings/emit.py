@@ -26,6 +26,9 @@ class EmitConfig(LoweringConfig):
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
             FPGAs.
+        place: places and routes the circuit on a device by open tools, and tells its clock.
+        place_on: the device: ecp5-25, ecp5-45, ecp5-85 (speed grade 6) or ice40-hx8k.
+        place_seeds: how often; the median counts.
         wave: writes a trace of the first sample, `wave.vcd`.
         check_only: repeats the checks of what is in `out`: hashes of all files, the circuit, which
             is emitted again and compared byte for byte, every simulation with its seed, every
@@ -38,6 +41,7 @@ class EmitConfig(LoweringConfig):
         "fold": (0, 2**62),
         "samples": (1, 10**9),
         "icarus_samples": (0, 10**9),
+        "place_seeds": (1, 1000),
     }
 
     out: Path = Path("runs/emit")
@@ -46,6 +50,9 @@ class EmitConfig(LoweringConfig):
     samples: int | None = None
     icarus_samples: int = field(default=2, metadata=MORE)
     synthesis: bool = True
+    place: bool = False
+    place_on: str = "ecp5-85"
+    place_seeds: int = field(default=3, metadata=MORE)
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import ComponentPlan, Resources, Site
+from chop.hardware.plans.weighted import PRODUCT_STAGES
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerMatmul
 
@@ -51,6 +52,7 @@ def plan_matmul(site: Site) -> ComponentPlan:
         resources=Resources({(a.width, b.width): lanes}, 2 * b.size * b.width + terms * a.width),
         holds=(1 / (heads * rows), 1.0),
         buffers=(ROWS_AHEAD * terms // lanes_0, 0),
+        latency=PRODUCT_STAGES + (lanes_0 - 1).bit_length(),
     )
 
 

@@ -15,6 +15,10 @@ from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bits_of
 from chop.nn.integer.linear import SharedBlocks
 
+PRODUCT_STAGES = 8
+"""Cycles of `chop_matvec` and of the FIFO behind it, without the levels of its adder tree."""
+BIAS_STAGES = 1
+
 
 def plan_linear(site: Site) -> ComponentPlan:
     """Linear layer; columns of the weight are stored in the order in which features travel.
@@ -60,6 +64,7 @@ def plan_linear(site: Site) -> ComponentPlan:
         holds=(1 / rows.count,),
         # A row waits here while the one before is multiplied by all groups of outputs.
         buffers=(2 * beats if groups > 1 else 0,),
+        latency=PRODUCT_STAGES + BIAS_STAGES + (lanes.inputs - 1).bit_length(),
     )
     if bool((weight.abs() <= 1).all()):
         return _ternary_plan(plan, operator, weight, lanes)

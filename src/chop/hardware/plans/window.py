@@ -25,7 +25,7 @@ AveragePool = (
     IntegerAdaptiveAvgPool1d | IntegerAdaptiveAvgPool2d | IntegerAvgPool1d | IntegerAvgPool2d
 )
 
-LATENCY = 1
+LATENCY = 2
 """Cycles from a row's last tap to the load of what replaces it."""
 IMAGES = 3
 """After so many the interval between two no longer changes."""

@@ -1,7 +1,7 @@
 // Constant: the words of a read-only memory as a stream, again and again.
 //
 // out     beats of W bits, BEATS of them a sample
-// time    one beat per cycle; the first in the second cycle after the reset
+// time    one beat per cycle; memory | register | FIFO of chop_credits
 // memory  BEATS words of a beat
 module chop_constant #(
   parameter int W     = 8,
@@ -14,23 +14,16 @@ module chop_constant #(
   output logic         data_out_0_valid_o,
   input  logic         data_out_0_ready_i
 );
-  localparam int ADDR_W = (BEATS > 1) ? $clog2(BEATS) : 1;
-
-  logic [ADDR_W-1:0] addr_q;
+  logic [W-1:0] word;
+  logic [1:0] valid_q;
   logic reads;
 
-  assign reads = !data_out_0_valid_o || data_out_0_ready_i;
+  chop_words #(.W(W), .BEATS(BEATS), .FILE(FILE)) u_words (
+    .clk_i, .rst_ni, .takes_i(reads), .data_o(word));
 
-  chop_rom #(.W(W), .DEPTH(BEATS), .FILE(FILE)) u_rom (
-    .clk_i(clk_i), .en_i(reads), .addr_i(addr_q), .data_o(data_out_0_o));
+  always_ff @(posedge clk_i) valid_q <= rst_ni ? {valid_q[0], reads} : '0;
 
-  always_ff @(posedge clk_i) begin
-    if (!rst_ni) begin
-      addr_q             <= '0;
-      data_out_0_valid_o <= 1'b0;
-    end else if (reads) begin
-      addr_q             <= (addr_q == ADDR_W'(BEATS - 1)) ? '0 : addr_q + ADDR_W'(1);
-      data_out_0_valid_o <= 1'b1;
-    end
-  end
+  chop_credits #(.W(W), .LATENCY(2)) u_beats (
+    .clk_i, .rst_ni, .starts_i(reads), .ready_o(reads), .data_i(word), .valid_i(valid_q[1]),
+    .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

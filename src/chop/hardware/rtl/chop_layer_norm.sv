@@ -187,7 +187,7 @@ module chop_layer_norm #(
   logic [LANES*BIAS_W-1:0] biases, biases_q;
   logic [RECIPROCAL_W-1:0] reciprocal_1_q, reciprocal_2_q;
   logic signed [SUM_W-1:0] subtrahend_1_q;
-  logic [5:0] has_stage_q;
+  logic [7:0] has_stage_q;
   logic has_beat, is_sent, is_moving;
 
   chop_fifo #(.W(LANES * IN_W), .DEPTH(DEPTH)) u_beats (
@@ -198,9 +198,9 @@ module chop_layer_norm #(
   assign is_moving = !data_out_0_valid_o || data_out_0_ready_i;
   assign is_sent = has_beat && has_reciprocal_q && is_moving;
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
-  assign data_out_0_valid_o = has_stage_q[5];
+  assign data_out_0_valid_o = has_stage_q[7];
 
-  // Weights are read in the cycle in which the fourth stage takes its beat, biases with them.
+  // Weights are read in the cycle in which a number is saturated, biases with them.
   chop_rom #(.W(LANES * WEIGHT_W), .DEPTH(BEATS), .FILE(WEIGHT_FILE)) u_weights (
     .clk_i, .en_i(is_moving), .addr_i(parameter_q), .data_o(weights));
   chop_rom #(.W(LANES * BIAS_W), .DEPTH(BEATS), .FILE(BIAS_FILE)) u_biases (
@@ -226,8 +226,8 @@ module chop_layer_norm #(
       if (is_sent) send_q <= send_q == LAST ? '0 : send_q + 1'b1;
       if (is_reciprocal_free) has_reciprocal_q <= has_quotient && has_sum;
       if (is_moving) begin
-        has_stage_q <= {has_stage_q[4:0], is_sent};
-        if (has_stage_q[2]) parameter_q <= parameter_q == LAST ? '0 : parameter_q + 1'b1;
+        has_stage_q <= {has_stage_q[6:0], is_sent};
+        if (has_stage_q[4]) parameter_q <= parameter_q == LAST ? '0 : parameter_q + 1'b1;
       end
     end
   end
@@ -236,21 +236,20 @@ module chop_layer_norm #(
     logic signed [SUM_W-1:0] multiple_q;
     logic signed [CENTERED_W-1:0] centered_q;
     logic signed [PRODUCT_W-1:0] product_q;
-    logic signed [LIMIT_W-1:0] rounded, normalized_q;
+    logic signed [LIMIT_W-1:0] normalized;
     logic signed [OUT_W-1:0] scaled_q;
 
     chop_round_saturate #(
       .IN_W(PRODUCT_W), .SHIFT(POWER - ROOT - FRACTION), .OUT_W(LIMIT_W),
       .LOW(-$signed(LIMIT)), .HIGH($signed(LIMIT))
-    ) u_round (.v_i(product_q), .y_o(rounded));
+    ) u_round (.clk_i, .en_i(is_moving), .v_i(product_q), .y_o(normalized));
 
     always_ff @(posedge clk_i) begin
       if (is_moving) begin
         multiple_q <= SUM_W'($signed(beat[lane*IN_W +: IN_W])) * SUM_W'(FEATURES);
         centered_q <= CENTERED_W'(multiple_q) - CENTERED_W'(subtrahend_1_q);
         product_q <= PRODUCT_W'(centered_q) * $signed({{(PRODUCT_W - RECIPROCAL_W){1'b0}}, reciprocal_2_q});
-        normalized_q <= rounded;
-        scaled_q <= OUT_W'(normalized_q) * OUT_W'($signed(weights[lane*WEIGHT_W +: WEIGHT_W]));
+        scaled_q <= OUT_W'(normalized) * OUT_W'($signed(weights[lane*WEIGHT_W +: WEIGHT_W]));
         data_out_0_o[lane*OUT_W +: OUT_W] <=
           (scaled_q <<< SCALE_SHIFT) + OUT_W'($signed(biases_q[lane*BIAS_W +: BIAS_W]));
       end

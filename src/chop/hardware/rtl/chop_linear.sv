@@ -3,7 +3,7 @@
 // in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
 // out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
 // time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
-//         fetch | multiply | adder tree | accumulate | bias
+//         chop_matvec | bias | FIFO of chop_credits
 // memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
 //         OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i;
 //         BIAS_FILE, for each group: a word of OUT_LANES biases of BIAS_W bits; a row of codes,
@@ -30,52 +30,45 @@ module chop_linear #(
   output logic                       data_out_0_valid_o,
   input  logic                       data_out_0_ready_i
 );
+  localparam int BEATS  = IN_FEATURES / IN_LANES;
   localparam int GROUPS = OUT_FEATURES / OUT_LANES;
-  localparam int WORDS  = GROUPS * (IN_FEATURES / IN_LANES);
   // What is shifted beyond the result needs no sum.
   localparam int SUM_W  = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
 
   logic [OUT_LANES*IN_LANES*WEIGHT_W-1:0] weight;
   logic [OUT_LANES*BIAS_W-1:0] bias;
   logic [OUT_LANES*SUM_W-1:0] sums;
-  logic weight_valid, weight_ready, bias_valid, sums_valid, moves;
+  logic [OUT_LANES*OUT_W-1:0] results_q;
+  logic takes, starts, is_ready, finishes, has_sums, has_results_q;
 
-  chop_constant #(
-    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(WORDS), .FILE(WEIGHT_FILE)
-  ) u_weight (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_out_0_o(weight), .data_out_0_valid_o(weight_valid), .data_out_0_ready_i(weight_ready));
+  chop_words #(
+    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)
+  ) u_weight (.clk_i, .rst_ni, .takes_i(takes), .data_o(weight));
 
-  chop_constant #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_out_0_o(bias), .data_out_0_valid_o(bias_valid),
-    .data_out_0_ready_i(moves && sums_valid));
+  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
+    .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
 
   chop_matvec #(
     .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES), .IN_FEATURES(IN_FEATURES),
     .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .OUT_W(SUM_W)
   ) u_matvec (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_in_0_i(data_in_0_i), .data_in_0_valid_i(data_in_0_valid_i),
-    .data_in_0_ready_o(data_in_0_ready_o),
-    .data_in_1_i(weight), .data_in_1_valid_i(weight_valid), .data_in_1_ready_o(weight_ready),
-    .data_out_0_o(sums), .data_out_0_valid_o(sums_valid),
-    .data_out_0_ready_i(moves && bias_valid));
-
-  assign moves = !data_out_0_valid_o || data_out_0_ready_i;
+    .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
+    .weight_i(weight), .weight_valid_i(1'b1), .takes_o(takes), .ready_i(is_ready),
+    .starts_o(starts), .finishes_o(finishes), .sum_o(sums), .sum_valid_o(has_sums));
 
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
     logic signed [SUM_W-1:0] s;
     logic signed [BIAS_W-1:0] b;
     assign s = sums[o*SUM_W +: SUM_W];
     assign b = bias[o*BIAS_W +: BIAS_W];
-    always_ff @(posedge clk_i) begin
-      if (moves) data_out_0_o[o*OUT_W +: OUT_W] <= (OUT_W'(s) << SHIFT) + OUT_W'(b);
-    end
+    always_ff @(posedge clk_i) results_q[o*OUT_W +: OUT_W] <= (OUT_W'(s) << SHIFT) + OUT_W'(b);
   end
 
-  always_ff @(posedge clk_i) begin
-    if (!rst_ni) data_out_0_valid_o <= 1'b0;
-    else if (moves) data_out_0_valid_o <= sums_valid && bias_valid;
-  end
+  always_ff @(posedge clk_i) has_results_q <= rst_ni && has_sums;
+
+  chop_credits #(
+    .W(OUT_LANES * OUT_W), .LATENCY(BEATS + 5 + $clog2(IN_LANES)), .EVERY(BEATS)
+  ) u_results (
+    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(results_q),
+    .valid_i(has_results_q), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

@@ -93,27 +93,25 @@ module chop_matmul #(
   end
 
   // ---- read ----
-  logic [LANES*IN_1_W-1:0] word_q;
+  logic [LANES*IN_1_W-1:0] word, word_q;
+  logic [OUT_LANES*OUT_W-1:0] sums;
   logic [ADDRESS_W-1:0] read_q;
   logic [ROW_W-1:0] row_q;
-  logic read_bank_q, has_word_q, is_word_ready, is_read, is_row_end, is_bank_end;
+  logic read_bank_q, is_read, is_row_end, is_bank_end, starts, is_ready, has_sums, unused;
 
-  assign is_read = full_q[read_bank_q] && (!has_word_q || is_word_ready);
   assign is_row_end =
     read_q == (read_bank_q ? ADDRESS_W'(2 * BANK_WORDS - 1) : ADDRESS_W'(BANK_WORDS - 1));
   assign is_bank_end = is_row_end && row_q == ROW_W'(ROWS - 1);
 
   always_ff @(posedge clk_i) begin
-    if (is_read) word_q <= banks[read_q];
+    word   <= banks[read_q];
+    word_q <= word;
     if (!rst_ni) begin
       read_q <= '0;
       row_q <= '0;
       read_bank_q <= 1'b0;
-      has_word_q <= 1'b0;
       full_q <= '0;
     end else begin
-      if (is_read) has_word_q <= 1'b1;
-      else if (is_word_ready) has_word_q <= 1'b0;
       if (is_read) begin
         if (is_row_end) row_q <= is_bank_end ? '0 : row_q + 1'b1;
         if (is_bank_end) read_bank_q <= !read_bank_q;
@@ -131,6 +129,13 @@ module chop_matmul #(
     .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_0_W), .WEIGHT_W(IN_1_W), .OUT_W(OUT_W)
   ) u_matvec (
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
-    .data_in_1_i(word_q), .data_in_1_valid_i(has_word_q), .data_in_1_ready_o(is_word_ready),
+    .weight_i(word_q), .weight_valid_i(full_q[read_bank_q]), .takes_o(is_read),
+    .ready_i(is_ready), .starts_o(starts), .finishes_o(unused), .sum_o(sums),
+    .sum_valid_o(has_sums));
+
+  chop_credits #(
+    .W(OUT_LANES * OUT_W), .LATENCY(IN_FOLDS + 4 + $clog2(IN_LANES)), .EVERY(IN_FOLDS)
+  ) u_results (
+    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(sums), .valid_i(has_sums),
     .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

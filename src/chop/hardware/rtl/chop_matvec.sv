@@ -3,10 +3,12 @@
 // in 0    IN_LANES codes x of IN_W bits; a row is IN_FEATURES / IN_LANES beats
 // in 1    OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of output o and input i in lane
 //         o * IN_LANES + i: for each of the OUT_FEATURES / OUT_LANES groups of outputs, for each
-//         beat of the row
-// out     OUT_LANES sums of OUT_W bits, two's complement: bits above are dropped
-// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
-//         fetch | multiply | adder tree | accumulate
+//         beat of the row; weight_i is there two cycles after takes_o, while weight_valid_i
+// out     OUT_LANES sums of OUT_W bits, two's complement: bits above are dropped. The pipeline
+//         never stalls: sums begin with starts_o, which needs ready_i, see chop_credits, and are
+//         there with sum_valid_o, LATENCY cycles after their last beat and two after finishes_o
+// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; LATENCY 5 and
+//         the levels of the adder tree: fetch, two cycles | factors | multiply | tree | accumulate
 // memory  a row of codes, where there are several groups of outputs
 module chop_matvec #(
   parameter int IN_LANES     = 1,
@@ -22,89 +24,99 @@ module chop_matvec #(
   input  logic [IN_LANES*IN_W-1:0]               data_in_0_i,
   input  logic                                   data_in_0_valid_i,
   output logic                                   data_in_0_ready_o,
-  input  logic [OUT_LANES*IN_LANES*WEIGHT_W-1:0] data_in_1_i,
-  input  logic                                   data_in_1_valid_i,
-  output logic                                   data_in_1_ready_o,
-  output logic [OUT_LANES*OUT_W-1:0]             data_out_0_o,
-  output logic                                   data_out_0_valid_o,
-  input  logic                                   data_out_0_ready_i
+  input  logic [OUT_LANES*IN_LANES*WEIGHT_W-1:0] weight_i,
+  input  logic                                   weight_valid_i,
+  output logic                                   takes_o,
+  input  logic                                   ready_i,
+  output logic                                   starts_o,
+  output logic                                   finishes_o,
+  output logic [OUT_LANES*OUT_W-1:0]             sum_o,
+  output logic                                   sum_valid_o
 );
   localparam int BEATS     = IN_FEATURES / IN_LANES;
   localparam int COUNT_W   = (BEATS > 1) ? $clog2(BEATS) : 1;
   localparam int FULL_W    = IN_W + WEIGHT_W;
   localparam int PRODUCT_W = (FULL_W < OUT_W) ? FULL_W : OUT_W;
+  localparam int LEVELS    = $clog2(IN_LANES);
+  localparam int STAGES    = 4 + LEVELS;
 
   if (IN_FEATURES % IN_LANES != 0 || OUT_FEATURES % OUT_LANES != 0) begin : g_refused
     initial $fatal(1, "chop_matvec: lanes divide features");
   end
 
-  logic [IN_LANES*IN_W-1:0] row;
-  logic row_valid, moves, takes;
+  logic [IN_LANES*IN_W-1:0] row, row_q;
+  logic [OUT_LANES*IN_LANES*WEIGHT_W-1:0] weight_q;
   logic [COUNT_W-1:0] count_q;
-  logic product_valid_q, product_first_q, product_last_q;
-  logic tree_valid_q, tree_first_q, tree_last_q;
+  logic [STAGES-1:0] valid_q, first_q, last_q;
+  logic is_first_q, is_last, can_take, has_beat;
 
   chop_repeat #(
     .W(IN_LANES * IN_W), .BEATS(BEATS), .TIMES(OUT_FEATURES / OUT_LANES)
   ) u_row (
     .clk_i(clk_i), .rst_ni(rst_ni),
     .data_in_0_i(data_in_0_i), .data_in_0_valid_i(data_in_0_valid_i),
-    .data_in_0_ready_o(data_in_0_ready_o),
-    .data_out_0_o(row), .data_out_0_valid_o(row_valid),
-    .data_out_0_ready_i(moves && data_in_1_valid_i));
+    .data_in_0_ready_o(data_in_0_ready_o), .can_take_i(can_take), .has_beat_o(has_beat),
+    .takes_i(takes_o), .data_o(row));
 
-  assign moves = !data_out_0_valid_o || data_out_0_ready_i;
-  assign takes = row_valid && data_in_1_valid_i;
-  assign data_in_1_ready_o = moves && row_valid;
+  assign can_take = weight_valid_i && (ready_i || !is_first_q);
+  assign takes_o  = can_take && has_beat;
+  assign starts_o = takes_o && is_first_q;
+  assign finishes_o = valid_q[STAGES-2] && last_q[STAGES-2];
+  assign is_last  = (count_q == COUNT_W'(BEATS - 1));
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
-      count_q            <= '0;
-      product_valid_q    <= 1'b0;
-      tree_valid_q       <= 1'b0;
-      data_out_0_valid_o <= 1'b0;
-    end else if (moves) begin
-      if (takes) count_q <= (count_q == COUNT_W'(BEATS - 1)) ? '0 : count_q + COUNT_W'(1);
-      product_valid_q    <= takes;
-      tree_valid_q       <= product_valid_q;
-      data_out_0_valid_o <= tree_valid_q && tree_last_q;
+      count_q     <= '0;
+      is_first_q  <= 1'b1;
+      valid_q     <= '0;
+      sum_valid_o <= 1'b0;
+    end else begin
+      if (takes_o) begin
+        count_q    <= is_last ? '0 : count_q + COUNT_W'(1);
+        is_first_q <= is_last;
+      end
+      valid_q     <= {valid_q[STAGES-2:0], takes_o};
+      sum_valid_o <= valid_q[STAGES-1] && last_q[STAGES-1];
     end
-    if (moves) begin
-      product_first_q <= (count_q == '0);
-      product_last_q  <= (count_q == COUNT_W'(BEATS - 1));
-      tree_first_q    <= product_first_q;
-      tree_last_q     <= product_last_q;
-    end
+    first_q  <= {first_q[STAGES-2:0], is_first_q};
+    last_q   <= {last_q[STAGES-2:0], is_last};
+    row_q    <= row;
+    weight_q <= weight_i;
   end
 
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
-    logic signed [OUT_W-1:0] tree_q, sum_q;
+    logic signed [OUT_W-1:0] sum_q;
 
-    // A balanced tree in an array: the terms of node n are nodes 2 n + 1 and 2 n + 2.
-    for (genvar n = 2 * IN_LANES - 2; n >= 0; n--) begin : g_node
-      logic signed [OUT_W-1:0] sum;
-      if (n < IN_LANES - 1) begin : g_sum
-        assign sum = g_node[2*n+1].sum + g_node[2*n+2].sum;
-      end else begin : g_product
-        localparam int I = n - (IN_LANES - 1);
-        logic signed [IN_W-1:0] x;
-        logic signed [WEIGHT_W-1:0] w;
-        logic signed [PRODUCT_W-1:0] product_q;
-        logic unused;  // bits beyond those of a narrow sum
-        assign unused = &{1'b0, x, w};
-        assign x   = row[I*IN_W +: IN_W];
-        assign w   = data_in_1_i[(o*IN_LANES+I)*WEIGHT_W +: WEIGHT_W];
-        assign sum = OUT_W'(product_q);
-        always_ff @(posedge clk_i) begin
-          if (moves) product_q <= PRODUCT_W'(x) * PRODUCT_W'(w);
+    // A balanced tree: level l has the sums of 2^l products each, the last one of fewer.
+    for (genvar l = 0; l <= LEVELS; l++) begin : g_level
+      for (genvar n = 0; n < (IN_LANES + (1 << l) - 1) >> l; n++) begin : g_node
+        logic signed [OUT_W-1:0] sum;
+        if (l == 0) begin : g_product
+          logic signed [IN_W-1:0] x;
+          logic signed [WEIGHT_W-1:0] w;
+          logic signed [PRODUCT_W-1:0] product_q;
+          logic unused;  // bits beyond those of a narrow sum
+          assign unused = &{1'b0, x, w};
+          assign x   = row_q[n*IN_W +: IN_W];
+          assign w   = weight_q[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
+          assign sum = OUT_W'(product_q);
+          always_ff @(posedge clk_i) product_q <= PRODUCT_W'(x) * PRODUCT_W'(w);
+        end else begin : g_sum
+          logic signed [OUT_W-1:0] node_q;
+          assign sum = node_q;
+          if (2 * n + 1 < (IN_LANES + (1 << (l - 1)) - 1) >> (l - 1)) begin : g_two
+            always_ff @(posedge clk_i)
+              node_q <= g_level[l-1].g_node[2*n].sum + g_level[l-1].g_node[2*n+1].sum;
+          end else begin : g_one
+            always_ff @(posedge clk_i) node_q <= g_level[l-1].g_node[2*n].sum;
+          end
         end
       end
     end
 
-    assign data_out_0_o[o*OUT_W +: OUT_W] = sum_q;
-    always_ff @(posedge clk_i) begin
-      if (moves) tree_q <= g_node[0].sum;
-      if (moves && tree_valid_q) sum_q <= tree_first_q ? tree_q : sum_q + tree_q;
-    end
+    assign sum_o[o*OUT_W +: OUT_W] = sum_q;
+    always_ff @(posedge clk_i)
+      if (valid_q[STAGES-1])
+        sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + g_level[LEVELS].g_node[0].sum;
   end
 endmodule

@@ -1,8 +1,10 @@
-// Repetition: each row of BEATS beats leaves TIMES times.
+// Repetition: each row of BEATS beats is read TIMES times.
 //
 // in      rows of BEATS beats of W bits
-// out     each row TIMES times, one after another; the first time while it comes
-// time    BEATS * TIMES cycles for a row; one register
+// out     data_o, two cycles after each cycle in which takes_i is high: the beats of each row TIMES
+//         times, one after another; the first time while they come. has_beat_o says that there is
+//         one to take; can_take_i, that one would be taken, which does not depend on it
+// time    BEATS * TIMES cycles for a row; two registers
 // memory  BEATS words of a beat with synchronous read; none for TIMES 1
 module chop_repeat #(
   parameter int W     = 8,
@@ -14,52 +16,52 @@ module chop_repeat #(
   input  logic [W-1:0] data_in_0_i,
   input  logic         data_in_0_valid_i,
   output logic         data_in_0_ready_o,
-  output logic [W-1:0] data_out_0_o,
-  output logic         data_out_0_valid_o,
-  input  logic         data_out_0_ready_i
+  input  logic         can_take_i,
+  output logic         has_beat_o,
+  input  logic         takes_i,
+  output logic [W-1:0] data_o
 );
-  logic moves;
-
-  assign moves = !data_out_0_valid_o || data_out_0_ready_i;
+  logic [W-1:0] new_q;
 
   if (TIMES == 1) begin : g_once
-    assign data_in_0_ready_o = moves;
+    logic unused;
+    assign unused = &{1'b0, rst_ni, takes_i};
+    assign data_in_0_ready_o = can_take_i;
+    assign has_beat_o = data_in_0_valid_i;
     always_ff @(posedge clk_i) begin
-      if (moves) data_out_0_o <= data_in_0_i;
-      if (!rst_ni) data_out_0_valid_o <= 1'b0;
-      else if (moves) data_out_0_valid_o <= data_in_0_valid_i;
+      new_q  <= data_in_0_i;
+      data_o <= new_q;
     end
   end else begin : g_again
     localparam int BEAT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
     localparam int TIME_W = $clog2(TIMES);
 
     logic [W-1:0] memory [0:BEATS-1];
-    logic [W-1:0] new_q, stored_q;
+    logic [W-1:0] stored_q;
     logic [BEAT_W-1:0] beat_q;
     logic [TIME_W-1:0] time_q;
-    logic is_new, is_new_q, is_last, sends;
+    logic is_new_q, was_new_q, is_last;
 
-    assign is_new  = (time_q == '0);
     assign is_last = (beat_q == BEAT_W'(BEATS - 1));
-    assign sends   = moves && (!is_new || data_in_0_valid_i);
-    assign data_in_0_ready_o = moves && is_new;
-    assign data_out_0_o = is_new_q ? new_q : stored_q;
+    assign data_in_0_ready_o = can_take_i && is_new_q;
+    assign has_beat_o = !is_new_q || data_in_0_valid_i;
 
     always_ff @(posedge clk_i) begin
-      if (sends && is_new) memory[beat_q] <= data_in_0_i;
-      if (moves) begin
-        stored_q <= memory[beat_q];
-        new_q    <= data_in_0_i;
-        is_new_q <= is_new;
-      end
+      if (takes_i && is_new_q) memory[beat_q] <= data_in_0_i;
+      stored_q  <= memory[beat_q];
+      new_q     <= data_in_0_i;
+      was_new_q <= is_new_q;
+      data_o    <= was_new_q ? new_q : stored_q;
       if (!rst_ni) begin
-        beat_q             <= '0;
-        time_q             <= '0;
-        data_out_0_valid_o <= 1'b0;
-      end else if (moves) begin
-        data_out_0_valid_o <= sends;
-        if (sends) beat_q <= is_last ? '0 : beat_q + BEAT_W'(1);
-        if (sends && is_last) time_q <= (time_q == TIME_W'(TIMES - 1)) ? '0 : time_q + TIME_W'(1);
+        beat_q   <= '0;
+        time_q   <= '0;
+        is_new_q <= 1'b1;
+      end else if (takes_i) begin
+        beat_q <= is_last ? '0 : beat_q + BEAT_W'(1);
+        if (is_last) begin
+          time_q   <= (time_q == TIME_W'(TIMES - 1)) ? '0 : time_q + TIME_W'(1);
+          is_new_q <= (time_q == TIME_W'(TIMES - 1));
+        end
       end
     end
   end

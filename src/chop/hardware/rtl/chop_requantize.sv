@@ -8,7 +8,8 @@
 // ROUNDING 0: y as above, ties to even. 1: as above, towards minus infinity. 2: y = HIGH from
 //         x = 0 on, else LOW. 3: y = the sign of x where |x| > c, else 0
 // MULTIPLIES 0: c is 1 in ROUNDING 0 and 1. x c needs PRODUCT_W bits
-// time    one beat per cycle; two registers (multiply | round and saturate), one without multiplier
+// time    one beat per cycle: fetch, two cycles | multiply, two cycles, where MULTIPLIES is 1 |
+//         round and saturate, three cycles | FIFO of chop_credits
 // memory  CHANNEL_BEATS words of LANES * CHANNEL_W bits
 module chop_requantize #(
   parameter int LANES         = 1,
@@ -36,75 +37,67 @@ module chop_requantize #(
 );
   localparam int V_W    = MULTIPLIES ? PRODUCT_W : IN_W;
   localparam int FULL_W = IN_W + CHANNEL_W + 1;
+  localparam int STAGES = MULTIPLIES ? 7 : 5;
 
+  logic [LANES*IN_W-1:0] x_1_q, x_2_q;
   logic [LANES*CHANNEL_W-1:0] channel;
-  logic channel_valid, first_moves, last_moves, unused;
-  logic [LANES*V_W-1:0] v;
-  logic v_valid;
+  logic [LANES*OUT_W-1:0] results;
+  logic [STAGES-1:0] valid_q;
+  logic enters;
 
-  assign last_moves = !data_out_0_valid_o || data_out_0_ready_i;
-  assign data_in_0_ready_o = first_moves && channel_valid;
-  assign unused = &{1'b0, channel};
+  assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
   if (CHANNEL_BEATS > 0) begin : g_channels
-    chop_constant #(
-      .W(LANES * CHANNEL_W), .BEATS(CHANNEL_BEATS), .FILE(CHANNEL_FILE)
-    ) u_channels (
-      .clk_i(clk_i), .rst_ni(rst_ni),
-      .data_out_0_o(channel), .data_out_0_valid_o(channel_valid),
-      .data_out_0_ready_i(first_moves && data_in_0_valid_i));
+    chop_words #(.W(LANES * CHANNEL_W), .BEATS(CHANNEL_BEATS), .FILE(CHANNEL_FILE)) u_channels (
+      .clk_i, .rst_ni, .takes_i(enters), .data_o(channel));
   end else begin : g_one
-    assign channel       = {LANES{CHANNEL_W'(CHANNEL)}};
-    assign channel_valid = 1'b1;
-  end
-
-  if (MULTIPLIES) begin : g_multiply
-    assign first_moves = !v_valid || last_moves;
-    for (genvar i = 0; i < LANES; i++) begin : g_lane
-      logic signed [IN_W-1:0] x;
-      logic signed [CHANNEL_W:0] c;
-      assign x = data_in_0_i[i*IN_W +: IN_W];
-      assign c = {1'b0, channel[i*CHANNEL_W +: CHANNEL_W]};
-      always_ff @(posedge clk_i) begin
-        if (first_moves) v[i*V_W +: V_W] <= V_W'(FULL_W'(x) * FULL_W'(c));
-      end
-    end
-    always_ff @(posedge clk_i) begin
-      if (!rst_ni) v_valid <= 1'b0;
-      else if (first_moves) v_valid <= data_in_0_valid_i && channel_valid;
-    end
-  end else begin : g_forward
-    assign first_moves = last_moves;
-    assign v           = data_in_0_i;
-    assign v_valid     = data_in_0_valid_i && channel_valid;
-  end
-
-  for (genvar i = 0; i < LANES; i++) begin : g_lane
-    logic signed [V_W-1:0] x;
-    logic signed [OUT_W-1:0] y;
-    assign x = v[i*V_W +: V_W];
-
-    if (ROUNDING == 2) begin : g_sign
-      assign y = x[V_W-1] ? OUT_W'(LOW) : OUT_W'(HIGH);
-    end else if (ROUNDING == 3) begin : g_threshold
-      logic [FULL_W-1:0] magnitude;
-      logic is_beyond;
-      assign magnitude = x[V_W-1] ? -(FULL_W'(x)) : FULL_W'(x);
-      assign is_beyond = magnitude > FULL_W'(channel[i*CHANNEL_W +: CHANNEL_W]);
-      assign y = is_beyond ? OUT_W'($signed({x[V_W-1], 1'b1})) : '0;
-    end else begin : g_round
-      chop_round_saturate #(
-        .IN_W(V_W), .SHIFT(SHIFT), .OUT_W(OUT_W), .LOW(LOW), .HIGH(HIGH), .ROUNDING(ROUNDING)
-      ) u_round (.v_i(x), .y_o(y));
-    end
-
-    always_ff @(posedge clk_i) begin
-      if (last_moves) data_out_0_o[i*OUT_W +: OUT_W] <= y;
-    end
+    assign channel = {LANES{CHANNEL_W'(CHANNEL)}};
   end
 
   always_ff @(posedge clk_i) begin
-    if (!rst_ni) data_out_0_valid_o <= 1'b0;
-    else if (last_moves) data_out_0_valid_o <= v_valid;
+    x_1_q   <= data_in_0_i;
+    x_2_q   <= x_1_q;
+    valid_q <= rst_ni ? {valid_q[STAGES-2:0], enters} : '0;
   end
+
+  for (genvar i = 0; i < LANES; i++) begin : g_lane
+    logic signed [IN_W-1:0] x;
+    logic [CHANNEL_W-1:0] c;
+    logic signed [V_W-1:0] v;
+    assign x = x_2_q[i*IN_W +: IN_W];
+    assign c = channel[i*CHANNEL_W +: CHANNEL_W];
+
+    if (MULTIPLIES) begin : g_multiply
+      chop_product #(.A_W(IN_W), .B_W(CHANNEL_W + 1), .OUT_W(V_W)) u_product (
+        .clk_i, .en_i(1'b1), .a_i(x), .b_i({1'b0, c}), .y_o(v));
+    end else begin : g_forward
+      logic unused;  // a threshold alone
+      assign unused = &{1'b0, c};
+      assign v = x;
+    end
+
+    if (ROUNDING == 2 || ROUNDING == 3) begin : g_compare
+      logic [FULL_W-1:0] magnitude_q;
+      logic [CHANNEL_W-1:0] threshold_q;
+      logic signed [OUT_W-1:0] y_q, y_late_q;
+      logic is_below_q;
+      always_ff @(posedge clk_i) begin
+        magnitude_q <= v[V_W-1] ? -(FULL_W'(v)) : FULL_W'(v);
+        threshold_q <= c;
+        is_below_q  <= v[V_W-1];
+        if (ROUNDING == 2) y_q <= is_below_q ? OUT_W'(LOW) : OUT_W'(HIGH);
+        else y_q <= magnitude_q > FULL_W'(threshold_q) ? OUT_W'($signed({is_below_q, 1'b1})) : '0;
+        y_late_q <= y_q;
+      end
+      assign results[i*OUT_W +: OUT_W] = y_late_q;
+    end else begin : g_round
+      chop_round_saturate #(
+        .IN_W(V_W), .SHIFT(SHIFT), .OUT_W(OUT_W), .LOW(LOW), .HIGH(HIGH), .ROUNDING(ROUNDING)
+      ) u_round (.clk_i, .en_i(1'b1), .v_i(v), .y_o(results[i*OUT_W +: OUT_W]));
+    end
+  end
+
+  chop_credits #(.W(LANES * OUT_W), .LATENCY(STAGES)) u_results (
+    .clk_i, .rst_ni, .starts_i(enters), .ready_o(data_in_0_ready_o), .data_i(results),
+    .valid_i(valid_q[STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

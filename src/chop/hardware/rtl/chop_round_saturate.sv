@@ -1,6 +1,8 @@
 // Rounding primitive: y = min(max(round(v / 2^SHIFT), LOW), HIGH); the only place where bits fall.
 //
-// Combinational. SHIFT may be below zero, then zeros are appended, and larger than IN_W.
+// time    LATENCY 3, while en_i is high: what falls | sum | saturate
+//
+// SHIFT may be below zero, then zeros are appended, and larger than IN_W.
 // ROUNDING 0: to nearest, ties to even (IEEE 754-2019, section 4.3.1). 1: towards minus infinity.
 // LOW and HIGH lie within OUT_W bits in two's complement; 64-bit literals where an int cannot hold
 // them.
@@ -12,6 +14,8 @@ module chop_round_saturate #(
   parameter     HIGH     = 127,
   parameter int ROUNDING = 0
 ) (
+  input  logic                    clk_i,
+  input  logic                    en_i,
   input  logic signed [IN_W-1:0]  v_i,
   output logic signed [OUT_W-1:0] y_o
 );
@@ -24,27 +28,38 @@ module chop_round_saturate #(
   localparam logic signed [63:0] LEAST = -((-LOW_64) >>> ZEROS);
   localparam logic signed [63:0] MOST  = HIGH_64 >>> ZEROS;
 
-  logic signed [ROUND_W-1:0] rounded;
+  logic signed [ROUND_W-1:0] kept, kept_q, rounded_q;
   logic signed [WIDE_W-1:0] wide;
+  logic up, up_q;
 
   if (SHIFT <= 0) begin : g_exact
-    assign rounded = v_i;
+    assign kept = v_i;
+    assign up   = 1'b0;
   end else if (SHIFT >= IN_W) begin : g_all_fall
     // At most a half is left of v, and a half is a tie with the even 0.
-    assign rounded = (ROUNDING == 1) ? {2{v_i[IN_W-1]}} : 2'sd0;
+    assign kept = (ROUNDING == 1) ? {2{v_i[IN_W-1]}} : 2'sd0;
+    assign up   = 1'b0;
     logic unused;
     assign unused = &{1'b0, v_i};
   end else begin : g_some_fall
     logic [IN_W-1:0] below;
-    logic half, is_odd, up;
-    assign half    = v_i[SHIFT-1];
-    assign is_odd  = v_i[SHIFT];
-    assign below   = v_i << (IN_W - SHIFT + 1);
-    assign up      = (ROUNDING == 0) && half && ((below != '0) || is_odd);
-    assign rounded = ROUND_W'(v_i >>> SHIFT) + {{(ROUND_W - 1){1'b0}}, up};
+    logic half, is_odd;
+    assign half   = v_i[SHIFT-1];
+    assign is_odd = v_i[SHIFT];
+    assign below  = v_i << (IN_W - SHIFT + 1);
+    assign kept   = ROUND_W'(v_i >>> SHIFT);
+    assign up     = (ROUNDING == 0) && half && ((below != '0) || is_odd);
   end
 
-  assign wide = WIDE_W'(rounded);
-  assign y_o  = (wide > WIDE_W'(MOST))  ? OUT_W'(HIGH_64) :
-                (wide < WIDE_W'(LEAST)) ? OUT_W'(LOW_64) : OUT_W'(wide <<< ZEROS);
+  assign wide = WIDE_W'(rounded_q);
+
+  always_ff @(posedge clk_i) begin
+    if (en_i) begin
+      kept_q    <= kept;
+      up_q      <= up;
+      rounded_q <= kept_q + {{(ROUND_W - 1){1'b0}}, up_q};
+      y_o <= (wide > WIDE_W'(MOST))  ? OUT_W'(HIGH_64) :
+             (wide < WIDE_W'(LEAST)) ? OUT_W'(LOW_64) : OUT_W'(wide <<< ZEROS);
+    end
+  end
 endmodule

@@ -4,7 +4,8 @@
 //         its channels
 // out     for each window, row by row, for each of the FOLDS beats of a pixel, for each row and
 //         each column of the kernel: LANES codes
-// time    one beat per cycle, where its rows are there. A row of windows begins when the last
+// time    one beat per cycle, where its rows are there; address, two cycles | memory, two cycles |
+//         padding | FIFO of chop_credits. A row of windows begins when the last
 //         image row that it needs, the first one at least, is complete; a row of the image is
 //         loaded when there is room for it, which a row of windows that is finished makes
 // memory  RING rows of the image, in a ring: those under the kernel, and as many as the next row of
@@ -45,37 +46,72 @@ module chop_window #(
   localparam int WORDS = RING * ROW_WORDS;
   localparam int WORD_W = ROW_WORDS > 1 ? $clog2(ROW_WORDS) : 1;
   localparam int ADDRESS_W = WORDS > 1 ? $clog2(WORDS) : 1;
-  localparam int SLOT_W = RING > 1 ? $clog2(RING) : 1;
   localparam int FOLD_W = FOLDS > 1 ? $clog2(FOLDS) : 1;
   localparam int KERNEL_Y_W = KERNEL_Y > 1 ? $clog2(KERNEL_Y) : 1;
   localparam int KERNEL_X_W = KERNEL_X > 1 ? $clog2(KERNEL_X) : 1;
   localparam int OUT_Y_W = OUT_HEIGHT > 1 ? $clog2(OUT_HEIGHT) : 1;
   localparam int OUT_X_W = OUT_WIDTH > 1 ? $clog2(OUT_WIDTH) : 1;
-  // Rows and columns, outside of the image too, and counts of rows: signed.
+  // Rows, and columns in words, outside of the image too, and counts of rows: signed.
   localparam int Y_W =
     $clog2(OUT_HEIGHT * STRIDE_Y + REACH + PADDING_Y + IN_HEIGHT + RING) + 2;
   localparam int X_W =
-    $clog2(OUT_WIDTH * STRIDE_X + KERNEL_X * DILATION_X + PADDING_X + IN_WIDTH) + 2;
-  // Steps of the ring.
-  localparam int NEXT_TAP = DILATION_Y % RING;
-  localparam int NEXT_ROW = STRIDE_Y % RING;
+    $clog2((OUT_WIDTH * STRIDE_X + KERNEL_X * DILATION_X + PADDING_X + IN_WIDTH) * FOLDS) + 2;
+  // Steps of the ring, in words.
+  localparam int NEXT_TAP = DILATION_Y % RING * ROW_WORDS;
+  localparam int NEXT_ROW = STRIDE_Y % RING * ROW_WORDS;
   localparam int NEXT_IMAGE =
-    ((IN_HEIGHT - (OUT_HEIGHT - 1) * STRIDE_Y) % RING + RING) % RING;
-  localparam int FIRST_SLOT = (RING - PADDING_Y % RING) % RING;
+    ((IN_HEIGHT - (OUT_HEIGHT - 1) * STRIDE_Y) % RING + RING) % RING * ROW_WORDS;
+  localparam int FIRST_SLOT = (RING - PADDING_Y % RING) % RING * ROW_WORDS;
+  localparam int STAGES = 4;
 
   initial if (RING < (REACH < IN_HEIGHT ? REACH : IN_HEIGHT))
     $fatal(1, "chop_window: a kernel of %0d rows does not fit %0d", REACH, RING);
 
+  // How many of the image's first rows a row of windows needs: one at least.
+  function automatic int needed(input int row);
+    needed = row * STRIDE_Y - PADDING_Y + REACH;
+    if (needed > IN_HEIGHT) needed = IN_HEIGHT;
+    if (needed < 1) needed = 1;
+  endfunction
+
+  // How many of them no row of windows after this one needs.
+  function automatic int finished(input int row);
+    finished = (row + 1) * STRIDE_Y - PADDING_Y;
+    if (row == OUT_HEIGHT - 1 || finished > IN_HEIGHT) finished = IN_HEIGHT;
+    if (row < 0 || finished < 0) finished = 0;
+  endfunction
+
+  // By row of windows: how many image rows more the next one needs.
+  function automatic [OUT_HEIGHT*Y_W-1:0] more_needed(input int image);
+    int row;
+    more_needed = '0;
+    for (row = OUT_HEIGHT - 1; row >= 0; row = row - 1)
+      more_needed = (more_needed << Y_W) | (OUT_HEIGHT*Y_W)'(Y_W'(
+        row == OUT_HEIGHT - 1 ? image + needed(0) - needed(row) : needed(row + 1) - needed(row)));
+  endfunction
+
+  // By row of windows: how many image rows can be overwritten after it.
+  function automatic [OUT_HEIGHT*Y_W-1:0] more_finished(input int ahead);
+    int row;
+    more_finished = '0;
+    for (row = OUT_HEIGHT - 1; row >= 0; row = row - 1)
+      more_finished = (more_finished << Y_W)
+        | (OUT_HEIGHT*Y_W)'(Y_W'(finished(row) - finished(row - ahead)));
+  endfunction
+
+  localparam logic [OUT_HEIGHT*Y_W-1:0] MORE_NEEDED = more_needed(IN_HEIGHT);
+  localparam logic [OUT_HEIGHT*Y_W-1:0] MORE_FINISHED = more_finished(1);
+
   logic [LANES*IN_W-1:0] ring [WORDS];
-  logic is_moving, is_stepping;
+  logic is_stepping, is_ready;
 
   // ---- load ----
   logic [ADDRESS_W-1:0] write_q;
   logic [WORD_W-1:0] word_q;
-  logic signed [Y_W-1:0] occupied_q, released;
+  logic signed [Y_W-1:0] room_q, released;  // rows that have a place, less one
   logic is_loaded, is_row_loaded;
 
-  assign data_in_0_ready_o = occupied_q < Y_W'(RING);
+  assign data_in_0_ready_o = !room_q[Y_W-1];
   assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
   assign is_row_loaded = is_loaded && word_q == WORD_W'(ROW_WORDS - 1);
 
@@ -84,13 +120,13 @@ module chop_window #(
     if (!rst_ni) begin
       write_q <= '0;
       word_q <= '0;
-      occupied_q <= '0;
+      room_q <= Y_W'(RING - 1);
     end else begin
       if (is_loaded) begin
         write_q <= write_q == ADDRESS_W'(WORDS - 1) ? '0 : write_q + 1'b1;
         word_q <= is_row_loaded ? '0 : word_q + 1'b1;
       end
-      occupied_q <= occupied_q + (is_row_loaded ? Y_W'(1) : '0) - released;
+      room_q <= room_q + released - (is_row_loaded ? Y_W'(1) : '0);
     end
   end
 
@@ -127,30 +163,29 @@ module chop_window #(
   // ---- row, column and place in the ring of the tap, and of the window's first one ----
   logic signed [Y_W-1:0] first_y_q, y_q, next_y;
   logic signed [X_W-1:0] first_x_q, x_q, next_x;
-  logic [SLOT_W-1:0] first_slot_q, slot_q, next_slot, tap_slot;
-  logic [SLOT_W:0] first_sum;
+  logic [ADDRESS_W-1:0] first_slot_q, slot_q, next_slot, tap_slot;
 
-  function automatic logic [SLOT_W-1:0] in_ring(input logic [SLOT_W:0] slot);
-    in_ring = SLOT_W'(slot >= (SLOT_W + 1)'(RING) ? slot - (SLOT_W + 1)'(RING) : slot);
+  function automatic logic [ADDRESS_W-1:0] in_ring(input logic [ADDRESS_W:0] slot);
+    in_ring = ADDRESS_W'(
+      slot >= (ADDRESS_W + 1)'(WORDS) ? slot - (ADDRESS_W + 1)'(WORDS) : slot);
   endfunction
 
-  assign next_x = is_line_end ? -X_W'(PADDING_X) : first_x_q + X_W'(STRIDE_X);
+  assign next_x = is_line_end ? -X_W'(PADDING_X * FOLDS) : first_x_q + X_W'(STRIDE_X * FOLDS);
   assign next_y = is_image_end ? -Y_W'(PADDING_Y) : first_y_q + Y_W'(STRIDE_Y);
-  assign first_sum =
-    {1'b0, first_slot_q} + (SLOT_W + 1)'(is_image_end ? NEXT_IMAGE : NEXT_ROW);
-  assign next_slot = in_ring(first_sum);
-  assign tap_slot = in_ring({1'b0, slot_q} + (SLOT_W + 1)'(NEXT_TAP));
+  assign next_slot = in_ring(
+    {1'b0, first_slot_q} + (ADDRESS_W + 1)'(is_image_end ? NEXT_IMAGE : NEXT_ROW));
+  assign tap_slot = in_ring({1'b0, slot_q} + (ADDRESS_W + 1)'(NEXT_TAP));
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
-      first_x_q <= -X_W'(PADDING_X);
-      x_q <= -X_W'(PADDING_X);
+      first_x_q <= -X_W'(PADDING_X * FOLDS);
+      x_q <= -X_W'(PADDING_X * FOLDS);
       first_y_q <= -Y_W'(PADDING_Y);
       y_q <= -Y_W'(PADDING_Y);
-      first_slot_q <= SLOT_W'(FIRST_SLOT);
-      slot_q <= SLOT_W'(FIRST_SLOT);
+      first_slot_q <= ADDRESS_W'(FIRST_SLOT);
+      slot_q <= ADDRESS_W'(FIRST_SLOT);
     end else if (is_stepping) begin
-      x_q <= !is_row_end ? x_q + X_W'(DILATION_X) : is_window_end ? next_x : first_x_q;
+      x_q <= !is_row_end ? x_q + X_W'(DILATION_X * FOLDS) : is_window_end ? next_x : first_x_q;
       if (is_window_end) first_x_q <= next_x;
       if (is_row_end) begin
         y_q <= !is_kernel_end ? y_q + Y_W'(DILATION_Y) : is_line_end ? next_y : first_y_q;
@@ -163,56 +198,50 @@ module chop_window #(
     end
   end
 
-  // ---- rows of the image that have come, and those that no window needs any more ----
-  logic signed [Y_W-1:0] loaded_q, finished_q, finished, last_y, needed;
-  logic has_rows;
+  // ---- rows of the image that have come beyond those that the row of windows needs ----
+  logic signed [Y_W-1:0] spare_q;
 
-  assign last_y = first_y_q + Y_W'(REACH);
-  assign needed = last_y > Y_W'(IN_HEIGHT) ? Y_W'(IN_HEIGHT) : last_y > 1 ? last_y : Y_W'(1);
-  assign has_rows = loaded_q >= needed;
-  assign is_stepping = is_moving && has_rows;
-  assign finished = is_image_end || next_y > Y_W'(IN_HEIGHT) ? Y_W'(IN_HEIGHT)
-    : next_y < 0 ? '0 : next_y;
+  assign is_stepping = is_ready && !spare_q[Y_W-1];
 
   always_ff @(posedge clk_i) begin
-    if (!rst_ni) begin
-      loaded_q <= '0;
-      finished_q <= '0;
-    end else begin
-      loaded_q <= loaded_q + (is_row_loaded ? Y_W'(1) : '0)
-        - (is_stepping && is_image_end ? Y_W'(IN_HEIGHT) : '0);
-      if (is_stepping && is_line_end) finished_q <= is_image_end ? '0 : finished;
-    end
+    if (!rst_ni) spare_q <= -Y_W'(needed(0));
+    else
+      spare_q <= spare_q + (is_row_loaded ? Y_W'(1) : '0)
+        - (is_stepping && is_line_end ? MORE_NEEDED[out_y_q*Y_W +: Y_W] : '0);
   end
 
   // ---- address | memory | padding ----
-  logic [ADDRESS_W-1:0] address_q;
-  logic [LANES*IN_W-1:0] word;
-  logic signed [Y_W-1:0] release_q;
-  logic is_inside_q, is_word_inside_q, has_address_q, has_word_q;
+  logic [ADDRESS_W-1:0] slot_1_q, address_q;
+  logic [X_W-1:0] word_1_q;
+  logic signed [X_W-1:0] x_1_q;
+  logic signed [Y_W-1:0] y_1_q, release_1_q, release_2_q;
+  logic [LANES*IN_W-1:0] word, word_4_q;
+  logic [STAGES-1:0] valid_q;
+  logic is_inside_2_q, is_inside_3_q, is_inside_4_q, unused;
 
-  assign is_moving = !data_out_0_valid_o || data_out_0_ready_i;
   // A row can be overwritten as soon as its last tap has been read.
-  assign released = is_moving && has_address_q ? release_q : '0;
+  assign released = valid_q[1] ? release_2_q : '0;
+  assign unused = &{1'b0, word_1_q};
 
   always_ff @(posedge clk_i) begin
-    if (is_moving) begin
-      address_q <= ADDRESS_W'(slot_q) * ADDRESS_W'(ROW_WORDS)
-        + ADDRESS_W'(x_q) * ADDRESS_W'(FOLDS) + ADDRESS_W'(fold_q);
-      is_inside_q <= y_q >= 0 && y_q < Y_W'(IN_HEIGHT) && x_q >= 0 && x_q < X_W'(IN_WIDTH);
-      release_q <= is_line_end ? finished - finished_q : '0;
-      word <= ring[address_q];
-      is_word_inside_q <= is_inside_q;
-      data_out_0_o <= is_word_inside_q ? word : {LANES{IN_W'(PAD_CODE)}};
-    end
-    if (!rst_ni) begin
-      has_address_q <= 1'b0;
-      has_word_q <= 1'b0;
-      data_out_0_valid_o <= 1'b0;
-    end else if (is_moving) begin
-      has_address_q <= has_rows;
-      has_word_q <= has_address_q;
-      data_out_0_valid_o <= has_word_q;
-    end
+    slot_1_q <= slot_q;
+    word_1_q <= x_q + X_W'(fold_q);
+    x_1_q <= x_q;
+    y_1_q <= y_q;
+    release_1_q <= is_line_end ? MORE_FINISHED[out_y_q*Y_W +: Y_W] : '0;
+    address_q <= slot_1_q + ADDRESS_W'(word_1_q);
+    is_inside_2_q <=
+      y_1_q >= 0 && y_1_q < Y_W'(IN_HEIGHT) && x_1_q >= 0 && x_1_q < X_W'(ROW_WORDS);
+    release_2_q <= release_1_q;
+    word <= ring[address_q];
+    is_inside_3_q <= is_inside_2_q;
+    word_4_q <= word;
+    is_inside_4_q <= is_inside_3_q;
+    valid_q <= rst_ni ? {valid_q[STAGES-2:0], is_stepping} : '0;
   end
+
+  chop_credits #(.W(LANES * IN_W), .LATENCY(STAGES)) u_codes (
+    .clk_i, .rst_ni, .starts_i(is_stepping), .ready_o(is_ready),
+    .data_i(is_inside_4_q ? word_4_q : {LANES{IN_W'(PAD_CODE)}}), .valid_i(valid_q[STAGES-1]),
+    .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

