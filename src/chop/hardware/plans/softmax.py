@@ -15,7 +15,7 @@ from chop.nn.integer import IntegerSoftmax
 from chop.nn.integer.edge import bits_of
 from chop.nn.integer.mask import KeptKeys
 
-PIPELINE = 8
+PIPELINE = 12
 """Registers that a row passes beside the stages that are counted, and some to spare."""
 
 

@@ -28,18 +28,21 @@ module chop_isqrt #(
   logic [4*STEPS-1:0] number_q;
   logic [REST_W-1:0] remainder_q, remainder_1, remainder_2;
   logic [REST_W+1:0] taken_1, taken_2, trial_1, trial_2;
+  logic [REST_W+2:0] difference_1, difference_2;  // the highest bit is the sign
   logic [OUT_W-1:0] root_1;
   logic is_valid_q, is_above_1, is_above_2, is_taken;
 
   assign taken_1 = {remainder_q, number_q[4*STEPS-1-:2]};
   assign trial_1 = {1'b0, data_out_0_o, 2'b01};
-  assign is_above_1 = taken_1 >= trial_1;
-  assign remainder_1 = is_above_1 ? REST_W'(taken_1 - trial_1) : REST_W'(taken_1);
+  assign difference_1 = {1'b0, taken_1} - {1'b0, trial_1};
+  assign is_above_1 = !difference_1[REST_W+2];
+  assign remainder_1 = is_above_1 ? REST_W'(difference_1) : REST_W'(taken_1);
   assign root_1 = OUT_W'({data_out_0_o, is_above_1});
   assign taken_2 = {remainder_1, number_q[4*STEPS-3-:2]};
   assign trial_2 = {1'b0, root_1, 2'b01};
-  assign is_above_2 = taken_2 >= trial_2;
-  assign remainder_2 = is_above_2 ? REST_W'(taken_2 - trial_2) : REST_W'(taken_2);
+  assign difference_2 = {1'b0, taken_2} - {1'b0, trial_2};
+  assign is_above_2 = !difference_2[REST_W+2];
+  assign remainder_2 = is_above_2 ? REST_W'(difference_2) : REST_W'(taken_2);
 
   assign data_in_0_ready_o = left_q == '0 && (!is_valid_q || data_out_0_ready_i);
   assign data_out_0_valid_o = is_valid_q;

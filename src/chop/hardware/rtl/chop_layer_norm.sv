@@ -10,9 +10,11 @@
 //         leave, others are in the root and in the reciprocal, and one is loaded. A stage takes
 //         a row only when the stage after it has a place for what it finds of the row.
 //           load    beats into a FIFO; squares | sums of a beat | sums of the row
-//           root    C Q and S^2 | V 2^(2 ROOT) + EPS | chop_isqrt; S waits in a FIFO
+//           root    C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | chop_isqrt; S waits in a
+//                   FIFO
 //           divide  chop_reciprocal
-//           send    C x | C x - S | times R | round and saturate | times G | plus B
+//           send    C x | C x - S | times R, two cycles | round and saturate, three cycles |
+//                   times G, two cycles | plus B | FIFO of chop_credits
 // memory  a FIFO of DEPTH beats: more than a row, and those that come until a row has its
 //         reciprocal; WEIGHT_FILE and BIAS_FILE, for each beat of a row a word of LANES numbers
 //         of WEIGHT_W and of BIAS_W bits
@@ -61,6 +63,8 @@ module chop_layer_norm #(
   localparam int RECIPROCAL_W = POWER - ROOT + 1;
   localparam int CENTERED_W = SUM_W + 1;
   localparam int PRODUCT_W = CENTERED_W + RECIPROCAL_W + 1;
+  localparam int COUNT_BITS = $clog2(FEATURES + 1);
+  localparam int STAGES = 10;
   localparam int ROWS = 4;
 
   initial if (DEPTH < BEATS + 2)
@@ -128,37 +132,32 @@ module chop_layer_norm #(
   end
 
   // ---- root ----
-  logic signed [V_W-1:0] wide_sum;
-  logic [V_W-1:0] squared_sum_q, scaled_squares_q, variance;
+  logic [V_W-1:0] squared_sum, scaled_squares, variance_q;
   logic [RADICAND_W-1:0] radicand_q;
   logic [ROOT_W-1:0] root;
-  logic has_products_q, is_products_free, has_radicand_q, is_radicand_free, root_in_ready, has_root;
-  logic sums_ready;
+  logic [3:0] has_root_stage_q;
+  logic is_root_moving, root_in_ready, has_root, sums_ready;
 
-  assign is_radicand_free = !has_radicand_q || root_in_ready;
-  assign is_products_free = !has_products_q || is_radicand_free;
-  assign is_row_free = !has_row_q || (is_products_free && sums_ready);
-  assign wide_sum = V_W'(sum_q);
-  assign variance = scaled_squares_q - squared_sum_q;
+  assign is_root_moving = !has_root_stage_q[3] || root_in_ready;
+  assign is_row_free = !has_row_q || (is_root_moving && sums_ready);
+
+  chop_product #(.A_W(SQUARES_W + 1), .B_W(COUNT_BITS + 1), .OUT_W(V_W)) u_scaled (
+    .clk_i, .en_i(is_root_moving), .a_i({1'b0, total_q}), .b_i((COUNT_BITS + 1)'(FEATURES)),
+    .y_o(scaled_squares));
+  chop_product #(.A_W(SUM_W), .B_W(SUM_W), .OUT_W(V_W)) u_squared (
+    .clk_i, .en_i(is_root_moving), .a_i(sum_q), .b_i(sum_q), .y_o(squared_sum));
 
   always_ff @(posedge clk_i) begin
-    if (is_products_free) begin
-      scaled_squares_q <= V_W'(total_q) * V_W'(FEATURES);
-      squared_sum_q <= wide_sum * wide_sum;
+    if (is_root_moving) begin
+      variance_q <= scaled_squares - squared_sum;
+      radicand_q <= (RADICAND_W'(variance_q) << 2 * ROOT) + RADICAND_W'(EPS);
     end
-    if (is_radicand_free)
-      radicand_q <= (RADICAND_W'(variance) << 2 * ROOT) + RADICAND_W'(EPS);
-    if (!rst_ni) begin
-      has_products_q <= 1'b0;
-      has_radicand_q <= 1'b0;
-    end else begin
-      if (is_products_free) has_products_q <= has_row_q && sums_ready;
-      if (is_radicand_free) has_radicand_q <= has_products_q;
-    end
+    if (!rst_ni) has_root_stage_q <= '0;
+    else if (is_root_moving) has_root_stage_q <= {has_root_stage_q[2:0], has_row_q && sums_ready};
   end
 
   chop_isqrt #(.IN_W(RADICAND_W)) u_root (
-    .clk_i, .rst_ni, .data_in_0_i(radicand_q), .data_in_0_valid_i(has_radicand_q),
+    .clk_i, .rst_ni, .data_in_0_i(radicand_q), .data_in_0_valid_i(has_root_stage_q[3]),
     .data_in_0_ready_o(root_in_ready), .data_out_0_o(root), .data_out_0_valid_o(has_root),
     .data_out_0_ready_i(divisor_ready));
 
@@ -176,83 +175,81 @@ module chop_layer_norm #(
     .data_out_0_valid_o(has_quotient), .data_out_0_ready_i(is_reciprocal_free && has_sum));
 
   chop_fifo #(.W(SUM_W), .DEPTH(ROWS)) u_sums (
-    .clk_i, .rst_ni, .data_in_0_i(sum_q), .data_in_0_valid_i(has_row_q && is_products_free),
+    .clk_i, .rst_ni, .data_in_0_i(sum_q), .data_in_0_valid_i(has_row_q && is_root_moving),
     .data_in_0_ready_o(sums_ready), .data_out_0_o(waiting_sum), .data_out_0_valid_o(has_sum),
     .data_out_0_ready_i(is_reciprocal_free && has_quotient));
 
   // ---- send ----
-  logic [COUNT_W-1:0] send_q, parameter_q;
+  logic [COUNT_W-1:0] send_q;
   logic [LANES*IN_W-1:0] beat;
   logic [LANES*WEIGHT_W-1:0] weights;
-  logic [LANES*BIAS_W-1:0] biases, biases_q;
+  logic [LANES*BIAS_W-1:0] biases;
   logic [RECIPROCAL_W-1:0] reciprocal_1_q, reciprocal_2_q;
   logic signed [SUM_W-1:0] subtrahend_1_q;
-  logic [7:0] has_stage_q;
-  logic has_beat, is_sent, is_moving;
+  logic [LANES*OUT_W-1:0] results_q;
+  logic [STAGES-1:0] valid_q;
+  logic has_beat, is_sent, is_ready;
 
   chop_fifo #(.W(LANES * IN_W), .DEPTH(DEPTH)) u_beats (
     .clk_i, .rst_ni, .data_in_0_i(data_in_0_i), .data_in_0_valid_i(is_loaded),
     .data_in_0_ready_o(beats_ready), .data_out_0_o(beat), .data_out_0_valid_o(has_beat),
-    .data_out_0_ready_i(is_sent));
+    .data_out_0_ready_i(has_reciprocal_q && is_ready));
 
-  assign is_moving = !data_out_0_valid_o || data_out_0_ready_i;
-  assign is_sent = has_beat && has_reciprocal_q && is_moving;
+  assign is_sent = has_beat && has_reciprocal_q && is_ready;
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
-  assign data_out_0_valid_o = has_stage_q[7];
 
-  // Weights are read in the cycle in which a number is saturated, biases with them.
-  chop_rom #(.W(LANES * WEIGHT_W), .DEPTH(BEATS), .FILE(WEIGHT_FILE)) u_weights (
-    .clk_i, .en_i(is_moving), .addr_i(parameter_q), .data_o(weights));
-  chop_rom #(.W(LANES * BIAS_W), .DEPTH(BEATS), .FILE(BIAS_FILE)) u_biases (
-    .clk_i, .en_i(is_moving), .addr_i(parameter_q), .data_o(biases));
+  chop_words #(.W(LANES * WEIGHT_W), .BEATS(BEATS), .FILE(WEIGHT_FILE)) u_weights (
+    .clk_i, .rst_ni, .takes_i(valid_q[4]), .data_o(weights));
+  chop_words #(.W(LANES * BIAS_W), .BEATS(BEATS), .FILE(BIAS_FILE)) u_biases (
+    .clk_i, .rst_ni, .takes_i(valid_q[6]), .data_o(biases));
 
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) begin
       reciprocal_q <= quotient;
       subtrahend_q <= waiting_sum;
     end
-    if (is_moving) begin
-      reciprocal_1_q <= reciprocal_q;
-      reciprocal_2_q <= reciprocal_1_q;
-      subtrahend_1_q <= subtrahend_q;
-      biases_q <= biases;
-    end
+    reciprocal_1_q <= reciprocal_q;
+    reciprocal_2_q <= reciprocal_1_q;
+    subtrahend_1_q <= subtrahend_q;
     if (!rst_ni) begin
       send_q <= '0;
-      parameter_q <= '0;
       has_reciprocal_q <= 1'b0;
-      has_stage_q <= '0;
+      valid_q <= '0;
     end else begin
       if (is_sent) send_q <= send_q == LAST ? '0 : send_q + 1'b1;
       if (is_reciprocal_free) has_reciprocal_q <= has_quotient && has_sum;
-      if (is_moving) begin
-        has_stage_q <= {has_stage_q[6:0], is_sent};
-        if (has_stage_q[4]) parameter_q <= parameter_q == LAST ? '0 : parameter_q + 1'b1;
-      end
+      valid_q <= {valid_q[STAGES-2:0], is_sent};
     end
   end
 
   for (genvar lane = 0; lane < LANES; lane++) begin : g_lane
     logic signed [SUM_W-1:0] multiple_q;
     logic signed [CENTERED_W-1:0] centered_q;
-    logic signed [PRODUCT_W-1:0] product_q;
+    logic signed [PRODUCT_W-1:0] product;
     logic signed [LIMIT_W-1:0] normalized;
-    logic signed [OUT_W-1:0] scaled_q;
+    logic signed [OUT_W-1:0] scaled;
+
+    always_ff @(posedge clk_i) begin
+      multiple_q <= SUM_W'($signed(beat[lane*IN_W +: IN_W])) * SUM_W'(FEATURES);
+      centered_q <= CENTERED_W'(multiple_q) - CENTERED_W'(subtrahend_1_q);
+      results_q[lane*OUT_W +: OUT_W] <=
+        (scaled <<< SCALE_SHIFT) + OUT_W'($signed(biases[lane*BIAS_W +: BIAS_W]));
+    end
+
+    chop_product #(.A_W(CENTERED_W), .B_W(RECIPROCAL_W + 1), .OUT_W(PRODUCT_W)) u_product (
+      .clk_i, .en_i(1'b1), .a_i(centered_q), .b_i({1'b0, reciprocal_2_q}), .y_o(product));
 
     chop_round_saturate #(
       .IN_W(PRODUCT_W), .SHIFT(POWER - ROOT - FRACTION), .OUT_W(LIMIT_W),
       .LOW(-$signed(LIMIT)), .HIGH($signed(LIMIT))
-    ) u_round (.clk_i, .en_i(is_moving), .v_i(product_q), .y_o(normalized));
+    ) u_round (.clk_i, .en_i(1'b1), .v_i(product), .y_o(normalized));
 
-    always_ff @(posedge clk_i) begin
-      if (is_moving) begin
-        multiple_q <= SUM_W'($signed(beat[lane*IN_W +: IN_W])) * SUM_W'(FEATURES);
-        centered_q <= CENTERED_W'(multiple_q) - CENTERED_W'(subtrahend_1_q);
-        product_q <= PRODUCT_W'(centered_q) * $signed({{(PRODUCT_W - RECIPROCAL_W){1'b0}}, reciprocal_2_q});
-        scaled_q <= OUT_W'(normalized) * OUT_W'($signed(weights[lane*WEIGHT_W +: WEIGHT_W]));
-        data_out_0_o[lane*OUT_W +: OUT_W] <=
-          (scaled_q <<< SCALE_SHIFT) + OUT_W'($signed(biases_q[lane*BIAS_W +: BIAS_W]));
-      end
-    end
+    chop_product #(.A_W(LIMIT_W), .B_W(WEIGHT_W), .OUT_W(OUT_W)) u_scaled (
+      .clk_i, .en_i(1'b1), .a_i(normalized), .b_i(weights[lane*WEIGHT_W +: WEIGHT_W]),
+      .y_o(scaled));
   end
+
+  chop_credits #(.W(LANES * OUT_W), .LATENCY(STAGES)) u_results (
+    .clk_i, .rst_ni, .starts_i(is_sent), .ready_o(is_ready), .data_i(results_q),
+    .valid_i(valid_q[STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

@@ -36,15 +36,18 @@ module chop_reciprocal #(
   logic [COUNT_W-1:0] left_q;
   logic [IN_W-1:0] divisor_q, remainder_q, remainder_1, remainder_2;
   logic [IN_W:0] doubled_1, doubled_2;
+  logic [IN_W+1:0] difference_1, difference_2;  // the highest bit is the sign
   logic [1:0] bits_q;
   logic is_valid_q, is_above_1, is_above_2, is_taken;
 
   assign doubled_1 = {remainder_q, bits_q[1]};
-  assign is_above_1 = doubled_1 >= {1'b0, divisor_q};
-  assign remainder_1 = is_above_1 ? IN_W'(doubled_1 - {1'b0, divisor_q}) : IN_W'(doubled_1);
+  assign difference_1 = {1'b0, doubled_1} - {2'b00, divisor_q};
+  assign is_above_1 = !difference_1[IN_W+1];
+  assign remainder_1 = is_above_1 ? IN_W'(difference_1) : IN_W'(doubled_1);
   assign doubled_2 = {remainder_1, bits_q[0]};
-  assign is_above_2 = doubled_2 >= {1'b0, divisor_q};
-  assign remainder_2 = is_above_2 ? IN_W'(doubled_2 - {1'b0, divisor_q}) : IN_W'(doubled_2);
+  assign difference_2 = {1'b0, doubled_2} - {2'b00, divisor_q};
+  assign is_above_2 = !difference_2[IN_W+1];
+  assign remainder_2 = is_above_2 ? IN_W'(difference_2) : IN_W'(doubled_2);
 
   assign data_in_0_ready_o = left_q == '0 && (!is_valid_q || data_out_0_ready_i);
   assign data_out_0_valid_o = is_valid_q;

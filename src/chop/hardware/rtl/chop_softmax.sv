@@ -6,10 +6,11 @@
 //         results of one leave, the next one is divided or summed, and one more loaded. A stage
 //         takes a row only when the stage after it has a place for what it finds of the row.
 //           load    codes into a FIFO, and their maximum
-//           sum     distance to the maximum | TABLE | exponentials into a FIFO, and their sum
+//           sum     distance to the maximum | TABLE | register | exponentials into a FIFO, and
+//                   their sum
 //           divide  chop_reciprocal
-//           send    exponential times reciprocal
-// memory  FIFOs of FEATURES + 8 codes and of DEPTH exponentials: more than a row, and those that
+//           send    exponential times reciprocal, two cycles
+// memory  FIFOs of FEATURES + 12 codes and of DEPTH exponentials: more than a row, and those that
 //         come while a row is divided
 //
 // TABLE has TABLE_DEPTH entries of TABLE_W bits, unsigned, one for each distance of two codes;
@@ -70,12 +71,12 @@ module chop_softmax #(
   logic [COUNT_W-1:0] read_q, sum_count_q;
   logic [IN_W-1:0] code;
   logic [ADDRESS_W-1:0] distance_q;
-  logic [TABLE_W-1:0] exponential;
+  logic [TABLE_W-1:0] word, exponential;
   logic [SUM_W-1:0] partial_q, partial, sum_q;
-  logic has_code, is_read, is_pipe_moving, has_distance_q, has_exponential_q;
+  logic has_code, is_read, is_pipe_moving, has_distance_q, has_word_q, has_exponential_q;
   logic is_summed, is_sum_last, exponentials_ready, is_sum_free, has_sum_q, reciprocal_ready;
 
-  chop_fifo #(.W(IN_W), .DEPTH(FEATURES + 8)) u_codes (
+  chop_fifo #(.W(IN_W), .DEPTH(FEATURES + 12)) u_codes (
     .clk_i, .rst_ni, .data_in_0_i(data_in_0_i), .data_in_0_valid_i(is_loaded),
     .data_in_0_ready_o(codes_ready), .data_out_0_o(code), .data_out_0_valid_o(has_code),
     .data_out_0_ready_i(is_read));
@@ -84,7 +85,7 @@ module chop_softmax #(
   assign is_maximum_free = !has_maximum_q || (is_read && read_q == LAST);
 
   chop_rom #(.W(TABLE_W), .DEPTH(TABLE_DEPTH), .FILE(TABLE_FILE)) u_table (
-    .clk_i, .en_i(is_pipe_moving), .addr_i(distance_q), .data_o(exponential));
+    .clk_i, .en_i(is_pipe_moving), .addr_i(distance_q), .data_o(word));
 
   assign is_sum_last = sum_count_q == LAST;
   assign is_sum_free = !has_sum_q || reciprocal_ready;
@@ -93,6 +94,7 @@ module chop_softmax #(
   assign partial = (sum_count_q == '0 ? '0 : partial_q) + SUM_W'(exponential);
 
   always_ff @(posedge clk_i) begin
+    if (is_pipe_moving) exponential <= word;
     if (is_read) distance_q <= ADDRESS_W'(maximum_q - $signed(code));
     if (is_summed) partial_q <= partial;
     if (is_summed && is_sum_last) sum_q <= partial;
@@ -100,6 +102,7 @@ module chop_softmax #(
       read_q <= '0;
       sum_count_q <= '0;
       has_distance_q <= 1'b0;
+      has_word_q <= 1'b0;
       has_exponential_q <= 1'b0;
       has_sum_q <= 1'b0;
     end else begin
@@ -107,7 +110,8 @@ module chop_softmax #(
       if (is_summed) sum_count_q <= is_sum_last ? '0 : sum_count_q + 1'b1;
       if (is_pipe_moving) begin
         has_distance_q <= is_read;
-        has_exponential_q <= has_distance_q;
+        has_word_q <= has_distance_q;
+        has_exponential_q <= has_word_q;
       end
       if (is_summed && is_sum_last) has_sum_q <= 1'b1;
       else if (reciprocal_ready) has_sum_q <= 1'b0;
@@ -126,7 +130,7 @@ module chop_softmax #(
   // ---- send ----
   logic [COUNT_W-1:0] send_q;
   logic [TABLE_W-1:0] kept;
-  logic has_kept, is_out_moving, is_sent;
+  logic has_kept, has_terms_q, is_out_moving, is_sent;
 
   chop_fifo #(.W(TABLE_W), .DEPTH(DEPTH)) u_exponentials (
     .clk_i, .rst_ni, .data_in_0_i(exponential), .data_in_0_valid_i(is_summed),
@@ -137,17 +141,24 @@ module chop_softmax #(
   assign is_sent = has_kept && has_reciprocal_q && is_out_moving;
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
 
+  chop_product #(.A_W(TABLE_W + 1), .B_W(RECIPROCAL_W + 1), .OUT_W(OUT_W)) u_product (
+    .clk_i, .en_i(is_out_moving), .a_i({1'b0, kept}), .b_i({1'b0, reciprocal_q}),
+    .y_o(data_out_0_o));
+
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) reciprocal_q <= quotient;
-    if (is_sent) data_out_0_o <= OUT_W'(kept) * OUT_W'(reciprocal_q);
     if (!rst_ni) begin
       send_q <= '0;
       has_reciprocal_q <= 1'b0;
+      has_terms_q <= 1'b0;
       data_out_0_valid_o <= 1'b0;
     end else begin
       if (is_sent) send_q <= send_q == LAST ? '0 : send_q + 1'b1;
       if (is_reciprocal_free) has_reciprocal_q <= has_quotient;
-      if (is_out_moving) data_out_0_valid_o <= is_sent;
+      if (is_out_moving) begin
+        has_terms_q <= is_sent;
+        data_out_0_valid_o <= has_terms_q;
+      end
     end
   end
 endmodule

@@ -2,7 +2,7 @@
 //
 // in      LANES codes of IN_W bits, LOW to LOW + ENTRIES - 1
 // out     LANES codes of OUT_W bits
-// time    one beat per cycle, one register: that of the memory
+// time    one beat per cycle, address | memory | register | FIFO of chop_credits: that of the memory
 // memory  for each lane ENTRIES words of OUT_W bits
 module chop_table #(
   parameter int LANES      = 1,
@@ -22,23 +22,32 @@ module chop_table #(
   input  logic                   data_out_0_ready_i
 );
   localparam int ADDR_W = (ENTRIES > 1) ? $clog2(ENTRIES) : 1;
+  localparam int STAGES = 3;
 
-  assign data_in_0_ready_o = !data_out_0_valid_o || data_out_0_ready_i;
+  logic [LANES*OUT_W-1:0] results_q;
+  logic [STAGES-1:0] valid_q;
+  logic enters;
+
+  assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
   for (genvar i = 0; i < LANES; i++) begin : g_lane
     logic signed [IN_W-1:0] x;
-    logic [ADDR_W-1:0] addr;
+    logic [ADDR_W-1:0] addr_q;
+    logic [OUT_W-1:0] word;
     logic unused;
     assign unused = &{1'b0, x};
-    assign x    = data_in_0_i[i*IN_W +: IN_W];
-    assign addr = ADDR_W'(x) - ADDR_W'(LOW);
+    assign x = data_in_0_i[i*IN_W +: IN_W];
     chop_rom #(.W(OUT_W), .DEPTH(ENTRIES), .FILE(TABLE_FILE)) u_table (
-      .clk_i(clk_i), .en_i(data_in_0_ready_o), .addr_i(addr),
-      .data_o(data_out_0_o[i*OUT_W +: OUT_W]));
+      .clk_i(clk_i), .en_i(1'b1), .addr_i(addr_q), .data_o(word));
+    always_ff @(posedge clk_i) begin
+      addr_q <= ADDR_W'(x) - ADDR_W'(LOW);
+      results_q[i*OUT_W +: OUT_W] <= word;
+    end
   end
 
-  always_ff @(posedge clk_i) begin
-    if (!rst_ni) data_out_0_valid_o <= 1'b0;
-    else if (data_in_0_ready_o) data_out_0_valid_o <= data_in_0_valid_i;
-  end
+  always_ff @(posedge clk_i) valid_q <= rst_ni ? {valid_q[STAGES-2:0], enters} : '0;
+
+  chop_credits #(.W(LANES * OUT_W), .LATENCY(STAGES)) u_results (
+    .clk_i, .rst_ni, .starts_i(enters), .ready_o(data_in_0_ready_o), .data_i(results_q),
+    .valid_i(valid_q[STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
