@@ -163,7 +163,7 @@ def place(
         "frequency_mhz": round(median, 2),
         "samples_per_second": round(median * 1e6 / interval),
         "utilization": found[chosen]["utilization"],
-        "critical_path": critical_path(found[chosen]["path"], project),
+        "critical_path": critical_path(found[chosen]["path"]),
         "bitstream": file,
     }
 
@@ -236,12 +236,11 @@ def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"frequency_mhz": frequency, "utilization": used, "path": steps}
 
 
-def critical_path(steps: Sequence[Mapping[str, Any]], project: Project) -> dict[str, Any]:
+def critical_path(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The slowest path between two registers, in the words of the design.
 
     Args:
         steps: of the path: `type`, `ns`, `from` and `cell`, where it starts and ends.
-        project: whose inner streams have the names of components.
     Returns: `from` and `to`, the component and what is in it, `logic_ns`, `wire_ns` and `levels`,
         how many cells are between.
     """
