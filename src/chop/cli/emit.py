@@ -22,7 +22,7 @@ Verilator under four profiles of stalls, and by Icarus; every output of every sa
 graph's. --out gets its name only after that.
 
 [bold]Needs[/] Verilator, Icarus and Yosys; chop doctor names the command that installs them.
---place needs nextpnr too: pip install 'mase-chop\[place]'.
+--place needs nextpnr too; chop doctor has it as place.
 
 [bold]Output[/] in --out: rtl/ (SystemVerilog), memory/ (weights, biases and tables), vectors/ and
 testbench/ (to simulate it anywhere), model.pt and model.mz (the integer graph), report.md,
