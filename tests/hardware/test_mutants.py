@@ -246,6 +246,12 @@ MUTANTS |= {
         ": IN_W'(HIDDEN + TABLE_DEPTH / 2);",
         check_masked_softmax,
     ),
+    "mask_slips": (
+        "chop_masked_softmax",
+        "is_mask_ready && has_mask",
+        "has_mask",
+        check_masked_softmax,
+    ),
     "hidden_rows_stay": (
         "chop_masked_softmax",
         "kept ? result : '0",
@@ -303,10 +309,22 @@ MUTANTS |= {
         "sum_q",
         check_block_linear,
     ),
+    "blocks_split_ignore_back_pressure": (
+        "chop_split_block",
+        "data_in_0_valid_i && data_in_0_ready_o",
+        "data_in_0_valid_i",
+        check_block_linear,
+    ),
+    "bias_of_another_block": (
+        "chop_block_linear",
+        "valid_q[STAGES-2] && last_q[STAGES-2]",
+        "valid_q[STAGES-2]",
+        check_block_linear,
+    ),
     "blocks_ignore_back_pressure": (
         "chop_block_linear",
-        "!sums_valid_q || (last_moves && bias_valid)",
-        "1'b1",
+        "assign takes    = has_beat && (is_ready || !is_first_q);",
+        "assign takes    = has_beat;",
         check_block_linear,
     ),
 }
@@ -339,8 +357,8 @@ MUTANTS |= {
     ),
     "bias_of_groups_slips": (
         "chop_group_conv",
-        "(moves && has_sums)",
-        "(has_sums)",
+        ".takes_i(finishes), .data_o(bias)",
+        ".takes_i(takes), .data_o(bias)",
         check_groups,
     ),
 }
@@ -352,6 +370,18 @@ MUTANTS |= {
         "chop_ternary_linear",
         "(first_q[STAGES-1] ? '0 : sum_q)",
         "sum_q",
+        check_ternary,
+    ),
+    "ternary_ignores_back_pressure": (
+        "chop_ternary_linear",
+        "assign takes    = has_beat && (is_ready || !is_first_q);",
+        "assign takes    = has_beat;",
+        check_ternary,
+    ),
+    "bias_of_another_row": (
+        "chop_ternary_linear",
+        "valid_q[STAGES-2] && last_q[STAGES-2]",
+        "valid_q[STAGES-2]",
         check_ternary,
     ),
     "xor": ("chop_ternary_linear", "~(x[IN_W-1] ^ w[0])", "(x[IN_W-1] ^ w[0])", check_signs),

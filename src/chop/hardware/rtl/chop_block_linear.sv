@@ -5,7 +5,8 @@
 // in      IN_LANES codes of IN_W bits, of one block; a row is IN_FEATURES / IN_LANES beats
 // out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
 // time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; chop_split_block |
-//         fetch | multiply | a level of the adder tree after the other | shift | accumulate | bias
+//         fetch, two cycles | factors | multiply | a level of the adder tree after the other |
+//         shift | accumulate | bias | FIFO of chop_credits
 // memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
 //         OUT_LANES * IN_LANES numbers p of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i,
 //         and OUT_LANES shifts f of WEIGHT_SHIFT_W bits above them; BIAS_FILE, for each group: a
@@ -40,7 +41,7 @@ module chop_block_linear #(
   localparam int GROUPS    = OUT_FEATURES / OUT_LANES;
   localparam int COUNT_W   = (BEATS > 1) ? $clog2(BEATS) : 1;
   localparam int LEVELS    = $clog2(IN_LANES);
-  localparam int STAGES    = LEVELS + 2;  // products, levels of the tree, shift
+  localparam int STAGES    = LEVELS + 5;  // fetch, factors, products, levels of the tree, shift
   localparam int PRODUCT_W = CODE_W + WEIGHT_W;
   localparam int TREE_W    = PRODUCT_W + LEVELS;
   localparam int WORD_W    = OUT_LANES * (IN_LANES * WEIGHT_W + WEIGHT_SHIFT_W);
@@ -53,11 +54,12 @@ module chop_block_linear #(
     initial $fatal(1, "chop_block_linear: lanes divide features");
   end
 
-  logic [ROW_W-1:0] block, row;
-  logic [WORD_W-1:0] word;
+  logic [ROW_W-1:0] block, row, row_q;
+  logic [WORD_W-1:0] word, word_q;
   logic [OUT_LANES*BIAS_W-1:0] bias;
-  logic block_valid, block_ready, row_valid, word_valid, bias_valid, takes, moves, sums_valid_q;
-  logic last_moves;
+  logic [OUT_LANES*OUT_W-1:0] results_q;
+  logic block_valid, block_ready, has_beat, is_ready, takes, finishes, is_first_q, is_last;
+  logic has_sums_q, has_results_q;
   logic [COUNT_W-1:0] count_q;
   logic [STAGES-1:0] valid_q, first_q, last_q;
 
@@ -70,43 +72,40 @@ module chop_block_linear #(
     .data_out_0_o(block), .data_out_0_valid_o(block_valid), .data_out_0_ready_i(block_ready));
 
   chop_repeat #(.W(ROW_W), .BEATS(BEATS), .TIMES(GROUPS)) u_row (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_in_0_i(block), .data_in_0_valid_i(block_valid), .data_in_0_ready_o(block_ready),
-    .data_out_0_o(row), .data_out_0_valid_o(row_valid),
-    .data_out_0_ready_i(moves && word_valid));
+    .clk_i, .rst_ni, .data_in_0_i(block), .data_in_0_valid_i(block_valid),
+    .data_in_0_ready_o(block_ready), .can_take_i(is_ready || !is_first_q), .has_beat_o(has_beat),
+    .takes_i(takes), .data_o(row));
 
-  chop_constant #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_out_0_o(word), .data_out_0_valid_o(word_valid),
-    .data_out_0_ready_i(moves && row_valid));
+  chop_words #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
+    .clk_i, .rst_ni, .takes_i(takes), .data_o(word));
 
-  chop_constant #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_out_0_o(bias), .data_out_0_valid_o(bias_valid),
-    .data_out_0_ready_i(last_moves && sums_valid_q));
+  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
+    .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
 
-  assign last_moves = !data_out_0_valid_o || data_out_0_ready_i;
-  assign moves      = !sums_valid_q || (last_moves && bias_valid);
-  assign takes      = row_valid && word_valid;
+  assign takes    = has_beat && (is_ready || !is_first_q);
+  assign finishes = valid_q[STAGES-2] && last_q[STAGES-2];
+  assign is_last  = (count_q == COUNT_W'(BEATS - 1));
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
-      count_q            <= '0;
-      valid_q            <= '0;
-      sums_valid_q       <= 1'b0;
-      data_out_0_valid_o <= 1'b0;
+      count_q       <= '0;
+      is_first_q    <= 1'b1;
+      valid_q       <= '0;
+      has_sums_q    <= 1'b0;
+      has_results_q <= 1'b0;
     end else begin
-      if (moves) begin
-        if (takes) count_q <= (count_q == COUNT_W'(BEATS - 1)) ? '0 : count_q + COUNT_W'(1);
-        valid_q      <= {valid_q[STAGES-2:0], takes};
-        sums_valid_q <= valid_q[STAGES-1] && last_q[STAGES-1];
+      if (takes) begin
+        count_q    <= is_last ? '0 : count_q + COUNT_W'(1);
+        is_first_q <= is_last;
       end
-      if (last_moves) data_out_0_valid_o <= sums_valid_q && bias_valid;
+      valid_q       <= {valid_q[STAGES-2:0], takes};
+      has_sums_q    <= valid_q[STAGES-1] && last_q[STAGES-1];
+      has_results_q <= has_sums_q;
     end
-    if (moves) begin
-      first_q <= {first_q[STAGES-2:0], count_q == '0};
-      last_q  <= {last_q[STAGES-2:0], count_q == COUNT_W'(BEATS - 1)};
-    end
+    first_q <= {first_q[STAGES-2:0], is_first_q};
+    last_q  <= {last_q[STAGES-2:0], is_last};
+    row_q   <= row;
+    word_q  <= word;
   end
 
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
@@ -115,7 +114,7 @@ module chop_block_linear #(
     logic [WEIGHT_SHIFT_W-1:0] f;
     logic [(LEVELS+1)*BOTH_W-1:0] both_q;  // that of the products in the lowest bits
     assign b = bias[o*BIAS_W +: BIAS_W];
-    assign f = word[OUT_LANES*IN_LANES*WEIGHT_W + o*WEIGHT_SHIFT_W +: WEIGHT_SHIFT_W];
+    assign f = word_q[OUT_LANES*IN_LANES*WEIGHT_W + o*WEIGHT_SHIFT_W +: WEIGHT_SHIFT_W];
 
     // Level 0 are the products; each sum has two neighbors of the level below.
     for (genvar level = 0; level <= LEVELS; level++) begin : g_level
@@ -125,11 +124,10 @@ module chop_block_linear #(
         if (level == 0) begin : g_product
           logic signed [CODE_W-1:0] x;
           logic signed [WEIGHT_W-1:0] w;
-          assign x = row[n*CODE_W +: CODE_W];
-          assign w = word[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
-          always_ff @(posedge clk_i) begin
-            if (moves) sums_q[n*TREE_W +: TREE_W] <= TREE_W'(PRODUCT_W'(x) * PRODUCT_W'(w));
-          end
+          assign x = row_q[n*CODE_W +: CODE_W];
+          assign w = word_q[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
+          always_ff @(posedge clk_i)
+            sums_q[n*TREE_W +: TREE_W] <= TREE_W'(PRODUCT_W'(x) * PRODUCT_W'(w));
         end else begin : g_sum
           localparam int BELOW = (IN_LANES + (1 << (level - 1)) - 1) >> (level - 1);
           logic [TREE_W-1:0] other;
@@ -138,10 +136,8 @@ module chop_block_linear #(
           end else begin : g_alone
             assign other = '0;
           end
-          always_ff @(posedge clk_i) begin
-            if (moves)
-              sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
-          end
+          always_ff @(posedge clk_i)
+            sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
         end
       end
     end
@@ -150,13 +146,15 @@ module chop_block_linear #(
     assign unused_sum = &{1'b0, g_level[LEVELS].sums_q};
 
     always_ff @(posedge clk_i) begin
-      if (moves) begin
-        both_q    <= ((LEVELS + 1) * BOTH_W)'({both_q, BOTH_W'(row[IN_LANES*CODE_W +: SHIFT_W])
-                                               + BOTH_W'(f)});
-        shifted_q <= SUM_W'($signed(g_level[LEVELS].sums_q)) << both_q[LEVELS*BOTH_W +: BOTH_W];
-        if (valid_q[STAGES-1]) sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + shifted_q;
-      end
-      if (last_moves) data_out_0_o[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
+      both_q    <= ((LEVELS + 1) * BOTH_W)'({both_q, BOTH_W'(row_q[IN_LANES*CODE_W +: SHIFT_W])
+                                             + BOTH_W'(f)});
+      shifted_q <= SUM_W'($signed(g_level[LEVELS].sums_q)) << both_q[LEVELS*BOTH_W +: BOTH_W];
+      if (valid_q[STAGES-1]) sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + shifted_q;
+      results_q[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
     end
   end
+
+  chop_credits #(.W(OUT_LANES * OUT_W), .LATENCY(BEATS + 6 + LEVELS), .EVERY(BEATS)) u_results (
+    .clk_i, .rst_ni, .starts_i(takes && is_first_q), .ready_o(is_ready), .data_i(results_q),
+    .valid_i(has_results_q), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

@@ -5,7 +5,8 @@
 //         OUT_LANES per beat
 // time    windows need max(window beats, GROUPS * (IN_FEATURES / IN_LANES) * (OUT_FEATURES /
 //         OUT_LANES)) cycles each, and what chop_window waits for rows;
-//           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_matvec | bias
+//           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_matvec | bias |
+//           FIFO of chop_credits
 // memory  that of chop_window; the codes of a group under a window, where its outputs are computed
 //         in several turns; WEIGHT_FILE and BIAS_FILE: the words of chop_linear of each group
 //
@@ -52,7 +53,7 @@ module chop_group_conv #(
   input  logic                       data_out_0_ready_i
 );
   localparam int TURNS = OUT_FEATURES / OUT_LANES;
-  localparam int WORDS = GROUPS * TURNS * (IN_FEATURES / IN_LANES);
+  localparam int BEATS = IN_FEATURES / IN_LANES;
   // What is shifted beyond the result needs no sum.
   localparam int SUM_W = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
 
@@ -62,7 +63,8 @@ module chop_group_conv #(
   logic [OUT_LANES*IN_LANES*WEIGHT_W-1:0] weight;
   logic [OUT_LANES*BIAS_W-1:0] bias;
   logic [OUT_LANES*SUM_W-1:0] sums;
-  logic has_weight, is_weight_ready, has_bias, has_sums, moves;
+  logic [OUT_LANES*OUT_W-1:0] results_q;
+  logic takes, starts, is_ready, finishes, has_sums, has_results_q;
 
   chop_window #(
     .LANES(LANES), .IN_W(IN_W), .FOLDS(FOLDS), .IN_HEIGHT(IN_HEIGHT), .IN_WIDTH(IN_WIDTH),
@@ -83,39 +85,35 @@ module chop_group_conv #(
     .data_in_0_ready_o(is_beat_ready), .data_out_0_o(waiting), .data_out_0_valid_o(has_waiting),
     .data_out_0_ready_i(is_waiting_ready));
 
-  chop_constant #(
-    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(WORDS), .FILE(WEIGHT_FILE)
-  ) u_weight (
-    .clk_i, .rst_ni, .data_out_0_o(weight), .data_out_0_valid_o(has_weight),
-    .data_out_0_ready_i(is_weight_ready));
+  chop_words #(
+    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(GROUPS * TURNS * BEATS), .FILE(WEIGHT_FILE)
+  ) u_weight (.clk_i, .rst_ni, .takes_i(takes), .data_o(weight));
 
-  chop_constant #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS * TURNS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i, .rst_ni, .data_out_0_o(bias), .data_out_0_valid_o(has_bias),
-    .data_out_0_ready_i(moves && has_sums));
+  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS * TURNS), .FILE(BIAS_FILE)) u_bias (
+    .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
 
   chop_matvec #(
     .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES), .IN_FEATURES(IN_FEATURES),
     .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .OUT_W(SUM_W)
   ) u_matvec (
     .clk_i, .rst_ni, .data_in_0_i(waiting), .data_in_0_valid_i(has_waiting),
-    .data_in_0_ready_o(is_waiting_ready), .data_in_1_i(weight), .data_in_1_valid_i(has_weight),
-    .data_in_1_ready_o(is_weight_ready), .data_out_0_o(sums), .data_out_0_valid_o(has_sums),
-    .data_out_0_ready_i(moves && has_bias));
-
-  assign moves = !data_out_0_valid_o || data_out_0_ready_i;
+    .data_in_0_ready_o(is_waiting_ready), .weight_i(weight), .weight_valid_i(1'b1),
+    .takes_o(takes), .ready_i(is_ready), .starts_o(starts), .finishes_o(finishes), .sum_o(sums),
+    .sum_valid_o(has_sums));
 
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
     logic signed [SUM_W-1:0] s;
     logic signed [BIAS_W-1:0] b;
     assign s = sums[o*SUM_W +: SUM_W];
     assign b = bias[o*BIAS_W +: BIAS_W];
-    always_ff @(posedge clk_i) begin
-      if (moves) data_out_0_o[o*OUT_W +: OUT_W] <= (OUT_W'(s) << SHIFT) + OUT_W'(b);
-    end
+    always_ff @(posedge clk_i) results_q[o*OUT_W +: OUT_W] <= (OUT_W'(s) << SHIFT) + OUT_W'(b);
   end
 
-  always_ff @(posedge clk_i) begin
-    if (!rst_ni) data_out_0_valid_o <= 1'b0;
-    else if (moves) data_out_0_valid_o <= has_sums && has_bias;
-  end
+  always_ff @(posedge clk_i) has_results_q <= rst_ni && has_sums;
+
+  chop_credits #(
+    .W(OUT_LANES * OUT_W), .LATENCY(BEATS + 5 + $clog2(IN_LANES)), .EVERY(BEATS)
+  ) u_results (
+    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(results_q),
+    .valid_i(has_results_q), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

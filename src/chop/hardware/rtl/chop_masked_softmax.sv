@@ -4,7 +4,8 @@
 // in 1    FEATURES numbers of MASK_W bits a sample, one per beat: 0 hides that place of all rows
 // out     for each row FEATURES results of OUT_W bits, one per beat, in the order of the codes
 // time    that of chop_softmax; one register ahead of it and one behind it
-// memory  that of chop_softmax; a sample's mask; a bit for each code that is on its way
+// memory  that of chop_softmax; a sample's mask, and a few bits of it in a FIFO; a bit for each code
+//         that is on its way
 //
 // Where CAUSAL is 1, the places after a row's query are hidden as well: INNER rows one after another
 // have one query, and a sample starts with the first of QUERIES.
@@ -47,13 +48,21 @@ module chop_masked_softmax #(
   localparam int IN_FLIGHT = FEATURES + DEPTH + 24;
 
   // ---- mask ----
-  logic is_seen, is_seen_valid, is_taken, is_first_free;
+  logic [1:0] mask_valid_q;
+  logic mask, has_mask, is_mask_ready, takes_mask, is_seen, is_seen_valid, is_taken, is_first_free;
 
   chop_repeat #(.W(1), .BEATS(FEATURES), .TIMES(ROWS)) u_mask (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_in_0_i(data_in_1_i != '0), .data_in_0_valid_i(data_in_1_valid_i),
-    .data_in_0_ready_o(data_in_1_ready_o),
-    .data_out_0_o(is_seen), .data_out_0_valid_o(is_seen_valid),
+    .clk_i, .rst_ni, .data_in_0_i(data_in_1_i != '0), .data_in_0_valid_i(data_in_1_valid_i),
+    .data_in_0_ready_o(data_in_1_ready_o), .can_take_i(is_mask_ready), .has_beat_o(has_mask),
+    .takes_i(takes_mask), .data_o(mask));
+
+  assign takes_mask = is_mask_ready && has_mask;
+
+  always_ff @(posedge clk_i) mask_valid_q <= rst_ni ? {mask_valid_q[0], takes_mask} : '0;
+
+  chop_credits #(.W(1), .LATENCY(2)) u_seen (
+    .clk_i, .rst_ni, .starts_i(takes_mask), .ready_o(is_mask_ready), .data_i(mask),
+    .valid_i(mask_valid_q[1]), .data_out_0_o(is_seen), .data_out_0_valid_o(is_seen_valid),
     .data_out_0_ready_i(is_first_free && data_in_0_valid_i));
 
   // ---- hide ----

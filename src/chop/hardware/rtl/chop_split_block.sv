@@ -3,7 +3,7 @@
 //
 // in      LANES codes x of IN_W bits, all of them multiples of that 2^e
 // out     LANES codes q of CODE_W bits in the lower bits, e in SHIFT_W bits above them
-// time    one beat per cycle; bits in use | their number | shift
+// time    one beat per cycle; bits in use | their number | shift | FIFO of chop_credits
 module chop_split_block #(
   parameter int LANES   = 4,
   parameter int IN_W    = 12,
@@ -26,10 +26,11 @@ module chop_split_block #(
   logic [LANES*IN_W-1:0] used_codes_q, codes_q;
   logic [SPARE-1:0] used, used_q;
   logic [SHIFT_W-1:0] shift, shift_q;
-  logic used_valid_q, shift_valid_q, moves;
+  logic [SHIFT_W+LANES*CODE_W-1:0] split_q;
+  logic [2:0] valid_q;
+  logic enters;
 
-  assign moves = !data_out_0_valid_o || data_out_0_ready_i;
-  assign data_in_0_ready_o = moves;
+  assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
   // Of a bit that differs from the sign at a place above those of a code.
   always_comb begin
@@ -47,27 +48,19 @@ module chop_split_block #(
   for (genvar i = 0; i < LANES; i++) begin : g_lane
     logic signed [WIDE_W-1:0] x;
     assign x = WIDE_W'($signed(codes_q[i*IN_W +: IN_W]));
-    always_ff @(posedge clk_i) begin
-      if (moves) data_out_0_o[i*CODE_W +: CODE_W] <= CODE_W'(x >>> shift_q);
-    end
+    always_ff @(posedge clk_i) split_q[i*CODE_W +: CODE_W] <= CODE_W'(x >>> shift_q);
   end
 
   always_ff @(posedge clk_i) begin
-    if (moves) begin
-      used_q       <= used;
-      used_codes_q <= data_in_0_i;
-      shift_q      <= shift;
-      codes_q      <= used_codes_q;
-      data_out_0_o[LANES*CODE_W +: SHIFT_W] <= shift_q;
-    end
-    if (!rst_ni) begin
-      used_valid_q       <= 1'b0;
-      shift_valid_q      <= 1'b0;
-      data_out_0_valid_o <= 1'b0;
-    end else if (moves) begin
-      used_valid_q       <= data_in_0_valid_i;
-      shift_valid_q      <= used_valid_q;
-      data_out_0_valid_o <= shift_valid_q;
-    end
+    used_q       <= used;
+    used_codes_q <= data_in_0_i;
+    shift_q      <= shift;
+    codes_q      <= used_codes_q;
+    split_q[LANES*CODE_W +: SHIFT_W] <= shift_q;
+    valid_q      <= rst_ni ? {valid_q[1:0], enters} : '0;
   end
+
+  chop_credits #(.W(SHIFT_W + LANES * CODE_W), .LATENCY(3)) u_results (
+    .clk_i, .rst_ni, .starts_i(enters), .ready_o(data_in_0_ready_o), .data_i(split_q),
+    .valid_i(valid_q[2]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

@@ -8,7 +8,8 @@
 // in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
 // out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
 // time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
-//         fetch | terms | a level of the adder tree after the other | accumulate | bias
+//         fetch, two cycles | terms | a level of the adder tree after the other | accumulate |
+//         bias | FIFO of chop_credits
 // memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
 //         OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i:
 //         two's complement, or, where BINARY is 1, one bit, 1 of a negative weight; BIAS_FILE, for
@@ -41,7 +42,7 @@ module chop_ternary_linear #(
   localparam int GROUPS  = OUT_FEATURES / OUT_LANES;
   localparam int COUNT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
   localparam int LEVELS  = $clog2(IN_LANES);
-  localparam int STAGES  = LEVELS + 1;  // terms, levels of the tree
+  localparam int STAGES  = LEVELS + 3;  // fetch, terms, levels of the tree
   localparam int TERM_W  = (BINARY != 0) ? 2 : IN_W + 1;
   localparam int TREE_W  = TERM_W + LEVELS;
   localparam int WORD_W  = OUT_LANES * IN_LANES * WEIGHT_W;
@@ -55,49 +56,43 @@ module chop_ternary_linear #(
   logic [IN_LANES*IN_W-1:0] row;
   logic [WORD_W-1:0] word;
   logic [OUT_LANES*BIAS_W-1:0] bias;
-  logic row_valid, word_valid, bias_valid, takes, moves, last_moves, sums_valid_q;
+  logic [OUT_LANES*OUT_W-1:0] results_q;
+  logic has_beat, is_ready, takes, finishes, is_first_q, is_last, has_sums_q, has_results_q;
   logic [COUNT_W-1:0] count_q;
   logic [STAGES-1:0] valid_q, first_q, last_q;
 
   chop_repeat #(.W(IN_LANES * IN_W), .BEATS(BEATS), .TIMES(GROUPS)) u_row (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_in_0_i(data_in_0_i), .data_in_0_valid_i(data_in_0_valid_i),
-    .data_in_0_ready_o(data_in_0_ready_o),
-    .data_out_0_o(row), .data_out_0_valid_o(row_valid),
-    .data_out_0_ready_i(moves && word_valid));
+    .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
+    .can_take_i(is_ready || !is_first_q), .has_beat_o(has_beat), .takes_i(takes), .data_o(row));
 
-  chop_constant #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_out_0_o(word), .data_out_0_valid_o(word_valid),
-    .data_out_0_ready_i(moves && row_valid));
+  chop_words #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
+    .clk_i, .rst_ni, .takes_i(takes), .data_o(word));
 
-  chop_constant #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i(clk_i), .rst_ni(rst_ni),
-    .data_out_0_o(bias), .data_out_0_valid_o(bias_valid),
-    .data_out_0_ready_i(last_moves && sums_valid_q));
+  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
+    .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
 
-  assign last_moves = !data_out_0_valid_o || data_out_0_ready_i;
-  assign moves      = !sums_valid_q || (last_moves && bias_valid);
-  assign takes      = row_valid && word_valid;
+  assign takes    = has_beat && (is_ready || !is_first_q);
+  assign finishes = valid_q[STAGES-2] && last_q[STAGES-2];
+  assign is_last  = (count_q == COUNT_W'(BEATS - 1));
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
-      count_q            <= '0;
-      valid_q            <= '0;
-      sums_valid_q       <= 1'b0;
-      data_out_0_valid_o <= 1'b0;
+      count_q       <= '0;
+      is_first_q    <= 1'b1;
+      valid_q       <= '0;
+      has_sums_q    <= 1'b0;
+      has_results_q <= 1'b0;
     end else begin
-      if (moves) begin
-        if (takes) count_q <= (count_q == COUNT_W'(BEATS - 1)) ? '0 : count_q + COUNT_W'(1);
-        valid_q      <= STAGES'({valid_q, takes});
-        sums_valid_q <= valid_q[STAGES-1] && last_q[STAGES-1];
+      if (takes) begin
+        count_q    <= is_last ? '0 : count_q + COUNT_W'(1);
+        is_first_q <= is_last;
       end
-      if (last_moves) data_out_0_valid_o <= sums_valid_q && bias_valid;
+      valid_q       <= {valid_q[STAGES-2:0], takes};
+      has_sums_q    <= valid_q[STAGES-1] && last_q[STAGES-1];
+      has_results_q <= has_sums_q;
     end
-    if (moves) begin
-      first_q <= STAGES'({first_q, count_q == '0});
-      last_q  <= STAGES'({last_q, count_q == COUNT_W'(BEATS - 1)});
-    end
+    first_q <= {first_q[STAGES-2:0], is_first_q};
+    last_q  <= {last_q[STAGES-2:0], is_last};
   end
 
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
@@ -125,9 +120,7 @@ module chop_ternary_linear #(
             assign wide = TREE_W'(x);
             assign term = (w == '0) ? '0 : w[WEIGHT_W-1] ? -wide : wide;
           end
-          always_ff @(posedge clk_i) begin
-            if (moves) sums_q[n*TREE_W +: TREE_W] <= term;
-          end
+          always_ff @(posedge clk_i) sums_q[n*TREE_W +: TREE_W] <= term;
         end else begin : g_sum
           localparam int BELOW = (IN_LANES + (1 << (level - 1)) - 1) >> (level - 1);
           logic [TREE_W-1:0] other;
@@ -136,10 +129,8 @@ module chop_ternary_linear #(
           end else begin : g_alone
             assign other = '0;
           end
-          always_ff @(posedge clk_i) begin
-            if (moves)
-              sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
-          end
+          always_ff @(posedge clk_i)
+            sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
         end
       end
     end
@@ -148,9 +139,13 @@ module chop_ternary_linear #(
     assign unused_sum = &{1'b0, g_level[LEVELS].sums_q};
 
     always_ff @(posedge clk_i) begin
-      if (moves && valid_q[STAGES-1])
+      if (valid_q[STAGES-1])
         sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + SUM_W'($signed(g_level[LEVELS].sums_q));
-      if (last_moves) data_out_0_o[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
+      results_q[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
     end
   end
+
+  chop_credits #(.W(OUT_LANES * OUT_W), .LATENCY(BEATS + 4 + LEVELS), .EVERY(BEATS)) u_results (
+    .clk_i, .rst_ni, .starts_i(takes && is_first_q), .ready_o(is_ready), .data_i(results_q),
+    .valid_i(has_results_q), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
