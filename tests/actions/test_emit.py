@@ -280,17 +280,17 @@ def test_only_emitted_folders_can_be_checked(tmp_path):
 
 
 def test_models_without_a_circuit_are_refused_before_anything_is_written(tmp_path):
-    class Grouped(nn.Module):
+    class Turned(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv = nn.Conv2d(2, 4, 1, groups=2)
+            self.linear = nn.Linear(3, 2)
 
         def forward(self, x):
-            return self.conv(x).flatten(1)
+            return self.linear(x.transpose(1, 2)).flatten(1)
 
-    x, labels = torch.randn(12, 2, 2, 2), torch.arange(12) % 3
-    given = Workload.of(Grouped(), (x, labels), (x, labels), device="cpu")
-    with pytest.raises(ConfigError, match="node 'conv'.* 2 groups"):
+    x, labels = torch.randn(12, 3, 4), torch.arange(12) % 3
+    given = Workload.of(Turned(), (x, labels), (x, labels), device="cpu")
+    with pytest.raises(ConfigError, match="node 'linear'.* do not travel one after another"):
         emit(EmitConfig(out=tmp_path / "out", **SETTINGS), given)
     assert list(tmp_path.iterdir()) == []
 

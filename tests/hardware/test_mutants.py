@@ -348,7 +348,12 @@ MUTANTS |= {
         "(has_sums)",
         check_depthwise,
     ),
-    "one_group": ("chop_group_conv", "WORDS = GROUPS * TURNS", "WORDS = TURNS", check_groups),
+    "one_group": (
+        "chop_group_conv",
+        ".BEATS(GROUPS * TURNS * BEATS)",
+        ".BEATS(TURNS * BEATS)",
+        check_groups,
+    ),
     "bias_of_one_group": (
         "chop_group_conv",
         ".BEATS(GROUPS * TURNS)",

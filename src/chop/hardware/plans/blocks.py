@@ -14,6 +14,9 @@ from chop.nn.integer import IntegerLinear
 from chop.nn.integer.blocks import floor_log2
 from chop.nn.integer.linear import SharedBlocks
 
+SPLIT_STAGES = 6
+"""Cycles of `chop_split_block`, of the FIFO behind it and of the shift of sums."""
+
 
 class _Split(NamedTuple):
     """Numbers that share powers of two: p 2^f.
@@ -96,6 +99,7 @@ def block_plan(
         ),
         holds=plan.holds,
         buffers=plan.buffers,
+        latency=plan.latency + SPLIT_STAGES,
         module="chop_block_linear",
     )
 

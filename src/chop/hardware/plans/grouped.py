@@ -8,11 +8,14 @@ from torch import Tensor
 
 from chop.hardware.lanes import MatrixLanes, converter_cycles, divisors, first_within
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.plans.weighted import weight_memory, width_of
-from chop.hardware.plans.window import Window, channels_last, with_lanes
+from chop.hardware.plans.weighted import product_stages, weight_memory, width_of
+from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
 Convolution = IntegerConv1d | IntegerConv2d
+
+SUM_STAGES = 6
+"""Cycles of `chop_depthwise_conv` behind its window: products, sums and biases."""
 
 
 def plan_grouped(
@@ -56,6 +59,7 @@ def _depthwise(
         resources=Resources({(read.width, width): lanes}, window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
+        latency=WINDOW_STAGES + SUM_STAGES,
         module="chop_depthwise_conv",
     )
 
@@ -101,6 +105,7 @@ def _in_groups(
         ),
         holds=(window.hold,),
         buffers=(0,),
+        latency=WINDOW_STAGES + product_stages(lanes),
         module="chop_group_conv",
     )
 

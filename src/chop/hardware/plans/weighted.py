@@ -64,7 +64,7 @@ def plan_linear(site: Site) -> ComponentPlan:
         holds=(1 / rows.count,),
         # A row waits here while the one before is multiplied by all groups of outputs.
         buffers=(2 * beats if groups > 1 else 0,),
-        latency=PRODUCT_STAGES + BIAS_STAGES + (lanes.inputs - 1).bit_length(),
+        latency=product_stages(lanes),
     )
     if bool((weight.abs() <= 1).all()):
         return _ternary_plan(plan, operator, weight, lanes)
@@ -92,6 +92,11 @@ def _ternary_plan(
         resources=Resources(memory_bits=plan.resources.memory_bits),
         module="chop_ternary_linear",
     )
+
+
+def product_stages(lanes: MatrixLanes) -> int:
+    """Cycles of `chop_linear` from the last beat of a row to its result."""
+    return PRODUCT_STAGES + BIAS_STAGES + (lanes.inputs - 1).bit_length()
 
 
 def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int = 0) -> Memory:

@@ -27,6 +27,8 @@ AveragePool = (
 
 LATENCY = 2
 """Cycles from a row's last tap to the load of what replaces it."""
+WINDOW_STAGES = 8
+"""Cycles of `chop_window`, of a converter and of the FIFO behind it."""
 IMAGES = 3
 """After so many the interval between two no longer changes."""
 
