@@ -39,6 +39,7 @@ COMMANDS = {
     "precision": f"search precision --model mlp --trials 3 {SMALL}",
     "sensitivity": f"search sensitivity --model mlp --widths 4 {SMALL}",
     "nas": f"search nas --model vit --trials 2 --epochs 1 {SMALL}",
+    "evaluate": "evaluate --limit 16 mlp",
     "lower": f"lower --model mlp --rows 8 {SMALL}",
     "bench-model": "bench model --model mlp --seconds 0.02 --batch 2",
     "bench-attention": "bench attention --quick",

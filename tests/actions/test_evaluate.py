@@ -150,6 +150,7 @@ def test_results_are_written_and_the_same_command_goes_on(folders, tmp_path, mon
     manifest = runs.read_manifest(tmp_path)
     assert (manifest.kind, manifest.state) == ("evaluate", "finished")
     names = {"table.md", "result.json", "kl.svg", "answers.jsonl"}
+    names |= {"report.html", "report.json"}
     assert {artifact.path for artifact in manifest.artifacts} == names
 
 

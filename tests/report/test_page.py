@@ -107,7 +107,7 @@ class Reader(HTMLParser):
 
 
 def report_of(text="numbers", count=12345.678):
-    table = Table(text, [{"what": text, "count": Cell.of(count, ",.1f")}], shaded={"count": "log"})
+    table = Table(text, [{"what": text, "count": Cell.of(count, ",.1f")}], shaded=("count",))
     curves = [Curve(text, [(4, 0.5), (8, 0.75)])]
     return Report(
         text,

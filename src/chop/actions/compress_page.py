@@ -87,7 +87,7 @@ def layer_table(result: Mapping[str, Any]) -> Table:
             }
         )
     shaded = ("rounded to zero", "clipped", "SQNR (dB)")
-    return Table("Weights and formats by layer", rows, shaded=dict.fromkeys(shaded, "linear"))
+    return Table("Weights and formats by layer", rows, shaded=shaded)
 
 
 def sqnr(error: float) -> Cell | None:

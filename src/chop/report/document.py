@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ class PageTable:
         columns: their names.
         texts: by row: what is shown.
         values: by row: what the table is sorted by, and copied as; None where there is no number.
-        shaded: column -> scale of the color behind its numbers.
+        shaded: columns with a color behind each number.
         left_out: rows that are not shown.
         kind: for JSON.
     """
@@ -42,7 +42,7 @@ class PageTable:
     columns: tuple[str, ...]
     texts: tuple[tuple[str, ...], ...]
     values: tuple[tuple[float | int | str | bool | None, ...], ...]
-    shaded: Mapping[str, Literal["linear", "log"]] = field(default_factory=dict)
+    shaded: tuple[str, ...] = ()
     left_out: int = 0
     kind: Literal["table"] = "table"
 
@@ -150,7 +150,7 @@ def page_table(table: Table) -> PageTable:
     texts = tuple(tuple(shown(row[name]) for name in columns) for row in rows)
     values = zip(*(_values([row[name] for row in rows]) for name in columns), strict=True)
     left_out = len(table.rows) - len(rows)
-    return PageTable(table.title, columns, texts, tuple(values), table.shaded, left_out)
+    return PageTable(table.title, columns, texts, tuple(values), tuple(table.shaded), left_out)
 
 
 def _values(cells: Sequence[Any]) -> list[float | int | str | bool | None]:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from chop.files import write_json
 from chop.report.charts import Chart, charts_of
@@ -68,13 +68,13 @@ class Table(Block):
         title: above the table in the terminal.
         rows: a mapping each: numbers as `Cell`, texts and plain values.
         columns: those of the terminal, which is narrow; None takes all.
-        shaded: column of a page -> the scale of the color behind its numbers.
+        shaded: columns of a page with a color behind each number.
     """
 
     title: str
     rows: Sequence[Mapping[str, Any]]
     columns: Sequence[str] | None = None
-    shaded: Mapping[str, Literal["linear", "log"]] = field(default_factory=dict, kw_only=True)
+    shaded: Sequence[str] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

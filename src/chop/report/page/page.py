@@ -167,11 +167,10 @@ def _data(chart: GraphChart) -> str:
 
 def shade_of(table: PageTable, column: int, row: int) -> int | None:
     """The color of a cell among those of its column, 0 to 8; None where it has none."""
-    scale = table.shaded.get(table.columns[column])
-    if scale is None:
+    if table.columns[column] not in table.shaded:
         return None
     values = [_float(each[column]) for each in table.values]
-    return shade(values[row], values, scale == "log")
+    return shade(values[row], values, log=False)
 
 
 def _float(value: Any) -> float | None:
