@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from chop.ir.rows import Measured
-from chop.nn.quantized import QuantExpertLinear
 from chop.quantization.blocks import FloatBlock
 from chop.quantization.experts import weighed_samples
 from chop.quantization.gptq import columns_of
@@ -54,7 +53,7 @@ class InputEnergies:
             [self._block.batches[number]],
             None if weights is None else [weights[number]],
             Measured(WHERE, str(node.target)),
-            has_experts=isinstance(layer, QuantExpertLinear),
+            has_experts=False,
         )
         # A sum that is not finite tells nothing: rounding to nearest then minimizes no sum.
         rows = columns_of(layer, x).square()

@@ -122,7 +122,7 @@ class LearnedGrid:
         return elements.scatter_(-1, anchor, ends)
 
 
-def parts_of(groups: Tensor) -> Iterator[slice]:
+def row_slices(groups: Tensor) -> Iterator[slice]:
     """Slices of the rows of a matrix, of about `CHUNK` values each; all rows on other devices."""
     count, size = groups.shape
     rows = max(CHUNK // max(size, 1), 1) if groups.device.type == "cpu" else max(count, 1)
@@ -160,7 +160,7 @@ def searched(grid: LearnedGrid, weight: Tensor, energies: Tensor) -> LearnedGrid
     groups = as_rows(layout.groups.split(weight))
     weighed = as_rows(layout.groups.split(energies.expand(weight.shape)))
     best = grid.scale.clone()
-    for part in parts_of(groups):
+    for part in row_slices(groups):
         values, energy = groups[part].double(), weighed[part].double()
         least = _errors(grid, part, values, energy, grid.scale[part])
         for scales in candidates:

@@ -2,8 +2,8 @@
 
 A weight w becomes s f (k - z), k = round(w / (s f) + z + v): v is the rounding offset of each
 weight, within half a step, f a factor of each scale, within a half and three halves. Gradients pass
-the rounding as if it were not there. Scales that are powers of two have
-no factor: the exponents with the least error stay.
+the rounding as if it were not there. Scales that are powers of two have no factor: the exponents
+with the least error stay.
 
 Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, equations 3 to 5; there f is at most 1.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chop.formats import NumberFormat
 from chop.formats.scaling import SharedExponent
-from chop.quantization.learned_grid import LearnedGrid, as_rows, parts_of, searched
+from chop.quantization.learned_grid import LearnedGrid, as_rows, row_slices, searched
 
 OFFSET = 0.5
 """Steps that a rounding offset has at most."""
@@ -93,7 +93,7 @@ class LearnedWeight:
         self._lead = weight.shape
         self._point = torch.empty(shape, device=groups.device)
         self._code = None if grid.held is None else torch.empty_like(self._point)
-        for part in parts_of(groups):
+        for part in row_slices(groups):
             points = grid.points(groups[part].double(), part, grid.scale[part])
             if known is None:
                 codes = grid.elements(points, part)
@@ -160,7 +160,7 @@ class LearnedWeight:
         scales, unit = self._scales(), self._unit or 1.0
         ratio, factors = (scales / self._scale).float(), (scales * unit).to(computed)
         found = torch.empty_like(self._point, dtype=dtype)
-        for part in parts_of(found):
+        for part in row_slices(found):
             codes = self._codes(part, *self._wanted(part, ratio))
             found[part] = codes.to(computed) * factors[part]
         return self._groups.join(found.view(self._lead), self._shape)
@@ -174,7 +174,7 @@ class LearnedWeight:
         """
         pulls = as_rows(self._groups.split(gradient))
         ratio, signs = (self._scales() / self._scale).float(), self._scale.sign().float()
-        for part in parts_of(pulls):
+        for part in row_slices(pulls):
             pull = (pulls[part].float() * signs[part]).nan_to_num_(nan=0.0)
             wanted, step = self._wanted(part, ratio)
             codes = self._codes(part, wanted, step)
@@ -212,7 +212,7 @@ class LearnedWeight:
             as_rows(self._groups.split(x)) for x in (self._format.round(weight), weight)
         )
         found = torch.zeros(len(groups), 1, dtype=torch.bool, device=groups.device)
-        for part in parts_of(groups):
+        for part in row_slices(groups):
             errors = (again[part].double() - groups[part].double()).abs()
             is_far = errors > last_bits * groups[part].double().abs()
             found[part] = is_far.any(-1, keepdim=True)
