@@ -84,8 +84,10 @@ def prompts(texts: Iterable[str], model: str, count: int, length: int) -> Tensor
     tokenizer, found = get_tokenizer(model), []
     for text in texts:
         ids = tokenizer(text, return_tensors="pt").input_ids
-        if ids.size(1) >= length and len(found) < count:
+        if ids.size(1) >= length:
             found.append(ids[:, :length])
+        if len(found) == count:
+            break
     return torch.cat(found)
 
 

@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from greedy_caches import prompts
 from torch import Tensor, nn
 
-from chop.data import get_tokenizer, load_dataset
+from chop.data import load_dataset
 from chop.formats import parse_format_string
 from chop.kernels.hadamard import hadamard_transform, largest_block
 from chop.models import load_model
@@ -126,16 +127,6 @@ def divergence(exact: Tensor, model: nn.Module, ids: Tensor) -> float:
     return torch.cat(found).mean().item()
 
 
-def texts_of(args: argparse.Namespace) -> Tensor:
-    """(texts, tokens), of the first test texts that are as long."""
-    tokenizer, found = get_tokenizer(args.model), []
-    for text in load_dataset(args.data, labeled=False)["test"]["text"]:
-        ids = tokenizer(text, return_tensors="pt").input_ids
-        if ids.size(1) >= args.tokens and len(found) < args.texts:
-            found.append(ids[:, : args.tokens])
-    return torch.cat(found)
-
-
 def cases(args: argparse.Namespace, name: str) -> list[tuple[str, Rounding, Rounding, str]]:
     """What is rounded: its title, the format of inputs, that of weights, and in which layers."""
     four, eight = parse_format_string(name), parse_format_string("mxint8")
@@ -163,7 +154,9 @@ def main() -> None:
     parser.add_argument("--by-layer", action="store_true", help="inputs, one type of layer alone")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    ids, base = texts_of(args), load_model(args.model, task="text-generation").eval()
+    texts = load_dataset(args.data, labeled=False)["test"]["text"]
+    ids = prompts(texts, args.model, args.texts, args.tokens)
+    base = load_model(args.model, task="text-generation").eval()
     rows = []
     for change in args.changes.split(","):
         model = CHANGES[change](base)
