@@ -49,7 +49,8 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
             compile=config.compile,
         )
     fastest = describe_fastest(found.numbers(), config.compressed or Path("DIR"), missing)
-    if config.compressed is None:
+    verdict = f"{fastest.partition('. ')[0].rstrip('.')}." if fastest else ""
+    if fastest and config.compressed is None:
         fastest += " DIR: the output folder of chop compress."
     title, times = loaded.title, found.by_batch.items()
     return Report(
@@ -63,7 +64,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         },
         files={f"times-batch-{batch}.json": measured.save for batch, measured in times},
         result_file="",
-        verdict=fastest.partition(". ")[0] + "." if fastest else "",
+        verdict=verdict,
         tiles=speed_tiles(found.numbers()),
     )
 

@@ -94,7 +94,7 @@ def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
             ends = row["times_as_fast_interval_99"]
             interval = f" (99 % interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
             times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
-            tiles.append(Tile("speed", times, f"of float, batch {row['batch']}{interval}"))
+            tiles.append(Tile(f"speed at batch {row['batch']}", times, f"of float{interval}"))
     return tiles
 
 
