@@ -101,7 +101,7 @@ def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[s
         figures={"plans.png": figure(plot_plans, result["plans"], title, result["memory_bytes"])},
         files=files,
         verdict=_verdict(result),
-        warnings=[line for line in _sentences(result) if "cannot run" in line],
+        warnings=_failures(result),
         tiles=_tiles(result),
     )
 
@@ -261,7 +261,7 @@ def _sentences(result: Mapping[str, Any]) -> list[str]:
     config = result["config"]
     rows = f"a forward of {config['batch']} rows"
     lines.append(f"each process sends in {rows}: {', '.join(sent) or 'nothing'}")
-    lines += [f"plan {name} cannot run: {why}" for name, why in result["failures"].items()]
+    lines += _failures(result)
     if result["without_rule"]:
         names = ", ".join(result["without_rule"])
         lines.append(f"computed on whole tensors, since DTensor has no rule for them: {names}")
@@ -274,6 +274,10 @@ def _sentences(result: Mapping[str, Any]) -> list[str]:
         is_as_predicted = result["collectives"] == result["predicted"]
         lines.append(f"collectives are {'' if is_as_predicted else 'not '}those predicted")
     return lines
+
+
+def _failures(result: Mapping[str, Any]) -> list[str]:
+    return [f"plan {name} cannot run: {why}" for name, why in result["failures"].items()]
 
 
 def _outcome(run: Mapping[str, Any]) -> str:

@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from chop.actions.sweep.experiment import FLOAT
 from chop.report.report import Cell, Report, Tile
 from chop.train import Metric
 
 LOSS = 0.01
 """Of the float model's metric; what `chop compress` allows by default."""
-FLOAT = "float"
 R = Report[list[dict[str, Any]]]
 
 
