@@ -98,6 +98,14 @@ def test_nothing_outside_the_folder_can_be_read(path, root, ask):
     assert "secret" not in ask("/")[1]
 
 
+def test_a_finished_run_without_a_page_says_so_and_stays(root, ask):
+    (root / "first" / "report.html").unlink()
+    status, text = ask("/run/first")
+    assert status == 200 and "chop report makes one" in text and "<script" not in text
+    with runs.start("sweep quantize", {}, root / "second"):
+        assert "setTimeout(refresh" in ask("/run/second")[1]
+
+
 def test_a_page_that_leads_out_is_not_served(root, ask, tmp_path):
     (tmp_path / "passwords").write_text("secret")
     (root / "first" / "report.html").unlink()
@@ -138,7 +146,7 @@ def test_hostile_manifests_are_rows_of_text(manifest, root, ask):
     assert plain.open == [] and plain.scripts == 1
     assert "first" in ask("/")[1]
     status, text = ask("/run/odd%20%3Cb%3E%20name")
-    assert status == 200 and Reader(text).open == [] and Reader(text).scripts == 1
+    assert status == 200 and Reader(text).open == [] and Reader(text).scripts == 0
     assert "<img" not in text
 
 

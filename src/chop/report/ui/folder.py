@@ -11,7 +11,6 @@ from typing import Any
 from chop.errors import CheckpointError, ChopError
 from chop.files.documents import parse_json
 from chop.report.charts import LineChart
-from chop.report.page.page import PAGE
 from chop.report.search_plots import best_so_far_charts
 from chop.runs import MANIFEST, read_manifest
 
@@ -36,7 +35,6 @@ class FoundRun:
         model: that it ran on; "" where the settings name none.
         started: in UTC, ISO 8601.
         ended: the same; "" while it runs.
-        has_page: there is a page to be opened.
         error: what it failed with, or why it cannot be read.
     """
 
@@ -46,7 +44,6 @@ class FoundRun:
     model: str = ""
     started: str = ""
     ended: str = ""
-    has_page: bool = False
     error: str = ""
 
 
@@ -149,7 +146,6 @@ def _read_run(folder: Path, path: str) -> FoundRun:
         model if isinstance(model, str) else "",
         manifest.started,
         manifest.ended or "",
-        (folder / PAGE).is_file(),
         manifest.error or "",
     )
 
