@@ -101,7 +101,7 @@ def run_job(
             run.written += report.written
     for sentence in report.closing:
         say(sentence)
-    say(f"Page of these results: {job.folder(config) / PAGE}")
+    say(f"Page of these results: {job.folder(config) / PAGE}", is_whole=True)
     result: R = with_display(report, job.folder(config))
     return result
 

@@ -33,7 +33,8 @@ def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = Fa
 
     folders = [Path(run).expanduser() for run in runs]
     path = write_page(folders, out or Path(folders[0] if len(runs) == 1 else "") / PAGE)
-    say(f"{path} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'} in a browser.")
+    count = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
+    say(f"{path} shows {count} in a browser.", is_whole=True)
     if open:
         import webbrowser
 

@@ -162,11 +162,16 @@ def show(*blocks: Block) -> list[Block]:
     return [dataclasses.replace(block, is_printed=False) for block in blocks]
 
 
-def say(text: str) -> None:
-    """Prints a sentence of the results, which `--quiet` leaves."""
+def say(text: str, *, is_whole: bool = False) -> None:
+    """Prints a sentence of the results, which `--quiet` leaves.
+
+    Args:
+        text: the sentence.
+        is_whole: no line break is put into it, which a path cannot be copied with.
+    """
     from rich.console import Console
 
-    Console().print(text, highlight=False, markup=False)
+    Console().print(text, highlight=False, markup=False, soft_wrap=is_whole)
 
 
 def announce(subject: str, step: str) -> None:
