@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -10,7 +11,7 @@ import pytest
 
 from chop.actions.job import Job, load_nothing, run_job
 from chop.config import parse
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, ConfigError
 from chop.report.charts import (
     Axis,
     Bar,
@@ -28,14 +29,23 @@ from chop.report.charts import (
     makers,
     merged,
 )
-from chop.report.document import FILE, MOST_ROWS, Document, document_of, page_table, read_document
+from chop.report.document import (
+    FILE,
+    MOST_ROWS,
+    Document,
+    PageTable,
+    document_of,
+    page_table,
+    read_document,
+)
 from chop.report.page.files import read_run, write_page
-from chop.report.page.page import MOST_NODES, PAGE, PageRun, render
+from chop.report.page.page import MOST_FILES, MOST_NODES, PAGE, PageRun, render
 from chop.report.page.svg import svg
 from chop.report.page.ticks import decades, linear_ticks
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Cell, Heading, Note, Report, Table, Tile, figure, figure_files
 from chop.runs import as_json, read_manifest
+from chop.runs.manifest import Artifact
 from tests.actions.test_job import Settings, failing
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\x1b[2J&amp;"
@@ -71,6 +81,8 @@ GRAPH = GraphChart(
     ),
     {"B": "x.shape[0]"},
 )
+BEYOND = Series("all", (Mark(-1e308, 1), Mark(1e308, 2)))
+"""Farther apart than a float can say."""
 CHARTS = (LINES, BARS, HEAT, PANELS, GRAPH)
 
 
@@ -261,6 +273,46 @@ def test_a_page_that_cannot_be_drawn_costs_no_results(tmp_path, monkeypatch):
     assert read_manifest(tmp_path).state == "finished" and (tmp_path / "table.md").is_file()
 
 
+def test_a_document_that_cannot_be_made_costs_no_results(tmp_path):
+    rows = [{"a": 1, "b": 2}, {"a": 1}]
+    tables = [Table("uneven", rows)]
+    with pytest.warns(UserWarning, match="no tables and charts .KeyError: 'b'."):
+        run_job(job_of(replace(report_of(), tables=tables)), Settings(tmp_path))
+    assert read_manifest(tmp_path).state == "finished"
+    assert "no tables and charts" in write_page([tmp_path], tmp_path / "x.html").read_text()
+
+
+def test_numbers_that_are_not_finite_are_blank_and_the_page_can_be_made_again(tmp_path):
+    nothing, much = math.nan, math.inf
+    report = replace(
+        report_of(),
+        tables=[Table("t", [{"loss": Cell.of(much)}, {"loss": 0.5}], shaded=("loss",))],
+        tiles=[Tile("loss", Cell.of(nothing))],
+        charts=[
+            replace(LINES, levels={"float": much, "best": 0.9}, limits={"budget": nothing}),
+            replace(
+                LINES, series=(Series("one", (Mark(much, 0.5), Mark(1, nothing), Mark(2, 1))),)
+            ),
+            replace(BARS, bars=(Bar("broken", (nothing, 1.0)), *BARS.bars)),
+            replace(GRAPH, nodes=(GraphNode(("x",), "input", numbers={"error": nothing}),)),
+        ],
+    )
+    run_job(job_of(report), Settings(tmp_path))
+    written = (tmp_path / PAGE).read_text()
+    assert write_page([tmp_path], tmp_path / "again.html").read_text() == written
+    page = Reader(written)
+    assert all(map(math.isfinite, page.numbers))
+    found = read_document(tmp_path).charts
+    assert found[-4].levels == {"best": 0.9} and [m.x for m in found[-3].series[0].marks] == [2]
+    assert [bar.label for bar in found[-2].bars] == ["auto", "rows"]
+
+
+def test_truth_values_are_no_numbers(tmp_path):
+    tables = [Table("t", [{"fits": True}, {"fits": False}], shaded=("fits",))]
+    text = render([PageRun("r", read_like(), document_of(replace(report_of(), tables=tables)))])
+    assert 'data-value="True"' not in text and "<td>True</td>" in text
+
+
 def test_a_run_of_an_earlier_version_has_its_rows(folder, tmp_path):
     out = tmp_path / "old"
     run_job(job_of(report_of()), Settings(out))
@@ -271,15 +323,46 @@ def test_a_run_of_an_earlier_version_has_its_rows(folder, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", '{"title": 4}', '{"title": "t", "charts": [{"kind": "lines"}]}', '{"format": 9}'],
+    [
+        "",
+        "[]",
+        '{"title": 4}',
+        '{"title": "t", "charts": [{"kind": "lines"}]}',
+        '{"title": "t", "charts": [{"kind": "pie", "title": "t"}]}',
+        '{"format": 9}',
+        json.dumps({"title": "t", "tables": [as_json(PageTable("", ("a",), (("1",),), ()))]}),
+        json.dumps({"title": "t", "charts": [as_json(replace(BARS, parts=("one",)))]}),
+        json.dumps({"title": "t", "charts": [as_json(replace(HEAT, values=((1.0,), (2.0, 3.0))))]}),
+        json.dumps({"title": "t", "charts": [as_json(replace(LINES, series=(BEYOND,)))]}),
+    ],
 )
 def test_a_broken_document_is_one_sentence(content, folder, tmp_path):
     out = tmp_path / "broken"
     run_job(job_of(report_of()), Settings(out))
     (out / FILE).write_text(content)
-    with pytest.raises(CheckpointError, match="report.json"):
+    with pytest.raises(CheckpointError, match=r"report\.json"):
         write_page([out], tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_folder_that_is_there_twice_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="expected different folders"):
+        write_page([folder, folder / ".." / folder.name], tmp_path / "x.html")
+
+
+def test_files_that_are_not_listed_are_counted():
+    artifacts = tuple(Artifact(f"{i}.pt", i, "0" * 64) for i in range(MOST_FILES + 7))
+    text = render([PageRun("r", replace(read_like(), artifacts=artifacts), Document("t"))])
+    assert "7 more rows are in the files of the run" in text
+
+
+def test_a_large_heat_map_is_drawn_in_one_walk():
+    names = tuple(map(str, range(150)))
+    values = tuple(tuple(float(i * j) for j in range(150)) for i in range(150))
+    start = time.process_time()
+    text = svg(HeatMap("t", names, names, values))
+    assert text.count('class="cell h0"') > 0 and text.count('class="cell h8"') > 0
+    assert time.process_time() - start < 5  # a minute where each cell looks at all
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -5,6 +5,7 @@ A chart says what is to be seen, not how: axes, colors and sizes are the page's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -283,6 +284,40 @@ def heat_map(
 
 def _known(value: float | None) -> float | None:
     return value if value is not None and value == value else None
+
+
+def finite(chart: Chart) -> Chart:
+    """A chart without what has no place on it: numbers that are not finite, which JSON lacks too.
+
+    >>> axes = Axis("bits"), Axis("loss")
+    >>> series = Series("PTQ", (Mark(4, math.inf), Mark(8, 1)))
+    >>> chart = LineChart("", *axes, (series,), {"a": math.nan})
+    >>> [mark.x for mark in finite(chart).series[0].marks], finite(chart).levels
+    ([8], {})
+    """
+    if isinstance(chart, LineChart):
+        series = tuple(
+            replace(
+                each,
+                marks=tuple(
+                    mark for mark in each.marks if math.isfinite(mark.x) and math.isfinite(mark.y)
+                ),
+            )
+            for each in chart.series
+        )
+        levels, limits = _finite_of(chart.levels), _finite_of(chart.limits)
+        return replace(chart, series=series, levels=levels, limits=limits)
+    if isinstance(chart, BarChart):
+        bars = tuple(bar for bar in chart.bars if all(map(math.isfinite, bar.parts)))
+        return replace(chart, bars=bars, limits=_finite_of(chart.limits))
+    if isinstance(chart, GraphChart):
+        nodes = tuple(replace(node, numbers=_finite_of(node.numbers)) for node in chart.nodes)
+        return replace(chart, nodes=nodes)
+    return chart
+
+
+def _finite_of(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
 def merged(charts: Mapping[str, Chart]) -> Chart | None:

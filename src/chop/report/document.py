@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files.documents import read_json
-from chop.report.charts import Chart
+from chop.report.charts import Chart, finite
 from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Table
 from chop.tables import shown
 
@@ -101,9 +102,9 @@ def document_of(report: Report[Any]) -> Document:
         report.title,
         report.verdict or next(iter(report.closing), ""),
         tuple(report.warnings),
-        tuple(PageTile(t.label, t.value.value, t.value.text, t.note) for t in report.tiles),
+        tuple(PageTile(t.label, _plain(t.value.value), t.value.text, t.note) for t in report.tiles),
         tuple(_blocks(block for block in report.blocks if block.is_written)),
-        (*charts, *report.charts),
+        tuple(map(finite, (*charts, *report.charts))),
         tuple(map(page_table, report.tables)),
     )
 
@@ -171,4 +172,7 @@ def _number(match: re.Match[str]) -> float:
 
 
 def _plain(cell: Any) -> float | int | str | bool | None:
+    """What JSON can hold; there are neither NaN nor infinities in it."""
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None
     return cell if isinstance(cell, float | int | str | None) else str(cell)

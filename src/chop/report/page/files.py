@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chop.errors import CheckpointError, ConfigError
 from chop.files import write_json, write_text
 from chop.notices import warn_each_time
 from chop.report.charts import Chart
 from chop.report.document import FILE, Document, PageTable, document_of, page_table, read_document
 from chop.report.page.page import PAGE, PageRun, render
 from chop.report.report import Report, Table
-from chop.runs import Manifest, Run, as_json, read_manifest
+from chop.runs import MANIFEST, Manifest, Run, as_json, read_manifest
 
 
 def add_page(report: Report[Any], run: Run, results: Path) -> None:
@@ -25,10 +26,20 @@ def add_page(report: Report[Any], run: Run, results: Path) -> None:
     Raises:
         WriteError: the disk is full or read-only.
     """
-    document = document_of(report)
+    document = _document(report)
     write_json(results / FILE, as_json(document))
     name = run.folder.name
     run.views[PAGE] = lambda manifest: _rendered(PageRun(name, manifest, document))
+
+
+def _document(report: Report[Any]) -> Document:
+    """The document; results that took hours are not lost where it cannot be made."""
+    try:
+        return document_of(report)
+    except Exception as error:
+        said = f"The page has no tables and charts ({type(error).__name__}: {error})"
+        warn_each_time(f"{said}; all other files are there.", UserWarning)
+        return Document(report.title, warnings=(f"{said}.",))
 
 
 def _rendered(run: PageRun) -> str:
@@ -53,11 +64,21 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
     Returns: `out`.
     Raises:
         CheckpointError: one of them is no folder of results, or its files are broken.
+        ConfigError: one of them is there twice.
         WriteError: the page cannot be written.
     """
     names = _names(folders)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"expected different folders, got {', '.join(names)}.")
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    write_text(out, render(runs))
+    try:
+        text = render(runs)
+    except Exception as error:  # rows of unequal length, numbers that are no places
+        raise CheckpointError(
+            f"The page of {', '.join(names)} cannot be drawn ({type(error).__name__}: {error}): "
+            f"expected {FILE} and {MANIFEST} as chop writes them."
+        ) from error
+    write_text(out, text)
     return out
 
 
@@ -80,15 +101,11 @@ def _of_rows(manifest: Manifest) -> Document:
     tables: tuple[PageTable, ...] = ()
     if manifest.rows:
         columns = dict.fromkeys(name for row in manifest.rows for name in row)
-        rows = [{name: _cell(row.get(name)) for name in columns} for row in manifest.rows]
+        rows = [{name: row.get(name) for name in columns} for row in manifest.rows]
         tables = (page_table(Table("", rows)),)
     warnings = () if manifest.state == "finished" else (f"The run is {manifest.state}.",)
     charts: tuple[Chart, ...] = ()
     return Document(title, manifest.error or "", warnings, (), tables, charts)
-
-
-def _cell(value: Any) -> Any:
-    return value if isinstance(value, float | int | str | None) else str(value)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

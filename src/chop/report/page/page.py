@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.files.documents import dump_toml
 from chop.report.charts import Chart, GraphChart, Histograms, LineChart, merged
 from chop.report.document import Document, PageTable, page_table
 from chop.report.page.numbers import numbers_of
-from chop.report.page.svg import colors_of, histogram, legend, shade, svg
+from chop.report.page.svg import colors_of, histogram, legend, shades, svg
 from chop.report.report import Cell, Table
 from chop.runs import Manifest, as_json
 from chop.tables import printable
@@ -28,8 +29,9 @@ PAGE = "report.html"
 MOST_NODES = 4000
 """Nodes of a graph that a page draws."""
 MOST_FILES = 300
+"""Files that a page lists."""
 HASH = 12
-"""Digits of a hash that are shown; the others are in its tip."""
+"""Digits of a hash that are shown; the manifest has all."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _view(run: PageRun) -> dict[str, Any]:
         "run": run,
         "pictures": [picture(c) for c in document.charts if not isinstance(c, GraphChart)],
         "graphs": [picture(c) for c in document.charts if isinstance(c, GraphChart)],
-        "toml": toml_of(manifest.settings),
+        "toml": dump_toml(manifest.settings),
         "command": " ".join(_quoted(part) for part in manifest.command),
         "environment": _flat(manifest.environment),
         "files": _files(manifest),
@@ -165,36 +167,21 @@ def _data(chart: GraphChart) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def shade_of(table: PageTable, column: int, row: int) -> int | None:
-    """The color of a cell among those of its column, 0 to 8; None where it has none."""
-    if table.columns[column] not in table.shaded:
-        return None
-    values = [_float(each[column]) for each in table.values]
-    return shade(values[row], values, log=False)
+def shades_of(table: PageTable) -> dict[int, list[int | None]]:
+    """The colors of the shaded columns, by place of the column and row; None of no number."""
+    return {
+        place: shades([_float(row[place]) for row in table.values])
+        for place, name in enumerate(table.columns)
+        if name in table.shaded
+    }
 
 
 def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if _is_number(value) else None
 
 
-def toml_of(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML, what is not set left out.
-
-    >>> print(toml_of({"model": "vit", "limit": None, "formats": ["8.5"], "layers": {}}))
-    model = "vit"
-    formats = ["8.5"]
-    layers = {}
-    """
-    return "\n".join(f"{key} = {_toml(x)}" for key, x in settings.items() if x is not None)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        pairs = ", ".join(f"{json.dumps(str(k))} = {_toml(v)}" for k, v in value.items())
-        return f"{{{pairs and f' {pairs} '}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _quoted(part: str) -> str:
@@ -221,10 +208,12 @@ def _files(manifest: Manifest) -> PageTable | None:
             "bytes": Cell.of(artifact.size_bytes, ","),
             "sha256": artifact.sha256[:HASH],
         }
-        for artifact in manifest.artifacts[:MOST_FILES]
+        for artifact in manifest.artifacts
         if artifact.path != PAGE
     ]
-    return page_table(Table("Files", rows)) if rows else None
+    left_out = max(0, len(rows) - MOST_FILES)
+    table = page_table(Table("Files", rows[:MOST_FILES]))
+    return replace(table, left_out=left_out) if rows else None
 
 
 @cache
@@ -233,21 +222,27 @@ def _text(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """Templates of pages, which escape all values.
+
+    Args:
+        folders: where more templates are.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader([*folders, Path(__file__).parent / "templates"]),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["shade_of"] = shade_of
+    found.globals["shades_of"] = shades_of
+    found.globals["is_number"] = _is_number
     found.filters["printable"] = printable
     found.filters["lines"] = lambda text: "\n".join(map(printable, text.splitlines()))
     return found
 
 
 def _template() -> Any:
-    return _environment().get_template("page.html.jinja")
+    return environment().get_template("page.html.jinja")

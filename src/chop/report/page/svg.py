@@ -237,19 +237,22 @@ def _interval(bar: Bar, chart: BarChart) -> str:
 # --- heat maps -----------------------------------------------------------------------------------
 
 
-def shade(value: float | None, values: Sequence[float | None], log: bool) -> int | None:
-    """A number's place among others, 0 (least) to 8 (greatest); None for none.
+def shades(values: Sequence[float | None], log: bool = False) -> list[int | None]:
+    """The place of each number among all, 0 (least) to 8 (greatest); None for none.
 
-    >>> shade(5.0, [0.0, 10.0], log=False)
-    4
+    >>> shades([0.0, None, 5.0, 10.0])
+    [0, None, 4, 8]
     """
-    if value is None or not math.isfinite(value):
-        return None
-    finite = [_shaded(each, log) for each in values if each is not None and math.isfinite(each)]
-    low, high = min(finite), max(finite)
-    if not high > low:
-        return 0
-    return round((SHADES - 1) * (_shaded(value, log) - low) / (high - low))
+    levels = [
+        _shaded(value, log) if value is not None and math.isfinite(value) else None
+        for value in values
+    ]
+    finite = [level for level in levels if level is not None]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    span = high - low if high > low else math.inf
+    return [
+        None if level is None else round((SHADES - 1) * (level - low) / span) for level in levels
+    ]
 
 
 def _shaded(value: float, log: bool) -> float:
@@ -281,12 +284,11 @@ def _heat_parts(
     slanted: bool,
 ) -> Iterator[str]:
     left, width = cell
-    values = [value for row in chart.values for value in row]
+    kinds = iter(shades([value for row in chart.values for value in row], chart.log))
     for i, row in enumerate(chart.values):
         top = TOP + CELL * i
         yield _text(left - 6, top + CELL / 2 + 4, rows[i], "end")
-        for j, value in enumerate(row):
-            kind = shade(value, values, chart.log)
+        for j, (value, kind) in enumerate(zip(row, kinds, strict=False)):
             if kind is None or value is None:
                 continue
             text = number(value, chart.percent)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError, UnavailableError
-from chop.report.page.page import PAGE, picture
+from chop.report.page.page import PAGE, environment, picture
+from chop.report.report import say
 from chop.report.ui.folder import Progress, RunsFolder
-from chop.tables import printable, shown
+from chop.tables import shown
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -55,7 +54,7 @@ def serve(folder: Path, port: int, open_browser: bool) -> None:
         ) from None
     listener = _listener(port)
     url = f"http://{HOST}:{listener.getsockname()[1]}/"
-    _announce(f"{folder}: {url} until Ctrl-C")
+    say(f"{folder}: {url} until Ctrl-C", is_whole=True)
     if open_browser:
         import webbrowser
 
@@ -76,12 +75,6 @@ def _listener(port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"port {port}: {reason}; --port 0 takes a free one.") from None
     return listener
-
-
-def _announce(text: str) -> None:
-    from rich.console import Console
-
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def application(folder: Path) -> Starlette:
@@ -160,28 +153,7 @@ def _columns(found: Progress) -> list[str]:
     )
 
 
-@cache
-def _environment() -> Environment:
-    from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
-
-    here = Path(__file__).parent
-    loader = ChoiceLoader(
-        [
-            FileSystemLoader(here / "templates"),
-            FileSystemLoader(here.parent / "page" / "templates"),
-        ]
-    )
-    found = Environment(
-        loader=loader,
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters["printable"] = printable
-    return found
-
-
 def _render(name: str, **values: Any) -> str:
-    text: str = _environment().get_template(name).render(**values)
+    templates = environment(Path(__file__).parent / "templates")
+    text: str = templates.get_template(name).render(**values)
     return text
