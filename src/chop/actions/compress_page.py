@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_PANELS = 12
 BINS = 48
 SAMPLED = 2**16
-"""Weights of a layer that its histogram counts."""
+"""Weights of a layer that its histogram counts, about: those of its first rows."""
 MOST_VALUES = 100
 """Values of a format up to which each is marked."""
 
@@ -124,7 +124,10 @@ def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
     """Histograms of the weights of some layers, above the values that these are rounded to."""
     weights = {each.name: each for each in stored_parameters(mg) if each.packed is None}
     panels = [_panel(layer, weights.get(f"{layer}.weight")) for layer in layers]
-    title = "Weights, counts on a logarithmic scale, above the values that they are rounded to"
+    title = (
+        "Weights (of a large layer its first rows at least), counts on a logarithmic scale, above "
+        "the values that they are rounded to"
+    )
     if len(panels) == MOST_PANELS:
         title += f": the {MOST_PANELS} layers whose weights change most"
     return Histograms(title, tuple(panel for panel in panels if panel is not None))
@@ -133,8 +136,8 @@ def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
 def _panel(layer: str, parameter: StoredParameter | None) -> Histogram | None:
     if parameter is None or parameter.value.numel() == 0:
         return None
-    weight, number_format = parameter.value.detach().float().cpu(), parameter.format
-    rows = weight.split(parts_of_rows(number_format, weight, SAMPLED))[0]
+    weight, number_format = parameter.value.detach(), parameter.format
+    rows = weight.split(parts_of_rows(number_format, weight, SAMPLED))[0].float().cpu()
     low, high = float(rows.min()), float(rows.max())
     if not math.isfinite(low) or not math.isfinite(high) or low == high:
         return None
