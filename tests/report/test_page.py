@@ -251,6 +251,18 @@ def test_runs_are_compared_on_the_same_axes(folder, tmp_path):
     assert [each.label for each in both.series][:4] == ["a: PTQ", "a: all", "a: best", "b: PTQ"]
     assert both.levels == {"a: float": 0.95, "b: float": 0.95}
     assert merged({"a": HEAT, "b": HEAT}) is None
+    assert merged({"a": BARS, "b": BARS}).limits == {"budget": 2.0}
+    other = replace(LINES, title="others", limits={"budget": 7})
+    differing = merged({"a": LINES, "b": other})
+    assert differing.limits == {"a: budget": 6, "b: budget": 7}
+    assert differing.title.splitlines() == [LINES.title, "others"]
+
+
+def test_each_of_several_charts_on_the_same_axes_is_compared():
+    charts = (LINES, replace(LINES, title="second"))
+    runs = [PageRun(name, read_like(), Document(name, charts=charts)) for name in "ab"]
+    compared = render(runs).partition('class="run"')[0]
+    assert compared.count("<figcaption>") == 2 and "second" in compared
 
 
 def test_the_earlier_page_stays_where_a_job_fails(folder, tmp_path):

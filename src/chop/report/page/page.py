@@ -6,6 +6,7 @@ It asks for nothing from a network: style, script, charts and graph are in it.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -111,9 +112,12 @@ def _common(runs: Sequence[PageRun]) -> Iterable[Chart]:
     """Charts that several runs have, on the same axes."""
     keys: dict[tuple[str, ...], dict[str, Chart]] = {}
     for run in runs:
+        drawn = Counter[tuple[str, ...]]()
         for chart in run.document.charts:
             if not isinstance(chart, GraphChart):
-                keys.setdefault(_axes_of(chart), {}).setdefault(run.name, chart)
+                axes = _axes_of(chart)
+                keys.setdefault((*axes, str(drawn[axes])), {})[run.name] = chart
+                drawn[axes] += 1
     for charts in keys.values():
         common = merged(charts) if len(charts) > 1 else None
         if common is not None:
