@@ -1,7 +1,10 @@
 """The page of a run: all of it from data, nothing of anybody's runs as a script."""
 
+import importlib
+import inspect
 import json
 import math
+import pkgutil
 import re
 import time
 from dataclasses import replace
@@ -9,6 +12,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+import chop.report
 from chop.actions.job import Job, load_nothing, run_job
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
@@ -38,6 +42,8 @@ from chop.report.document import (
     page_table,
     read_document,
 )
+from chop.report.evaluation_plots import Bar as ScoreBar
+from chop.report.evaluation_plots import plot_divergences, plot_scores
 from chop.report.page.files import read_run, write_page
 from chop.report.page.page import MOST_FILES, MOST_NODES, PAGE, PageRun, render
 from chop.report.page.svg import svg
@@ -430,8 +436,24 @@ def test_ticks_are_round_and_between_the_ends(low, high):
 
 
 def test_every_plot_of_the_project_has_a_chart():
-    """`every_plot` draws all of them."""
-    from tests.report import every_plot
+    names = [each.name for each in pkgutil.iter_modules(chop.report.__path__)]
+    modules = [importlib.import_module(f"chop.report.{name}") for name in names]
+    plots = {
+        found
+        for module in modules
+        for name, found in vars(module).items()
+        if name.startswith("plot_") and inspect.isfunction(found)
+    }
+    assert len(plots) >= 10 and plots == set(makers())
 
-    plots = {name: found for name, found in vars(every_plot).items() if name.startswith("plot_")}
-    assert len(plots) >= 8 and set(plots.values()) <= set(makers())
+
+def test_an_evaluation_has_charts_of_its_figures():
+    (curve,) = charts_of(plot_divergences, [0.0, 0.5, math.inf, 0.25], "KL")
+    assert [(m.x, m.y) for m in curve.series[0].marks] == [(0.5, 0.5), (0.25, 0.75)]
+    bars = [ScoreBar("piqa", (0.5, 0.125), (0.75, None)), ScoreBar("boolq", (0.25, None), None)]
+    (found,) = charts_of(plot_scores, bars, "tasks")
+    assert [(bar.label, bar.parts, bar.low, bar.high) for bar in found.bars] == [
+        ("piqa, float model", (0.75,), None, None),
+        ("piqa", (0.5,), 0.375, 0.625),
+        ("boolq", (0.25,), None, None),
+    ]

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chop.report import charts
 from chop.report.figures import PALETTE, WIDTH, add_legend, new_figure, plain, save_figure
 
 POINTS = 500
 """Of the curve of divergences at most."""
+DIVERGENCE = "KL divergence of an answer (nats)"
 Score = tuple[float, float | None]
 """A share and its standard error."""
 
@@ -29,6 +31,21 @@ class Bar:
     reference: Score | None
 
 
+def divergence_charts(divergences: Sequence[float], title: str) -> list[charts.LineChart]:
+    """The chart of `plot_divergences`, which takes the same arguments."""
+    marks = tuple(charts.Mark(x, y) for x, y in _ranked(divergences))
+    axes = charts.Axis(DIVERGENCE), charts.Axis("share of answers at least as far")
+    return [charts.LineChart(title, *axes, (charts.Series("model", marks),))]
+
+
+def _ranked(divergences: Sequence[float]) -> list[tuple[float, float]]:
+    """Divergences, the largest first, with the share of answers that are at least as far."""
+    count, ranked = len(divergences), sorted(divergences, reverse=True)
+    places = sorted({round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)})
+    return [(ranked[i], (i + 1) / count) for i in places if 0 < ranked[i] < float("inf")]
+
+
+@charts.charted_as(divergence_charts)
 def plot_divergences(path: str | Path, divergences: Sequence[float], title: str) -> Path:
     """Draws what share of the answers is farther from the float model's than a divergence.
 
@@ -38,19 +55,35 @@ def plot_divergences(path: str | Path, divergences: Sequence[float], title: str)
         title: above the plot.
     Returns: `path`.
     """
-    count, ranked = len(divergences), sorted(divergences, reverse=True)
-    places = sorted({round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)})
-    drawn = [(ranked[i], (i + 1) / count) for i in places if 0 < ranked[i] < float("inf")]
+    drawn = _ranked(divergences)
     figure = new_figure(title)
     axes = figure.subplots()
     axes.plot([x for x, _ in drawn], [100 * y for _, y in drawn], color=PALETTE[0])
     if drawn:
         axes.set(xscale="log", yscale="log")
-    axes.set(xlabel="KL divergence of an answer (nats)", ylabel="answers at least as far (%)")
+    axes.set(xlabel=DIVERGENCE, ylabel="answers at least as far (%)")
     axes.grid(alpha=0.3)
     return save_figure(figure, Path(path))
 
 
+def score_charts(bars: Sequence[Bar], title: str) -> list[charts.BarChart]:
+    """The chart of `plot_scores`, which takes the same arguments."""
+    found = []
+    for bar in bars:
+        if bar.reference is not None:
+            found.append(_charted(f"{bar.label}, float model", bar.reference))
+        found.append(_charted(bar.label, bar.own))
+    axis = charts.Axis("share, with standard error", percent=True, log=False)
+    return [charts.BarChart(title, axis, tuple(found))]
+
+
+def _charted(label: str, score: Score) -> charts.Bar:
+    value, error = score
+    ends = (None, None) if error is None else (value - error, value + error)
+    return charts.Bar(label, (value,), *ends)
+
+
+@charts.charted_as(score_charts)
 def plot_scores(path: str | Path, bars: Sequence[Bar], title: str) -> Path:
     """Draws shares of right answers with standard errors, the float model's above the model's.
 
