@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,10 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
         ConfigError: one of them is there twice.
         WriteError: the page cannot be written.
     """
+    for folder, count in Counter(folder.resolve() for folder in folders).items():
+        if count > 1:
+            raise ConfigError(f"expected different folders, got '{folder}' {count} times.")
     names = _names(folders)
-    if len(set(names)) < len(names):
-        raise ConfigError(f"expected different folders, got {', '.join(names)}.")
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     try:
         text = render(runs)
