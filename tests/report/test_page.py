@@ -1,18 +1,13 @@
 """The page of a run: all of it from data, nothing of anybody's runs as a script."""
 
-import importlib
-import inspect
 import json
 import math
-import pkgutil
 import re
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-import chop.report
 from chop.actions.job import Job, load_nothing, run_job
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
@@ -28,9 +23,7 @@ from chop.report.charts import (
     LineChart,
     Mark,
     Series,
-    charts_of,
     heat_map,
-    makers,
     merged,
 )
 from chop.report.document import (
@@ -42,14 +35,11 @@ from chop.report.document import (
     page_table,
     read_document,
 )
-from chop.report.evaluation_plots import Bar as ScoreBar
-from chop.report.evaluation_plots import plot_divergences, plot_scores
 from chop.report.page.files import read_run, write_page
 from chop.report.page.page import MOST_FILES, MOST_NODES, PAGE, PageRun, render
 from chop.report.page.svg import svg
-from chop.report.page.ticks import decades, linear_ticks
 from chop.report.plots import Curve, plot_accuracy
-from chop.report.report import Cell, Heading, Note, Report, Table, Tile, figure, figure_files
+from chop.report.report import Cell, Heading, Note, Report, Table, Tile, figure_files
 from chop.runs import as_json, read_manifest
 from chop.runs.manifest import Artifact
 from tests.actions.test_job import Settings, failing
@@ -264,13 +254,6 @@ def test_runs_are_compared_on_the_same_axes(folder, tmp_path):
     assert differing.title.splitlines() == [LINES.title, "others"]
 
 
-def test_each_of_several_charts_on_the_same_axes_is_compared():
-    charts = (LINES, replace(LINES, title="second"))
-    runs = [PageRun(name, read_like(), Document(name, charts=charts)) for name in "ab"]
-    compared = render(runs).partition('class="run"')[0]
-    assert compared.count("<figcaption>") == 2 and "second" in compared
-
-
 def test_the_earlier_page_stays_where_a_job_fails(folder, tmp_path):
     out = tmp_path / "run"
     run_job(job_of(report_of()), Settings(out))
@@ -298,31 +281,6 @@ def test_a_document_that_cannot_be_made_costs_no_results(tmp_path):
         run_job(job_of(replace(report_of(), tables=tables)), Settings(tmp_path))
     assert read_manifest(tmp_path).state == "finished"
     assert "no tables and charts" in write_page([tmp_path], tmp_path / "x.html").read_text()
-
-
-def test_numbers_that_are_not_finite_are_blank_and_the_page_can_be_made_again(tmp_path):
-    nothing, much = math.nan, math.inf
-    report = replace(
-        report_of(),
-        tables=[Table("t", [{"loss": Cell.of(much)}, {"loss": 0.5}], shaded=("loss",))],
-        tiles=[Tile("loss", Cell.of(nothing))],
-        charts=[
-            replace(LINES, levels={"float": much, "best": 0.9}, limits={"budget": nothing}),
-            replace(
-                LINES, series=(Series("one", (Mark(much, 0.5), Mark(1, nothing), Mark(2, 1))),)
-            ),
-            replace(BARS, bars=(Bar("broken", (nothing, 1.0)), *BARS.bars)),
-            replace(GRAPH, nodes=(GraphNode(("x",), "input", numbers={"error": nothing}),)),
-        ],
-    )
-    run_job(job_of(report), Settings(tmp_path))
-    written = (tmp_path / PAGE).read_text()
-    assert write_page([tmp_path], tmp_path / "again.html").read_text() == written
-    page = Reader(written)
-    assert all(map(math.isfinite, page.numbers))
-    found = read_document(tmp_path).charts
-    assert found[-4].levels == {"best": 0.9} and [m.x for m in found[-3].series[0].marks] == [2]
-    assert [bar.label for bar in found[-2].bars] == ["auto", "rows"]
 
 
 def test_truth_values_are_no_numbers(tmp_path):
@@ -374,15 +332,6 @@ def test_files_that_are_not_listed_are_counted():
     assert "7 more rows are in the files of the run" in text
 
 
-def test_a_large_heat_map_is_drawn_in_one_walk():
-    names = tuple(map(str, range(150)))
-    values = tuple(tuple(float(i * j) for j in range(150)) for i in range(150))
-    start = time.process_time()
-    text = svg(HeatMap("t", names, names, values))
-    assert text.count('class="cell h0"') > 0 and text.count('class="cell h8"') > 0
-    assert time.process_time() - start < 5  # a minute where each cell looks at all
-
-
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="expected the output folder"):
         write_page([tmp_path], tmp_path / "x.html")
@@ -415,45 +364,3 @@ def test_texts_of_a_column_are_sorted_by_their_numbers():
     assert [row[0] for row in names.values] == ["4a", "fc"]
     signs = page_table(Table("t", [{"gain": "-3.5 %"}, {"gain": "+2,000 (1 to 3)"}]))
     assert [row[0] for row in signs.values] == [-3.5, 2000.0]
-
-
-def test_a_figure_without_content_has_no_chart():
-    empty = [Curve("PTQ", [(4, 0.5)])]
-    assert charts_of(plot_accuracy, empty, xlabel="bits", title="T") == []
-    unknown = figure(lambda path: path)
-    assert unknown.charts == []
-    assert document_of(Report("t", {}, {}, [], figures={"a.svg": unknown})).charts == ()
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (-3e-7, 4e-7), (1e8, 1.1e8), (5, 5), (0.1, 0.100001)]
-)
-def test_ticks_are_round_and_between_the_ends(low, high):
-    found = linear_ticks(low, high)
-    assert 1 <= len(found) <= 9 and found == sorted(found)
-    assert all(low - 1e-9 * abs(high) <= tick <= high + 1e-9 * abs(high) for tick in found)
-    assert decades(1e-9, 1e9)[0] == pytest.approx(1e-9) and len(decades(1e-9, 1e9)) <= 9
-
-
-def test_every_plot_of_the_project_has_a_chart():
-    names = [each.name for each in pkgutil.iter_modules(chop.report.__path__)]
-    modules = [importlib.import_module(f"chop.report.{name}") for name in names]
-    plots = {
-        found
-        for module in modules
-        for name, found in vars(module).items()
-        if name.startswith("plot_") and inspect.isfunction(found)
-    }
-    assert len(plots) >= 10 and plots == set(makers())
-
-
-def test_an_evaluation_has_charts_of_its_figures():
-    (curve,) = charts_of(plot_divergences, [0.0, 0.5, math.inf, 0.25], "KL")
-    assert [(m.x, m.y) for m in curve.series[0].marks] == [(0.5, 0.5), (0.25, 0.75)]
-    bars = [ScoreBar("piqa", (0.5, 0.125), (0.75, None)), ScoreBar("boolq", (0.25, None), None)]
-    (found,) = charts_of(plot_scores, bars, "tasks")
-    assert [(bar.label, bar.parts, bar.low, bar.high) for bar in found.bars] == [
-        ("piqa, float model", (0.75,), None, None),
-        ("piqa", (0.5,), 0.375, 0.625),
-        ("boolq", (0.25,), None, None),
-    ]
