@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chop.actions.settings.emit import EmitConfig
 from chop.errors import ConfigError, UnavailableError
 from chop.hardware import place as placement
 from chop.hardware.absorb import absorb_registers
@@ -164,12 +165,24 @@ def test_a_register_with_an_enable_stays():
 def test_refusals_say_how_to_get_the_tool(monkeypatch):
     with pytest.raises(ConfigError, match="place_on: got 'ecp5'"):
         placement.check_device("ecp5")
+    with pytest.raises(ConfigError, match="got 'xc7a100t': no open tool routes on it; .*ecp5-85"):
+        placement.check_device("xc7a100t")
+    with pytest.raises(ConfigError, match="got 'lut=9,dsp=1,bram=1': no open tool routes on it"):
+        placement.check_device("lut=9,dsp=1,bram=1")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"needs nextpnr-ecp5, .*: pip install .*\[place\]"):
         placement.check_device("ecp5-85")
     with pytest.raises(UnavailableError, match=r"needs nextpnr-ice40, .*: apt-get install .*"):
         placement.check_device("ice40-hx8k")
+
+
+def test_a_circuit_is_placed_on_the_device_that_it_is_folded_for():
+    assert EmitConfig(place=True).placed_on == "ecp5-85"
+    assert EmitConfig(place=True, device="ecp5-45").placed_on == "ecp5-45"
+    assert EmitConfig(place=True, device="ecp5-45", place_on="ecp5-25").placed_on == "ecp5-25"
+    with pytest.raises(ConfigError, match="place_on: nothing is placed"):
+        EmitConfig(place_on="ecp5-25")
 
 
 def test_the_slowest_path_is_told_by_components():

@@ -67,7 +67,7 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
     if config.check_only:
         return {"verification": [asdict(row) for row in check_emitted(config.out)]}
     if config.place:
-        check_device(config.place_on)
+        check_device(config.placed_on)
     # A link would be replaced by the folder.
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
@@ -112,7 +112,7 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
     placement: dict[str, Any] = {}
     if config.place:
         measured = found[0].interval or design.interval
-        placement = place(folder, project, config.place_on, config.place_seeds, measured)
+        placement = place(folder, project, config.placed_on, config.place_seeds, measured)
     if config.wave:
         with shown_step("tracing the first sample"):
             trace(folder, project, codes)

@@ -1,9 +1,9 @@
 """Devices that a design may have to fit: how much of each resource they have.
 
 Numbers are those of public data sheets: Lattice, "ECP5 and ECP5-5G Family Data Sheet"
-(FPGA-DS-02012), table 1.1, of which nextpnr counts 83,640 and 43,848 lookup tables on the two
-devices; Lattice, "iCE40 LP/HX Family Data Sheet" (FPGA-DS-02029), table 1.1; Xilinx, "7 Series
-FPGAs Overview" (DS180), table "Artix-7".
+(FPGA-DS-02012), table 1.1, of which nextpnr counts 24,288, 43,848 and 83,640 lookup tables on the
+three devices; Lattice, "iCE40 LP/HX Family Data Sheet" (FPGA-DS-02029), table 1.1; Xilinx, "7
+Series FPGAs Overview" (DS180), table "Artix-7".
 """
 
 from __future__ import annotations
@@ -81,6 +81,37 @@ ICE40 = Family(
 
 
 @dataclass(frozen=True)
+class Router:
+    """Open tools that place and route on a device.
+
+    Attributes:
+        tool: that places and routes, of Yosys' command `synth_FAMILY`.
+        family: as Yosys calls it.
+        flags: of the tool: size, speed grade and package.
+        speed: grade, where a device has several.
+        netlist: what the tool writes for the bitstream, and the option that asks for it.
+        packer: makes the bitstream of that.
+    """
+
+    tool: str
+    family: str
+    flags: tuple[str, ...]
+    speed: str
+    netlist: str
+    packer: str
+
+
+def _nextpnr_ecp5(size: str, package: str) -> Router:
+    flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
+    return Router("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack")
+
+
+NEXTPNR_ICE40 = Router(
+    "nextpnr-ice40", "ice40", ("--hx8k", "--package", "ct256"), "", "asc", "icepack"
+)
+
+
+@dataclass(frozen=True)
 class Device:
     """What a design may take.
 
@@ -91,6 +122,7 @@ class Device:
         dsp: multipliers.
         bram: block memories.
         family: what these can do.
+        router: places and routes on it; None where no open tool does.
     """
 
     name: str
@@ -99,15 +131,17 @@ class Device:
     dsp: int
     bram: int
     family: Family = field(default=XC7, repr=False)
+    router: Router | None = field(default=None, repr=False)
 
 
 DEVICES = {
     device.name: device
     for device in (
-        Device("ice40-hx8k", 7_680, 7_680, 0, 32, ICE40),
-        Device("ecp5-45", 43_848, 43_848, 72, 108, ECP5),
+        Device("ice40-hx8k", 7_680, 7_680, 0, 32, ICE40, NEXTPNR_ICE40),
+        Device("ecp5-25", 24_288, 24_288, 28, 56, ECP5, _nextpnr_ecp5("25k", "CABGA381")),
+        Device("ecp5-45", 43_848, 43_848, 72, 108, ECP5, _nextpnr_ecp5("45k", "CABGA554")),
         Device("xc7a100t", 63_400, 126_800, 240, 270, XC7),
-        Device("ecp5-85", 83_640, 83_640, 156, 208, ECP5),
+        Device("ecp5-85", 83_640, 83_640, 156, 208, ECP5, _nextpnr_ecp5("85k", "CABGA756")),
     )
 }
 """By name, the smallest first."""

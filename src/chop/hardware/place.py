@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.files import atomic_file, write_text
 from chop.files.documents import parse_json
 from chop.hardware.absorb import absorb_registers
+from chop.hardware.devices import DEVICES, Router
 from chop.hardware.project import Project, sources_of
 from chop.hardware.tools import read_command, run, tool_path, version
 from chop.hub import cache_folder
@@ -29,44 +30,6 @@ from chop.runs.progress import Stages
 PLACE_SECONDS = 7200
 TARGET_MHZ = 150
 """What routing strives for; it goes on where a path is slower."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """An FPGA of an open flow.
-
-    Attributes:
-        tool: that places and routes, of Yosys' command `synth_FAMILY`.
-        family: as Yosys calls it.
-        flags: of the tool: size, speed grade and package.
-        speed: grade, where a device has several.
-        netlist: what the tool writes for the bitstream, and the option that asks for it.
-        packer: makes the bitstream of that.
-    """
-
-    tool: str
-    family: str
-    flags: tuple[str, ...]
-    speed: str
-    netlist: str
-    packer: str
-
-
-def _ecp5(size: str, package: str) -> Device:
-    flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
-    return Device("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack")
-
-
-DEVICES = {
-    "ecp5-25": _ecp5("25k", "CABGA381"),
-    "ecp5-45": _ecp5("45k", "CABGA554"),
-    "ecp5-85": _ecp5("85k", "CABGA756"),
-    "ice40-hx8k": Device(
-        "nextpnr-ice40", "ice40", ("--hx8k", "--package", "ct256"), "", "asc", "icepack"
-    ),
-}
-"""By name. Xilinx has no open router: Yosys counts what a design takes, see
-`chop.hardware.synth`."""
 INSTALLED_BY = {"nextpnr-ecp5": "place", "ecppack": "place"}
 """Tools that an optional part of chop installs; others are packages of Debian."""
 _SYNTHESIS = "{read}; synth_{family} -top {top} -json netlist.json"
@@ -78,12 +41,18 @@ def check_device(device: str) -> None:
     """Does nothing where a project can be placed on a device.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: there is no such device, or no open tool routes on it.
         UnavailableError: its tool is not installed; says how to install it.
     """
-    if device not in DEVICES:
-        raise ConfigError(f"place_on: got '{device}': {did_you_mean(device, DEVICES)}")
-    _command(DEVICES[device].tool)
+    _command(_router(device).tool)
+
+
+def _router(name: str) -> Router:
+    routed = {device.name: device.router for device in DEVICES.values() if device.router}
+    if name not in routed:
+        reason = "no open tool routes on it; " * (name in DEVICES or "=" in name)
+        raise ConfigError(f"place_on: got '{name}': {reason}{did_you_mean(name, routed)}")
+    return routed[name]
 
 
 def _command(tool: str) -> list[str]:
@@ -105,15 +74,15 @@ def _command(tool: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def tool_versions(device: Device) -> dict[str, str | None]:
+def tool_versions(router: Router) -> dict[str, str | None]:
     """Versions of Yosys and of what places."""
-    command = _command(device.tool)
-    found = package_version(f"yowasp-{device.tool}")
+    command = _command(router.tool)
+    found = package_version(f"yowasp-{router.tool}")
     if command[0] != sys.executable:
         printed = run([*command, "--version"], None, 60)
         match = re.search(r"[Vv]ersion \"?([\w.+-]+)", printed.stdout + printed.stderr)
         found = match[1] if match else None
-    return {"yosys": version("yosys"), device.tool: found}
+    return {"yosys": version("yosys"), router.tool: found}
 
 
 def place(
@@ -127,7 +96,7 @@ def place(
     Args:
         folder: of the project.
         project: what is in it.
-        device: a name of `DEVICES`.
+        device: name of one that `check_device` accepts.
         seeds: how many; from 1.
         interval: cycles between two samples.
     Returns: `device`, `speed_grade`, `tools`, `seeds` with the frequency in MHz of each,
@@ -138,7 +107,7 @@ def place(
         ConfigError: Yosys does not accept the design, or it does not fit the device.
         UnavailableError: a tool is not installed, or takes longer than `PLACE_SECONDS`.
     """
-    target, numbers = DEVICES[device], range(1, seeds + 1)
+    target, numbers = _router(device), range(1, seeds + 1)
     tools = tool_versions(target)
     with (
         Stages(["synthesis", *(["route"] * seeds)]) as stages,
@@ -169,22 +138,22 @@ def place(
 
 
 def _synthesize(
-    folder: Path, top: str, device: Device, work: Path, tools: Mapping[str, str | None]
+    folder: Path, top: str, router: Router, work: Path, tools: Mapping[str, str | None]
 ) -> str:
     """Writes `netlist.json` into a folder; returns the digest of all that decides on a result."""
     sources = [path.relative_to(folder) for path in sources_of(folder)]
-    script = _SYNTHESIS.format(read=read_command(sources), family=device.family, top=top)
+    script = _SYNTHESIS.format(read=read_command(sources), family=router.family, top=top)
     script = script.replace("netlist.json", str(work / "netlist.json"))
     done = run([tool_path("yosys"), "-q", "-p", script], folder, PLACE_SECONDS)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         raise ConfigError(f"Yosys does not accept the design: {reason[-1]}")
-    if device.family == "ecp5":
+    if router.family == "ecp5":
         netlist = json.loads((work / "netlist.json").read_bytes())
         absorb_registers(netlist, top)
         write_text(work / "netlist.json", json.dumps(netlist))
     digest = hashlib.sha256((work / "netlist.json").read_bytes())
-    digest.update(json.dumps([asdict(device), tools, TARGET_MHZ], sort_keys=True).encode())
+    digest.update(json.dumps([asdict(router), tools, TARGET_MHZ], sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 
@@ -193,14 +162,14 @@ def _kept(key: str, seed: int) -> Path:
     return cache_folder() / f"place-{seed}-{key}.json"
 
 
-def _route(device: Device, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
+def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
     kept = _kept(key, seed)
     if kept.is_file() and kept.with_suffix(".config").is_file():
         found: dict[str, Any] = parse_json(kept.read_bytes())
         return found
-    command = [*_command(device.tool), *device.flags, "--json", "netlist.json"]
+    command = [*_command(router.tool), *router.flags, "--json", "netlist.json"]
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
-    command += ["--report", "report.json", f"--{device.netlist}", "routed.config"]
+    command += ["--report", "report.json", f"--{router.netlist}", "routed.config"]
     # The sandbox of YoWASP sees its working folder.
     done = run(command, work, PLACE_SECONDS)
     if done.returncode or not (work / "report.json").is_file():
@@ -266,10 +235,10 @@ def words(cell: str) -> str:
     return f"{parts[0]}: {'.'.join(parts[1:])}" if parts[1:] else parts[0]
 
 
-def _bitstream(device: Device, name: str, kept: Path, folder: Path) -> str | None:
+def _bitstream(router: Router, name: str, kept: Path, folder: Path) -> str | None:
     """Writes the bitstream into a project; None where the packer is not installed."""
     try:
-        command = _command(device.packer)
+        command = _command(router.packer)
     except UnavailableError:
         return None
     file = f"{name}.bit"
@@ -277,7 +246,7 @@ def _bitstream(device: Device, name: str, kept: Path, folder: Path) -> str | Non
         shutil.copyfile(kept.with_suffix(".config"), Path(work) / "routed.config")
         done = run([*command, "routed.config", file], Path(work), PLACE_SECONDS)
         if done.returncode:
-            raise ConfigError(f"{device.packer}: {_reason(done.stdout + done.stderr)}")
+            raise ConfigError(f"{router.packer}: {_reason(done.stdout + done.stderr)}")
         with atomic_file(folder / file) as part:
             shutil.copyfile(Path(work) / file, part)
     return file

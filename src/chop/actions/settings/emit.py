@@ -20,14 +20,16 @@ class EmitConfig(LoweringConfig):
         fold: most cycles that a component may take for a sample: the products that one multiplier
             computes. Fewer cycles take more multipliers. 0 chooses a fold of about 256 of them.
         device: chooses the cycles of each component for a device, the fastest design first, then
-            the smallest: ecp5-85, ecp5-45, ice40-hx8k or xc7a100t, or what there is, as in
-            lut=20000,dsp=40,bram=50. What is taken is estimated. Default: none, one fold for all.
+            the smallest: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85, or what there is, as in
+            lut=20000,dsp=40,bram=50. What is taken is estimated, by constants that were fitted to
+            two designs. Default: none, one fold for all.
         samples: number of test rows that are simulated, under each profile of stalls. Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
             FPGAs.
         place: places and routes the circuit on a device by open tools, and tells its clock.
-        place_on: the device: ecp5-25, ecp5-45, ecp5-85 (speed grade 6) or ice40-hx8k.
+        place_on: the device: ecp5-25, ecp5-45, ecp5-85 (speed grade 6) or ice40-hx8k. Default:
+            that of device, else ecp5-85.
         place_seeds: how often; the median counts.
         wave: writes a trace of the first sample, `wave.vcd`.
         check_only: repeats the checks of what is in `out`: hashes of all files, the circuit, which
@@ -51,7 +53,7 @@ class EmitConfig(LoweringConfig):
     icarus_samples: int = field(default=2, metadata=MORE)
     synthesis: bool = True
     place: bool = False
-    place_on: str = "ecp5-85"
+    place_on: str | None = None
     place_seeds: int = field(default=3, metadata=MORE)
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
@@ -64,3 +66,10 @@ class EmitConfig(LoweringConfig):
             parse_device(self.device)
             if self.fold:
                 raise ConfigError("fold: device chooses the folds; give one of them.")
+        if self.place_on is not None and not self.place:
+            raise ConfigError("place_on: nothing is placed; add place, or leave place_on out.")
+
+    @property
+    def placed_on(self) -> str:
+        """The device that a circuit is placed on."""
+        return self.place_on or self.device or "ecp5-85"
