@@ -12,10 +12,12 @@ from torch import nn
 
 from chop import __version__, runs
 from chop.actions.emit import _sentence, emit
+from chop.actions.emit_page import tiles_of
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.simulate import simulate
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
 from chop.hardware.project import ForeignCodeWarning
+from chop.report.document import read_document
 from chop.workloads.workload import Workload
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
@@ -59,6 +61,35 @@ def test_a_circuit_equals_the_model_on_every_output(emitted):
     assert kinds == ["IntegerLinear", "Requantize", "IntegerReLU", "IntegerLinear"]
     assert json.loads((out / "result.json").read_text())["interval"] == result["interval"]
     assert "<svg" in (out / "dataflow.svg").read_text()
+
+
+def test_the_page_has_the_verdict_the_numbers_and_the_dataflow(emitted):
+    out, result = emitted
+    page = read_document(out)
+    assert page.verdict.startswith("RTL = PyTorch, bit for bit: 36 outputs") and not page.warnings
+    tiles = {tile.label: tile.value for tile in page.tiles}
+    assert tiles["equal outputs"] == 4 * 36 + 2 * 6
+    assert tiles["interval (cycles)"] == result["verification"][0]["interval"]
+    assert tiles["multipliers"] == sum(row["multipliers"] for row in result["components"]) > 0
+    assert "clock after routing" not in tiles
+    (chart,) = page.charts
+    readers = {node.path[0]: [chart.nodes[k].path[0] for k in node.reads] for node in chart.nodes}
+    assert [node.lines[0] for node in chart.nodes if node.lines[0].startswith("chop_")] == [
+        row["module"] for row in result["components"]
+    ]
+    host, fifo = "x_to_s8f5", "first_in_0_buffer"
+    assert (readers[host], readers[fifo], readers["first"]) == ([], [host], [fifo])
+    assert chart.nodes[-1].kind == "output" and len(chart.nodes[-1].reads) == 1
+
+
+def test_the_clock_is_among_the_numbers_of_a_placed_circuit(emitted):
+    placement = {"frequency_mhz": 147.06, "device": "ecp5-85"}
+    tile = tiles_of({**emitted[1], "placement": placement})[-1]
+    assert (tile.label, str(tile.value), tile.note) == (
+        "clock after routing",
+        "147.1 MHz",
+        "ecp5-85",
+    )
 
 
 def test_the_manifest_has_every_simulation_and_every_file(emitted):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
+from chop.actions.emit_page import dataflow_chart, tiles_of
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
@@ -138,6 +139,10 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
         result,
         result["verification"],
         written=written,
+        verdict=_proven(result),
+        warnings=_warnings(result),
+        tiles=tiles_of(result),
+        charts=[dataflow_chart(design)],
     )
 
 
@@ -236,22 +241,32 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    """What is proven, by how much the circuit differs from PyTorch, and from its plan."""
-    found, samples = result["pytorch"], result["samples"]
-    compared = f"{found['outputs']:,} outputs of {samples} samples"
-    if found["outputs"] and not found["different"]:
-        sentences = [f"RTL = PyTorch, bit for bit: {compared} are those of the quantized model."]
-    else:
-        sentences = [
-            f"RTL = integer graph, bit for bit; {found['different']:,} of {compared} differ from "
-            f"the quantized model in PyTorch, by at most {found['largest']:.4g}."
-        ]
+    """What is proven, how accurate the circuit is, and by how much it differs from its plan."""
+    sentences = [_proven(result)]
     if result["accuracy"]:
-        sentences.append(f"Accuracy on {samples} test rows: {format_accuracies(result)}.")
+        accuracies = format_accuracies(result)
+        sentences.append(f"Accuracy on {result['samples']} test rows: {accuracies}.")
+    return " ".join([*sentences, *_warnings(result)])
+
+
+def _proven(result: Mapping[str, Any]) -> str:
+    """What is proven, and by how much the circuit differs from PyTorch."""
+    found = result["pytorch"]
+    compared = f"{found['outputs']:,} outputs of {result['samples']} samples"
+    if found["outputs"] and not found["different"]:
+        return f"RTL = PyTorch, bit for bit: {compared} are those of the quantized model."
+    return (
+        f"RTL = integer graph, bit for bit; {found['different']:,} of {compared} differ from "
+        f"the quantized model in PyTorch, by at most {found['largest']:.4g}."
+    )
+
+
+def _warnings(result: Mapping[str, Any]) -> list[str]:
+    """That the circuit is slower than its plan."""
     measured, planned = result["verification"][0]["interval"], result["interval"]
-    if measured is not None and measured > (1 + TOLERANCE) * planned:
-        sentences.append(
-            f"The circuit takes {measured:,.1f} cycles between samples, planned are {planned:,}: "
-            "a FIFO is too short for full speed."
-        )
-    return " ".join(sentences)
+    if measured is None or measured <= (1 + TOLERANCE) * planned:
+        return []
+    return [
+        f"The circuit takes {measured:,.1f} cycles between samples, planned are {planned:,}: "
+        "a FIFO is too short for full speed."
+    ]

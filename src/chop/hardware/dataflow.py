@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from chop.hardware.connect import Link, input_signal, output_signal
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary, Instance
@@ -12,8 +14,23 @@ from chop.ir.drawing.view_model import Box, ViewModel, box_item
 from chop.ir.ops import Kind
 
 
-def dataflow_svg(design: Design) -> str:
-    """SVG: a box for each component, port and FIFO; skid buffers, forks and converters are lines.
+@dataclass(frozen=True)
+class Dataflow:
+    """A design as boxes: components, ports and FIFOs; skid buffers, forks and converters are edges.
+
+    Attributes:
+        title: of the whole.
+        boxes: by name, ports of the inputs first.
+        uses: for each box, by position, those that read it.
+    """
+
+    title: str
+    boxes: dict[str, Box]
+    uses: dict[int, list[int]]
+
+
+def dataflow_of(design: Design) -> Dataflow:
+    """The boxes of a design, and what travels between them.
 
     Args:
         design: the circuit.
@@ -21,7 +38,6 @@ def dataflow_svg(design: Design) -> str:
     parts = design.netlist.instances
     fifos = [link for link in design.connections.links if link.module == "chop_fifo"]
     boxes = {port.wire.signal: _port(port, Kind.INPUT) for port in design.netlist.inputs}
-    inputs = len(boxes)
     boxes |= {part.name: _component(part) for part in parts}
     boxes |= {link.name: _fifo(link) for link in fifos}
     outputs = {output_signal(port): port for port in design.netlist.outputs}
@@ -39,11 +55,21 @@ def dataflow_svg(design: Design) -> str:
     for source, target in edges:
         if number[target] not in uses[number[source]]:
             uses[number[source]].append(number[target])
-    items = tuple(box_item(name, (number[name],), box) for name, box in boxes.items())
-    root = Item("", tuple(range(len(items))), items)
-    plan = ViewModel([], uses, boxes, root, 0, {}, frozenset())
     title = f"{design.top}: {len(parts)} components, a sample every {design.interval:,} cycles"
-    return picture(plan, title, range(inputs))
+    return Dataflow(title, boxes, uses)
+
+
+def dataflow_svg(design: Design) -> str:
+    """SVG of the boxes of a design.
+
+    Args:
+        design: the circuit.
+    """
+    found = dataflow_of(design)
+    items = tuple(box_item(name, (k,), box) for k, (name, box) in enumerate(found.boxes.items()))
+    root = Item("", tuple(range(len(items))), items)
+    plan = ViewModel([], found.uses, found.boxes, root, 0, {}, frozenset())
+    return picture(plan, found.title, range(len(design.netlist.inputs)))
 
 
 def _component(part: Instance) -> Box:
