@@ -19,6 +19,7 @@ from chop.hardware.estimate import design_usage
 from chop.hardware.fold import Foldable, Program, excess, fold_for
 from chop.hardware.integer_form import integer_form
 from chop.workloads.workload import Workload
+from tests.hardware.test_bert import lowered
 
 FIXED = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
 
@@ -120,6 +121,16 @@ def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, ds
         made = emit(mg, uniform)
         if not excess(design_usage(made.netlist, made.connections), own):
             assert found.interval <= 1.02 * made.interval + 1
+
+
+def test_attention_with_a_mask_is_folded():
+    mg, own = lowered()[0], device(lut=12_000, dsp=50)
+    found = fold_for(mg, own)
+    assert not excess(found.usage, own) and found.interval < emit(mg, 2**62).interval
+    design = emit(mg, found.fold, folds=found.folds)
+    assert "chop_masked_softmax" in {part.module for part in design.netlist.instances}
+    assert design.interval == found.interval
+    assert design_usage(design.netlist, design.connections, own.family) == found.usage
 
 
 def test_what_does_not_fit_says_by_how_much_and_which_device_it_fits():

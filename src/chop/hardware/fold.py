@@ -25,7 +25,6 @@ from chop.hardware.devices import DEVICES, RESOURCES, Device
 from chop.hardware.emit import UNFOLDED
 from chop.hardware.estimate import Usage, design_usage, module_usage, plan_usage
 from chop.hardware.netlist import Boundary, Instance, Netlist, netlist
-from chop.hardware.plan import Site
 from chop.ir.graph import MaseGraph
 
 SPREAD = 4
@@ -123,10 +122,9 @@ class Foldable:
             return Option(fold, size // lanes, (), lanes, Usage())
         key = part.node, fold
         if key not in self._plans:
-            operator = self.mg.module_of(next(n for n in self.mg.nodes if n.name == part.node))
-            assert operator is not None
-            streams = [wire.stream.with_lanes(1) for wire in part.inputs]
-            plan = COMPONENTS[type(operator)].plan(Site(operator, streams, fold))
+            assert part.site is not None
+            site = part.site.alone(fold)
+            plan = COMPONENTS[type(site.operator)].plan(site)
             usage = plan_usage(part.module, plan, self.device.family)
             self._plans[key] = Option(fold, plan.cycles, plan.lanes, plan.out.lanes, usage)
         return self._plans[key]

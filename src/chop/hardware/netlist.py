@@ -50,6 +50,7 @@ class Instance:
         inputs: what it reads.
         drawn_as: the color of its box.
         node: of the graph, where it is one of its operators.
+        site: of that operator.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Instance:
     inputs: tuple[Wire, ...]
     drawn_as: Kind = Kind.OTHER
     node: str = ""
+    site: Site | None = None
 
     @property
     def row(self) -> dict[str, Any]:
@@ -273,16 +275,14 @@ class _Builder:
 
     def _operate(self, node: fx.Node, operator: nn.Module) -> Wire:
         streams = self._streams(node, operator)
-        row, given = COMPONENTS[type(operator)], [wire.stream for wire in streams]
+        row, kind = COMPONENTS[type(operator)], type(operator).__name__
         kept = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
-        fold = self.folds.get(node.name)
-        if fold is None:
-            site = Site(operator, given, self.fold, kept)
-        else:
-            site = Site(operator, [stream.with_lanes(1) for stream in given], fold, kept)
-        name, kind, plan = self.names[node.name], type(operator).__name__, row.plan(site)
-        module = plan.module or row.module
-        made = Instance(name, kind, module, row.folder, plan, tuple(streams), row.kind, node.name)
+        site = Site(operator, [wire.stream for wire in streams], self.fold, kept)
+        if node.name in self.folds:
+            site = site.alone(self.folds[node.name])
+        plan, name = row.plan(site), self.names[node.name]
+        module, inputs = plan.module or row.module, tuple(streams)
+        made = Instance(name, kind, module, row.folder, plan, inputs, row.kind, node.name, site)
         self.instances.append(made)
         return made.output
 

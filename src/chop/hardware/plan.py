@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,10 @@ class Site:
     inputs: Sequence[Stream]
     fold: int
     kept: KeptKeys | None = None
+
+    def alone(self, fold: int) -> Site:
+        """The same with a fold of its own, whose lanes do not depend on those of producers."""
+        return replace(self, inputs=[each.with_lanes(1) for each in self.inputs], fold=fold)
 
 
 @dataclass(frozen=True)
