@@ -1,7 +1,9 @@
 """Folds for a device: the smallest interval that fits, then the smallest design."""
 
 import itertools
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,15 +14,22 @@ from chop.actions.emit import emit as emit_job
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import ConfigError, VerificationError
 from chop.files import write_json
-from chop.hardware.devices import DEVICES, RESOURCES, Device, parse_device
+from chop.hardware import components
+from chop.hardware.devices import DEVICES, ECP5, RESOURCES, Device, parse_device
 from chop.hardware.emit import emit
 from chop.hardware.emitted import check_emitted, read_folds
-from chop.hardware.estimate import design_usage
+from chop.hardware.estimate import design_usage, plan_usage
 from chop.hardware.fold import Foldable, Program, excess, fold_for
 from chop.hardware.integer_form import integer_form
+from chop.hardware.logic import FORMULAS
+from chop.hardware.plan import RTL, Site
+from chop.hardware.plans.weighted import plan_linear
 from chop.workloads.workload import Workload
+from tests.hardware.bench import drawn
 from tests.hardware.test_bert import lowered
+from tests.hardware.test_linear import EDGE, layer
 
+NAMED = re.compile(r'module="(chop_\w+)"')
 FIXED = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
 
 
@@ -185,3 +194,21 @@ def test_an_emitted_circuit_keeps_its_folds(tmp_path):
 def test_a_fold_and_a_device_are_not_given_together():
     with pytest.raises(ConfigError, match="device chooses the folds"):
         EmitConfig(device="ecp5-85", fold=3)
+
+
+def test_every_module_of_the_library_has_an_estimate():
+    """What has no formula counts as a register: true of a table, of nothing that computes."""
+    plans = Path(components.__file__).parent / "plans"
+    named = {name for file in plans.glob("*.py") for name in NAMED.findall(file.read_text())}
+    rows = {row.module for row in components.COMPONENTS.values() if row.folder == RTL}
+    assert {"chop_group_conv", "chop_masked_softmax", "chop_ternary_linear"} <= named
+    assert rows | named <= FORMULAS.keys() | {"chop_embedding"}
+
+
+def test_a_layer_without_multipliers_takes_an_adder_for_each_weight():
+    operator = layer(16, 32, EDGE, (-1, 1))
+    plan = plan_linear(Site(operator, [drawn(EDGE, 3, 32).stream], 24))
+    usage = plan_usage(plan.module, plan, ECP5)
+    # Counted by synth_ecp5 of Yosys 0.23: 2,307 lookup tables.
+    assert plan.module == "chop_ternary_linear" and usage.dsp == 0
+    assert usage.lut == pytest.approx(2307, rel=0.2)

@@ -2,7 +2,9 @@
 
 A bit of a sum, of a choice between two values or of a comparison takes one lookup table. What a
 multiplier, a memory and a table take is counted by `chop.hardware.estimate`. The numbers are those
-of the sources in `rtl/`; constants are what Yosys 0.23 needs for counters and handshakes.
+of the sources in `rtl/` before their pipelines; constants were fitted to what Yosys 0.23 counts of
+two designs, one of linear layers and one of convolutions. Formulas of modules that neither has
+were compared with nothing.
 """
 
 from __future__ import annotations
@@ -112,6 +114,23 @@ def _linear(p: Parameters) -> Logic:
     )
 
 
+def _block_linear(p: Parameters) -> Logic:
+    """`_linear` of the codes, and shifters: of each code by its block's, of each sum by both."""
+    linear, total = _linear({**p, "IN_W": p["CODE_W"]}), max(p["OUT_W"] - p["SHIFT"], 1)
+    codes, both = p["IN_LANES"] * p["IN_W"], max(p["SHIFT_W"], p["WEIGHT_SHIFT_W"]) + 1
+    shifters = codes * p["SHIFT_W"] + p["OUT_LANES"] * (total * both + both)
+    registers = codes + p["OUT_LANES"] * (total + both)
+    return Logic(linear.lut + shifters, linear.ff + registers, linear.rams)
+
+
+def _ternary_linear(p: Parameters) -> Logic:
+    """`_linear` of products that are terms: a choice for each bit, and no multiplier."""
+    bits = 1 if p["BINARY"] else p["IN_W"]
+    linear = _linear({**p, "IN_W": bits, "WEIGHT_W": 1})
+    terms = p["IN_LANES"] * p["OUT_LANES"] * (bits + 1)
+    return Logic(linear.lut + terms, linear.ff + terms, linear.rams)
+
+
 def _window(p: Parameters) -> Logic:
     bits, words = p["LANES"] * p["IN_W"], p["RING"] * p["IN_WIDTH"] * p["FOLDS"]
     return Logic(2 * bits + 160, 2 * bits + 90, ((words, bits),))
@@ -119,7 +138,7 @@ def _window(p: Parameters) -> Logic:
 
 def _conv(p: Parameters) -> Logic:
     window = _window(p)
-    features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"]
+    features = p.get("IN_FEATURES", p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"])
     parts = [_fifo({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]})]
     if p["IN_LANES"] > p["LANES"]:
         parts.append(_upsize({"W": p["IN_W"], "IN_LANES": p["LANES"], "OUT_LANES": p["IN_LANES"]}))
@@ -129,6 +148,16 @@ def _conv(p: Parameters) -> Logic:
         window.ff + sum(part.ff for part in parts),
         window.rams + tuple(ram for part in parts for ram in part.rams),
     )
+
+
+def _depthwise_conv(p: Parameters) -> Logic:
+    window, words = _window(p), _constant(p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"])
+    biases, total = _constant(p["FOLDS"]), max(p["OUT_W"] - p["SHIFT"], 1)
+    terms = p["LANES"] * min(p["IN_W"] + p["WEIGHT_W"], total)
+    sums, out = p["LANES"] * total, p["LANES"] * p["OUT_W"]
+    lut = window.lut + words.lut + biases.lut + sums + out + 2 * HANDSHAKE
+    ff = window.ff + words.ff + biases.ff + terms + 2 * sums + out + 5
+    return Logic(lut, ff, window.rams)
 
 
 def _matmul(p: Parameters) -> Logic:
@@ -164,6 +193,14 @@ def _softmax(p: Parameters) -> Logic:
         codes.ff + kept.ff + 3 * p["IN_W"] + 4 * total + 2 * reciprocal + counts + 20,
         codes.rams + kept.rams,
     )
+
+
+def _masked_softmax(p: Parameters) -> Logic:
+    """`_softmax`, a bit of each key in two banks, and what counts keys, rows and queries."""
+    softmax, counts = _softmax(p), 2 * _log2(p["FEATURES"]) + _log2(p["ROWS"])
+    hidden = p["SCORE_W"] + p["IN_W"]
+    rams = (*softmax.rams, (2 * p["FEATURES"], 1))
+    return Logic(softmax.lut + hidden + 3 * counts, softmax.ff + counts + p["IN_W"], rams)
 
 
 def _layer_norm(p: Parameters) -> Logic:
@@ -233,14 +270,18 @@ def _select(p: Parameters) -> Logic:
 FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_add": _add,
     "chop_avg_pool": _avg_pool,
+    "chop_block_linear": _block_linear,
     "chop_concat": _concat,
     "chop_constant": _stored_constant,
     "chop_conv": _conv,
+    "chop_depthwise_conv": _depthwise_conv,
     "chop_downsize": _downsize,
     "chop_fifo": _fifo,
     "chop_fork": _fork,
+    "chop_group_conv": _conv,
     "chop_layer_norm": _layer_norm,
     "chop_linear": _linear,
+    "chop_masked_softmax": _masked_softmax,
     "chop_matmul": _matmul,
     "chop_max_pool": _max_pool,
     "chop_mul": _product,
@@ -252,5 +293,6 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_softmax": _softmax,
     "chop_sum": _sum,
     "chop_table": _table,
+    "chop_ternary_linear": _ternary_linear,
     "chop_upsize": _upsize,
 }
