@@ -27,6 +27,7 @@ from chop.hardware.emitted import (
     write_circuit,
     write_folds,
 )
+from chop.hardware.estimate import ESTIMATED
 from chop.hardware.fold import Folding, fold_for
 from chop.hardware.place import check_device, place
 from chop.hardware.project import project_of
@@ -197,7 +198,7 @@ def _blocks(title: str, result: Mapping[str, Any]) -> list[Block]:
         blocks += [Table("", result["resources"], is_printed=False)]
     if result["device"]:
         blocks += [Heading(f"Estimated for {result['config']['device']}")]
-        blocks += [Table("", result["device"])]
+        blocks += [Note(ESTIMATED, is_printed=False), Table("", result["device"])]
     if result["placement"]:
         blocks += [Heading("Placement"), Note(placed_sentence(result["placement"]))]
         blocks += [Table("", _utilization(result["placement"]), is_printed=False)]
@@ -209,9 +210,10 @@ def placed_sentence(placement: Mapping[str, Any]) -> str:
     grade, path = placement["speed_grade"], placement["critical_path"]
     device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]
     clocks = ", ".join(f"{row['mhz']:.1f}" for row in placement["seeds"])
+    tools = " and ".join(f"{tool} {number}" for tool, number in placement["tools"].items())
     sentence = (
         f"{placement['frequency_mhz']:.1f} MHz after routing on {device}, median of seeds with "
-        f"{clocks} MHz: {placement['samples_per_second']:,} samples a second."
+        f"{clocks} MHz by {tools}: {placement['samples_per_second']:,} samples a second."
     )
     if path:
         sentence += (

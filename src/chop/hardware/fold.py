@@ -1,10 +1,13 @@
 """Folding for a device: how many cycles each node may take, so that the design fits and is fast.
 
-The smallest interval comes first, then the smallest share of the device. For one interval the
-choice is an integer program: each node takes one of its lanes, which divide its sizes and keep the
-interval; converters between adjacent nodes have a cost by the lanes at both ends, or are refused
-where they are slower. It is solved by HiGHS (`scipy.optimize.milp`). FIFOs follow from all lanes
-together: where they make a design too large, its budget is tightened by what they took too much.
+The smallest interval that was found comes first, then the fewest lookup tables. Intervals are tried
+by bisection, in steps of 2 %. For one of them the choice is an integer program, which minimizes the
+sum of the shares of the device's resources: each node takes one of its lanes, which divide its
+sizes and keep the interval; converters between adjacent nodes have a cost by the lanes at both
+ends, or are refused where they are slower. It is solved by HiGHS (`scipy.optimize.milp`); where it
+takes longer than `SECONDS` without a choice, the interval counts as one that does not fit. FIFOs
+follow from all lanes together: where they make a design too large, its budget is tightened by what
+they took too much.
 """
 
 from __future__ import annotations
@@ -159,7 +162,7 @@ class Foldable:
 
 
 def fold_for(mg: MaseGraph, device: Device) -> Folding:
-    """The folds that make a design as fast as it can be on a device.
+    """The folds of the fastest design of a device that is found.
 
     Args:
         mg: a graph of integers.
