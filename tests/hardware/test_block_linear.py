@@ -101,12 +101,5 @@ def test_a_layer_in_mxint_from_the_model_to_the_circuit(inputs, tmp_path):
     for profile in STALLS:
         found = run_check(tmp_path, project, codes, Check("icarus", profile, 6, 1))
         assert found.equal == 36
-    assert (
-        torch.equal(
-            golden["outputs." + next(iter(golden)).partition(".")[2]], quantized.model(**batch)
-        )
-        if False
-        else True
-    )
     (outputs,) = (x for name, x in golden.items() if name.startswith("outputs."))
     assert torch.equal(outputs, quantized.model(**batch))
