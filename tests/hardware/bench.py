@@ -68,8 +68,24 @@ def check(
 ) -> ComponentPlan:
     """Asserts that the circuit of an operator computes what the operator computes, in its time.
 
-    Every output code under each profile of stalls equals `operator.forward`; the cycles between
-    samples without stalls are the plan's; Verilator and Yosys have no complaint.
+    The cycles between samples without stalls are the plan's; the rest is that of `simulate`.
+    """
+    plan, runs = simulate(
+        operator, *inputs, fold=fold, profiles=profiles, samples=samples, kept=kept
+    )
+    left = runs["none"].left["data_out_0"] if "none" in runs else []
+    if len(left) > 1:
+        check_interval(left, plan.cycles)
+    return plan
+
+
+def simulate(
+    operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None, kept=None
+) -> tuple[ComponentPlan, dict[str, BenchRun]]:
+    """Asserts that the circuit of an operator computes what the operator computes.
+
+    Every output code under each profile of stalls equals `operator.forward`; Verilator and Yosys
+    have no complaint.
 
     Args:
         operator: with a row in `COMPONENTS`.
@@ -78,6 +94,7 @@ def check(
         profiles: of stalls.
         samples: how many; needed where there are no inputs.
         kept: how the last input, (1, 1, keys), becomes the mask of a softmax.
+    Returns: the plan, and the runs by profile.
     """
     component = COMPONENTS[type(operator)]
     plan = component.plan(Site(operator, [stream for stream, _ in inputs], fold, kept))
@@ -99,10 +116,7 @@ def check(
     memories = {files[key]: memory for key, memory in plan.memories.items()}
     parameters = {**plan.parameters, **files}
     module = plan.module or component.module
-    runs = check_module(module, parameters, sent, memories, profiles, component.folder)
-    if "none" in runs and len(expected) > 1:
-        check_interval(runs["none"].left["data_out_0"], plan.cycles)
-    return plan
+    return plan, check_module(module, parameters, sent, memories, profiles, component.folder)
 
 
 def check_interval(left, cycles):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from chop.hardware.lanes import MatrixLanes, divisors
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.plans.grouped import plan_grouped
+from chop.hardware.plans.grouped import GATHER_STAGES, plan_grouped
 from chop.hardware.plans.weighted import product_stages, weight_memory, width_of
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, sliding, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
@@ -63,7 +63,7 @@ def plan_conv(site: Site) -> ComponentPlan:
         ),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + product_stages(lanes),
+        latency=WINDOW_STAGES + window.beats + GATHER_STAGES + product_stages(lanes),
     )
 
 

@@ -24,6 +24,11 @@ from chop.nn.integer.edge import bits_of
 
 ROUNDINGS = ("nearest_even", "floor", "sign", "threshold")
 """By the number of the parameter ROUNDING."""
+TABLE_STAGES = 5
+"""Cycles of `chop_table` and of the FIFO behind it."""
+ROUND_STAGES = 7
+"""Cycles of `chop_requantize` and of the FIFO behind it, without those of a multiplier."""
+MULTIPLY_STAGES = 2
 
 
 def plan_relu(site: Site) -> ComponentPlan:
@@ -39,7 +44,8 @@ def plan_table(site: Site) -> ComponentPlan:
     memory = Memory.of([[entry] for entry in entries], table.out.bits)
     memory = replace(memory, copies=_lanes(site))
     parameters = {"IN_W": site.inputs[0].width, "LOW": table.low, "ENTRIES": len(entries)}
-    return _elementwise(site, parameters, memories={"TABLE_FILE": memory})
+    plan = _elementwise(site, parameters, memories={"TABLE_FILE": memory})
+    return replace(plan, latency=TABLE_STAGES)
 
 
 def plan_add(site: Site) -> ComponentPlan:
@@ -89,16 +95,20 @@ def plan_requantize(site: Site) -> ComponentPlan:
         "ROUNDING": ROUNDINGS.index(operator.rounding),
         "CHANNEL_W": width,
     }
-    multiplier = None
+    multiplier, latency = None, ROUND_STAGES
     if _multiplies(operator):
+        latency += MULTIPLY_STAGES
         product = bits_of(read.edge.low * largest, read.edge.high * largest)
         parameters |= {"MULTIPLIES": 1, "PRODUCT_W": product}
         multiplier = (read.width, width)
+    memories = {}
     if channel.numel() == 1:
-        return _elementwise(site, parameters | {"CHANNEL": largest}, multiplier)
-    words = _periodic_words(read.with_lanes(_lanes(site)), channel)
-    memories = {"CHANNEL_FILE": Memory.of(words, width)}
-    return _elementwise(site, parameters | {"CHANNEL_BEATS": len(words)}, multiplier, memories)
+        parameters["CHANNEL"] = largest
+    else:
+        words = _periodic_words(read.with_lanes(_lanes(site)), channel)
+        parameters["CHANNEL_BEATS"] = len(words)
+        memories["CHANNEL_FILE"] = Memory.of(words, width)
+    return replace(_elementwise(site, parameters, multiplier, memories), latency=latency)
 
 
 def _multiplies(operator: Requantize) -> bool:

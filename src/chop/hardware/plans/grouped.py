@@ -14,7 +14,9 @@ from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
 Convolution = IntegerConv1d | IntegerConv2d
 
-SUM_STAGES = 6
+GATHER_STAGES = 3
+"""Cycles of a converter and of a FIFO between taps and their products, at most."""
+TAP_STAGES = 6
 """Cycles of `chop_depthwise_conv` behind its window: products, sums and biases."""
 
 
@@ -59,7 +61,7 @@ def _depthwise(
         resources=Resources({(read.width, width): lanes}, window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + SUM_STAGES,
+        latency=WINDOW_STAGES + window.taps + TAP_STAGES,
         module="chop_depthwise_conv",
     )
 
@@ -105,7 +107,7 @@ def _in_groups(
         ),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + product_stages(lanes),
+        latency=WINDOW_STAGES + features // window.lanes + GATHER_STAGES + product_stages(lanes),
         module="chop_group_conv",
     )
 

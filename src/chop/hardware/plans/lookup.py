@@ -9,6 +9,9 @@ from chop.hardware.plan import ComponentPlan, Memory, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerEmbedding
 
+TABLE_STAGES = 4
+"""Cycles of `chop_embedding` from an index to the first beat of its row."""
+
 
 def plan_embedding(site: Site) -> ComponentPlan:
     """Indices one at a time; a row travels after the other, its columns in order."""
@@ -38,4 +41,5 @@ def plan_embedding(site: Site) -> ComponentPlan:
         memories={"TABLE_FILE": Memory.of_codes(words, out.width)},
         needs=(torch.arange(out.beats) // beats,),
         buffers=(0,),
+        latency=TABLE_STAGES,
     )

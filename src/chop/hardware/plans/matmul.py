@@ -52,7 +52,8 @@ def plan_matmul(site: Site) -> ComponentPlan:
         resources=Resources({(a.width, b.width): lanes}, 2 * b.size * b.width + terms * a.width),
         holds=(1 / (heads * rows), 1.0),
         buffers=(ROWS_AHEAD * terms // lanes_0, 0),
-        latency=PRODUCT_STAGES + (lanes_0 - 1).bit_length(),
+        # Once the second operand is there, a row of the first one is read.
+        latency=terms // lanes_0 + PRODUCT_STAGES + (lanes_0 - 1).bit_length(),
     )
 
 

@@ -13,6 +13,9 @@ from chop.hardware.plan import ComponentPlan, Resources, Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerMean, IntegerSum
 
+SUM_STAGES = 2
+"""Cycles of `chop_sum` from the last term to the sum."""
+
 
 class _Groups(NamedTuple):
     """How the terms of sums travel.
@@ -57,6 +60,7 @@ def plan_sum(site: Site) -> ComponentPlan:
         resources=Resources(memory_bits=groups.inner * out.width),
         holds=(groups.terms * groups.inner / read.size,),
         buffers=(0,),
+        latency=SUM_STAGES,
     )
 
 

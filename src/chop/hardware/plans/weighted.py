@@ -15,9 +15,11 @@ from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bits_of
 from chop.nn.integer.linear import SharedBlocks
 
-PRODUCT_STAGES = 8
+PRODUCT_STAGES = 7
 """Cycles of `chop_matvec` and of the FIFO behind it, without the levels of its adder tree."""
 BIAS_STAGES = 1
+FACTOR_STAGES = 1
+"""Cycles by which `chop_ternary_linear`, without a stage for factors, is faster."""
 
 
 def plan_linear(site: Site) -> ComponentPlan:
@@ -90,6 +92,7 @@ def _ternary_plan(
             "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), width),
         },
         resources=Resources(memory_bits=plan.resources.memory_bits),
+        latency=plan.latency - FACTOR_STAGES,
         module="chop_ternary_linear",
     )
 

@@ -11,6 +11,7 @@ import torch
 from chop.errors import ConfigError
 from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import ComponentPlan, Resources, Site
+from chop.hardware.plans.reduce import SUM_STAGES
 from chop.hardware.stream import Stream
 from chop.nn.integer import (
     IntegerAdaptiveAvgPool1d,
@@ -27,8 +28,9 @@ AveragePool = (
 
 LATENCY = 2
 """Cycles from a row's last tap to the load of what replaces it."""
-WINDOW_STAGES = 8
-"""Cycles of `chop_window`, of a converter and of the FIFO behind it."""
+WINDOW_STAGES = 6
+"""Cycles of `chop_window` ahead of the first tap, once the last row that it needs is there."""
+MAXIMUM_STAGES = 1
 IMAGES = 3
 """After so many the interval between two no longer changes."""
 
@@ -179,6 +181,7 @@ def plan_max_pool(site: Site) -> ComponentPlan:
         resources=Resources(memory_bits=window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
+        latency=WINDOW_STAGES + window.taps + MAXIMUM_STAGES,
     )
 
 
@@ -202,6 +205,7 @@ def plan_avg_pool(site: Site) -> ComponentPlan:
         resources=Resources(memory_bits=window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
+        latency=WINDOW_STAGES + window.taps + SUM_STAGES,
     )
 
 

@@ -1,0 +1,124 @@
+"""The cycle in which the first result leaves, against the plan."""
+
+import math
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from chop.nn import integer as i
+from chop.nn.integer import Call, Edge, Grid, IntegerOptions
+from chop.nn.integer.mask import KeptKeys
+from tests.hardware import bench
+from tests.hardware.bench import drawn, needs_tools, simulate
+from tests.hardware.test_block_linear import block_layer
+from tests.hardware.test_conv import convolution
+from tests.hardware.test_linear import EDGE, layer
+from tests.hardware.test_lookup import table
+from tests.hardware.test_matmul import head_by_head
+from tests.hardware.test_norm import norm
+from tests.hardware.test_pool import image
+from tests.hardware.test_softmax import HEAD_BY_HEAD, mask_of
+
+pytestmark = needs_tools
+WIDE = Edge.of(0.3, -2000, 2000)
+SCORES = drawn(EDGE, 2, 5, 7, samples=6, positions=HEAD_BY_HEAD)
+SPARE = 1
+"""Cycles that a plan may be above the circuit: a converter, or the FIFO's, is not always there."""
+
+
+def pool(kind, kernel):
+    return kind.from_quantized(
+        None, [EDGE], IntegerOptions(), Call([(4, 6, 6)], {"kernel_size": kernel})
+    )
+
+
+def product(transposed):
+    b = head_by_head(2, 5, 6).transpose(1, 2) if transposed else head_by_head(2, 6, 5)
+    a = drawn(EDGE, 2, 3, 6, positions=head_by_head(2, 3, 6))
+    return i.IntegerMatmul(EDGE, EDGE, 6), a, drawn(EDGE, 2, 6, 5, positions=b)
+
+
+def conv(*settings, fold=400, **more):
+    module = nn.Conv2d(*settings, **more)
+    return convolution(module), image(EDGE, module.in_channels, 4, 5), fold
+
+
+CASES = {
+    "relu": (i.IntegerReLU(EDGE), drawn(EDGE, 12), 12),
+    "add": (i.IntegerAdd(EDGE, EDGE), drawn(EDGE, 12), drawn(EDGE, 12), 12),
+    "mul": (i.IntegerMul(EDGE, EDGE), drawn(EDGE, 12), drawn(EDGE, 12), 12),
+    "requantize": (i.Requantize(Edge.of(1.0, -99, 99), Grid(1.0, -8, 7)), drawn(EDGE, 12), 12),
+    "multiply": (i.Requantize(WIDE, Grid(1.0, -128, 127)), drawn(WIDE, 12), 12),
+    "sign": (i.Requantize(WIDE, Grid(1.0, -1, 1, "sign")), drawn(WIDE, 12), 12),
+    "table": (i.Table(torch.arange(256) - 128, -128, EDGE), drawn(EDGE, 12), 12),
+    "embedding": (table(9, 4), drawn(Edge.of(1.0, 0, 8), 5), 20),
+    "linear": (layer(4, 6), drawn(EDGE, 3, 6), 36),
+    "linear_of_lanes": (layer(4, 8), drawn(EDGE, 3, 8), 1),
+    "ternary": (layer(4, 6, weights=(-1, 1)), drawn(EDGE, 3, 6), 9),
+    "blocks": (*block_layer(4, 16, size=8), 12),
+    "matmul": (*product(False), 90),
+    "matmul_transposed": (*product(True), 30),
+    "conv": conv(1, 2, 3, padding=1),
+    "conv_of_lanes": conv(2, 3, 3, fold=1),
+    "pointwise": conv(6, 5, 1, fold=100),
+    "groups": conv(4, 6, 2, groups=2),
+    "depthwise": conv(4, 4, (2, 3), padding=1, groups=4),
+    "max_pool": (pool(i.IntegerMaxPool2d, 3), image(EDGE, 4, 6, 6), 99),
+    "avg_pool": (pool(i.IntegerAvgPool2d, 2), image(EDGE, 4, 6, 6), 99),
+    "sum_of_row": (i.IntegerSum(EDGE, (4, 17, 12), (-1,), True), drawn(EDGE, 17, 12), 51),
+    "sum_of_column": (i.IntegerMean(EDGE, (4, 13), (-1,), True), drawn(EDGE, 13), 13),
+}
+ROWS = {
+    "softmax": (i.IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 40, 7), 1),
+    "softmax_of_one_row": (i.IntegerSoftmax(EDGE, 40, -1, IntegerOptions()), drawn(EDGE, 1, 40), 1),
+    "masked": (i.IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), SCORES, mask_of(7), 1),
+    "short_norm": (norm(i.IntegerLayerNorm, EDGE, (6,)), drawn(EDGE, 40, 6), 240),
+    "norm_of_one_row": (norm(i.IntegerLayerNorm, EDGE, (48,)), drawn(EDGE, 1, 48), 48),
+    "rms_norm": (norm(i.IntegerRMSNorm, EDGE, (16,)), drawn(EDGE, 9, 16), 150),
+}
+
+
+@pytest.fixture(autouse=True)
+def beats_are_told(monkeypatch):
+    """Sinks tell of each beat, not of the last one of a sample."""
+
+    def testbench(*given):
+        return re.sub(r"\.PERIOD\(\d+\)", ".PERIOD(1)", bench_testbench(*given))
+
+    bench_testbench = bench.testbench
+    monkeypatch.setattr(bench, "testbench", testbench)
+
+
+def first_results(operator, *inputs, fold, kept=None, at_pace=False):
+    """Cycles from the first beat in to the first result: by the plan, and by the circuit.
+
+    Beats come one in a cycle; or, in the plan, `at_pace`, which is how they fill a pipeline.
+    """
+    plan, runs = simulate(operator, *inputs, fold=fold, profiles=("none",), kept=kept)
+    needed, sizes = [], [s.size // n for (s, _), n in zip(inputs, plan.lanes, strict=True)]
+    for k, size in enumerate(sizes):
+        hold = plan.holds[k] if plan.holds else 0.0
+        last = int(plan.needs[k][0]) if plan.needs else max(math.ceil(min(hold, 1) * size) - 1, 0)
+        needed.append(last + math.ceil(max(hold - 1, 0) * size))
+    pace = max(plan.cycles / sizes[0], 1) if at_pace else 1
+    return max(needed) * pace + plan.latency, runs["none"].left["data_out_0"][0] - 1
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
+def test_the_first_result_leaves_when_planned(name):
+    operator, *inputs, fold = CASES[name]
+    planned, left = first_results(operator, *inputs, fold=fold)
+    assert left <= planned <= left + SPARE
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.sampled(1)
+def test_no_row_leaves_later_than_planned(name):
+    """Plans count the rows in a pipeline as codes that are stored, with some to spare."""
+    operator, *inputs, fold = ROWS[name]
+    kept = KeptKeys(5, 7, True) if name == "masked" else None
+    planned, left = first_results(operator, *inputs, fold=fold, kept=kept, at_pace=True)
+    assert left <= planned
