@@ -107,7 +107,8 @@ def _linear(p: Parameters) -> Logic:
     beats, groups = p["IN_FEATURES"] // p["IN_LANES"], p["OUT_FEATURES"] // p["OUT_LANES"]
     widths = p["IN_W"], p["WEIGHT_W"], max(p["OUT_W"] - p["SHIFT"], 1)
     vector = _matvec(p["IN_LANES"], p["OUT_LANES"], beats, groups, widths)
-    words, biases, out = _constant(beats * groups), _constant(groups), p["OUT_LANES"] * p["OUT_W"]
+    words, biases = (_constant(p.get("SETS", 1) * count) for count in (beats * groups, groups))
+    out = p["OUT_LANES"] * p["OUT_W"]
     return Logic(
         vector.lut + words.lut + biases.lut + out + HANDSHAKE,
         vector.ff + words.ff + biases.ff + out + 1,
@@ -139,11 +140,11 @@ def _window(p: Parameters) -> Logic:
 
 def _conv(p: Parameters) -> Logic:
     window = _window(p)
-    features = p.get("IN_FEATURES", p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"])
+    features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"] // p["GROUPS"]
     parts = [_fifo({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]})]
     if p["IN_LANES"] > p["LANES"]:
         parts.append(_upsize({"W": p["IN_W"], "IN_LANES": p["LANES"], "OUT_LANES": p["IN_LANES"]}))
-    parts.append(_linear({**p, "IN_FEATURES": features}))
+    parts.append(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
     return Logic(
         window.lut + sum(part.lut for part in parts),
         window.ff + sum(part.ff for part in parts),
@@ -279,7 +280,6 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_downsize": _downsize,
     "chop_fifo": _fifo,
     "chop_fork": _fork,
-    "chop_group_conv": _conv,
     "chop_layer_norm": _layer_norm,
     "chop_linear": _linear,
     "chop_masked_softmax": _masked_softmax,

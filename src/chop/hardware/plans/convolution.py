@@ -6,16 +6,21 @@ from torch import Tensor
 
 from chop.hardware.lanes import MatrixLanes, divisors
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.plans.grouped import GATHER_STAGES, plan_grouped
+from chop.hardware.plans.depthwise import depthwise_plan
 from chop.hardware.plans.weighted import product_stages, weight_memory, width_of
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, sliding, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
 Convolution = IntegerConv1d | IntegerConv2d
 
+GATHER_STAGES = 3
+"""Cycles of a converter and of a FIFO between taps and their products, at most."""
+
 
 def plan_conv(site: Site) -> ComponentPlan:
     """Convolution; the weight's columns are stored in the order in which windows travel.
+
+    Groups of one channel and one output have a multiplier in each lane.
 
     Raises:
         ConfigError: channels do not travel last.
@@ -26,19 +31,21 @@ def plan_conv(site: Site) -> ComponentPlan:
     shape = tuple(operator(read.positions[None] * 0).shape[1:])
     kernel = tuple(operator.weight.shape[2:])
     slid = sliding(read, shape, kernel, *settings)
-    if operator.groups != 1:
-        return plan_grouped(operator, site, slid, shape)
-    window = with_lanes(slid, site)
-    outputs, inputs = operator.weight.size(0), window.beats * window.lanes
-    lanes = _lanes(window, inputs, outputs, site.fold)
-    pace = inputs // lanes.inputs * (outputs // lanes.outputs)
-    # A window waits here while the one before is multiplied by all groups of outputs.
+    groups = operator.groups
+    if 1 < groups == slid.channels == operator.weight.size(0):
+        return depthwise_plan(operator, site, with_lanes(slid, site), shape)
+    window = with_lanes(slid, site, groups)
+    outputs, inputs = operator.weight.size(0) // groups, window.channels // groups * window.taps
+    lanes = _lanes(window, inputs, outputs, groups, site.fold)
+    pace = groups * (inputs // lanes.inputs) * (outputs // lanes.outputs)
+    # A window's group waits here while the one before is multiplied for all of its outputs.
     depth = 2 * inputs // lanes.inputs if outputs > lanes.outputs else 2
     weight, bias = _as_sent(operator.weight, window), operator.bias.flatten()
     bias_width = width_of(bias)
     out = channels_last(shape, read, lanes.outputs).of(operator.out)
     parameters = window.parameters(read.width, 0) | {
         "DEPTH": depth,
+        "GROUPS": groups,
         "IN_LANES": lanes.inputs,
         "OUT_LANES": lanes.outputs,
         "OUT_FEATURES": outputs,
@@ -63,7 +70,7 @@ def plan_conv(site: Site) -> ComponentPlan:
         ),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + window.beats + GATHER_STAGES + product_stages(lanes),
+        latency=WINDOW_STAGES + inputs // window.lanes + GATHER_STAGES + product_stages(lanes),
     )
 
 
@@ -78,7 +85,7 @@ def _padding(operator: Convolution) -> list[int]:
     return [int(padding) for padding in operator.padding]
 
 
-def _lanes(window: Window, inputs: int, outputs: int, fold: int) -> MatrixLanes:
+def _lanes(window: Window, inputs: int, outputs: int, groups: int, fold: int) -> MatrixLanes:
     """The fewest multipliers that reach a fold, or do not slow the windows."""
     limit = max(fold, window.cycles)
     pairs = [
@@ -91,7 +98,8 @@ def _lanes(window: Window, inputs: int, outputs: int, fold: int) -> MatrixLanes:
         return lanes.inputs * lanes.outputs, abs(lanes.inputs - lanes.outputs)
 
     for lanes in sorted(pairs, key=cost):
-        if window.windows * (inputs // lanes.inputs) * (outputs // lanes.outputs) <= limit:
+        turns = inputs // lanes.inputs * (outputs // lanes.outputs)
+        if window.windows * groups * turns <= limit:
             return lanes
     return pairs[-1]
 
@@ -100,10 +108,10 @@ def _as_sent(weight: Tensor, window: Window) -> Tensor:
     """int64 (outputs, inputs): beat of a pixel, kernel row, kernel column, lane.
 
     Args:
-        weight: int64 (outputs, channels, kernel).
+        weight: int64 (outputs, channels of a group, kernel).
         window: what slides.
     """
     outputs = weight.size(0)
     kernel = (window.y.kernel, window.x.kernel)
-    beats = weight.reshape(outputs, window.folds, window.lanes, *kernel)
+    beats = weight.reshape(outputs, -1, window.lanes, *kernel)
     return beats.permute(0, 1, 3, 4, 2).reshape(outputs, -1)

@@ -265,15 +265,21 @@ def _check_channels_last(read: Stream) -> None:
         raise ConfigError("pixels do not travel one after another, each with its channels in order")
 
 
-def with_lanes(window: Window, site: Site) -> Window:
-    """With the fewest lanes that reach a fold, or as fast as it can be."""
+def with_lanes(window: Window, site: Site, groups: int = 1) -> Window:
+    """With the fewest lanes that reach a fold, or as fast as it can be.
+
+    Args:
+        window: with one lane.
+        site: where it stands.
+        groups: of channels; lanes are of one group.
+    """
     (read,) = site.inputs
 
     def cycles(lanes: int) -> int:
         own = replace(window, lanes=lanes).cycles
         return max(own, converter_cycles(read.size, read.lanes, lanes))
 
-    lanes = first_within(divisors(window.channels), site.fold, cycles)
+    lanes = first_within(divisors(window.channels // groups), site.fold, cycles)
     return replace(window, lanes=lanes)
 
 

@@ -1,16 +1,19 @@
-// Convolution: y[p, o] = (sum of the codes under the kernel at p times w[o]) 2^SHIFT + b[o].
+// Convolution: y[p, o] = (sum of the codes under the kernel at p times w[o]) 2^SHIFT + b[o]; in each
+// of GROUPS of channels, outputs o of its own.
 //
-// in      images, channels last: the beats of chop_window, of LANES codes of IN_W bits
-// out     for each window p, row by row, OUT_FEATURES results o of OUT_W bits, OUT_LANES per beat
+// in      images, channels last: the beats of chop_window, of LANES codes of one group, IN_W bits
+// out     for each window p, row by row, for each group, OUT_FEATURES results o of OUT_W bits,
+//         OUT_LANES per beat
 // time    windows need max(window beats, (window codes / IN_LANES) * (OUT_FEATURES / OUT_LANES))
 //         cycles each, where a window has FOLDS * KERNEL_Y * KERNEL_X beats of LANES codes; and
 //         what chop_window waits for rows
 //           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_linear
-// memory  that of chop_window; a window of codes, where there are several groups of outputs;
-//         WEIGHT_FILE and BIAS_FILE of chop_linear: inputs are in the order in which chop_window
-//         sends them, beat of the pixel, kernel row, kernel column, lane
+// memory  that of chop_window; the codes of a group under a window, where its outputs are computed
+//         in several turns; WEIGHT_FILE and BIAS_FILE of chop_linear, a set for each group: inputs
+//         are in the order in which chop_window sends them, beat of the pixel, kernel row, kernel
+//         column, lane
 //
-// IN_HEIGHT to RING are parameters of chop_window; IN_LANES is a multiple of LANES.
+// IN_HEIGHT to PAD_CODE are parameters of chop_window; IN_LANES is a multiple of LANES.
 module chop_conv #(
   parameter int LANES = 1,
   parameter int IN_W = 8,
@@ -30,6 +33,7 @@ module chop_conv #(
   parameter int RING = 6,
   parameter     PAD_CODE = 0,
   parameter int DEPTH = 2,
+  parameter int GROUPS = 1,
   parameter int IN_LANES = 1,
   parameter int OUT_LANES = 1,
   parameter int OUT_FEATURES = 1,
@@ -73,9 +77,10 @@ module chop_conv #(
     .data_out_0_ready_i(is_waiting_ready));
 
   chop_linear #(
-    .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES), .IN_FEATURES(FOLDS * KERNEL_Y * KERNEL_X * LANES),
-    .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .BIAS_W(BIAS_W),
-    .OUT_W(OUT_W), .SHIFT(SHIFT), .WEIGHT_FILE(WEIGHT_FILE), .BIAS_FILE(BIAS_FILE)
+    .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES),
+    .IN_FEATURES(FOLDS * KERNEL_Y * KERNEL_X * LANES / GROUPS), .OUT_FEATURES(OUT_FEATURES),
+    .SETS(GROUPS), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .BIAS_W(BIAS_W), .OUT_W(OUT_W),
+    .SHIFT(SHIFT), .WEIGHT_FILE(WEIGHT_FILE), .BIAS_FILE(BIAS_FILE)
   ) u_linear (
     .clk_i, .rst_ni, .data_in_0_i(waiting), .data_in_0_valid_i(has_waiting),
     .data_in_0_ready_o(is_waiting_ready), .data_out_0_o, .data_out_0_valid_o,

@@ -1,18 +1,20 @@
-// Linear layer: y[o] = (sum over i of x[i] w[o, i]) 2^SHIFT + b[o] for each row of codes.
+// Linear layer: y[o] = (sum over i of x[i] w[o, i]) 2^SHIFT + b[o] for each row of codes; SETS of
+// weights and biases belong to one row after another, in turn.
 //
 // in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
 // out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
 // time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
 //         chop_matvec | bias | FIFO of chop_credits
-// memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
-//         OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i;
-//         BIAS_FILE, for each group: a word of OUT_LANES biases of BIAS_W bits; a row of codes,
-//         where there are several groups
+// memory  WEIGHT_FILE, for each set, for each group of OUT_LANES outputs, for each beat of a row: a
+//         word of OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane
+//         o * IN_LANES + i; BIAS_FILE, for each set, for each group: a word of OUT_LANES biases of
+//         BIAS_W bits; a row of codes, where there are several groups
 module chop_linear #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,
   parameter int IN_FEATURES  = 1,
   parameter int OUT_FEATURES = 1,
+  parameter int SETS         = 1,
   parameter int IN_W         = 8,
   parameter int WEIGHT_W     = 8,
   parameter int BIAS_W       = 8,
@@ -42,10 +44,10 @@ module chop_linear #(
   logic takes, starts, is_ready, finishes, has_sums, has_results_q;
 
   chop_words #(
-    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)
+    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(SETS * GROUPS * BEATS), .FILE(WEIGHT_FILE)
   ) u_weight (.clk_i, .rst_ni, .takes_i(takes), .data_o(weight));
 
-  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
+  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(SETS * GROUPS), .FILE(BIAS_FILE)) u_bias (
     .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
 
   chop_matvec #(

@@ -1,0 +1,49 @@
+"""Plan of depthwise convolutions: a multiplier in each lane of the windows."""
+
+from __future__ import annotations
+
+from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.plans.weighted import width_of
+from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last
+from chop.nn.integer import IntegerConv1d, IntegerConv2d
+
+TAP_STAGES = 6
+"""Cycles of `chop_depthwise_conv` behind its window: products, sums and biases."""
+
+
+def depthwise_plan(
+    operator: IntegerConv1d | IntegerConv2d, site: Site, window: Window, shape: tuple[int, ...]
+) -> ComponentPlan:
+    """The plan of `chop_depthwise_conv`.
+
+    Args:
+        operator: whose groups have one channel and one output each.
+        site: where it stands.
+        window: what slides.
+        shape: of the result: channels and windows.
+    """
+    (read,), lanes = site.inputs, window.lanes
+    taps = operator.weight.reshape(window.folds, lanes, -1).transpose(1, 2)
+    bias, width = operator.bias.flatten(), width_of(operator.weight)
+    out = channels_last(shape, read, lanes).of(operator.out)
+    return ComponentPlan(
+        window.parameters(read.width, 0)
+        | {
+            "WEIGHT_W": width,
+            "BIAS_W": width_of(bias),
+            "OUT_W": out.width,
+            "SHIFT": operator.shift,
+        },
+        lanes=(lanes,),
+        out=out,
+        cycles=window.cycles,
+        memories={
+            "WEIGHT_FILE": Memory.of(taps.reshape(-1, lanes).tolist(), width),
+            "BIAS_FILE": Memory.of(bias.view(-1, lanes).tolist(), width_of(bias)),
+        },
+        resources=Resources({(read.width, width): lanes}, window.memory_bits(read.width)),
+        holds=(window.hold,),
+        buffers=(0,),
+        latency=WINDOW_STAGES + window.taps + TAP_STAGES,
+        module="chop_depthwise_conv",
+    )
