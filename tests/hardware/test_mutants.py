@@ -37,6 +37,10 @@ def check_linear(folder):
     check(layer(4, 6), drawn(EDGE, 3, 6), fold=36)
 
 
+def check_odd_lanes(folder):
+    check(layer(4, 3, weights=(-1, 1)), drawn(EDGE, 3, 3), fold=3)
+
+
 def check_requantize(folder):
     """A mean of four codes, and channels whose multipliers are read beat by beat."""
     edge = Edge.of(1.0, -2000, 2000, divisor=4)
@@ -195,6 +199,14 @@ MUTANTS = {
 
 
 MUTANTS |= {
+    "rows_never_end": ("chop_rows", "is_first_q <= is_last", "is_first_q <= 1'b1", check_ternary),
+    "terms_slip": ("chop_rows", "= can_take && has_beat;", "= can_take;", check_ternary),
+    "odd_term_lost": (
+        "chop_adder_tree",
+        "node_q <= g_level[l-1].sums[2*n*W +: W];",
+        "node_q <= '0;",
+        check_odd_lanes,
+    ),
     "softmax_sum_kept": (
         "chop_softmax",
         "(sum_count_q == '0 ? '0 : partial_q)",
@@ -305,7 +317,7 @@ MUTANTS |= {
     ),
     "blocks_not_cleared": (
         "chop_block_linear",
-        "(first_q[STAGES-1] ? '0 : sum_q)",
+        "(is_first ? '0 : sum_q)",
         "sum_q",
         check_block_linear,
     ),
@@ -316,15 +328,15 @@ MUTANTS |= {
         check_block_linear,
     ),
     "bias_of_another_block": (
-        "chop_block_linear",
-        "valid_q[STAGES-2] && last_q[STAGES-2]",
-        "valid_q[STAGES-2]",
+        "chop_rows",
+        "finishes_o = valid_q[STAGES-2] && last_q[STAGES-2]",
+        "finishes_o = valid_q[STAGES-2]",
         check_block_linear,
     ),
     "blocks_ignore_back_pressure": (
         "chop_block_linear",
-        "assign takes    = has_beat && (is_ready || !is_first_q);",
-        "assign takes    = has_beat;",
+        ".ready_i(is_ready)",
+        ".ready_i(1'b1)",
         check_block_linear,
     ),
 }
@@ -373,20 +385,20 @@ MUTANTS |= {
     "no_sign": ("chop_ternary_linear", "? -wide : wide", "? wide : wide", check_ternary),
     "ternary_not_cleared": (
         "chop_ternary_linear",
-        "(first_q[STAGES-1] ? '0 : sum_q)",
+        "(is_first ? '0 : sum_q)",
         "sum_q",
         check_ternary,
     ),
     "ternary_ignores_back_pressure": (
         "chop_ternary_linear",
-        "assign takes    = has_beat && (is_ready || !is_first_q);",
-        "assign takes    = has_beat;",
+        ".ready_i(is_ready)",
+        ".ready_i(1'b1)",
         check_ternary,
     ),
     "bias_of_another_row": (
-        "chop_ternary_linear",
-        "valid_q[STAGES-2] && last_q[STAGES-2]",
-        "valid_q[STAGES-2]",
+        "chop_rows",
+        "finishes_o = valid_q[STAGES-2] && last_q[STAGES-2]",
+        "finishes_o = valid_q[STAGES-2]",
         check_ternary,
     ),
     "xor": ("chop_ternary_linear", "~(x[IN_W-1] ^ w[0])", "(x[IN_W-1] ^ w[0])", check_signs),
@@ -409,7 +421,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 19
+    assert len(checks) == 20
     for run in checks:
         run(RTL)
 

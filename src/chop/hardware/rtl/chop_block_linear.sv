@@ -39,7 +39,6 @@ module chop_block_linear #(
 );
   localparam int BEATS     = IN_FEATURES / IN_LANES;
   localparam int GROUPS    = OUT_FEATURES / OUT_LANES;
-  localparam int COUNT_W   = (BEATS > 1) ? $clog2(BEATS) : 1;
   localparam int LEVELS    = $clog2(IN_LANES);
   localparam int STAGES    = LEVELS + 5;  // fetch, factors, products, levels of the tree, shift
   localparam int PRODUCT_W = CODE_W + WEIGHT_W;
@@ -58,10 +57,8 @@ module chop_block_linear #(
   logic [WORD_W-1:0] word, word_q;
   logic [OUT_LANES*BIAS_W-1:0] bias;
   logic [OUT_LANES*OUT_W-1:0] results_q;
-  logic block_valid, block_ready, has_beat, is_ready, takes, finishes, is_first_q, is_last;
-  logic has_sums_q, has_results_q;
-  logic [COUNT_W-1:0] count_q;
-  logic [STAGES-1:0] valid_q, first_q, last_q;
+  logic block_valid, block_ready, is_ready, takes, starts, adds, is_first, finishes, has_sums;
+  logic has_results_q;
 
   chop_split_block #(
     .LANES(IN_LANES), .IN_W(IN_W), .CODE_W(CODE_W), .SHIFT_W(SHIFT_W)
@@ -71,10 +68,11 @@ module chop_block_linear #(
     .data_in_0_ready_o(data_in_0_ready_o),
     .data_out_0_o(block), .data_out_0_valid_o(block_valid), .data_out_0_ready_i(block_ready));
 
-  chop_repeat #(.W(ROW_W), .BEATS(BEATS), .TIMES(GROUPS)) u_row (
+  chop_rows #(.W(ROW_W), .BEATS(BEATS), .TIMES(GROUPS), .STAGES(STAGES)) u_rows (
     .clk_i, .rst_ni, .data_in_0_i(block), .data_in_0_valid_i(block_valid),
-    .data_in_0_ready_o(block_ready), .can_take_i(is_ready || !is_first_q), .has_beat_o(has_beat),
-    .takes_i(takes), .data_o(row));
+    .data_in_0_ready_o(block_ready), .ready_i(is_ready), .takes_o(takes),
+    .starts_o(starts), .data_o(row), .adds_o(adds), .is_first_o(is_first), .finishes_o(finishes),
+    .sum_valid_o(has_sums));
 
   chop_words #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
     .clk_i, .rst_ni, .takes_i(takes), .data_o(word));
@@ -82,79 +80,46 @@ module chop_block_linear #(
   chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
     .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
 
-  assign takes    = has_beat && (is_ready || !is_first_q);
-  assign finishes = valid_q[STAGES-2] && last_q[STAGES-2];
-  assign is_last  = (count_q == COUNT_W'(BEATS - 1));
-
   always_ff @(posedge clk_i) begin
-    if (!rst_ni) begin
-      count_q       <= '0;
-      is_first_q    <= 1'b1;
-      valid_q       <= '0;
-      has_sums_q    <= 1'b0;
-      has_results_q <= 1'b0;
-    end else begin
-      if (takes) begin
-        count_q    <= is_last ? '0 : count_q + COUNT_W'(1);
-        is_first_q <= is_last;
-      end
-      valid_q       <= {valid_q[STAGES-2:0], takes};
-      has_sums_q    <= valid_q[STAGES-1] && last_q[STAGES-1];
-      has_results_q <= has_sums_q;
-    end
-    first_q <= {first_q[STAGES-2:0], is_first_q};
-    last_q  <= {last_q[STAGES-2:0], is_last};
-    row_q   <= row;
-    word_q  <= word;
+    row_q         <= row;
+    word_q        <= word;
+    has_results_q <= rst_ni && has_sums;
   end
 
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
+    logic [IN_LANES*TREE_W-1:0] products_q;
+    logic signed [TREE_W-1:0] tree;
     logic signed [SUM_W-1:0] shifted_q, sum_q;
     logic signed [BIAS_W-1:0] b;
     logic [WEIGHT_SHIFT_W-1:0] f;
     logic [(LEVELS+1)*BOTH_W-1:0] both_q;  // that of the products in the lowest bits
+    logic unused_tree;  // bits beyond those of a narrow sum
+    assign unused_tree = &{1'b0, tree};
     assign b = bias[o*BIAS_W +: BIAS_W];
     assign f = word_q[OUT_LANES*IN_LANES*WEIGHT_W + o*WEIGHT_SHIFT_W +: WEIGHT_SHIFT_W];
 
-    // Level 0 are the products; each sum has two neighbors of the level below.
-    for (genvar level = 0; level <= LEVELS; level++) begin : g_level
-      localparam int NODES = (IN_LANES + (1 << level) - 1) >> level;
-      logic [NODES*TREE_W-1:0] sums_q;
-      for (genvar n = 0; n < NODES; n++) begin : g_node
-        if (level == 0) begin : g_product
-          logic signed [CODE_W-1:0] x;
-          logic signed [WEIGHT_W-1:0] w;
-          assign x = row_q[n*CODE_W +: CODE_W];
-          assign w = word_q[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
-          always_ff @(posedge clk_i)
-            sums_q[n*TREE_W +: TREE_W] <= TREE_W'(PRODUCT_W'(x) * PRODUCT_W'(w));
-        end else begin : g_sum
-          localparam int BELOW = (IN_LANES + (1 << (level - 1)) - 1) >> (level - 1);
-          logic [TREE_W-1:0] other;
-          if (2 * n + 1 < BELOW) begin : g_pair
-            assign other = g_level[level-1].sums_q[(2*n+1)*TREE_W +: TREE_W];
-          end else begin : g_alone
-            assign other = '0;
-          end
-          always_ff @(posedge clk_i)
-            sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
-        end
-      end
+    for (genvar n = 0; n < IN_LANES; n++) begin : g_product
+      logic signed [CODE_W-1:0] x;
+      logic signed [WEIGHT_W-1:0] w;
+      assign x = row_q[n*CODE_W +: CODE_W];
+      assign w = word_q[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
+      always_ff @(posedge clk_i)
+        products_q[n*TREE_W +: TREE_W] <= TREE_W'(PRODUCT_W'(x) * PRODUCT_W'(w));
     end
 
-    logic unused_sum;  // bits beyond those of a narrow sum
-    assign unused_sum = &{1'b0, g_level[LEVELS].sums_q};
+    chop_adder_tree #(.N(IN_LANES), .W(TREE_W)) u_tree (
+      .clk_i, .terms_i(products_q), .sum_o(tree));
 
     always_ff @(posedge clk_i) begin
       both_q    <= ((LEVELS + 1) * BOTH_W)'({both_q, BOTH_W'(row_q[IN_LANES*CODE_W +: SHIFT_W])
                                              + BOTH_W'(f)});
-      shifted_q <= SUM_W'($signed(g_level[LEVELS].sums_q)) << both_q[LEVELS*BOTH_W +: BOTH_W];
-      if (valid_q[STAGES-1]) sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + shifted_q;
+      shifted_q <= SUM_W'(tree) << both_q[LEVELS*BOTH_W +: BOTH_W];
+      if (adds) sum_q <= (is_first ? '0 : sum_q) + shifted_q;
       results_q[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
     end
   end
 
   chop_credits #(.W(OUT_LANES * OUT_W), .LATENCY(BEATS + 6 + LEVELS), .EVERY(BEATS)) u_results (
-    .clk_i, .rst_ni, .starts_i(takes && is_first_q), .ready_o(is_ready), .data_i(results_q),
+    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(results_q),
     .valid_i(has_results_q), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

@@ -40,7 +40,6 @@ module chop_ternary_linear #(
 );
   localparam int BEATS   = IN_FEATURES / IN_LANES;
   localparam int GROUPS  = OUT_FEATURES / OUT_LANES;
-  localparam int COUNT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
   localparam int LEVELS  = $clog2(IN_LANES);
   localparam int STAGES  = LEVELS + 3;  // fetch, terms, levels of the tree
   localparam int TERM_W  = (BINARY != 0) ? 2 : IN_W + 1;
@@ -57,13 +56,14 @@ module chop_ternary_linear #(
   logic [WORD_W-1:0] word;
   logic [OUT_LANES*BIAS_W-1:0] bias;
   logic [OUT_LANES*OUT_W-1:0] results_q;
-  logic has_beat, is_ready, takes, finishes, is_first_q, is_last, has_sums_q, has_results_q;
-  logic [COUNT_W-1:0] count_q;
-  logic [STAGES-1:0] valid_q, first_q, last_q;
+  logic is_ready, takes, starts, adds, is_first, finishes, has_sums, has_results_q;
 
-  chop_repeat #(.W(IN_LANES * IN_W), .BEATS(BEATS), .TIMES(GROUPS)) u_row (
+  chop_rows #(
+    .W(IN_LANES * IN_W), .BEATS(BEATS), .TIMES(GROUPS), .STAGES(STAGES)
+  ) u_rows (
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
-    .can_take_i(is_ready || !is_first_q), .has_beat_o(has_beat), .takes_i(takes), .data_o(row));
+    .ready_i(is_ready), .takes_o(takes), .starts_o(starts), .data_o(row), .adds_o(adds),
+    .is_first_o(is_first), .finishes_o(finishes), .sum_valid_o(has_sums));
 
   chop_words #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
     .clk_i, .rst_ni, .takes_i(takes), .data_o(word));
@@ -71,81 +71,45 @@ module chop_ternary_linear #(
   chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
     .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
 
-  assign takes    = has_beat && (is_ready || !is_first_q);
-  assign finishes = valid_q[STAGES-2] && last_q[STAGES-2];
-  assign is_last  = (count_q == COUNT_W'(BEATS - 1));
-
-  always_ff @(posedge clk_i) begin
-    if (!rst_ni) begin
-      count_q       <= '0;
-      is_first_q    <= 1'b1;
-      valid_q       <= '0;
-      has_sums_q    <= 1'b0;
-      has_results_q <= 1'b0;
-    end else begin
-      if (takes) begin
-        count_q    <= is_last ? '0 : count_q + COUNT_W'(1);
-        is_first_q <= is_last;
-      end
-      valid_q       <= {valid_q[STAGES-2:0], takes};
-      has_sums_q    <= valid_q[STAGES-1] && last_q[STAGES-1];
-      has_results_q <= has_sums_q;
-    end
-    first_q <= {first_q[STAGES-2:0], is_first_q};
-    last_q  <= {last_q[STAGES-2:0], is_last};
-  end
+  always_ff @(posedge clk_i) has_results_q <= rst_ni && has_sums;
 
   for (genvar o = 0; o < OUT_LANES; o++) begin : g_out
+    logic [IN_LANES*TREE_W-1:0] terms_q;
+    logic signed [TREE_W-1:0] tree;
     logic signed [SUM_W-1:0] sum_q;
     logic signed [BIAS_W-1:0] b;
+    logic unused_tree;  // bits beyond those of a narrow sum
+    assign unused_tree = &{1'b0, tree};
     assign b = bias[o*BIAS_W +: BIAS_W];
 
-    // Level 0 are the terms; each sum has two neighbors of the level below.
-    for (genvar level = 0; level <= LEVELS; level++) begin : g_level
-      localparam int NODES = (IN_LANES + (1 << level) - 1) >> level;
-      logic [NODES*TREE_W-1:0] sums_q;
-      for (genvar n = 0; n < NODES; n++) begin : g_node
-        if (level == 0) begin : g_term
-          logic signed [IN_W-1:0] x;
-          logic [WEIGHT_W-1:0] w;
-          logic signed [TREE_W-1:0] term;
-          assign x = row[n*IN_W +: IN_W];
-          assign w = word[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
-          if (BINARY != 0) begin : g_xnor
-            logic unused;
-            assign unused = &{1'b0, x};
-            assign term = TREE_W'({1'b0, ~(x[IN_W-1] ^ w[0])});
-          end else begin : g_add
-            logic signed [TREE_W-1:0] wide;
-            assign wide = TREE_W'(x);
-            assign term = (w == '0) ? '0 : w[WEIGHT_W-1] ? -wide : wide;
-          end
-          always_ff @(posedge clk_i) sums_q[n*TREE_W +: TREE_W] <= term;
-        end else begin : g_sum
-          localparam int BELOW = (IN_LANES + (1 << (level - 1)) - 1) >> (level - 1);
-          logic [TREE_W-1:0] other;
-          if (2 * n + 1 < BELOW) begin : g_pair
-            assign other = g_level[level-1].sums_q[(2*n+1)*TREE_W +: TREE_W];
-          end else begin : g_alone
-            assign other = '0;
-          end
-          always_ff @(posedge clk_i)
-            sums_q[n*TREE_W +: TREE_W] <= g_level[level-1].sums_q[2*n*TREE_W +: TREE_W] + other;
-        end
+    for (genvar n = 0; n < IN_LANES; n++) begin : g_term
+      logic signed [IN_W-1:0] x;
+      logic [WEIGHT_W-1:0] w;
+      logic signed [TREE_W-1:0] term;
+      assign x = row[n*IN_W +: IN_W];
+      assign w = word[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
+      if (BINARY != 0) begin : g_xnor
+        logic unused;
+        assign unused = &{1'b0, x};
+        assign term = TREE_W'({1'b0, ~(x[IN_W-1] ^ w[0])});
+      end else begin : g_add
+        logic signed [TREE_W-1:0] wide;
+        assign wide = TREE_W'(x);
+        assign term = (w == '0) ? '0 : w[WEIGHT_W-1] ? -wide : wide;
       end
+      always_ff @(posedge clk_i) terms_q[n*TREE_W +: TREE_W] <= term;
     end
 
-    logic unused_sum;  // bits beyond those of a narrow sum
-    assign unused_sum = &{1'b0, g_level[LEVELS].sums_q};
+    chop_adder_tree #(.N(IN_LANES), .W(TREE_W)) u_tree (
+      .clk_i, .terms_i(terms_q), .sum_o(tree));
 
     always_ff @(posedge clk_i) begin
-      if (valid_q[STAGES-1])
-        sum_q <= (first_q[STAGES-1] ? '0 : sum_q) + SUM_W'($signed(g_level[LEVELS].sums_q));
+      if (adds) sum_q <= (is_first ? '0 : sum_q) + SUM_W'(tree);
       results_q[o*OUT_W +: OUT_W] <= (OUT_W'(sum_q) << SHIFT) + OUT_W'(b);
     end
   end
 
   chop_credits #(.W(OUT_LANES * OUT_W), .LATENCY(BEATS + 4 + LEVELS), .EVERY(BEATS)) u_results (
-    .clk_i, .rst_ni, .starts_i(takes && is_first_q), .ready_o(is_ready), .data_i(results_q),
+    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(results_q),
     .valid_i(has_results_q), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
