@@ -201,7 +201,7 @@ def test_every_module_of_the_library_has_an_estimate():
     plans = Path(components.__file__).parent / "plans"
     named = {name for file in plans.glob("*.py") for name in NAMED.findall(file.read_text())}
     rows = {row.module for row in components.COMPONENTS.values() if row.folder == RTL}
-    assert {"chop_group_conv", "chop_masked_softmax", "chop_ternary_linear"} <= named
+    assert {"chop_depthwise_conv", "chop_masked_softmax", "chop_ternary_linear"} <= named
     assert rows | named <= FORMULAS.keys() | {"chop_embedding"}
 
 
