@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 from chop import MaseGraph, passes, runs
 from chop.actions.evaluate import rows as rows_module
-from chop.actions.evaluate.job import evaluate, identity_of
+from chop.actions.evaluate.job import evaluate, identity_of, identity_of_tokenizer
 from chop.actions.evaluate.models import load_judged
 from chop.actions.evaluate.rows import measure_rows, result_of, share
 from chop.actions.settings.evaluate import EvaluateConfig
@@ -168,6 +169,34 @@ def test_other_weights_and_formats_are_asked_anew(folders):
         for rule in (RULE, inputs)
     ]
     assert identity_of(both[0]) != identity_of(both[1])  # equal weights, other inputs
+    assert identity_of(packed(load_model(folders / "float")).model) == identity_of(
+        packed(load_model(folders / "float")).model
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rms_norm_eps": 1e-2},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {"hidden_act": "gelu"},
+    ],
+    ids=["eps", "rotary", "activation"],
+)
+def test_settings_that_no_weight_shows_are_asked_anew(folders, tmp_path, given):
+    model = load_model(folders / "float")
+    config = json.loads((folders / "float" / "config.json").read_text())
+    shutil.copytree(folders / "float", tmp_path / "other")
+    same = identity_of(load_model(tmp_path / "other"))
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, **given}))
+    assert same == identity_of(model) != identity_of(load_model(tmp_path / "other"))
+
+
+def test_other_tokens_are_asked_anew():
+    stories = get_tokenizer("stories")
+    assert identity_of_tokenizer(stories) == identity_of_tokenizer(get_tokenizer("stories"))
+    stories.add_tokens(["kite-shaped"])
+    assert identity_of_tokenizer(stories) != identity_of_tokenizer(get_tokenizer("stories"))
 
 
 def test_a_float_model_alone_has_its_metric(folders, tmp_path):

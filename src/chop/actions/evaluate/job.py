@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from chop.workloads.workload import Workload
 JOURNAL = "answers.jsonl"
 ROWS, TASK = "rows", "task"
 """Kinds of stages, by how long they take."""
+OF_THE_FILE = ("_name_or_path", "transformers_version", "dtype")
+"""Of a configuration, what changes no answer: weights tell their dtype."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Asked:
         own: identity of the model.
         reference: identity of the float model; "" where there is none.
         tasks: manager of the tasks of lm-eval; None where none are named.
+        tokenizer: identity of the tokenizer; "" without tasks.
     """
 
     judged: Judged
     own: str
     reference: str
     tasks: Any
+    tokenizer: str
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:
@@ -68,7 +73,8 @@ def _load(config: EvaluateConfig, workload: Workload | None) -> Asked:
         _check_can_be_asked(config, judged)
     other = judged.reference
     reference = "" if other is None else identity_of(other)
-    return Asked(judged, identity_of(judged.model), reference, tasks)
+    tokenizer = identity_of_tokenizer(judged.tokenizer) if config.tasks else ""
+    return Asked(judged, identity_of(judged.model), reference, tasks, tokenizer)
 
 
 def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
@@ -89,14 +95,33 @@ def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
 
 
 def identity_of(model: nn.Module) -> str:
-    """Text that is another where weights, modules or formats are."""
+    """Text that is another where weights, modules, their settings or formats are."""
     parts = [
-        f"{path} {type(module).__name__} "
+        f"{path} {type(module).__name__} {module.extra_repr()} "
         f"{module.spec if isinstance(module, QuantizedOperator) else ''}"
         for path, module in model.named_modules()
     ]
-    digest = hashlib.sha256("\n".join([fingerprint_of_weights(model), *parts]).encode())
-    return digest.hexdigest()[:16]
+    return _digest(fingerprint_of_weights(model), _configuration(model), *parts)
+
+
+def _configuration(model: nn.Module) -> str:
+    """What weights alone do not say, such as the base of rotary positions; "" where it has none."""
+    from transformers import PreTrainedConfig
+
+    config = getattr(model, "config", None)
+    if not isinstance(config, PreTrainedConfig):
+        return ""
+    found = json.loads(config.to_json_string())
+    return str(sorted((name, x) for name, x in found.items() if name not in OF_THE_FILE))
+
+
+def identity_of_tokenizer(tokenizer: Any) -> str:
+    """Text that is another where the class or a token is."""
+    return _digest(type(tokenizer).__name__, str(sorted(tokenizer.get_vocab().items())))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Evaluation]:
@@ -133,7 +158,7 @@ def _scores(
     judged = asked.judged
 
     def answers(model: nn.Module, identity: str, who: str) -> Mapping[str, Any]:
-        key = {"model": identity, "tokenizer": type(judged.tokenizer).__name__}
+        key = {"model": identity, "tokenizer": asked.tokenizer}
         with stages.stage(TASK, f"{task}, {who}") as advance:
             how = (config, asked.tasks, journal, key, advance)
             return ask(model, judged.tokenizer, task, *how)
