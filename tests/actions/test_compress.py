@@ -386,6 +386,11 @@ def test_a_killed_run_leaves_no_result(tmp_path):
         ({"formats": ("mxint:wdth=4",)}, "did you mean 'width'"),
         ({"formats": ("mxint:width",)}, "expected name:field=value"),
         ({"formats": ()}, "formats: expected at least one"),
+        ({"operands": ()}, "operands: expected at least one"),
+        (
+            {"operands": ("bias",), "method": ("gptq",)},
+            "operands: method and overrides round weights",
+        ),
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"operators": ("dropout",)}, "unknown 'dropout'"),
         ({"qat_epochs": -1}, "qat_epochs: got -1, expected 0 to 10000"),

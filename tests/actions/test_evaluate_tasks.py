@@ -2,7 +2,8 @@
 
 import json
 import random
-from functools import partial
+from dataclasses import replace
+from functools import partial, partialmethod
 
 import numpy as np
 import pytest
@@ -225,6 +226,29 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(place, tmp_p
     with pytest.raises(ConfigError, match="'mlp' is one for classification"):
         evaluate(digits)
     assert not (out / "manifest.json").exists()
+
+
+def test_settings_that_lm_eval_would_leave_or_refuse_late_are_refused(place, tmp_path, monkeypatch):
+    from lm_eval.tasks import TaskManager
+
+    text = CHOICE.format(folder=place).replace("chop_choice", "chop_zero") + "num_fewshot: 0\n"
+    (tmp_path / "zero.yaml").write_text(text)
+    few = settings(place, tmp_path, "chop_zero", include_path=tmp_path, num_fewshot=3)
+    with pytest.raises(ConfigError, match="num_fewshot: .* got 3: 'chop_zero' has no examples"):
+        read_tasks(few)
+    read_tasks(replace(few, num_fewshot=0))
+    load = TaskManager.load
+
+    def marked(manager, names, mark):
+        loaded = load(manager, names)
+        for task in loaded["tasks"].values():
+            setattr(task, mark, True)
+        return loaded
+
+    for mark, message in {"UNSAFE_CODE": "runs code", "MULTIMODAL": "more than text"}.items():
+        monkeypatch.setattr(TaskManager, "load", partialmethod(marked, mark=mark))
+        with pytest.raises(ConfigError, match=f"tasks: 'chop_choice' .*{message}"):
+            read_tasks(settings(place, tmp_path, "chop_choice"))
 
 
 def test_groups_and_answers_that_are_neither_right_nor_wrong_have_no_flips():

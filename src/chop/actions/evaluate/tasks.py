@@ -129,7 +129,8 @@ def read_tasks(config: EvaluateConfig) -> Any:
     """lm-eval's manager of tasks, which has read those that are named and their data.
 
     Raises:
-        ConfigError: lm-eval has no task of a name; the message names the nearest.
+        ConfigError: lm-eval has no task of a name, where the message names the nearest, or a task
+            cannot be asked like this.
         UnavailableError: the data of a task are not there.
     """
     with _quiet(), _seeded():
@@ -137,7 +138,7 @@ def read_tasks(config: EvaluateConfig) -> Any:
         for name in config.tasks:
             check_known(name, manager.all_tasks, "tasks: lm-eval has no task or group")
             try:
-                manager.load([name])
+                found = manager.load([name])["tasks"]
             except Exception as error:  # of data sets, of the hub, or of the task's own code
                 raise UnavailableError(
                     f"tasks: the data of '{name}' cannot be read ({type(error).__name__}: "
@@ -145,7 +146,22 @@ def read_tasks(config: EvaluateConfig) -> Any:
                     "them by HF_DATASETS_CACHE, copied from another machine, or give "
                     "--include-path FOLDER with a YAML file whose dataset_kwargs name local files."
                 ) from error
+            for task, each in found.items():
+                _check_task(task, each, config)
     return manager
+
+
+def _check_task(name: str, task: Any, config: EvaluateConfig) -> None:
+    """Raises ConfigError where lm-eval would refuse it late, or leave a setting without a word."""
+    if config.num_fewshot and task.get_config("num_fewshot") == 0:
+        raise ConfigError(
+            f"num_fewshot: expected 0, or none, got {config.num_fewshot}: '{name}' has no examples "
+            "in front of its questions, whatever is asked for."
+        )
+    if getattr(task, "UNSAFE_CODE", False):
+        raise ConfigError(f"tasks: '{name}' runs code that a model writes, which chop does not.")
+    if getattr(task, "MULTIMODAL", False):
+        raise ConfigError(f"tasks: '{name}' has more than text in its questions.")
 
 
 def _manager(config: EvaluateConfig) -> Any:
@@ -209,12 +225,9 @@ def ask(
 
 
 def _set_examples(task: Any, count: int | None) -> None:
-    """Sets examples in front of questions as `lm_eval.simple_evaluate` does, which costs more.
-
-    A task that says 0 has none, whatever was asked for.
-    """
+    """Sets examples in front of questions as `lm_eval.simple_evaluate` does, which costs more."""
     own = task.get_config("num_fewshot")
-    if own is None or (own != 0 and count is not None):
+    if own is None or (own != 0 and count is not None):  # `_check_task` refuses others
         task.set_config("num_fewshot", count or 0)
     task.set_fewshot_seed(SEED)
 

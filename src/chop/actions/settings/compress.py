@@ -136,6 +136,8 @@ class CompressConfig(QuantizationSettings):
             check_known(name, METHODS, "method: unknown")
         for name in self.operands:
             check_known(name, OPERANDS, "operands: unknown")
+        if not self.operands:
+            raise ConfigError("operands: expected at least one.")
         if "weight" not in self.operands and (self.method or self.overrides):
             raise ConfigError("operands: method and overrides round weights; expected weight.")
         if self.rotation != "group" and "rotate" not in self.method:
