@@ -51,11 +51,11 @@ def test_compress_ends_with_speed_and_size(compressed):
     assert low <= small["times_as_fast"] <= high
     assert exact["rows_per_second"] == pytest.approx(1000 / exact["latency_ms"])
     *_, speed, _, fastest = (out / "table.md").read_text().splitlines()
-    assert (speed, fastest) == (describe_speed(info["speed"]), info["fastest"])
+    assert (speed, fastest) == (describe_speed(info["speed"], True), info["fastest"])
     assert fastest.startswith("Fastest: ") and str(out) in fastest
 
 
-def told(*rows):
+def told(*rows, rounds_inputs=True):
     return describe_speed(
         [
             {
@@ -65,7 +65,8 @@ def told(*rows):
                 "times_as_fast_interval_99": ends,
             }
             for batch, t, ends in rows
-        ]
+        ],
+        rounds_inputs,
     )
 
 
@@ -83,6 +84,8 @@ def test_a_smaller_model_that_is_slower_is_called_so(rows, slower):
     text = told(*rows)
     assert text.startswith(f"Speed: {rows[0][1]:.2f} (") and "times as fast as float" in text
     assert ("slower" in text) == ("small layers" in text) == (slower is not None)
+    alone = told(*rows, rounds_inputs=False)  # weights: no call rounds anything
+    assert text.startswith(alone) and "inputs" not in alone
     assert slower is None or slower in text
     assert ("no difference shown (0.90 to 1.10) at batch 16" in text) == (rows[-1][1] == 0.98)
 

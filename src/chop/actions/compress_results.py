@@ -301,7 +301,9 @@ def outcome_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
 
 def _speed_of(result: Mapping[str, Any]) -> list[str]:
     """How fast the saved model is, and in which way it is fastest."""
-    return [text for text in (describe_speed(result["speed"]), result["fastest"]) if text]
+    rounds_inputs = any("data_in" in row for row in result["formats"])
+    speed = describe_speed(result["speed"], rounds_inputs)
+    return [text for text in (speed, result["fastest"]) if text]
 
 
 def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from chop.train.calibration import example_inputs
 from chop.workloads.workload import Workload
 
 WHY_SLOWER = (
-    "Each call rounds the inputs of the layers, which small layers do not win back; larger layers "
+    " Each call rounds the inputs of the layers, which small layers do not win back; larger layers "
     "and batches do."
 )
+"""Where inputs are rounded."""
 TOLERATED, TINY = 3, 1e-3
 """Of the saved model's largest difference from float: rounding next to a tie may go either way."""
 
@@ -98,11 +99,12 @@ def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
     return tiles
 
 
-def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:
+def describe_speed(rows: Sequence[Mapping[str, Any]], rounds_inputs: bool) -> str:
     """How fast the compressed model is beside float, as one line, and why where it is slower.
 
     Args:
         rows: of `ModelComparison.numbers`; none where nothing was measured.
+        rounds_inputs: whether inputs have a format, too.
     """
     found = [row for row in rows if row["model"] == SAVED]
     if not found:
@@ -113,7 +115,7 @@ def describe_speed(rows: Sequence[Mapping[str, Any]]) -> str:
     if not slower:
         return f"{text}."
     where = "" if len(slower) == len(found) else f" at batch {' and '.join(slower)}"
-    return f"{text}: slower{where}. {WHY_SLOWER}"
+    return f"{text}: slower{where}.{WHY_SLOWER if rounds_inputs else ''}"
 
 
 def describe_fastest(
