@@ -150,6 +150,17 @@ def test_results_are_written_and_the_same_command_goes_on(folders, tmp_path, mon
     assert "| packed |" in table and "5 test rows" in table
     manifest = runs.read_manifest(tmp_path)
     assert (manifest.kind, manifest.state) == ("evaluate", "finished")
+    page = json.loads((tmp_path / "report.json").read_text())
+    assert [tile["label"] for tile in page["tiles"]] == [
+        "perplexity (95 % interval)",
+        "KL divergence (nats)",
+        "same answer",
+        "flips",
+    ]
+    assert page["tiles"][1]["value"] == whole.rows.kl.value and "KL divergence" in page["verdict"]
+    (chart,) = page["charts"]
+    shares = [mark["y"] for mark in chart["series"][0]["marks"]]
+    assert shares == sorted(shares) and shares[-1] <= 1
     names = {"table.md", "result.json", "kl.svg", "answers.jsonl"}
     names |= {"report.html", "report.json"}
     assert {artifact.path for artifact in manifest.artifacts} == names

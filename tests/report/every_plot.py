@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from chop.report.bench_plots import plot_ratios
+from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
@@ -32,6 +33,8 @@ def draw(folder, suffix):
     plot_layer_map(path("layers"), cells, xlabel="bits", measure="kl", title="T", log=True)
     ratio = SimpleNamespace(median=1.3, low=1.2, high=1.5, spans_one=False, is_known=True)
     plot_ratios(path("ratios"), [SimpleNamespace(name="compiled", ratio=ratio)], "T")
+    plot_divergences(path("divergences"), [0.0, 1e-3, 0.2, float("inf")], "T")
+    plot_scores(path("scores"), [TaskShares("acc", (0.5, 0.1), (0.6, None))], "T")
 
 
 if __name__ == "__main__":

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chop.report import charts
+from chop.report.charts import Axis, Bar, BarChart, LineChart, Mark, Series, charted_as
 from chop.report.figures import PALETTE, WIDTH, add_legend, new_figure, plain, save_figure
 
 POINTS = 500
 """Of the curve of divergences at most."""
-DIVERGENCE = "KL divergence of an answer (nats)"
 Score = tuple[float, float | None]
 """A share and its standard error."""
 
 
 @dataclass(frozen=True)
-class Bar:
+class TaskShares:
     """A metric of a task.
 
     Attributes:
@@ -31,21 +30,21 @@ class Bar:
     reference: Score | None
 
 
-def divergence_charts(divergences: Sequence[float], title: str) -> list[charts.LineChart]:
+def divergence_charts(divergences: Sequence[float], title: str) -> list[LineChart]:
     """The chart of `plot_divergences`, which takes the same arguments."""
-    marks = tuple(charts.Mark(x, y) for x, y in _ranked(divergences))
-    axes = charts.Axis(DIVERGENCE), charts.Axis("share of answers at least as far")
-    return [charts.LineChart(title, *axes, (charts.Series("model", marks),))]
+    marks = tuple(Mark(x, y) for x, y in _curve(divergences))
+    y = Axis("answers at least as far", percent=True)
+    return [LineChart(title, Axis("KL divergence of an answer (nats)"), y, (Series("", marks),))]
 
 
-def _ranked(divergences: Sequence[float]) -> list[tuple[float, float]]:
-    """Divergences, the largest first, with the share of answers that are at least as far."""
+def _curve(divergences: Sequence[float]) -> list[tuple[float, float]]:
+    """Divergences from the largest, and the share of answers that are at least as far."""
     count, ranked = len(divergences), sorted(divergences, reverse=True)
     places = sorted({round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)})
     return [(ranked[i], (i + 1) / count) for i in places if 0 < ranked[i] < float("inf")]
 
 
-@charts.charted_as(divergence_charts)
+@charted_as(divergence_charts)
 def plot_divergences(path: str | Path, divergences: Sequence[float], title: str) -> Path:
     """Draws what share of the answers is farther from the float model's than a divergence.
 
@@ -55,36 +54,36 @@ def plot_divergences(path: str | Path, divergences: Sequence[float], title: str)
         title: above the plot.
     Returns: `path`.
     """
-    drawn = _ranked(divergences)
+    drawn = _curve(divergences)
     figure = new_figure(title)
     axes = figure.subplots()
     axes.plot([x for x, _ in drawn], [100 * y for _, y in drawn], color=PALETTE[0])
     if drawn:
         axes.set(xscale="log", yscale="log")
-    axes.set(xlabel=DIVERGENCE, ylabel="answers at least as far (%)")
+    axes.set(xlabel="KL divergence of an answer (nats)", ylabel="answers at least as far (%)")
     axes.grid(alpha=0.3)
     return save_figure(figure, Path(path))
 
 
-def score_charts(bars: Sequence[Bar], title: str) -> list[charts.BarChart]:
+def score_charts(bars: Sequence[TaskShares], title: str) -> list[BarChart]:
     """The chart of `plot_scores`, which takes the same arguments."""
-    found = []
+    drawn = []
     for bar in bars:
         if bar.reference is not None:
-            found.append(_charted(f"{bar.label}, float model", bar.reference))
-        found.append(_charted(bar.label, bar.own))
-    axis = charts.Axis("share, with standard error", percent=True, log=False)
-    return [charts.BarChart(title, axis, tuple(found))]
+            drawn.append(_bar(f"{bar.label}, float model", bar.reference))
+        drawn.append(_bar(bar.label, bar.own))
+    axis = Axis("share, with standard error", percent=True, log=False)
+    return [BarChart(title, axis, tuple(drawn))]
 
 
-def _charted(label: str, score: Score) -> charts.Bar:
+def _bar(label: str, score: Score) -> Bar:
     value, error = score
     ends = (None, None) if error is None else (value - error, value + error)
-    return charts.Bar(label, (value,), *ends)
+    return Bar(label, (value,), *ends)
 
 
-@charts.charted_as(score_charts)
-def plot_scores(path: str | Path, bars: Sequence[Bar], title: str) -> Path:
+@charted_as(score_charts)
+def plot_scores(path: str | Path, bars: Sequence[TaskShares], title: str) -> Path:
     """Draws shares of right answers with standard errors, the float model's above the model's.
 
     Args:

@@ -9,10 +9,10 @@ from typing import Any
 from chop.actions.evaluate.rows import Measured, RowResult
 from chop.actions.evaluate.tasks import TaskScore
 from chop.files import write_json
-from chop.report.evaluation_plots import Bar, plot_divergences, plot_scores
-from chop.report.report import Block, Cell, Note, Report, Table, Writer, figure
+from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
+from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
 from chop.train.intervals import format_cell
-from chop.train.tasks import CLASSIFICATION
+from chop.train.tasks import CLASSIFICATION, Metric
 from chop.workloads.settings import short_name
 from chop.workloads.workload import Workload
 
@@ -69,7 +69,35 @@ def report_of(
         figures=figures,
         files={"result.json": lambda path: write_json(path, asdict(found))},
         result_file="",
+        verdict=_verdict(found, workload.task.metric),
+        tiles=_tiles(found, workload.task.metric),
     )
+
+
+def _verdict(found: Evaluation, metric: Metric) -> str:
+    rows = found.rows
+    said = f"{metric.title} {format_cell(rows.own.value, rows.own.interval, metric)}"
+    if rows.reference is not None:
+        said += f", float {format_cell(rows.reference.value, rows.reference.interval, metric)}"
+    if rows.kl is not None and rows.flips is not None:
+        said += f"; KL divergence {_nats(rows.kl)} nats, flips {_share(rows.flips)}"
+    return f"{said}, on {rows.rows:,} test rows, intervals at 95 %."
+
+
+def _tiles(found: Evaluation, metric: Metric) -> list[Tile]:
+    """The metric of the rows, and how far the answers are from the float model's."""
+    rows = found.rows
+    exact = "" if rows.reference is None else f"float {metric.format_value(rows.reference.value)}, "
+    own = Cell(rows.own.value, format_cell(rows.own.value, rows.own.interval, metric))
+    tiles = [Tile(f"{metric.name} (95 % interval)", own, f"{exact}{rows.rows:,} test rows")]
+    if rows.kl is None or rows.same is None or rows.flips is None:
+        return tiles
+    return [
+        *tiles,
+        Tile("KL divergence (nats)", _nats(rows.kl), f"mean of {rows.answers:,} answers"),
+        Tile("same answer", _share(rows.same), "as the float model"),
+        Tile("flips", _share(rows.flips), f"{rows.lost} right to wrong, {rows.won} wrong to right"),
+    ]
 
 
 def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block]:
@@ -160,10 +188,10 @@ def _nats(found: Measured) -> Cell:
     return Cell(found.value, f"{found.value:.4g}{ends}")
 
 
-def _bars(scores: Sequence[TaskScore]) -> list[Bar]:
+def _bars(scores: Sequence[TaskScore]) -> list[TaskShares]:
     """Of metrics that are shares; perplexities have another axis."""
     return [
-        Bar(
+        TaskShares(
             f"{score.task}: {score.metric}",
             (score.own, score.stderr),
             None if score.reference is None else (score.reference, score.reference_stderr),
