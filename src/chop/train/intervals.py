@@ -17,7 +17,7 @@ from chop.train import metrics
 from chop.train.tasks import IGNORED, Metric, classes, surprise, values
 
 METRIC_DRAWS, LEAST_DRAWS, DRAWN_ANSWERS = 400, 100, 10**7
-"""Of one that tells how sure a metric is: many answers, which vary less, are drawn fewer times."""
+"""Of a bootstrap, see `draws_for`."""
 FEW_ROWS = 100
 """With fewer rows, intervals are wider than the differences between most formats."""
 
@@ -91,11 +91,16 @@ def interval_of(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval
     if metric.score is metrics.accuracy:
         return wilson(int((predictions == labels).sum()), len(labels))
     try:
-        draws = max(LEAST_DRAWS, min(METRIC_DRAWS, DRAWN_ANSWERS // max(len(labels), 1)))
-        ends = bootstrap(lambda i: metric.score(predictions[i], labels[i]), len(labels), draws)
+        count = len(labels)
+        ends = bootstrap(lambda i: metric.score(predictions[i], labels[i]), count, draws_for(count))
     except Exception:  # of a user's function: it may refuse draws or answers of one class
         return None
     return None if any(map(math.isnan, ends)) else ends
+
+
+def draws_for(answers: int) -> int:
+    """Draws that tell how sure a metric is: many answers, which vary less, are drawn less often."""
+    return max(LEAST_DRAWS, min(METRIC_DRAWS, DRAWN_ANSWERS // max(answers, 1)))
 
 
 CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], str] = {

@@ -19,13 +19,11 @@ from chop.runs import Journal
 from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train.evaluator import divergences
 from chop.train.feed import Feed
-from chop.train.intervals import DRAWN_ANSWERS, LEAST_DRAWS, METRIC_DRAWS, interval_of
+from chop.train.intervals import draws_for, interval_of
 from chop.train.model_io import LABELS, read_output
 from chop.train.rows import Rows, rows_per_batch
 from chop.train.tasks import Metric, Task
 
-AT_ONCE = 64
-"""Answers whose divergence is taken at a time: over large vocabularies it needs much memory."""
 Columns = dict[str, list[Any]]
 """What is kept of a row: a list of K for each name, see `_columns`."""
 
@@ -146,9 +144,7 @@ def _columns(task: Task, own: Tensor, labels: Tensor, reference: Tensor | None) 
         if task.is_categorical:
             top, theirs = own.argmax(-1), reference.argmax(-1)
             found |= {"right": top == labels, "reference_right": theirs == labels}
-            pairs = zip(reference.split(AT_ONCE), own.split(AT_ONCE), strict=True)
-            apart = [divergences(*pair) for pair in pairs]
-            found |= {"same": top == theirs, "kl": torch.cat([own.new_zeros(0).double(), *apart])}
+            found |= {"same": top == theirs, "kl": divergences(reference, own)}
     return {name: values.tolist() for name, values in found.items()}
 
 
@@ -215,8 +211,9 @@ def _over_rows(statistic: Callable[[Tensor], float], sizes: list[int]) -> Interv
     places = [x for x in torch.arange(sum(sizes)).split(sizes) if len(x)]
     if len(places) < 2:
         return None
-    draws = max(LEAST_DRAWS, min(METRIC_DRAWS, DRAWN_ANSWERS // sum(sizes)))
     ends = bootstrap(
-        lambda drawn: statistic(torch.cat([places[i] for i in drawn])), len(places), draws
+        lambda drawn: statistic(torch.cat([places[i] for i in drawn])),
+        len(places),
+        draws_for(sum(sizes)),
     )
     return None if any(map(math.isnan, ends)) else ends
