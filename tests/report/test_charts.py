@@ -12,8 +12,7 @@ import pytest
 import chop.report
 from chop.report.charts import Bar, GraphNode, HeatMap, Mark, Series, charts_of, makers
 from chop.report.document import Document, document_of, read_document
-from chop.report.evaluation_plots import Bar as ScoreBar
-from chop.report.evaluation_plots import plot_divergences, plot_scores
+from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.page.files import write_page
 from chop.report.page.page import PAGE, PageRun, render
 from chop.report.page.svg import svg
@@ -107,7 +106,7 @@ def test_every_plot_of_the_project_has_a_chart():
 def test_an_evaluation_has_charts_of_its_figures():
     (curve,) = charts_of(plot_divergences, [0.0, 0.5, math.inf, 0.25], "KL")
     assert [(m.x, m.y) for m in curve.series[0].marks] == [(0.5, 0.5), (0.25, 0.75)]
-    bars = [ScoreBar("piqa", (0.5, 0.125), (0.75, None)), ScoreBar("boolq", (0.25, None), None)]
+    bars = [TaskShares("piqa", (0.5, 0.125), (0.75, None)), TaskShares("boolq", (0.25, None), None)]
     (found,) = charts_of(plot_scores, bars, "tasks")
     assert [(bar.label, bar.parts, bar.low, bar.high) for bar in found.bars] == [
         ("piqa, float model", (0.75,), None, None),
