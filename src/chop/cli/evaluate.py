@@ -62,7 +62,8 @@ def evaluate(
             all.
         num_fewshot: examples in front of each question of a task. Default: the task's own.
         include_path: folder of tasks of your own, as YAML files of lm-eval. Default: none.
-        batch_size: rows of a forward at most; it changes rounding errors alone.
+        batch_size: rows of a forward at most. It changes rounding errors alone, but for inputs
+            that have one scale for the whole batch.
         max_length: number of tokens of a row at most. Default: the model's limit, of rows at most
             512.
         stride: number of tokens by which windows move over running text. Default: half of
