@@ -80,7 +80,8 @@ def test_options_are_the_fields_with_their_defaults_and_entries(name):
     cls, texts = load(command.settings), entries(load(command.settings))
     options = {parameter.name: parameter for parameter in COMMANDS[name].params}
     names = [f.name for f in fields(cls) if not command.only or f.name in command.only]
-    assert set(options) - FLAGS - {"config"} == set(names)
+    assert "figures" in options
+    assert set(options) - FLAGS - {"config", "figures"} == set(names)
     for f in fields(cls):
         if f.name not in names:
             continue

@@ -264,6 +264,27 @@ def test_the_earlier_page_stays_where_a_job_fails(folder, tmp_path):
     assert read_run(out, "run").manifest.state == "finished"
 
 
+def test_a_page_made_again_tells_of_a_later_run_that_failed(tmp_path):
+    out = tmp_path / "run"
+    run_job(job_of(report_of()), Settings(out))
+    assert "later run" not in (out / PAGE).read_text()
+    with pytest.raises(ConfigError):
+        run_job(Job("count", failing(ConfigError("no")), load_nothing), Settings(out))
+    again = write_page([out], tmp_path / "again.html").read_text()
+    assert "A later run of this folder is failed: these are the results before it." in again
+    assert read_run(out, "run").document.tiles == read_document(out).tiles
+
+
+def test_several_runs_do_not_replace_the_page_of_one(folder, tmp_path):
+    other = tmp_path / "other"
+    run_job(job_of(report_of()), Settings(other))
+    before = (other / PAGE).read_bytes()
+    with pytest.raises(ConfigError, match="page of that folder's run: give another file"):
+        write_page([folder, other], other / PAGE)
+    assert (other / PAGE).read_bytes() == before
+    assert write_page([folder, other], other / "both.html").is_file()
+
+
 def test_a_page_that_cannot_be_drawn_costs_no_results(tmp_path, monkeypatch):
     def broken(runs):
         raise ZeroDivisionError("no")

@@ -2,8 +2,20 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from chop.errors import ConfigError
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
-from chop.report.report import Note, Table, announce, say, show
+from chop.report.report import (
+    Note,
+    Report,
+    Table,
+    announce,
+    figure,
+    figure_files,
+    further_figures,
+    say,
+    show,
+    write_report,
+)
 from chop.tables import markdown_table, print_table
 
 ROWS = [
@@ -54,3 +66,30 @@ def test_texts_of_others_are_printed_as_they_are(text, capsys):
     announce(text, "planning")
     printed = "".join(capsys.readouterr().out.split())
     assert printed.count("".join(text.split())) == 6
+
+
+def test_figures_are_written_as_further_kinds_too(tmp_path):
+    curves = [Curve("PTQ", [(8, 0.9), (4, 0.2)], "4 bit")]
+    about = {"xlabel": "bits", "title": "T"}
+    figures = {
+        "one.svg": figure(plot_accuracy, curves, **about),
+        **figure_files("two", plot_accuracy, curves, **about),
+        "drawn-otherwise.svg": lambda path: path.write_text("<svg/>"),
+    }
+    report = Report("T", {}, {}, [], figures)
+    with further_figures(["pdf"]):
+        write_report(report, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        *("one.pdf", "one.svg", "two.pdf", "two.png", "two.svg"),
+        *("drawn-otherwise.svg", "result.json"),
+    }
+    assert (tmp_path / "two.pdf").read_bytes().startswith(b"%PDF")
+    (tmp_path / "two.pdf").unlink()
+    write_report(report, tmp_path)
+    assert not (tmp_path / "two.pdf").exists()
+
+
+def test_an_unknown_kind_of_figures_is_refused():
+    with pytest.raises(ConfigError, match="'pdff': did you mean 'pdf'"), further_figures(["pdff"]):
+        pytest.fail("it was taken")

@@ -5,6 +5,7 @@ import pytest
 from chop.errors import ConfigError
 from chop.report.search_plots import (
     Cloud,
+    importance_charts,
     plot_best_so_far,
     plot_front,
     plot_importances,
@@ -61,6 +62,12 @@ def test_importances_are_drawn_in_order(tmp_path):
     ElementTree.fromstring(text)
     assert text.index("<!-- fc1 -->") < text.index("<!-- fc0 -->")
     assert "<!-- importance (%) -->" in text
+    errors = {"fc1": 0.4, "fc0": 0.1}
+    text = plot_importances(tmp_path / "e.svg", shares, errors, title="Lab").read_text()
+    assert "<!-- importance (%), with standard error -->" in text
+    (chart,) = importance_charts(shares, errors, title="Lab")
+    ends = [(bar.low, bar.high) for bar in chart.bars]
+    assert ends == [(pytest.approx(0.3), 1.0), (pytest.approx(0.2), pytest.approx(0.4))]
     many = {f"choice {i}": 1 / 40 for i in range(40)}
     text = plot_importances(tmp_path / "many.svg", many, title="Lab").read_text()
     assert "<!-- 11 others together -->" in text and "<!-- choice 29 -->" not in text

@@ -3,7 +3,7 @@
 import pytest
 
 from chop.search import Choice, Goal, Search, SearchSpace
-from chop.search.importance import importances
+from chop.search.importance import importance_errors, importances
 
 SPACE = SearchSpace(
     (
@@ -32,10 +32,14 @@ def test_what_decides_comes_first_whichever_way_is_better(sign):
     assert list(shares) == ["main", "side", "idle"]
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["main"] > 0.5 and shares["idle"] < 0.01
+    errors = importance_errors(result, SPACE)
+    assert set(errors) == set(shares) and errors == importance_errors(result, SPACE)
+    assert 0 < errors["main"] < 0.5
 
 
 def test_too_little_says_nothing():
     for name, until in (("loss", 4), ("cost", 20)):
         goal = Goal(name, "minimize")
         search = Search(SPACE, _measure, goal, sampler="random", storage="memory")
-        assert importances(search.run(until, progress=False), SPACE) == {}
+        result = search.run(until, progress=False)
+        assert importances(result, SPACE) == importance_errors(result, SPACE) == {}

@@ -38,6 +38,17 @@ QUIET = Annotated[
         show_default="off",
     ),
 ]
+FIGURES = Annotated[
+    str | None,
+    typer.Option(
+        "--figures",
+        help="Write each figure as these kinds of files, too: pdf is what LaTeX reads.",
+        metavar="<pdf|png|svg,...>",
+        rich_help_panel="Output",
+        show_default="those of a page",
+    ),
+]
+"""Of jobs alone: other commands draw nothing."""
 COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
 """Flags of `chop` and of every command."""
 

@@ -47,6 +47,10 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
             stack.enter_context(_quiet())
         if flags["verbose"] or flags["quiet"]:
             set_logging_verbosity("debug" if flags["verbose"] else "error")
+        if kinds := chosen.pop("figures", None):
+            from chop.report.report import further_figures
+
+            stack.enter_context(further_figures([kind.strip() for kind in kinds.split(",")]))
         settings, result = _run(command, f"chop {_name(ctx)}", chosen)
     if flags["as_json"] and os.environ.get("RANK", "0") == "0":  # torchrun starts it many times
         from chop.runs import as_json

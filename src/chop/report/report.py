@@ -7,11 +7,14 @@ A report is data: the terminal (`show`), Markdown (`write_report`) and notebooks
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from chop.errors import check_known
 from chop.files import write_json
 from chop.report.charts import Chart, charts_of
 from chop.tables import print_table, write_markdown
@@ -20,6 +23,9 @@ Writer = Callable[[Path], object]
 """Writes or draws a file at a path."""
 FIGURE_SUFFIXES = (".svg", ".png")
 """Formats of a figure: for a page, and for everything else."""
+FIGURE_KINDS = ("pdf", "png", "svg")
+"""What `--figures` takes: PDF is what LaTeX reads."""
+_further: ContextVar[tuple[str, ...]] = ContextVar("further kinds of figures", default=())
 R = TypeVar("R")
 
 
@@ -191,12 +197,40 @@ def write_report(report: Report[Any], folder: Path) -> None:
     Raises:
         WriteError: the disk is full or read-only.
     """
-    for name, write in {**report.files, **report.figures}.items():
+    for name, write in {**report.files, **_in_further_kinds(report.figures)}.items():
         write(folder / name)
     for name, blocks in report.documents.items():
         write_document(folder / name, blocks)
     if report.result_file:
         write_json(folder / report.result_file, report.result)
+
+
+@contextmanager
+def further_figures(kinds: Sequence[str]) -> Iterator[None]:
+    """Inside, reports write each of their figures as these kinds of files, too.
+
+    Args:
+        kinds: of `FIGURE_KINDS`.
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    for kind in kinds:
+        check_known(kind, FIGURE_KINDS, "--figures: no kind of figure")
+    token = _further.set(tuple(kinds))
+    try:
+        yield
+    finally:
+        _further.reset(token)
+
+
+def _in_further_kinds(figures: Mapping[str, Writer]) -> dict[str, Writer]:
+    further = {
+        f"{Path(name).with_suffix('')}.{kind}": draw
+        for name, draw in figures.items()
+        for kind in _further.get()
+        if isinstance(draw, Figure)
+    }
+    return {**further, **figures}
 
 
 def write_document(path: Path, blocks: Sequence[Block]) -> None:

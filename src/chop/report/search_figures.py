@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 
-from chop.report.report import Writer, figure_files
+from chop.report.report import Cell, Tile, Writer, figure_files
 from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
 from chop.search import Result, SearchSpace, TrialRecord
-from chop.search.importance import importances
+from chop.search.importance import importance_errors, importances
 from chop.search.objective import Goals, constraints_of, objectives_of
+
+MOST_TOLD = 12
+"""Choices of a trial that are told one by one; of more, how many took each option."""
 
 
 def search_figures(
@@ -44,7 +48,8 @@ def search_figures(
         about = {"ylabel": goal, "title": title, "percent": goal in percent}
         files |= figure_files("front", plot_front, clouds, **about)
     if shares:
-        files |= figure_files("importance", plot_importances, shares, title=title)
+        errors = importance_errors(result, space)
+        files |= figure_files("importance", plot_importances, shares, errors, title=title)
     return files
 
 
@@ -71,7 +76,37 @@ def clouds_of(result: Result) -> list[Cloud]:
     def points(trials: list[TrialRecord], name: str) -> list[tuple[float, float]]:
         return [(trial.values[name], trial.values[first]) for trial in trials]
 
+    measured, front = result.measured, result.front
+    texts = list(map(told, measured))
     return [
-        Cloud(name, points(result.measured, name), points(result.front, name), bounds.get(name))
+        Cloud(name, points(measured, name), points(front, name), bounds.get(name), texts)
         for name in dict.fromkeys(names)
     ]
+
+
+def told(trial: TrialRecord) -> str:
+    """What a trial chose, in lines: each choice, or of many how often each option was taken."""
+    chosen = trial.config
+    if len(chosen) > MOST_TOLD:
+        counts = Counter(chosen.values()).most_common(MOST_TOLD)
+        lines = [f"{option}: {count} of {len(chosen)}" for option, count in counts]
+    else:
+        lines = [f"{name}: {option}" for name, option in chosen.items()]
+    return "\n".join((f"trial {trial.number}", *lines))
+
+
+def search_tiles(result: Result, space: SearchSpace) -> list[Tile]:
+    """The numbers of a search that matter most: goals and budgets of the best, and the trials."""
+    count = f"of {space.size:,} configurations" if space.size < 1e9 else ""
+    trials = Tile("trials measured", Cell.of(len(result.measured), ","), count)
+    if result.best is None:
+        return [trials]
+    bounds = {limit.name: limit.bound for limit in constraints_of(result.goals)}
+    values = {goal.name: result.best.values[goal.name] for goal in result.goals}
+    notes = {name: f"budget {bound:.6g}" for name, bound in bounds.items()}
+    about = f"trial {result.best.number}, on the rows of the search"
+    best = [
+        Tile(f"{name} of the best", Cell.of(value, ".6g"), notes.get(name, about))
+        for name, value in values.items()
+    ]
+    return [*best, trials]

@@ -215,7 +215,8 @@ def front_charts(
     """The charts of `plot_front`, which takes the same arguments: one for each cloud."""
     charts = []
     for cloud in clouds:
-        texts = dict(zip(cloud.points, cloud.texts, strict=False))
+        told = list(zip(cloud.points, cloud.texts, strict=False))
+        texts = dict(reversed(told))  # of equal points the first tells
         measured, front = (
             tuple(Mark(x, y, text=texts.get((x, y), "")) for x, y in points if _is_finite(x, y))
             for points in (cloud.points, sorted(cloud.front))
@@ -303,19 +304,31 @@ def _columns(
     return [x for x, _ in finite], [y for _, y in finite]
 
 
-def importance_charts(shares: Mapping[str, float], *, title: str) -> list[BarChart]:
+def importance_charts(
+    shares: Mapping[str, float], errors: Mapping[str, float] | None = None, *, title: str
+) -> list[BarChart]:
     """The chart of `plot_importances`, which takes the same arguments."""
-    bars = tuple(Bar(label, (share,)) for label, share in _bars(shares).items())
-    return [BarChart(title, Axis("importance", percent=True, log=False), bars)]
+    bars = []
+    for label, share in _bars(shares).items():
+        low, high = _ends(share, (errors or {}).get(label)) or (None, None)
+        bars.append(Bar(label, (share,), low, high))
+    return [BarChart(title, Axis("importance", percent=True, log=False), tuple(bars))]
 
 
 @charted_as(importance_charts)
-def plot_importances(path: str | Path, shares: Mapping[str, float], *, title: str) -> Path:
+def plot_importances(
+    path: str | Path,
+    shares: Mapping[str, float],
+    errors: Mapping[str, float] | None = None,
+    *,
+    title: str,
+) -> Path:
     """Draws how much each choice matters, as bars, in the order given from the top.
 
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
         shares: choice -> share of 1; of more than 30, those from the 30th on share one bar.
+        errors: choice -> standard error of its share, drawn to both sides. Default: none.
         title: above the plot.
     Returns: `path`.
     Raises:
@@ -327,12 +340,20 @@ def plot_importances(path: str | Path, shares: Mapping[str, float], *, title: st
     figure = new_figure(title, WIDTH, 1.2 + 0.24 * len(bars))
     axes = figure.subplots()
     axes.barh(range(len(bars)), [100 * share for share in bars.values()], color=PALETTE[0])
+    for i, (label, share) in enumerate(bars.items()):
+        if ends := _ends(share, (errors or {}).get(label)):
+            axes.plot([100 * end for end in ends], [i, i], color="0.35", linewidth=1.2)
     axes.set_yticks(range(len(bars)), list(map(plain, bars)), fontsize="small")
     axes.invert_yaxis()
-    axes.set(xlabel="importance (%)")
+    axes.set(xlabel="importance (%)" + (", with standard error" if errors else ""))
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     return save_figure(figure, Path(path))
+
+
+def _ends(share: float, error: float | None) -> tuple[float, float] | None:
+    """The ends of an interval of one standard error, within 0 and 1; None without an error."""
+    return None if error is None else (max(0.0, share - error), min(1.0, share + error))
 
 
 def _bars(shares: Mapping[str, float]) -> dict[str, float]:

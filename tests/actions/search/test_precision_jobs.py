@@ -26,6 +26,8 @@ from chop.ir.graph import MaseGraph
 from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.mixed_precision.layer_sensitivity import Sensitivity
 from chop.mixed_precision.warm_start import warm_start
+from chop.report.charts import LineChart
+from chop.report.document import read_document
 from chop.report.report import Note, show, write_report
 from chop.runs import read_manifest
 from chop.train import evaluate
@@ -59,6 +61,16 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     for name in ("accuracy", "formats", "best-so-far", "front", "importance"):
         assert (tmp_path / "precision" / f"{name}.svg").read_text().startswith("<?xml")
         assert (tmp_path / "precision" / f"{name}.png").stat().st_size > 1000
+    page = read_document(tmp_path / "precision")
+    first = page.tiles[0]
+    assert first.label.startswith("accuracy of the best") and first.note.startswith("float")
+    assert first.value == noted["test_accuracy"]
+    (formats,) = page.tables
+    assert {row[0] for row in formats.texts} == set(result.best.config)
+    charts = [chart for chart in page.charts if isinstance(chart, LineChart)]
+    marks = [mark for chart in charts for series in chart.series for mark in series.marks]
+    chosen = "".join(f"\n{name}: {option}" for name, option in result.best.config.items())
+    assert f"trial {result.best.number}{chosen}" in {mark.text for mark in marks}
     # The same model three times: as it is saved, as it is exported, as it was measured.
     assert noted["key"] == result.best.key
     saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / noted["key"] / "model")

@@ -20,6 +20,7 @@ from chop.actions.settings.search import SearchConfig
 from chop.config import parse
 from chop.errors import ChopError, check_known
 from chop.report.report import Report
+from chop.report.search_figures import search_tiles
 from chop.search.ledger import Ledger
 from chop.search.location import MEMORY, storage_file, storage_url, without_password
 from chop.search.reading import finished_trials
@@ -88,7 +89,8 @@ def run_search(job: SearchJob, config: SearchConfig) -> Result:
         result = search.run(until=config.trials, workers=config.workers)
         best, report = result.best, job.report(config, search, result)
         saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
-        return replace(report, written=[*report.written, *saved])
+        tiles = [*report.tiles, *search_tiles(result, search.space)]
+        return replace(report, tiles=tiles, written=[*report.written, *saved])
 
     whole: Job[SearchConfig, Search, Result] = Job(
         f"search {job.name}",

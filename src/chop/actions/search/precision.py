@@ -18,6 +18,7 @@ from chop.actions.search.precision_recipe import (
     settings_of_workload,
 )
 from chop.actions.search.precision_report import (
+    formats_table,
     note_of,
     precision_figures,
     shown_of,
@@ -33,7 +34,7 @@ from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.mixed_precision.warm_start import SHARE, cached, uniforms_within, warm_start
 from chop.report.measured import MeasuredTable, report_of_tables
-from chop.report.report import Report
+from chop.report.report import Cell, Report, Tile
 from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
 from chop.search.objective import constraints_of, objectives_of
@@ -205,6 +206,7 @@ def report(
     whole = PrecisionResult(result.goals, result.trials, kept)
     result = whole
     report: Report[Result] = report_of_tables({"table": table}, result, figures)
+    report = replace(report, tables=[formats_table(result)])
     if result.best is None:
         return replace(report, closing=[f"{_nearest(result)}; {config.folder}"])
     noted = _best(search, result, evaluation, metric, searched, count)
@@ -217,7 +219,15 @@ def report(
         f"{evaluation.scores[evaluation.best].formatted(metric)} on {count} test rows"
         f"{evaluation.verdict}; {config.folder}{where_model_is(config, result.best)}"
     )
-    return replace(report, files=files, closing=[closing, about_recipe(config, whole)])
+    tested_best = evaluation.scores[evaluation.best]
+    about = f"float {evaluation.scores['float'].formatted(metric)}"
+    tile = Tile(
+        f"{metric.name} of the best, {count} test rows",
+        Cell(tested_best.value, tested_best.formatted(metric)),
+        about,
+    )
+    told = [closing, about_recipe(config, whole)]
+    return replace(report, files=files, closing=told, tiles=[tile])
 
 
 def _evaluate(

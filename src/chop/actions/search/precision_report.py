@@ -15,7 +15,7 @@ from chop.mixed_precision.held_out import HeldOutScore
 from chop.mixed_precision.warm_start import LABEL
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy
-from chop.report.report import Writer, figure_files
+from chop.report.report import Table, Writer, figure_files
 from chop.report.search_figures import search_figures
 from chop.search import Config, Result, TrialRecord
 from chop.train import Metric
@@ -140,3 +140,13 @@ def precision_figures(
     )
     shares = (metric.name,) if metric.is_share else ()
     return {**accuracy, **formats, **search_figures(sampler, result, found.space, title, shares)}
+
+
+def formats_table(result: Result) -> Table:
+    """The formats of every layer of the front, a column each, for a page."""
+    shown = shown_of(result)
+    rows = [
+        {"layer": name, **{f"trial {trial.number}": trial.config[name] for trial in shown}}
+        for name in shown[0].config
+    ]
+    return Table("Formats by layer", rows)

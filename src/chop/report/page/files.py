@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,14 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
     Returns: `out`.
     Raises:
         CheckpointError: one of them is no folder of results, or its files are broken.
-        ConfigError: one of them is there twice.
+        ConfigError: one of them is there twice, or several would replace the page of one run.
         WriteError: the page cannot be written.
     """
     for folder, count in Counter(folder.resolve() for folder in folders).items():
         if count > 1:
             raise ConfigError(f"expected different folders, got '{folder}' {count} times.")
+    if len(folders) > 1 and out.name == PAGE and (out.parent / MANIFEST).exists():
+        raise ConfigError(f"'{out}' is the page of that folder's run: give another file as --out.")
     names = _names(folders)
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     try:
@@ -92,8 +95,11 @@ def read_run(folder: Path, name: str) -> PageRun:
     """
     manifest = read_manifest(folder)
     found = manifest.results or manifest
-    document = read_document(folder) if manifest.results else None
-    return PageRun(name, found, document or _of_rows(found))
+    document = (read_document(folder) if manifest.results else None) or _of_rows(found)
+    if found is not manifest:
+        later = f"A later run of this folder is {manifest.state}: these are the results before it."
+        document = replace(document, warnings=(later, *document.warnings))
+    return PageRun(name, found, document)
 
 
 def _of_rows(manifest: Manifest) -> Document:
