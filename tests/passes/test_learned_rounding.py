@@ -11,6 +11,7 @@ from chop.actions.ptq import method_title, quantize_after_training
 from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
+from chop.nn.quantized import QuantExpertLinear
 from tests.experts import mixture
 from tests.subcases import subcases
 
@@ -231,18 +232,56 @@ def test_refusals():
     assert "do not lie in steps" in next(iter(info["skipped"].values()))
 
 
-def test_a_mixture_whose_router_writes_in_place_is_learned_layer_by_layer():
-    mg = with_metadata(
-        MaseGraph(mixture("Mixtral", num_hidden_layers=2), hf_input_names=["input_ids"])
+def mixed(name, **layers):
+    mg = MaseGraph(mixture(name, **layers), hf_input_names=["input_ids", "attention_mask"])
+    ids = torch.randint(2, 60, (4, 24), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    weight = "mxint:width=3:block_size=8"
+    quantizers = quantized(with_metadata(mg), weight, linear=None, expert_linear=None)
+    return quantizers, [{"input_ids": ids, "attention_mask": mask}]
+
+
+def layers_of_experts(mg):
+    return {
+        str(node.target): (node.name, mg.module_of(node))
+        for node in mg.nodes
+        if isinstance(mg.module_of(node), QuantExpertLinear)
+    }
+
+
+@pytest.mark.parametrize("start", ["nearest", "gptq"])
+@pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
+@pytest.mark.sampled(3)
+def test_experts_are_learned_by_the_tokens_that_they_saw(name, start):
+    mg, batches = mixed(name, num_hidden_layers=2)
+    settings = {"batches": batches, "steps": 4, "start": start}
+    better, info = passes.learned_rounding_transform_pass(mg, settings)
+    assert list(info["blocks"])[:2] == [*BLOCKS]
+    assert any(row["after"] < row["before"] for row in info["blocks"].values())
+    assert info["skipped"] and all(
+        ("fewer than its" in why and why.endswith("rounded to nearest")) or "as GPTQ" in why
+        for why in info["skipped"].values()
     )
-    mg = quantized(mg, "mxint4", linear=None, expert_linear=None)
-    ids = torch.randint(0, 64, (2, 8))
-    _, info = passes.learned_rounding_transform_pass(
-        mg, {"batches": [{"input_ids": ids}], "steps": 2}
-    )
-    assert "model.layers.1.self_attn.q_proj" in info["blocks"]
-    assert not info["blocks"].keys() & {*BLOCKS}
-    assert set(info["skipped"].values()) == {"its experts stay at the nearest number"}
+    changed = 0
+    for path, (node, layer) in layers_of_experts(mg).items():
+        new, old = (
+            x.quantize("weight", x.weight).view(layer.num_experts, -1)
+            for x in (better.modules[path], layer)
+        )
+        for number in range(layer.num_experts):
+            reason = info["skipped"].get(f"{node}[{number}]", "")
+            is_same = torch.equal(new[number], old[number])
+            assert is_same or not reason.endswith("rounded to nearest")
+            changed += not is_same
+    assert changed > 0
+
+
+def test_a_mixture_that_cannot_be_cut_is_learned_layer_by_layer():
+    mg, batches = mixed("DeepseekV3", num_hidden_layers=2)  # its attention writes in place
+    _, info = passes.learned_rounding_transform_pass(mg, {"batches": batches, "steps": 1})
+    paths = layers_of_experts(mg)
+    assert paths.keys() <= info["blocks"].keys() and not info["blocks"].keys() & {*BLOCKS}
 
 
 def test_jobs_apply_it_in_place_of_gptq(monkeypatch):

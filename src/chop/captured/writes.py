@@ -16,6 +16,8 @@ _VIEWS = frozenset(
         *("squeeze", "unsqueeze", "narrow", "select", "diagonal", "expand", "unbind"),
     }
 )
+_APART = frozenset({"topk", "sort", "kthvalue", "mode"})
+"""Calls with several results, each in memory of its own."""
 
 
 def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
@@ -84,6 +86,14 @@ def _source(node: fx.Node) -> fx.Node:
 
 
 def _is_view(node: fx.Node) -> bool:
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.target is operator.getitem:
+        whole = node.args[0]
+        is_apart = isinstance(whole, fx.Node) and _name_of(whole) in _APART
+        return not is_apart or "out" in whole.kwargs  # type: ignore[union-attr]
     attribute = node.target is getattr and node.args[1] in ("data", "mT", "T", "real")
-    return attribute or name in _VIEWS or node.target is operator.getitem or _is_in_place(node)
+    return attribute or _name_of(node) in _VIEWS or _is_in_place(node)
+
+
+def _name_of(node: fx.Node) -> str:
+    called = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return str(called)

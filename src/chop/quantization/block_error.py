@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from chop.ir.graph import metadata_of
-from chop.ir.rows import Measured, check_finite, counted_rows
+from chop.ir.rows import Measured, check_finite
 from chop.quantization.block_values import Values
 from chop.quantization.blocks import FloatBlock, Part
+from chop.quantization.experts import counted_rows_of
 from chop.quantization.row_weights import RowWeights
 
 Note = Callable[[int, fx.Node, Mapping[fx.Node, Any]], None]
@@ -57,7 +58,7 @@ class BlockError:
         self._energy = {node: torch.finfo(torch.float64).tiny for node in self._outputs}
         for number in range(len(block.batches)):
             for node, target in self._of(number).items():
-                rows = counted_rows(node, target, block.batches[number])
+                rows = counted_rows_of(block.mg, node, target, block.batches[number])
                 check_finite(target, rows, block.batches[number], number, self._measured)
                 self._energy[node] += self._sum(node, number, target).item()
 
@@ -70,7 +71,7 @@ class BlockError:
         # Channels lie before the dimensions that a convolution slides over.
         channels = -1 - self.block.mg.operator(node).spatial
         of_rows = x.float().square().sum(channels if x.dim() >= -channels else ()).flatten()
-        counted = counted_rows(node, x, self.block.batches[number])
+        counted = counted_rows_of(self.block.mg, node, x, self.block.batches[number])
         if node in self._weights:
             weights = self._weights[node][number].to(of_rows)
             counted = weights > 0

@@ -47,7 +47,7 @@ class BlockLearning:
         if not any(node in self._layers for node in part.nodes):
             return {}, None
         assert block.exact is not None
-        told, values = learn_block(
+        told, few, values = learn_block(
             replace(block, part=part),
             block.exact,
             block.targets,
@@ -55,4 +55,5 @@ class BlockLearning:
             self._weights,
             self._learning,
         )
+        self.skipped.update(few)
         return {part.name: told}, values

@@ -73,6 +73,14 @@ def counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) 
     return None
 
 
+def counted_rows_of(
+    mg: MaseGraph, node: fx.Node, x: Tensor, batch: Mapping[str, Any]
+) -> Tensor | None:
+    """`counted_rows` of what a node gives, layers of several experts included."""
+    tell = counted_rows_of_experts if has_experts(mg, node) else counted_rows
+    return tell(node, x, batch)
+
+
 def weighed_samples(
     source: fx.Node,
     values: Iterable[Tensor],

@@ -25,7 +25,6 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantExpertLinear
 from chop.private.modules import parameters_of
 from chop.quantization.block_error import BlockError, outputs_of
 from chop.quantization.block_gptq import correct_block
@@ -77,7 +76,8 @@ def learn_rounding(
         batches: from `select_inputs`.
         learning: how.
         stage: shows progress.
-    Returns: the errors of each block, and the reason for each other node.
+    Returns: the errors of each block; and the reason for each other node, and for each expert that
+        saw too few rows.
 
     Raises:
         ConfigError: a batch brings NaN or infinite values.
@@ -90,19 +90,17 @@ def learn_rounding(
         try:
             parts = _parts(mg, layers, rows[0], Path(scratch))
         except NoBlocksError:
-            return _layer_by_layer(mg, layers, rows, learning, stage, Path(scratch)), skipped
-        return _block_by_block(mg, parts, layers, rows, learning, stage, Path(scratch)), skipped
+            told, few = _layer_by_layer(mg, layers, rows, learning, stage, Path(scratch))
+        else:
+            told, few = _block_by_block(mg, parts, layers, rows, learning, stage, Path(scratch))
+    return told, skipped | few
 
 
 def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
     """The layers whose roundings can be learned; why each other node's cannot."""
     layers, skipped = correctable_layers(mg)
     for node, layer in list(layers.items()):
-        reason = (
-            "its experts stay at the nearest number"
-            if isinstance(layer, QuantExpertLinear)
-            else why_not_learnable(layer.spec.number_format("weight"))
-        )
+        reason = why_not_learnable(layer.spec.number_format("weight"))
         if reason is not None:
             skipped[node.name] = reason
             del layers[node]
@@ -163,12 +161,13 @@ def _block_by_block(
     learning: Learning,
     stage: Stage,
     scratch: Path,
-) -> PartErrors:
+) -> tuple[PartErrors, dict[str, str]]:
     learned = learned_parts(parts, layers)
     outputs = [node for part in learned for node in outputs_of(part)]
     weights = _row_weights(mg, outputs, layers, rows, learning)
     exact, rounded = Values(mg.nodes, scratch), Values(mg.nodes, scratch)
     errors: PartErrors = {}
+    skipped: dict[str, str] = {}
     with _at_work(mg):
         for part in parts:
             is_last = part is parts[-1]  # what it gives, logits perhaps, is not kept
@@ -179,13 +178,15 @@ def _block_by_block(
                         targets = FloatBlock(mg, part, exact, rows, scratch).run()
                 block = FloatBlock(mg, part, rounded, rows, scratch, is_last)
                 if part in learned:
-                    told, found = learn_block(block, exact, targets, layers, weights, learning)
-                    errors[part.name] = told
+                    errors[part.name], few, found = learn_block(
+                        block, exact, targets, layers, weights, learning
+                    )
+                    skipped.update(few)
                 else:
                     found = block.run()
                 if targets is not None and found is not None:
                     exact, rounded = targets, found
-    return errors
+    return errors, skipped
 
 
 def _layer_by_layer(
@@ -195,9 +196,10 @@ def _layer_by_layer(
     learning: Learning,
     stage: Stage,
     scratch: Path,
-) -> PartErrors:
+) -> tuple[PartErrors, dict[str, str]]:
     weights = _row_weights(mg, [*layers], layers, rows, learning)
     errors: PartErrors = {}
+    skipped: dict[str, str] = {}
 
     def visit(node: fx.Node, runs: Runs) -> None:
         if node not in layers or not node.users:
@@ -210,10 +212,11 @@ def _layer_by_layer(
         with stage(path):
             with quantizers_off(mg.model):
                 targets = block.run()
-            errors[path], _ = learn_block(block, inputs, targets, layers, weights, learning)
+            errors[path], few, _ = learn_block(block, inputs, targets, layers, weights, learning)
+            skipped.update(few)
 
     run_layerwise(mg, rows, visit)
-    return errors
+    return errors, skipped
 
 
 def _row_weights(
@@ -247,7 +250,7 @@ def learn_block(
     layers: Layers,
     weights: RowWeights,
     learning: Learning,
-) -> tuple[dict[str, float], Values | None]:
+) -> tuple[dict[str, float], dict[str, str], Values | None]:
     """Replaces the weights of a part by those with which its output is nearest to the float one.
 
     Args:
@@ -257,7 +260,8 @@ def learn_block(
         layers: from `learnable_layers`; those of other parts are passed over.
         weights: of the rows of results, by node; rows of others count alike.
         learning: how.
-    Returns: the error `before` and `after`, and the values after the part; None of the last one.
+    Returns: the error `before` and `after`; why experts are left alone, by name; and the values
+        after the part, None of the last one.
     """
     own = {node: layers[node] for node in block.part.nodes if node in layers}
     floats = {node: layer.effective("weight").detach().clone() for node, layer in own.items()}
@@ -269,27 +273,50 @@ def learn_block(
             return block.run_batch(number, exact)
 
     compared = BlockError(block, computed, weights, WHERE)
+    alone: Mapping[str, str] = {}
     if learning.solver is not None:
-        correct_block(replace(block, is_last=True), own, weights, learning.solver)
+        _, alone, _ = correct_block(replace(block, is_last=True), own, weights, learning.solver)
     energies = InputEnergies(block, own, weights)
     before, values = compared.run(energies.note)
     kept = {node: layer.weight.detach().clone() for node, layer in own.items()}
+    few = {node: energies.few(node) for node in own}
+    changing = {node: _changing(layer, few[node]) for node, layer in own.items()}
     searches = learning.solver is None
     learned = {
         node: _learned(layer, floats[node], energies.of(node) if searches else None)
         for node, layer in own.items()
     }
-    _descend(compared, own, learned, learning)
+    _descend(compared, own, learned, changing, learning)
     for node, layer in own.items():
-        better = learned[node].rounded(kept[node])
-        mask = layer.weight_mask if layer.is_pruned else None
-        layer.weight.copy_(better if mask is None else torch.where(mask, better, kept[node]))
+        layer.weight.copy_(
+            torch.where(changing[node], learned[node].rounded(kept[node]), kept[node])
+        )
     after, found = compared.run()
+    stay = "each weight is rounded to nearest" if searches else "it stays as GPTQ has left it"
+    told = {
+        f"{node.name}[{number}]": f"{reason}: {stay}"
+        for node, reasons in few.items()
+        for number, reason in reasons.items()
+    }
+    told.update((name, reason) for name, reason in alone.items() if name in told)
     if after < before:
-        return {"before": before, "after": after}, found
+        return {"before": before, "after": after}, told, found
     for node, layer in own.items():
         layer.weight.copy_(kept[node])
-    return {"before": before, "after": before}, values
+    return {"before": before, "after": before}, told, values
+
+
+def _changing(layer: Any, few: Mapping[int, str]) -> Tensor:
+    """Boolean, of a shape that expands to the weight's, False where it stays as it started."""
+    if layer.is_pruned:
+        mask: Tensor = layer.weight_mask
+    else:
+        mask = torch.ones((), dtype=torch.bool, device=layer.weight.device)
+    if not few:
+        return mask
+    mask = mask.expand(layer.weight.shape).clone()
+    mask.view(layer.num_experts, -1)[[*few]] = False
+    return mask
 
 
 def _learned(layer: Any, weight: Tensor, energies: Tensor | None) -> LearnedWeight:
@@ -304,6 +331,7 @@ def _descend(
     compared: BlockError,
     layers: Layers,
     learned: Mapping[fx.Node, LearnedWeight],
+    changing: Mapping[fx.Node, Tensor],
     learning: Learning,
 ) -> None:
     """Steps against the signs of the gradient, their size falling to zero."""
@@ -321,7 +349,7 @@ def _descend(
                     loss.backward(inputs=[*leaves.values()])
             for node, leaf in leaves.items():
                 if leaf.grad is not None:
-                    learned[node].learn(leaf.grad, rate)
+                    learned[node].learn(leaf.grad.masked_fill(~changing[node], 0), rate)
 
 
 def _rows_of(batch: Mapping[str, Any]) -> int:

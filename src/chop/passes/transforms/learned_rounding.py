@@ -59,16 +59,17 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
     among a few, each error times the energy of its input, unless GPTQ has chosen them. Both follow
     the signs of gradients of the squared error of the output of the block that has them: of a
     decoder's list of blocks; each layer by itself in a model without such a list, or whose graph
-    cannot be cut between blocks, as where a router writes in place. Experts stay at their nearest
-    numbers. Blocks are learned in the order in which they run, each on what those before it,
-    rounded already, give it. A block that would not get better on `batches` stays as it started.
+    cannot be cut between blocks, as where an attention writes in place. An expert that saw fewer
+    rows than it has inputs stays as it started: nearest, or as GPTQ leaves it. Blocks are learned
+    in the order in which they run, each on what those before it, rounded already, give it. A block
+    that would not get better on `batches` stays as it started.
     Weights that are masked stay as they are.
 
     Returns:
         blocks: by the path of each block or layer its squared output error on `batches` relative
             to the float output, `{"before": float, "after": float}`; parts outside the list of
             blocks are `first` and `last`.
-        skipped: reason by the name of each other node.
+        skipped: reason by the name of each other node, and of each expert that is left alone.
 
     Raises:
         ConfigError: the weights have been rounded by `gptq_transform_pass` already, or a row of a
