@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from chop.distributed.plan import named_tensors
 from chop.errors import CheckpointError, ConfigError
 from chop.models.meta import meta_model, weights_source
+from tests.experts import mixture
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SIZES, "intermediate_size": 64, "vocab_size": 50}
@@ -120,9 +122,32 @@ def _empty(folder: Path) -> Path:
     return folder / "empty"
 
 
-def test_tensors_that_transformers_merges_are_refused(tmp_path: Path) -> None:
-    config = transformers.MixtralConfig(**TEXT, num_key_value_heads=2, num_local_experts=2)
-    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss"])
+def test_matrices_of_experts_are_put_together(tmp_path: Path, name: str) -> None:
+    model = mixture(name)
+    model.save_pretrained(tmp_path)
+    source, prefix = weights_source(meta_model(tmp_path), tmp_path), "model.layers.0.mlp.experts."
+    for weight in ("gate_up_proj", "down_proj"):
+        own = model.get_parameter(prefix + weight)
+        part = (slice(1, 3), slice(0, own.shape[1]), slice(8, 16))
+        assert torch.equal(source.read(prefix + weight, part), own[part])
+
+
+def test_experts_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    mixture("Mixtral").save_pretrained(tmp_path)
+    file, name = tmp_path / "model.safetensors", "block_sparse_moe.experts.1.w3.weight"
+    tensors = load_file(file)
+    tensors[f"model.layers.0.{name}"] = torch.zeros(3, 32)
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match="matrices of expert 1 of .* are not those of the"):
+        weights_source(meta_model(tmp_path), tmp_path)
+
+
+def test_other_tensors_that_transformers_merges_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture("Mixtral").save_pretrained(tmp_path)
+    monkeypatch.setattr("chop.models.meta.is_stack_of_experts", lambda _: False)
     with pytest.raises(CheckpointError, match="is put together from .* and others"):
         weights_source(meta_model(tmp_path), tmp_path)
 

@@ -49,15 +49,22 @@ def in_memory(prepared, start="nearest", row_weights="uniform"):
         ("llama", False, "nearest", "uniform"),
         ("qwen2", True, "gptq", "uniform"),
         ("gpt2", True, "nearest", "gradient"),
+        ("Mixtral", False, "gptq", "uniform"),
+        ("Olmoe", False, "nearest", "uniform"),
+        ("Qwen3Moe", False, "nearest", "gradient"),
+        ("GptOss", False, "gptq", "uniform"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_codes_are_those_of_the_graph_in_memory(tmp_path, kind, tied, start, row_weights):
-    expected, blocks = in_memory(with_rule(kind, rules(*LAYERS), tied), start, row_weights)
-    found, told = walked(with_rule(kind, rules(*LAYERS), tied), tmp_path, start, row_weights)
+    rule = rules(*LAYERS, "expert_linear")
+    expected, blocks = in_memory(with_rule(kind, rule, tied), start, row_weights)
+    found, told = walked(with_rule(kind, rule, tied), tmp_path, start, row_weights)
     assert_same(found, expected)
     assert told == blocks
-    assert len(told) == 2 + (not tied) and any(x["after"] < x["before"] for x in told.values())
+    assert len(told) == 2 + (not tied)
+    # A few steps may find nothing that is better than what GPTQ has left.
+    assert start == "gptq" or any(x["after"] < x["before"] for x in told.values())
 
 
 MOMENTS = {

@@ -30,7 +30,7 @@ from chop.quantization.blocks import BlockWalk, block_paths, parts_of
 from chop.quantization.column_rounding import Solver
 from chop.quantization.row_weights import quantizers_off
 from chop.quantization.smoothquant import smooth
-from tests.experts import mixture
+from tests.experts import MIXTURES, mixture
 
 MASKED = torch.ones(3, 12, dtype=torch.long)
 MASKED[1, :5] = 0
@@ -39,6 +39,8 @@ MASKED[1, :5] = 0
 def decoder(kind, tied=False):
     import transformers as t
 
+    if kind in MIXTURES:
+        return mixture(kind, vocab_size=100, num_hidden_layers=2, tie_word_embeddings=tied)
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 100, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
@@ -64,6 +66,7 @@ def rules(*operators, name="mxint", width=4):
 
 
 LAYERS = ("linear", "embedding", "layer_norm")
+EXPERTS = ("linear", "embedding", "expert_linear")
 
 
 @functools.cache
@@ -138,6 +141,22 @@ def test_codes_are_those_of_the_whole_graph(tmp_path, kind, tied, row_weights):
     assert (table.weight_codes is head.weight_codes) == tied
     batch = texts()[0]
     assert torch.equal(found.model(**batch).logits, expected.model(**batch).logits)
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
+@pytest.mark.sampled(2)
+def test_experts_have_the_codes_of_the_whole_graph(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("chop.quantization.block_weights.SMALL", 100)
+    expected, layers = in_memory(with_rule(name, rules(*EXPERTS)))
+    found, told = walked(with_rule(name, rules(*EXPERTS)), tmp_path)
+    assert_same(found, expected)
+    assert told == layers and any("experts.gate_up[" in path for path in told)
+    # Experts that stay float come from the walk's files, too.
+    floats, _ = walked(with_rule(name, rules("linear")), tmp_path / "floats", "uniform")
+    own = decoder(name).state_dict()
+    state = floats.model.state_dict()
+    for path in (x for x in own if x.endswith("experts.gate_up_proj")):
+        assert torch.equal(state[path], own[path])
 
 
 def folded_in_memory(prepared, methods):
@@ -396,13 +415,6 @@ def test_blocks_are_those_with_most_parameters():
     assert block_paths(model) == ["body.large.0", "body.large.1"]
     with pytest.raises(NoBlocksError, match="no list of blocks"):
         parts_of(MaseGraph(nn.Linear(2, 2)), block_paths(nn.Linear(2, 2)))
-
-
-def test_a_mixture_of_experts_is_not_walked(tmp_path):
-    mg, blocks = MaseGraph(mixture("GptOss", num_hidden_layers=2)), ["model.layers.0"]
-    weights = LazyWeights(mg.model, lambda name: pytest.fail(name))
-    with pytest.raises(NoBlocksError, match="experts.gate_up' has a matrix for each of several"):
-        BlockWalk(mg, blocks, weights, [], BlockFiles(tmp_path, {}))
 
 
 def test_what_no_file_has_is_no_value(tmp_path):

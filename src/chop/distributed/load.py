@@ -22,7 +22,7 @@ from chop.distributed.weight_files import (
     Slices,
     Stored,
     nearest,
-    read_rows_of_experts,
+    read_experts,
     read_slices,
     stored_tensors,
 )
@@ -31,6 +31,9 @@ from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import open_checkpoint
 from chop.ir.storage.tensor_store import STORABLE, open_file, restore_one, unpack_inline
 from chop.nn.transposed import stores_transposed
+
+PlaceOfExpert = Callable[[str], tuple[int, ...] | None]
+"""By the name of a tensor in a file, the number of its expert and its place within; or None."""
 
 
 class SafetensorsSource:
@@ -46,6 +49,7 @@ class SafetensorsSource:
         model: its tensors on the meta device are those that are looked for; those of floating-point
             numbers come in the model's dtype.
         rename: from a name in the file to one of the model, where they differ otherwise.
+        place_of_expert: of a matrix that is one of several which make up a tensor of the model.
 
     Raises:
         CheckpointError: a file is missing or broken, or lacks a tensor of the model, has it in
@@ -57,8 +61,10 @@ class SafetensorsSource:
         path: str | Path,
         model: nn.Module,
         rename: Callable[[str], str] = str,
+        place_of_expert: PlaceOfExpert = lambda _: None,
     ) -> None:
-        self._stored = _look_up(model, dict(stored_tensors(path)), rename, path)
+        stored = dict(stored_tensors(path))
+        self._stored = _look_up(model, stored, rename, place_of_expert, path)
 
     def read(self, name: str, slices: Slices) -> Tensor:
         """A part of a tensor, contiguous and in memory of its own.
@@ -74,8 +80,8 @@ class SafetensorsSource:
         if name not in self._stored:
             raise CheckpointError(f"no weights of '{name}' were looked up: the model lacks it.")
         stored = self._stored[name]
-        if stored.has_experts:
-            return read_rows_of_experts(stored, slices)
+        if stored.has_experts or stored.parts:
+            return read_experts(stored, slices)
         return read_slices(stored.file, stored.name, slices, stored.dtype, stored.transposed)
 
 
@@ -159,11 +165,15 @@ def meta_graph(checkpoint: str | Path, allow: Iterable[Any] = ()) -> MaseGraph:
 
 
 def _look_up(
-    model: nn.Module, stored: Mapping[str, Stored], rename: Callable[[str], str], path: str | Path
+    model: nn.Module,
+    stored: Mapping[str, Stored],
+    rename: Callable[[str], str],
+    place_of_expert: PlaceOfExpert,
+    path: str | Path,
 ) -> dict[str, Stored]:
     """Where each of the model's tensors on the meta device is."""
     tensors = {name: x for name, x in named_tensors(model) if x.is_meta}
-    found = _by_path(tensors, stored, rename, _joined_names(model))
+    found = _by_path(tensors, stored, rename, place_of_expert, _joined_names(model))
     modules = dict(model.named_modules(remove_duplicate=False))
     tied: dict[int, Stored] = {id(tensors[name]): place for name, place in found.items()}
     for name, tensor in tensors.items():
@@ -208,12 +218,14 @@ def _by_path(
     tensors: Mapping[str, Tensor],
     stored: Mapping[str, Stored],
     rename: Callable[[str], str],
+    place_of_expert: PlaceOfExpert,
     joined: Mapping[str, str],
 ) -> dict[str, Stored]:
     """Where the model's tensors are, by its names: the same in the file, or the likeness of one."""
     found = {name: place for name, place in stored.items() if name in tensors}
     exact = set(found)
     firsts = dict.fromkeys(name.partition(".")[0] for name in tensors)
+    experts: dict[str, dict[tuple[int, ...], Stored]] = {}
     for name, place in stored.items():
         if name in exact:
             continue
@@ -223,12 +235,16 @@ def _by_path(
         path = next((path for path in own if path in tensors), None)
         if path is None or path in exact:
             continue
+        expert = place_of_expert(name)
+        if expert is not None:
+            experts.setdefault(path, {})[expert] = place
+            continue
         if found.setdefault(path, place) is not place:
             raise CheckpointError(
                 f"both '{found[path].name}' and '{name}' of '{place.file.parent}' may be the "
                 f"model's '{path}'; expected one tensor of that name."
             )
-    return found
+    return found | {path: Stored.of_experts(parts) for path, parts in experts.items()}
 
 
 def _keys_by_path(records: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -6,9 +6,10 @@ A file is opened for one tensor at a time and mapped no longer than that.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -63,21 +64,31 @@ def read_slices(
         return torch.empty(part.shape, dtype=wanted).copy_(part)
 
 
-def read_rows_of_experts(stored: Stored, slices: Slices) -> Tensor:
-    """A part of the matrices of experts, one below the other, which a file has in three dimensions.
+def read_experts(stored: Stored, slices: Slices) -> Tensor:
+    """A part of the matrices of experts, which a file has in three dimensions or each by itself.
 
     Args:
         stored: the tensor, (experts, outputs, inputs), or where it is transposed (experts, inputs,
             outputs).
-        slices: of (experts * outputs, inputs), of step one.
+        slices: of (experts * outputs, inputs) where it `has_experts`, or else of its shape; of step
+            one.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
+    if stored.parts:
+        rows = torch.cat([_read_whole(x, stored.dtype) for x in stored.parts])
+        stacked = rows.view(stored.shape)
+    else:
+        stacked = _read_whole(stored, stored.dtype)
+    if stored.has_experts:
+        stacked = (stacked.mT if stored.transposed else stacked).flatten(0, 1)
+    return stacked[slices].clone(memory_format=torch.contiguous_format)
+
+
+def _read_whole(stored: Stored, dtype: torch.dtype | None) -> Tensor:
     whole = tuple(slice(0, size) for size in stored.shape)
-    stacked = read_slices(stored.file, stored.name, whole, stored.dtype)
-    rows = (stacked.mT if stored.transposed else stacked).flatten(0, 1)
-    return rows[slices].clone(memory_format=torch.contiguous_format)
+    return read_slices(stored.file, stored.name, whole, dtype)
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
@@ -105,6 +116,8 @@ class Stored:
         dtype: what to read it in; None: as it is stored.
         transposed: whether a graph has the matrix the other way round.
         has_experts: whether a graph has its matrices one below the other.
+        parts: the matrices that it is put together from, in the order of their rows; empty where
+            the file has it whole.
     """
 
     file: Path
@@ -113,6 +126,32 @@ class Stored:
     dtype: torch.dtype | None = None
     transposed: bool = False
     has_experts: bool = False
+    parts: tuple[Stored, ...] = ()
+
+    @classmethod
+    def of_experts(cls, parts: Mapping[tuple[int, ...], Stored]) -> Self:
+        """Matrices one below the other, (experts, outputs, inputs).
+
+        Args:
+            parts: by the number of the expert, and the place within.
+
+        Raises:
+            CheckpointError: experts have other shapes than the first.
+        """
+        experts: dict[int, list[Stored]] = {}
+        for place in sorted(parts):
+            experts.setdefault(place[0], []).append(parts[place])
+        (first, *_), shapes = experts.values(), [[x.shape for x in e] for e in experts.values()]
+        other = next((e for e, shape in zip(experts, shapes, strict=True) if shape != shapes[0]), 0)
+        if other or any(len(x.shape) != 2 or x.shape[1] != first[0].shape[1] for x in first):
+            raise CheckpointError(
+                f"the matrices of expert {other} of '{first[0].file}', beside "
+                f"'{first[0].name}', are not those of the first."
+            )
+        outputs = sum(x.shape[0] for x in first)
+        shape = (len(experts), outputs, first[0].shape[1])
+        ordered = tuple(x for expert in experts.values() for x in expert)
+        return cls(first[0].file, first[0].name, shape, parts=ordered)
 
 
 def stored_tensors(path: str | Path) -> Iterator[tuple[str, Stored]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from chop.distributed.weight_files import stored_dtype
 from chop.errors import CheckpointError, check_known
 from chop.models.load import AUTO_CLASSES, model_class_of, read_config
 from chop.private.modules import buffers_of, not_persistent
-from chop.private.transformers_api import constructor_of
+from chop.private.transformers_api import constructor_of, is_stack_of_experts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,9 +85,12 @@ def weights_source(
 
     Raises:
         CheckpointError: as of `SafetensorsSource`, or transformers puts a tensor of the model
-            together from several of the file.
+            together from several of the file, and these are not the matrices of experts.
     """
-    return SafetensorsSource(folder, model if graph is None else graph, _renaming(model))
+    names = _FileNames(model)
+    return SafetensorsSource(
+        folder, model if graph is None else graph, names.rename, names.place_of_expert
+    )
 
 
 @contextmanager
@@ -110,27 +114,55 @@ def _parameters_on_meta() -> Iterator[None]:
         handle.remove()
 
 
-def _renaming(model: PreTrainedModel) -> Callable[[str], str]:
-    """From names in files, which may be those of older releases, to the model's."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import (
-        WeightConverter,
-        WeightRenaming,
-        rename_source_key,
-    )
+class _FileNames:
+    """Names in files, which may be those of older releases, and the model's.
 
-    steps = get_model_conversion_mapping(model)
-    converters = [step for step in steps if isinstance(step, WeightConverter)]
-    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
-    own, prefix = model.state_dict(), str(getattr(model, "base_model_prefix", ""))
+    Args:
+        model: of transformers.
+    """
 
-    def rename(name: str) -> str:
-        new, converted = rename_source_key(name, renamings, converters, prefix, own)
-        if converted is not None and new in own:
+    def __init__(self, model: PreTrainedModel) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        steps = get_model_conversion_mapping(model)
+        self._converters = [step for step in steps if isinstance(step, WeightConverter)]
+        self._renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+        self._own, self._class = model.state_dict(), type(model).__name__
+        self._prefix = str(getattr(model, "base_model_prefix", ""))
+
+    def rename(self, name: str) -> str:
+        """The model's name for one in a file.
+
+        Raises:
+            CheckpointError: the tensor is put together from several, no matrices of experts.
+        """
+        new, converted = self._renamed(name)
+        if converted is not None and new in self._own and self.place_of_expert(name) is None:
             raise CheckpointError(
-                f"'{new}' of {type(model).__name__} is put together from '{name}' and others, "
+                f"'{new}' of {self._class} is put together from '{name}' and others, "
                 "which cannot be read by slices; export a graph of the model and read that."
             )
-        return str(new)
+        return new
 
-    return rename
+    def place_of_expert(self, name: str) -> tuple[int, ...] | None:
+        """Where a matrix lies among those that are put together: its expert, and the rows of it.
+
+        Places are in order, and tell nothing else. None of other tensors.
+        """
+        new, converted = self._renamed(name)
+        if converted is None or new not in self._own:
+            return None
+        step = next(x for x in self._converters if converted in x.source_patterns)
+        if not is_stack_of_experts(step):
+            return None
+        numbers = (int(found) for found in re.findall(r"\d+", name.rpartition("experts")[2]))
+        return next(numbers, 0), step.source_patterns.index(converted)
+
+    def _renamed(self, name: str) -> tuple[str, str | None]:
+        from transformers.core_model_loading import rename_source_key
+
+        new, converted = rename_source_key(
+            name, self._renamings, self._converters, self._prefix, self._own
+        )
+        return str(new), converted

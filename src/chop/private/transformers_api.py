@@ -178,3 +178,14 @@ def apply_gate(experts_class: Any, module: Any, x: Tensor) -> Tensor:
     """
     gate: Callable[..., Tensor] = getattr(experts_class, APPLY_GATE)
     return gate(module, x)
+
+
+def is_stack_of_experts(converter: Any) -> bool:
+    """Whether a `WeightConverter` stacks matrices of experts, of each one below the other."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    operations = converter.operations
+    if [type(x) for x in operations] not in ([MergeModulelist], [MergeModulelist, Concatenate]):
+        return False
+    is_of_experts = all("experts." in pattern for pattern in converter.source_patterns)
+    return is_of_experts and [x.dim for x in operations] == [0, 1][: len(operations)]

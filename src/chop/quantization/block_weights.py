@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.memory import release_freed
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import buffers_of, not_persistent, parameters_of
 
 SMALL = 2**16
 """Numbers of a tensor that is read at once and stays: norms and biases."""
@@ -101,11 +101,10 @@ class LazyWeights:
         seen: set[int] = set(self._placed)
         modules = dict(self._model.named_modules())
         for path in paths:
-            module, owned = modules.get(path), {path: self._lazy.get(path)}
-            if module is not None:
-                owned = module.state_dict(prefix=f"{path}.", keep_vars=True)
+            owned = {path: self._lazy[path]} if path in self._lazy else {}
+            owned |= tensors_of(modules[path], path) if path in modules else {}
             for name, x in owned.items():
-                if isinstance(x, Tensor) and id(x) not in seen:
+                if id(x) not in seen:
                     seen.add(id(x))
                     state[name] = x.detach()
         return state
@@ -163,3 +162,16 @@ def _placeholder(x: Tensor) -> Tensor:
 
 def _zero(x: Tensor) -> Tensor:
     return torch.zeros((), dtype=x.dtype).expand(x.shape)
+
+
+def tensors_of(module: nn.Module, path: str) -> dict[str, Tensor]:
+    """The parameters and persistent buffers below a path, by name, of the shapes that they have.
+
+    State dicts may have them in others, as those of experts and of GPT-2's layers do.
+    """
+    found: dict[str, Tensor] = {}
+    for below, owner in module.named_modules(prefix=path):
+        own = parameters_of(owner) | buffers_of(owner)
+        kept = own.keys() - not_persistent(owner)
+        found |= {f"{below}.{n}": x for n, x in own.items() if n in kept and x is not None}
+    return found

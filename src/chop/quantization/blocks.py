@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from chop.captured.expert_linear import ExpertLinear
 from chop.captured.runtime import REGIONS, exit_open_regions
 from chop.captured.writes import shared_writes
 from chop.ir.graph import MaseGraph
@@ -136,13 +135,6 @@ def _check_apart(part: Part) -> None:
             raise NoBlocksError(f"node '{node.name}' changes a mode for those that follow")
         if shared_writes(node):
             raise NoBlocksError(f"node '{node.name}' writes into the memory of another value")
-
-
-def _check_matrices(mg: MaseGraph) -> None:
-    """Refuses layers whose weight files do not have as the layer does."""
-    for node in mg.nodes:
-        if isinstance(mg.module_of(node), ExpertLinear):
-            raise NoBlocksError(f"'{node.target}' has a matrix for each of several experts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +244,7 @@ class BlockWalk:
         runs_float: whether the float parts run too, each on what the float ones before it give.
 
     Raises:
-        NoBlocksError: the graph cannot be cut, or a layer has experts.
+        NoBlocksError: the graph cannot be cut.
     """
 
     def __init__(
@@ -264,7 +256,6 @@ class BlockWalk:
         files: BlockFiles,
         runs_float: bool = False,
     ) -> None:
-        _check_matrices(mg)
         self.mg, self.batches, self.files, self.weights = mg, batches, files, weights
         self._runs_float = runs_float
         self.parts = parts_of(mg, blocks)
