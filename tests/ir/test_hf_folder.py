@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from chop import ChopConfig, MaseGraph, passes
 from chop.errors import CheckpointError, ConfigError
+from chop.formats import parse_format_string
 from chop.nn.packed import PackedEmbedding, PackedLinear, PackedOperator
 from tests import programs
 
@@ -448,3 +449,34 @@ def test_torchs_attention_in_a_model_of_transformers_loads_packed(tmp_path):
 def test_no_operators_are_refused():
     with pytest.raises(ConfigError, match="at least one, or None for all"):
         ChopConfig("mxint4", operators=[])
+
+
+@pytest.mark.parametrize("weight", ["mxint4", "group_integer:width=4:group_size=32"])
+@pytest.mark.parametrize(
+    "data_in", ["scale_integer:width=8:granularity=row", "fp8:granularity=row", "mxint8"]
+)
+@pytest.mark.sampled(3)
+def test_inputs_of_8_bits_are_those_of_the_rounded_model(made, tmp_path, weight, data_in):
+    """A model is packed as it is read, and read from its folder; the graph rounds its floats."""
+    model, _, folder = made["llama"]
+    config = ChopConfig(weight, data_in=data_in, operators=["linear"], skip=["lm_head"])
+    packed = CAUSAL.from_pretrained(f"{folder}-float", quantization_config=config)
+    spec = {"weight": parse_format_string(weight), "data_in": parse_format_string(data_in)}
+    rules = {"linear": {"config": spec}, "skip": ["lm_head"]}
+    rounded, _ = passes.quantize_transform_pass(MaseGraph(model), {"by": "type", **rules})
+    layer = packed.model.layers[0].mlp.down_proj
+    assert isinstance(layer, PackedLinear) and layer.packed_bits("weight") <= 4.5
+    x = torch.randn(3, 5, 128) * torch.tensor([1, 10, 0.01]).view(3, 1, 1)
+    of_floats = rounded.modules["model.layers.0.mlp.down_proj"]
+    weights = of_floats.quantize("weight", of_floats.weight)
+    assert torch.equal(spec["weight"].decode(layer.encoded("weight")), weights)
+    exact = torch.nn.functional.linear(spec["data_in"](x), weights)
+    assert torch.equal(of_floats(x), exact)
+    for rows in (x, x[:1, :1], x[1]):
+        torch.testing.assert_close(layer(rows), of_floats(rows), rtol=0, atol=1e-5)
+    assert torch.equal(packed(IDS).logits, rounded.model(IDS, MASK).logits)
+    packed.save_pretrained(tmp_path)
+    again = CAUSAL.from_pretrained(tmp_path)
+    assert torch.equal(again(IDS).logits, packed(IDS).logits)
+    told = {"max_new_tokens": 4, "do_sample": False, "attention_mask": MASK}
+    assert torch.equal(again.generate(IDS, **told), rounded.model.generate(IDS, **told))
