@@ -5,6 +5,7 @@ Shapes: B texts, H heads, T tokens, D numbers of a head; N blocks of G tokens ea
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -115,7 +116,7 @@ class StoreRule:
         blocks = self.turned(parts).flatten(0, 1).contiguous()
         found = (
             [encode_in_parts(self.number_format, blocks)]
-            if self._is_separable(blocks.shape)
+            if _is_separable(self.number_format, tuple(blocks.shape))
             else [self.number_format.encode(block) for block in blocks]
         )
         lead = (texts, count // self.block)
@@ -133,7 +134,7 @@ class StoreRule:
         """
         texts, count = codes.codes.shape[:2]
         shape, key, exact = self.shape(heads, size), self.number_format.key, _exact(dtype)
-        if self._is_separable((texts * count, *shape)):
+        if _is_separable(self.number_format, (texts * count, *shape)):
             flat = codes.map(lambda x: x.reshape(-1))
             y = torch.ops.chop.decode(*flat, [texts * count, *shape], key, exact)
         else:
@@ -151,18 +152,23 @@ class StoreRule:
         stored = Encoded(block.codes, torch.Size(shape), dtype, block.scales, factor)
         return self.number_format.decode(stored)
 
-    def _is_separable(self, shape: Sequence[int]) -> bool:
-        """Whether blocks along the first axis are encoded as each would be by itself."""
-        layout = self.number_format.layout()
-        if layout is None or isinstance(layout.element.threshold, Threshold):
-            return False
-        if not self.number_format.is_row_separable(shape):
-            return False
-        if layout.scaling is None:
-            return True
-        # Channels are heads of a block, and blocks of all blocks.
-        of_each = shape[0] * layout.groups.count(shape[1:])
-        return not layout.scaling.spans_tensor and layout.groups.count(shape) == of_each
+
+@functools.lru_cache(maxsize=1024)
+def _is_separable(number_format: NumberFormat, shape: tuple[int, ...]) -> bool:
+    """Whether blocks along the first axis are encoded as each would be by itself.
+
+    It is asked for each layer and token, and the same for all layers.
+    """
+    layout = number_format.layout()
+    if layout is None or isinstance(layout.element.threshold, Threshold):
+        return False
+    if not number_format.is_row_separable(shape):
+        return False
+    if layout.scaling is None:
+        return True
+    # Channels are heads of a block, and blocks of all blocks.
+    of_each = shape[0] * layout.groups.count(shape[1:])
+    return not layout.scaling.spans_tensor and layout.groups.count(shape) == of_each
 
 
 def block_of(number_format: NumberFormat, per: Per) -> int:
@@ -216,8 +222,8 @@ class TokenStore:
         """
         if self.window is None or self.sinks is None:
             self.window = self.sinks = new[:, :, :0].detach().clone()
-        every = self._joined(new)
-        kept = torch.cat((self.window, new.detach()), -2)
+        newest = torch.cat((self.window, new), -2)
+        every, kept = self._joined(newest), newest.detach()
         missing = min(self.rule.sink_length - self.sinks.size(-2), kept.size(-2))
         if missing > 0:
             self.sinks = torch.cat((self.sinks, kept[:, :, :missing]), -2)
@@ -234,7 +240,7 @@ class TokenStore:
 
     def tokens(self) -> Tensor | None:
         """All tokens (B, H, T, D) as they are stored; None before the first."""
-        return None if self.window is None else self._joined(self.window[:, :, :0])
+        return None if self.window is None else self._joined(self.window)
 
     def crop(self, count: int) -> None:
         """Forgets the newest tokens. Those before them that leave a block get into the window."""
@@ -246,7 +252,7 @@ class TokenStore:
             return
         first, left = self.sinks.size(-2), max(self._coded - beyond, 0)
         whole, rest = left // self.rule.block, left % self.rule.block
-        every = self._joined(self.window[:, :, :0])
+        every = self._joined(self.window)
         self.window = every[:, :, first + left - rest : first + left].clone()
         self.sinks = self.sinks[:, :, : max(first + self._coded - beyond, 0)]
         self._keep(0, whole)
@@ -286,19 +292,20 @@ class TokenStore:
         old = self.codes
         self.codes = codes if old is None else old.map(lambda *x: torch.cat(x, 1), codes)
 
-    def _joined(self, new: Tensor) -> Tensor:
-        assert self.window is not None and self.sinks is not None
+    def _joined(self, newest: Tensor) -> Tensor:
+        """All tokens (B, H, T, D), of which those after the codes are given."""
+        assert self.sinks is not None
         if self.codes is None:
-            return torch.cat((self.sinks, self.window, new), -2)
+            return torch.cat((self.sinks, newest), -2)
         texts, heads, first, size = self.sinks.shape
-        end, dtype = first + self._coded, self.window.dtype
+        end, dtype = first + self._coded, self.sinks.dtype
         decoded = self.rule.decode(self.codes, heads, size, dtype)
-        every = new.new_empty((texts, heads, self.length + new.size(-2), size))
+        every = newest.new_empty((texts, heads, end + newest.size(-2), size))
         every[:, :, :first] = self.sinks
         # One pass over the past: it is turned, converted and put in its place by the same copy.
         target = every[:, :, first:end].view(decoded.shape)
         target.copy_(cast(decoded, dtype) if dtype == torch.float16 else decoded)
-        every[:, :, end:] = torch.cat((self.window, new), -2)
+        every[:, :, end:] = newest
         return every
 
 
