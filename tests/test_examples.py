@@ -238,6 +238,8 @@ def test_tutorial_8_finds_the_fault_that_it_plants(tmp_path):
 @pytest.mark.long  # test_hf_folder does the same by the command
 def test_tutorial_10_saves_a_decoder_that_transformers_loads(tmp_path):
     text = run("tutorial_10.py", "--quick", "--rows", 4, "--out", tmp_path)
+    assert "mxint:width=3, down_proj in mxint8" in text and "3, learned rounding" in text
+    assert re.search(r"a cache in 8 bits takes \d\d% of the float one", text)
     assert "mxint:width=4, a LlamaForCausalLM" in text
     assert "a new process loads it and answers with the same tokens" in text
     assert "saved in" in text and "0.19 MB of weights" in text
