@@ -12,10 +12,14 @@ WORKERS := -n 2 --dist worksteal
 # Empty is unset: without bytecode every process of the tests would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-processors test-tools hardware-tools clean
+.PHONY: demo docs test test-long test-processors test-tools hardware-tools clean
 
 demo: $(PRODUCT)  ## train, quantise and retrain the built-in model; writes runs/demo
 	$(BIN)/chop demo --out runs/demo
+
+docs: $(PRODUCT)  ## the documentation site, which `chop docs` opens and a wheel then has
+	$(INSTALL) -e ".[docs]"
+	$(BIN)/python -m docs.site
 
 # Types are checked beside the tests, and what mypy says is shown after them.
 test: test-tools  ## style, spelling, types, layers, unit tests, doctests
@@ -62,4 +66,4 @@ hardware-tools:  ## circuits' simulators and synthesis, and a browser, where thi
 	$(call installed,$(BROWSER))
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs src/chop/site

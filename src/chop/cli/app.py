@@ -10,6 +10,7 @@ from chop.cli.adapter import CommandGroup, flowing
 from chop.cli.bench import bench_app
 from chop.cli.command import AS_JSON, QUIET, VERBOSE
 from chop.cli.compress import COMPRESS, DEMO
+from chop.cli.docs import DOCS
 from chop.cli.doctor import DOCTOR
 from chop.cli.emit import EMIT
 from chop.cli.evaluate import EVALUATE
@@ -31,6 +32,7 @@ class Commands(CommandGroup):
     table: ClassVar = {
         "compress": COMPRESS,
         "demo": DEMO,
+        "docs": DOCS,
         "doctor": DOCTOR,
         "emit": EMIT,
         "evaluate": EVALUATE,

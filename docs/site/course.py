@@ -1,0 +1,63 @@
+"""Pages of the course, one for each tutorial and lab: of `course.md` and of the examples' files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from docs.site.markdown import code, escaped
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "docs/course.md"
+FOLDER = "docs/course"
+LINK = re.compile(r"\]\((?!#|\w+:)")
+SCRIPT = re.compile(r"`python (examples/\w+\.py)")
+DIFFER = "If your numbers differ"
+
+
+def sections(text: str) -> dict[str, str]:
+    """The sections of the page by their titles."""
+    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def name_of(title: str) -> str:
+    """`lab-4-software` of `Lab 4, software: what is fast`."""
+    return re.sub(r"\W+", "-", title.partition(":")[0].lower())
+
+
+def pages() -> dict[str, str]:
+    """The page of the course without its sections, and a page for each of them."""
+    text = (ROOT / PAGE).read_text()
+    found = sections(text)
+    differ = found.pop(DIFFER)
+    made = {f"{FOLDER}/{name_of(title)}.md": title for title in found}
+    links = [f"- [{title}]({path.removeprefix('docs/')})" for path, title in made.items()]
+    start = text[: text.index("\n## ")].strip()
+    parts = [start, "## Tutorials and labs", "\n".join(links), f"## {DIFFER}", differ.strip()]
+    return {
+        PAGE: "\n\n".join(parts) + "\n",
+        **{path: _page(title, found[title], differ) for path, title in made.items()},
+    }
+
+
+def _page(title: str, text: str, differ: str) -> str:
+    parts = [f"# {title}", text.strip(), f"## {DIFFER}", differ.strip()]
+    scripts = list(dict.fromkeys(SCRIPT.findall(text)))
+    page = LINK.sub("](../", "\n\n".join(parts))
+    return "\n\n".join([page, *(part for script in scripts for part in _script(script))]) + "\n"
+
+
+def _script(script: str) -> Iterator[str]:
+    """What a script says of itself, its calls with their times, and all of it."""
+    source = (ROOT / script).read_text()
+    title, _, rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
+    yield f"## `{script}`"
+    yield escaped(title)
+    for paragraph in rest.strip().split("\n\n"):
+        lines = paragraph.splitlines()
+        is_code = lines[0].startswith(("python ", "chop ", "    "))
+        yield code(paragraph) if is_code else "\n".join(map(escaped, lines))
+    yield f"<details>\n<summary>The whole script</summary>\n\n{code(source, 'python')}\n\n</details>"

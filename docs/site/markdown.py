@@ -1,0 +1,107 @@
+"""Markdown of docstrings and help: prose is escaped, examples and lists stay as they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from chop.docstrings import entries, split_section
+
+SPECIAL = re.compile(r"([<>*_\[\]$|~#{}\\])")
+CODE = re.compile(r"(`[^`\n]+`)")
+STYLE = re.compile(r"\[bold\](.*?)\[/\]")
+LISTED = ("Args", "Attributes", "Raises")
+SECTIONS = (*LISTED, "Returns", "Yields", "Example", "Source")
+
+
+def escaped(text: str) -> str:
+    """Prose as it is shown; what stands between backticks is code.
+
+    >>> escaped("`a_b` of a_b")
+    '`a_b` of a\\\\_b'
+    """
+    parts = CODE.split(text)
+    return "".join(p if CODE.fullmatch(p) else SPECIAL.sub(r"\\\1", p) for p in parts)
+
+
+def code(text: str, language: str = "text") -> str:
+    """A block of code."""
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown; those of code may hold bars."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
+
+
+def help_text(text: str) -> str:
+    """Help of a command: indented lines are commands, `[bold]` is bold."""
+    return "\n\n".join(_help_paragraphs(text))
+
+
+def _help_paragraphs(text: str) -> Iterator[str]:
+    examples: list[str] = []
+    for paragraph in [*re.split(r"\n\s*\n", text.strip("\n")), ""]:
+        if paragraph.startswith("  "):
+            examples += [line.strip() for line in paragraph.splitlines()]
+            continue
+        if examples:
+            yield code("\n".join(examples))
+            examples = []
+        parts = STYLE.split(" ".join(paragraph.split()))
+        yield "".join(f"**{escaped(p)}**" if n % 2 else escaped(p) for n, p in enumerate(parts))
+
+
+def docstring(text: str) -> str:
+    """A Google-style docstring: prose, its sections as lists, examples as code."""
+    rest, sections = text, {}
+    for heading in SECTIONS:
+        before, section, after = split_section(rest, heading)
+        if section:
+            sections[heading], rest = section, before + after
+    parts = [*_paragraphs(rest)]
+    for heading, section in sections.items():
+        if heading == "Example":
+            parts.append(code(_unindented(section.partition("\n")[2]), "python"))
+            continue
+        parts.append(f"**{heading}**")
+        found = entries(section, heading) if heading in LISTED else {}
+        said = " ".join(section.partition(":")[2].split())
+        parts.append(definitions(found) if found else escaped(said))
+    return "\n\n".join(part for part in parts if part)
+
+
+def definitions(found: Mapping[str, str]) -> str:
+    """A list of names with their texts."""
+    return "\n".join(f"- `{name}`: {escaped(text)}" for name, text in found.items())
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
+        lines = paragraph.splitlines()
+        if paragraph.lstrip().startswith(">>>"):
+            yield code(_unindented(paragraph), "pycon")
+        elif lines and all(line.startswith("  ") for line in lines):
+            yield code(_unindented(paragraph))
+        elif paragraph.strip() == "::":
+            continue
+        elif re.match(r"(?:[-*]|\d+\.) ", paragraph):
+            yield "\n".join(map(_item, lines))
+        else:
+            yield escaped(re.sub(r"::$", ":", " ".join(paragraph.split())))
+
+
+def _item(line: str) -> str:
+    mark, text = re.match(r"(\s*(?:[-*]|\d+\.) |\s*)(.*)", line).groups()  # type: ignore[union-attr]
+    return mark + escaped(text)
+
+
+def _unindented(text: str) -> str:
+    lines = text.strip("\n").splitlines()
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    return "\n".join(line[margin:] for line in lines)

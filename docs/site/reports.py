@@ -1,0 +1,56 @@
+"""Pages of runs for the site: small runs of four commands, each in seconds."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+RUNS: Mapping[str, str] = {
+    "compress": "chop compress --model vit --limit 400 --formats 8.auto,6.auto,4.auto,4.2 "
+    "--qat-epochs 1 --max-drop 0.05 --keep-best --bench-seconds 0.2",
+    "search": "chop search precision --model mlp --limit 400 --trials 30 --budget bits=5",
+    "emit": "chop emit --model mlp --no-synthesis --samples 20",
+    "language-model": "chop compress --model gpt-tiny --limit 40 --max-length 64 --max-drop 0.1 "
+    "--formats 8.auto,mxint:width=4,mxfp:width=4 --qat-epochs 0 --keep-best --bench-seconds 0",
+}
+"""Name of a page -> the command that leaves it."""
+PAGE = "report.html"
+
+
+def made(folder: Path, into: Path) -> dict[str, str]:
+    """Runs the commands and copies their pages.
+
+    A command that a missing tool stops (a simulator of circuits) leaves no page, and is told.
+
+    Args:
+        folder: of the runs.
+        into: of the pages.
+    Returns: a line of Markdown for each page.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for name, command in RUNS.items():
+        page = _run(command, folder / name)
+        if page is None:
+            sys.stdout.write(f"left out: the page of {command}\n")
+            continue
+        shutil.copyfile(page, into / f"{name}.html")
+        found[name] = f"`{command}`."
+    return found
+
+
+def _run(command: str, out: Path) -> Path | None:
+    words = [sys.executable, "-m", "chop.cli", "-q", *shlex.split(command)[1:], "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stdout.write(done.stderr[-500:])
+    pages = sorted(_pages(out))
+    return pages[0] if pages and not done.returncode else None
+
+
+def _pages(out: Path) -> Iterator[Path]:
+    return out.rglob(PAGE)

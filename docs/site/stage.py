@@ -1,0 +1,129 @@
+"""Source tree of the site: pages as they lie in the repository, and generated ones beside them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from docs.site import api, commands, course, errors
+
+ROOT = Path(__file__).resolve().parents[2]
+INDEX = "docs/index.md"
+OTHERS = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "SECURITY.md",
+    "benchmarks/RESULTS.md",
+)
+ENTRY = re.compile(r"^- \[[^]]+\]\(([^)#]+\.md)\)", re.MULTILINE)
+CHILDREN = {
+    course.PAGE: f"{course.FOLDER}/",
+    "docs/guide/commands.md": f"{commands.FOLDER}/",
+    f"{api.FOLDER}.md": f"{api.FOLDER}/",
+}
+"""Page -> folder of the generated pages that are below it."""
+GENERATED = {
+    "Reference": {
+        api.PASSES_PAGE: "[All passes](reference/passes.md): settings of each, by name.",
+        f"{api.FOLDER}.md": "[Python API](reference/python.md): signatures and docstrings.",
+        errors.PAGE: "[Errors by name](reference/errors.md): what each means and what raises it.",
+    }
+}
+"""Section of the index -> generated pages that it lists, with their lines."""
+EXAMPLES = "docs/examples.md"
+TO_INDEX = re.compile(r"\]\((?:\.\./)*(?:docs/)?index\.md\)")
+
+
+def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
+    """All generated texts by their paths in the tree.
+
+    Args:
+        reports: line of Markdown by name of the report page that it speaks of.
+    """
+    made = {**course.pages(), **commands.pages(), **api.pages(), **errors.pages()}
+    made[INDEX] = _index((ROOT / INDEX).read_text())
+    made["docs/guide/commands.md"] = _with_commands(made)
+    if reports:
+        made[EXAMPLES] = _examples(reports)
+        made[INDEX] = made[INDEX].replace(
+            "\n## Reference", "- [Pages of runs](examples.md): four to look at.\n\n## Reference"
+        )
+    for page, folder in CHILDREN.items():
+        children = [path for path in made if path.startswith(folder)]
+        made[page] += f"\n{_toctree(children)}"
+    made["index.md"] = _contents(made[INDEX])
+    del made[INDEX]
+    return made
+
+
+def _index(text: str) -> str:
+    for section, lines in GENERATED.items():
+        added = "".join(f"- {line}\n" for line in lines.values())
+        text = re.sub(rf"(^## {section}\n\n)", rf"\g<1>{added}", text, flags=re.MULTILINE)
+    return text
+
+
+def _with_commands(made: Mapping[str, str]) -> str:
+    text = (ROOT / "docs/guide/commands.md").read_text()
+    found = [path for path in made if path.startswith(commands.FOLDER)]
+    links = [
+        f"- [`chop {Path(path).stem}`](../{path.removeprefix('docs/')})" for path in sorted(found)
+    ]
+    listed = "\n".join(links).replace("bench-", "bench ").replace("search-", "search ")
+    return f"{text}\n## All commands\n\n{listed}\n"
+
+
+def _contents(index: str) -> str:
+    """The first page: the index, with its sections as the contents of all pages."""
+    text = index.replace("](../", "](").replace("# All pages", "# chop", 1)
+    text = re.sub(r"\]\((?=(?:[a-z-]+/)*[a-z-]+\.md)", "](docs/", text)
+    text = text.replace("](docs/benchmarks/", "](benchmarks/")
+    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
+    trees = []
+    for title, section in zip(parts[1::2], parts[2::2], strict=True):
+        first = ["README.md"] if not trees else []
+        trees.append(_toctree(first + ENTRY.findall(section), title))
+    return f"{text.rstrip()}\n\n" + "\n".join(trees)
+
+
+def _toctree(paths: list[str], caption: str = "") -> str:
+    lines = ["```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), ""]
+    return "\n".join([*lines, *(f"/{path.removesuffix('.md')}" for path in paths), "```", ""])
+
+
+def _examples(reports: Mapping[str, str]) -> str:
+    lines = [f"- <a href='../reports/{name}.html'>{name}</a>: {t}" for name, t in reports.items()]
+    text = "What commands leave in `report.html`, of small runs ([pages](guide/report.md))."
+    return "\n\n".join(["# Pages of runs", text, "\n".join(lines), ""])
+
+
+def stage(folder: Path, reports: Mapping[str, str] | None = None) -> None:
+    """Writes the tree.
+
+    Args:
+        folder: a new folder.
+        reports: see `pages`.
+    """
+    for path in _files():
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    (folder / INDEX).unlink()
+    for name, text in pages(reports).items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    security = folder / "SECURITY.md"  # one link leads there, from the page on trust
+    security.write_text(f"---\norphan: true\n---\n\n{security.read_text()}")
+    for path in folder.rglob("*.md"):
+        path.write_text(TO_INDEX.sub("](/index.md)", path.read_text()))
+
+
+def _files() -> Iterator[Path]:
+    yield from (ROOT / name for name in OTHERS)
+    for pattern in ("*.md", "*.svg"):
+        yield from sorted((ROOT / "docs").rglob(pattern))
