@@ -33,8 +33,12 @@ def _below(group: Any, context: Any, words: tuple[str, ...]) -> Iterator[tuple[s
 
 def pages() -> dict[str, str]:
     """A page for each command."""
-    found = commands().items()
-    return {f"{FOLDER}/{name.replace(' ', '-')}.md": page(name, *both) for name, both in found}
+    return {path_of(name): page(name, *both) for name, both in commands().items()}
+
+
+def path_of(name: str) -> str:
+    """The path of a command's page."""
+    return f"{FOLDER}/{name.replace(' ', '-')}.md"
 
 
 def page(name: str, command: Any, context: Any) -> str:

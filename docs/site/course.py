@@ -60,4 +60,6 @@ def _script(script: str) -> Iterator[str]:
         lines = paragraph.splitlines()
         is_code = lines[0].startswith(("python ", "chop ", "    "))
         yield code(paragraph) if is_code else "\n".join(map(escaped, lines))
-    yield f"<details>\n<summary>The whole script</summary>\n\n{code(source, 'python')}\n\n</details>"
+    yield "<details>\n<summary>The whole script</summary>"
+    yield code(source, "python")
+    yield "</details>"

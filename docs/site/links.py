@@ -58,6 +58,5 @@ def _problems(path: Path, pages: dict[Path, Page], folder: Path) -> Iterator[str
         target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
         if not target.is_file():
             yield f"{name}: no file {link}"
-        elif parts.fragment and target in pages:
-            if unquote(parts.fragment) not in pages[target].ids:
-                yield f"{name}: no heading {link}"
+        elif parts.fragment and target in pages and parts.fragment not in pages[target].ids:
+            yield f"{name}: no heading {link}"

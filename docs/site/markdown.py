@@ -1,4 +1,4 @@
-"""Markdown of docstrings and help: prose is escaped, examples and lists stay as they are written."""
+"""Markdown of docstrings and help: prose is escaped, code and lists stay as they are."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from docs.site import api, commands, course, errors
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = "docs/"
 INDEX = "docs/index.md"
 OTHERS = (
     "README.md",
@@ -20,12 +21,10 @@ OTHERS = (
     "benchmarks/RESULTS.md",
 )
 ENTRY = re.compile(r"^- \[[^]]+\]\(([^)#]+\.md)\)", re.MULTILINE)
-CHILDREN = {
-    course.PAGE: f"{course.FOLDER}/",
-    "docs/guide/commands.md": f"{commands.FOLDER}/",
-    f"{api.FOLDER}.md": f"{api.FOLDER}/",
-}
-"""Page -> folder of the generated pages that are below it."""
+LISTED = (f"{commands.FOLDER}/", f"{api.FOLDER}/")
+"""Folders of generated pages that a page lists. In the contents at the side, which every page has,
+they would take more room and time than all else."""
+ORPHAN = "---\norphan: true\n---\n\n"
 GENERATED = {
     "Reference": {
         api.PASSES_PAGE: "[All passes](reference/passes.md): settings of each, by name.",
@@ -46,15 +45,16 @@ def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     made = {**course.pages(), **commands.pages(), **api.pages(), **errors.pages()}
     made[INDEX] = _index((ROOT / INDEX).read_text())
-    made["docs/guide/commands.md"] = _with_commands(made)
+    made["docs/guide/commands.md"] = _with_commands()
     if reports:
         made[EXAMPLES] = _examples(reports)
         made[INDEX] = made[INDEX].replace(
             "\n## Reference", "- [Pages of runs](examples.md): four to look at.\n\n## Reference"
         )
-    for page, folder in CHILDREN.items():
-        children = [path for path in made if path.startswith(folder)]
-        made[page] += f"\n{_toctree(children)}"
+    made = {path: ORPHAN * path.startswith(LISTED) + text for path, text in made.items()}
+    made[course.PAGE] += (
+        f"\n{_toctree([path for path in made if path.startswith(f'{course.FOLDER}/')])}"
+    )
     made["index.md"] = _contents(made[INDEX])
     del made[INDEX]
     return made
@@ -67,13 +67,13 @@ def _index(text: str) -> str:
     return text
 
 
-def _with_commands(made: Mapping[str, str]) -> str:
+def _with_commands() -> str:
     text = (ROOT / "docs/guide/commands.md").read_text()
-    found = [path for path in made if path.startswith(commands.FOLDER)]
-    links = [
-        f"- [`chop {Path(path).stem}`](../{path.removeprefix('docs/')})" for path in sorted(found)
-    ]
-    listed = "\n".join(links).replace("bench-", "bench ").replace("search-", "search ")
+    links = (
+        f"- [`chop {name}`](../{commands.path_of(name).removeprefix(DOCS)})"
+        for name in sorted(commands.commands())
+    )
+    listed = "\n".join(links)
     return f"{text}\n## All commands\n\n{listed}\n"
 
 
@@ -118,7 +118,7 @@ def stage(folder: Path, reports: Mapping[str, str] | None = None) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
     security = folder / "SECURITY.md"  # one link leads there, from the page on trust
-    security.write_text(f"---\norphan: true\n---\n\n{security.read_text()}")
+    security.write_text(ORPHAN + security.read_text())
     for path in folder.rglob("*.md"):
         path.write_text(TO_INDEX.sub("](/index.md)", path.read_text()))
 
