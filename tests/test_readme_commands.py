@@ -11,7 +11,7 @@ from chop.data import load_dataset
 from chop.data.tokenizer import get_tokenizer
 from chop.train import load_trained
 from tests import programs
-from tests.pages import PAGES, ROOT, command_lines, name_of
+from tests.pages import PAGES, ROOT, command_lines, name_of, python_of
 
 ELSEWHERE = {
     "prajjwal1/": "a model of the hub: needs a network",
@@ -79,6 +79,13 @@ def texts():
     Path("texts.txt").write_text("\n".join(load_dataset("stories")["train"]["text"][:400]))
 
 
+def my_pictures():
+    """By the page's own code, which makes the model too."""
+    program = Path("own_model.py")
+    program.write_text(python_of(ROOT / "docs/own-model.md").rpartition("import chop\n")[0])
+    assert programs.run(program).returncode == 0
+
+
 def small_search(*names):
     for name in names:
         small = ("--model", "mlp", "--limit", "120", "--trials", "2")
@@ -90,6 +97,7 @@ NEEDED = {
     "./my-data": my_data,
     "./my-llama": my_llama,
     "./texts.txt": texts,
+    "net.py:Net": my_pictures,
     "runs/tpe": lambda: small_search("tpe", "random"),
     "runs/none": lambda: small_search("none", "compress", "compress-train"),
     "runs/compress": lambda: chop("compress", "--model", "mlp", "--bench-seconds", "0"),

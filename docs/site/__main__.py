@@ -19,6 +19,8 @@ HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "src/chop/site"
 NOT_SERVED = (".buildinfo", "objects.inv", ".doctrees")
 REPORTS = "docs/reports"
+CAPTION = '<p class="caption" role="heading"'
+"""What Sphinx writes above a part of the contents; ARIA asks for a level, too."""
 
 
 def build(out: Path, with_reports: bool = True) -> list[str]:
@@ -45,6 +47,8 @@ def build(out: Path, with_reports: bool = True) -> list[str]:
             raise SystemExit(code)
         for file in NOT_SERVED:
             (work / "site" / file).unlink(missing_ok=True)
+        for page in (work / "site").rglob("*.html"):
+            page.write_text(page.read_text().replace(CAPTION, f'{CAPTION} aria-level="2"'))
         if shown:
             shutil.copytree(work / "pages", work / "site" / REPORTS)
         wrong = links.problems(work / "site")

@@ -61,7 +61,7 @@ def opened(page, script, folder, query=""):
     )
     told.unlink()
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    urls = {u for u in re.findall(r'"url":"([^"]+)"', net.read_text())}
+    urls = set(re.findall(r'"url":"([^"]+)"', net.read_text()))
     ours = {url for url in urls if not re.search(r"google|gvt1|chrome", url)}
     assert all(url.startswith(("file://", "data:")) for url in ours), ours
     found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
