@@ -100,6 +100,11 @@ def check_norm(folder):
     check(norm(IntegerLayerNorm, EDGE, (6,)), drawn(EDGE, 4, 6), fold=12)
 
 
+def check_short_norm(folder):
+    """More rows wait in the FIFO than the root takes."""
+    check(norm(IntegerLayerNorm, EDGE, (2,)), drawn(EDGE, 20, 2), fold=40)
+
+
 def check_matmul(folder):
     a, b = drawn(EDGE, 3, 4), drawn(EDGE, 4, 5, seed=1)
     check(IntegerMatmul(EDGE, EDGE, 4), a, b, fold=60)
@@ -179,9 +184,15 @@ MUTANTS = {
     ),
     "fifo_loses": (
         "chop_fifo",
-        "else if (data_out_0_ready_i) data_out_0_valid_o",
-        "else data_out_0_valid_o",
+        "assign is_free = !data_out_0_valid_o || data_out_0_ready_i",
+        "assign is_free = 1'b1",
         check_copies("chop_fifo", DEPTH=5),
+    ),
+    "large_fifo_loses": (
+        "chop_fifo",
+        "assign is_free = !has_word_q || moves",
+        "assign is_free = 1'b1",
+        check_copies("chop_fifo", DEPTH=50),
     ),
     "upsize_overwritten": (
         "chop_upsize",
@@ -215,9 +226,39 @@ MUTANTS |= {
     ),
     "norm_sum_kept": (
         "chop_layer_norm",
-        "(load_q == '0 ? '0 : partial_sum_q)",
+        "(is_first_q ? '0 : partial_sum_q)",
         "partial_sum_q",
         check_norm,
+    ),
+    "row_overwritten": (
+        "chop_layer_norm",
+        "!(is_last_in && is_row_taken_q)",
+        "1'b1",
+        check_short_norm,
+    ),
+    "triple_root_lost": (
+        "chop_isqrt",
+        "triple_q + TRIPLE_W'(1), 2'd2}",
+        "triple_q, 2'd2}",
+        check_norm,
+    ),
+    "triple_divisor_lost": (
+        "chop_reciprocal",
+        "is_two ? !difference_3",
+        "is_two ? !difference_2",
+        check_norm,
+    ),
+    "rows_counted_too_early": (
+        "chop_window",
+        "? spare_q + came - needed_q",
+        "? spare_q + came",
+        check_conv,
+    ),
+    "slots_beyond_the_ring": (
+        "chop_window",
+        "beyond[ADDRESS_W+1] ? slot",
+        "1'b1 ? slot",
+        check_conv,
     ),
     "one_bank": (
         "chop_matmul",
@@ -421,7 +462,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 20
+    assert len(checks) == 22
     for run in checks:
         run(RTL)
 

@@ -187,7 +187,7 @@ def _requantize(p: Parameters) -> Logic:
 def _softmax(p: Parameters) -> Logic:
     total = p["TABLE_W"] + _log2(p["FEATURES"])
     reciprocal = p["POWER"] - p["TABLE_W"] + 1
-    codes = _fifo({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 8})
+    codes = _fifo({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 12})
     kept = _fifo({"W": p["TABLE_W"], "DEPTH": p["DEPTH"]})
     counts = 3 * _log2(p["FEATURES"])
     return Logic(

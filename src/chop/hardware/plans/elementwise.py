@@ -29,6 +29,8 @@ TABLE_STAGES = 5
 ROUND_STAGES = 7
 """Cycles of `chop_requantize` and of the FIFO behind it, without those of a multiplier."""
 MULTIPLY_STAGES = 2
+SCALE_STAGES = 5
+"""Cycles of `chop_scale` and of the FIFO behind it."""
 
 
 def plan_relu(site: Site) -> ComponentPlan:
@@ -68,7 +70,8 @@ def plan_scale(site: Site) -> ComponentPlan:
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerScale)
     multiplier = (read.width, bits_of(operator.factor, operator.factor))
-    return _elementwise(site, {"IN_W": read.width, "FACTOR": operator.factor}, multiplier)
+    plan = _elementwise(site, {"IN_W": read.width, "FACTOR": operator.factor}, multiplier)
+    return replace(plan, latency=SCALE_STAGES)
 
 
 def plan_requantize(site: Site) -> ComponentPlan:

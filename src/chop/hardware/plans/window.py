@@ -28,7 +28,7 @@ AveragePool = (
 
 LATENCY = 2
 """Cycles from a row's last tap to the load of what replaces it."""
-WINDOW_STAGES = 6
+WINDOW_STAGES = 7
 """Cycles of `chop_window` ahead of the first tap, once the last row that it needs is there."""
 MAXIMUM_STAGES = 1
 IMAGES = 3

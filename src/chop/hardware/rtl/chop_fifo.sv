@@ -2,9 +2,10 @@
 //
 // in      beats of W bits
 // out     the same beats
-// time    one beat per cycle; two cycles from end to end, one up to DEPTH 2
-// memory  DEPTH - 1 words of a beat with synchronous read, and a register after it; up to DEPTH 2
-//         a skid buffer, which holds two beats
+// time    one beat per cycle; two cycles from end to end, one up to DEPTH 2, three from LARGE on
+// memory  DEPTH - 1 words of a beat with synchronous read, and a register after it, of which LARGE
+//         ones have two, because a block memory's output is slow; up to DEPTH 2 a skid buffer,
+//         which holds two beats
 module chop_fifo #(
   parameter int W     = 8,
   parameter int DEPTH = 16
@@ -26,34 +27,57 @@ module chop_fifo #(
       .data_out_0_o(data_out_0_o), .data_out_0_valid_o(data_out_0_valid_o),
       .data_out_0_ready_i(data_out_0_ready_i));
   end else begin : g_memory
-    localparam int WORDS   = DEPTH - 1;
+    localparam int LARGE   = 50;
+    localparam int WORDS   = DEPTH - (DEPTH < LARGE ? 1 : 2);
     localparam int INDEX_W = $clog2(WORDS);
     localparam int COUNT_W = $clog2(WORDS + 1);
 
-    logic [W-1:0] memory [0:WORDS-1];
+    // No word that is in use is written.
+    (* no_rw_check *) logic [W-1:0] memory [0:WORDS-1];
     logic [INDEX_W-1:0] write_q, read_q;
     logic [COUNT_W-1:0] count_q;
-    logic push, pop;
+    logic push, pop, is_free;
 
     assign push = data_in_0_valid_i && data_in_0_ready_o;
-    assign pop  = (count_q != '0) && (!data_out_0_valid_o || data_out_0_ready_i);
+    assign pop  = (count_q != '0) && is_free;
     assign data_in_0_ready_o = (count_q != COUNT_W'(WORDS));
 
     always_ff @(posedge clk_i) begin
       if (push) memory[write_q] <= data_in_0_i;
-      if (pop) data_out_0_o <= memory[read_q];
       if (!rst_ni) begin
-        write_q            <= '0;
-        read_q             <= '0;
-        count_q            <= '0;
-        data_out_0_valid_o <= 1'b0;
+        write_q <= '0;
+        read_q  <= '0;
+        count_q <= '0;
       end else begin
         if (push) write_q <= (write_q == INDEX_W'(WORDS - 1)) ? '0 : write_q + INDEX_W'(1);
         if (pop) read_q <= (read_q == INDEX_W'(WORDS - 1)) ? '0 : read_q + INDEX_W'(1);
         if (push && !pop) count_q <= count_q + COUNT_W'(1);
         if (pop && !push) count_q <= count_q - COUNT_W'(1);
-        if (pop) data_out_0_valid_o <= 1'b1;
-        else if (data_out_0_ready_i) data_out_0_valid_o <= 1'b0;
+      end
+    end
+
+    if (DEPTH < LARGE) begin : g_register
+      assign is_free = !data_out_0_valid_o || data_out_0_ready_i;
+      always_ff @(posedge clk_i) begin
+        if (pop) data_out_0_o <= memory[read_q];
+        if (!rst_ni) data_out_0_valid_o <= 1'b0;
+        else if (is_free) data_out_0_valid_o <= pop;
+      end
+    end else begin : g_registers
+      logic [W-1:0] word;
+      logic has_word_q, moves;
+      assign moves   = !data_out_0_valid_o || data_out_0_ready_i;
+      assign is_free = !has_word_q || moves;
+      always_ff @(posedge clk_i) begin
+        if (pop) word <= memory[read_q];
+        if (moves) data_out_0_o <= word;
+        if (!rst_ni) begin
+          has_word_q         <= 1'b0;
+          data_out_0_valid_o <= 1'b0;
+        end else begin
+          if (is_free) has_word_q <= pop;
+          if (moves) data_out_0_valid_o <= has_word_q;
+        end
       end
     end
   end

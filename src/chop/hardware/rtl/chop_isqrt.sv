@@ -4,8 +4,9 @@
 // out     roots of ceil(IN_W / 2) bits
 // time    ceil(ceil(IN_W / 2) / 2) + 1 cycles between two numbers; one is inside at a time
 //
-// Digit by digit, two bits of the root per cycle: the remainder takes two bits of the number and
-// is compared with 4 y + 1, for the root y so far.
+// Digit by digit, two bits q of the root per cycle: the remainder takes four bits of the number, and
+// the largest q is taken for which it is at least q (8 y + q), for the root y so far. The three
+// differences are made side by side, for which 3 y is kept.
 module chop_isqrt #(
   parameter int IN_W = 32,
   localparam int OUT_W = (IN_W + 1) / 2,
@@ -21,28 +22,35 @@ module chop_isqrt #(
   output logic             data_out_0_valid_o,
   input  logic             data_out_0_ready_i
 );
-  // A remainder is at most twice the root: OUT_W + 1 bits; with the bits that it takes, two more.
+  // A remainder is at most twice the root; with the bits that it takes, four more.
   localparam int REST_W = OUT_W + 1;
+  localparam int TAKEN_W = REST_W + 4;
+  localparam int TRIPLE_W = OUT_W + 2;
 
   logic [COUNT_W-1:0] left_q;
   logic [4*STEPS-1:0] number_q;
-  logic [REST_W-1:0] remainder_q, remainder_1, remainder_2;
-  logic [REST_W+1:0] taken_1, taken_2, trial_1, trial_2;
-  logic [REST_W+2:0] difference_1, difference_2;  // the highest bit is the sign
-  logic [OUT_W-1:0] root_1;
-  logic is_valid_q, is_above_1, is_above_2, is_taken;
+  logic [REST_W-1:0] remainder_q, remainder;
+  logic [TRIPLE_W-1:0] triple_q, triple;
+  logic [TAKEN_W:0] taken, difference_1, difference_2, difference_3;  // the highest bit is the sign
+  logic [1:0] digit, last;
+  logic is_valid_q, is_taken, is_two;
 
-  assign taken_1 = {remainder_q, number_q[4*STEPS-1-:2]};
-  assign trial_1 = {1'b0, data_out_0_o, 2'b01};
-  assign difference_1 = {1'b0, taken_1} - {1'b0, trial_1};
-  assign is_above_1 = !difference_1[REST_W+2];
-  assign remainder_1 = is_above_1 ? REST_W'(difference_1) : REST_W'(taken_1);
-  assign root_1 = OUT_W'({data_out_0_o, is_above_1});
-  assign taken_2 = {remainder_1, number_q[4*STEPS-3-:2]};
-  assign trial_2 = {1'b0, root_1, 2'b01};
-  assign difference_2 = {1'b0, taken_2} - {1'b0, trial_2};
-  assign is_above_2 = !difference_2[REST_W+2];
-  assign remainder_2 = is_above_2 ? REST_W'(difference_2) : REST_W'(taken_2);
+  assign taken = {1'b0, remainder_q, number_q[4*STEPS-1-:4]};
+  assign difference_1 = taken - (TAKEN_W + 1)'({data_out_0_o, 3'b001});
+  assign difference_2 = taken - (TAKEN_W + 1)'({data_out_0_o, 4'b0100});
+  assign difference_3 = taken - (TAKEN_W + 1)'({triple_q + TRIPLE_W'(1), 3'b001});
+  assign is_two = !difference_2[TAKEN_W];
+  assign digit = {is_two, is_two ? !difference_3[TAKEN_W] : !difference_1[TAKEN_W]};
+
+  // 3 (4 y + q) = 4 (3 y) + 3 q
+  always_comb begin
+    case (digit)
+      2'd0: {remainder, triple, last} = {REST_W'(taken), triple_q, 2'd0};
+      2'd1: {remainder, triple, last} = {REST_W'(difference_1), triple_q, 2'd3};
+      2'd2: {remainder, triple, last} = {REST_W'(difference_2), triple_q + TRIPLE_W'(1), 2'd2};
+      default: {remainder, triple, last} = {REST_W'(difference_3), triple_q + TRIPLE_W'(2), 2'd1};
+    endcase
+  end
 
   assign data_in_0_ready_o = left_q == '0 && (!is_valid_q || data_out_0_ready_i);
   assign data_out_0_valid_o = is_valid_q;
@@ -52,11 +60,13 @@ module chop_isqrt #(
     if (is_taken) begin
       number_q <= (4 * STEPS)'(data_in_0_i);
       remainder_q <= '0;
+      triple_q <= '0;
       data_out_0_o <= '0;
     end else if (left_q != '0) begin
       number_q <= number_q << 4;
-      remainder_q <= remainder_2;
-      data_out_0_o <= OUT_W'({root_1, is_above_2});
+      remainder_q <= remainder;
+      triple_q <= TRIPLE_W'({triple, last});
+      data_out_0_o <= OUT_W'({data_out_0_o, digit});
     end
     if (!rst_ni) begin
       left_q <= '0;

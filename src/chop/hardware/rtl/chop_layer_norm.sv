@@ -9,11 +9,11 @@
 //         ceil((POWER - ROOT + 1) / 2) + 1) cycles between two rows: while the results of one
 //         leave, others are in the root and in the reciprocal, and one is loaded. A stage takes
 //         a row only when the stage after it has a place for what it finds of the row.
-//           load    beats into a FIFO; squares | sums of a beat | sums of the row
-//           root    C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | chop_isqrt; S waits in a
-//                   FIFO
+//           load    beats into a FIFO; codes | squares | sums of a beat | sums of the row
+//           root    sums | C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | FIFO of
+//                   chop_credits | chop_isqrt; S waits in a FIFO
 //           divide  chop_reciprocal
-//           send    C x | C x - S | times R, two cycles | round and saturate, three cycles |
+//           send    x | C x | C x - S | times R, two cycles | round and saturate, three cycles |
 //                   times G, two cycles | plus B | FIFO of chop_credits
 // memory  a FIFO of DEPTH beats: more than a row, and those that come until a row has its
 //         reciprocal; WEIGHT_FILE and BIAS_FILE, for each beat of a row a word of LANES numbers
@@ -64,100 +64,111 @@ module chop_layer_norm #(
   localparam int CENTERED_W = SUM_W + 1;
   localparam int PRODUCT_W = CENTERED_W + RECIPROCAL_W + 1;
   localparam int COUNT_BITS = $clog2(FEATURES + 1);
-  localparam int STAGES = 10;
-  localparam int ROWS = 4;
+  localparam int ROOT_CYCLES = (ROOT_W + 1) / 2 + 1;
+  localparam int LOAD_STAGES = 3;
+  localparam int ROOT_STAGES = 5;
+  localparam int STAGES = 11;
+  localparam int ROWS = 8;
 
   initial if (DEPTH < BEATS + 2)
     $fatal(1, "chop_layer_norm: a row of %0d beats does not fit %0d", BEATS, DEPTH);
 
   // ---- load ----
-  logic is_loaded, is_load_moving, beats_ready;
-  logic [LANES*IN_W-1:0] codes_q;
+  // The pipeline never stalls: a row's last beat is taken when the row before has left sum_q.
+  logic is_loaded, is_last_in, beats_ready;
+  logic [LANES*IN_W-1:0] codes_q, codes_1_q;
   logic [LANES*SQUARE_W-1:0] squares_q;
   logic signed [SUM_W-1:0] beat_sum, beat_sum_q, row_sum, partial_sum_q, sum_q;
   logic [SQUARES_W-1:0] beat_squares, beat_squares_q, row_squares, partial_squares_q, total_q;
   logic [COUNT_W-1:0] load_q;
-  logic has_codes_q, has_beat_q, is_load_last, has_row_q, is_row_free;
+  logic [LOAD_STAGES-1:0] loaded_q, last_q;
+  logic is_first_q, is_row_taken_q, has_row_q, starts_root;
 
-  assign is_load_last = load_q == LAST;
-  assign is_load_moving = !has_beat_q || !is_load_last || is_row_free;
-  assign data_in_0_ready_o = is_load_moving && beats_ready;
+  assign is_last_in = load_q == LAST;
+  assign data_in_0_ready_o = beats_ready && !(is_last_in && is_row_taken_q);
   assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
-  assign row_sum = (load_q == '0 ? '0 : partial_sum_q) + beat_sum_q;
-  assign row_squares = (load_q == '0 ? '0 : partial_squares_q) + beat_squares_q;
+  assign row_sum = (is_first_q ? '0 : partial_sum_q) + beat_sum_q;
+  assign row_squares = (is_first_q ? '0 : partial_squares_q) + beat_squares_q;
 
   for (genvar lane = 0; lane < LANES; lane++) begin : g_square
     logic signed [SQUARE_W-1:0] code;
-    assign code = SQUARE_W'($signed(data_in_0_i[lane*IN_W +: IN_W]));
-    always_ff @(posedge clk_i)
-      if (is_load_moving) squares_q[lane*SQUARE_W +: SQUARE_W] <= code * code;
+    assign code = SQUARE_W'($signed(codes_q[lane*IN_W +: IN_W]));
+    always_ff @(posedge clk_i) squares_q[lane*SQUARE_W +: SQUARE_W] <= code * code;
   end
 
   always_comb begin
     beat_sum = '0;
     beat_squares = '0;
     for (int lane = 0; lane < LANES; lane++) begin
-      if (CENTERED != 0) beat_sum = beat_sum + SUM_W'($signed(codes_q[lane*IN_W +: IN_W]));
+      if (CENTERED != 0) beat_sum = beat_sum + SUM_W'($signed(codes_1_q[lane*IN_W +: IN_W]));
       beat_squares = beat_squares + SQUARES_W'(squares_q[lane*SQUARE_W +: SQUARE_W]);
     end
   end
 
   always_ff @(posedge clk_i) begin
-    if (is_load_moving) begin
-      codes_q <= data_in_0_i;
-      beat_sum_q <= beat_sum;
-      beat_squares_q <= beat_squares;
-      if (has_beat_q) begin
-        partial_sum_q <= row_sum;
-        partial_squares_q <= row_squares;
+    codes_q        <= data_in_0_i;
+    codes_1_q      <= codes_q;
+    beat_sum_q     <= beat_sum;
+    beat_squares_q <= beat_squares;
+    last_q         <= {last_q[LOAD_STAGES-2:0], is_last_in};
+    if (loaded_q[LOAD_STAGES-1]) begin
+      partial_sum_q     <= row_sum;
+      partial_squares_q <= row_squares;
+      if (last_q[LOAD_STAGES-1]) begin
+        sum_q   <= row_sum;
+        total_q <= row_squares;
       end
-    end
-    if (is_row_free) begin
-      sum_q <= row_sum;
-      total_q <= row_squares;
     end
     if (!rst_ni) begin
-      load_q <= '0;
-      has_codes_q <= 1'b0;
-      has_beat_q <= 1'b0;
-      has_row_q <= 1'b0;
+      load_q         <= '0;
+      loaded_q       <= '0;
+      is_first_q     <= 1'b1;
+      is_row_taken_q <= 1'b0;
+      has_row_q      <= 1'b0;
     end else begin
-      if (is_load_moving) begin
-        has_codes_q <= is_loaded;
-        has_beat_q <= has_codes_q;
-        if (has_beat_q) load_q <= is_load_last ? '0 : load_q + 1'b1;
-      end
-      if (is_row_free) has_row_q <= has_beat_q && is_load_last;
+      if (is_loaded) load_q <= is_last_in ? '0 : load_q + 1'b1;
+      loaded_q <= {loaded_q[LOAD_STAGES-2:0], is_loaded};
+      if (loaded_q[LOAD_STAGES-1]) is_first_q <= last_q[LOAD_STAGES-1];
+      if (is_loaded && is_last_in) is_row_taken_q <= 1'b1;
+      else if (starts_root) is_row_taken_q <= 1'b0;
+      if (loaded_q[LOAD_STAGES-1] && last_q[LOAD_STAGES-1]) has_row_q <= 1'b1;
+      else if (starts_root) has_row_q <= 1'b0;
     end
   end
 
   // ---- root ----
+  logic signed [SUM_W-1:0] sum_1_q;
+  logic [SQUARES_W-1:0] total_1_q;
   logic [V_W-1:0] squared_sum, scaled_squares, variance_q;
-  logic [RADICAND_W-1:0] radicand_q;
+  logic [RADICAND_W-1:0] radicand_q, radicand;
   logic [ROOT_W-1:0] root;
-  logic [3:0] has_root_stage_q;
-  logic is_root_moving, root_in_ready, has_root, sums_ready;
+  logic [ROOT_STAGES-1:0] has_root_stage_q;
+  logic is_radicand_ready, root_in_ready, has_radicand, has_root, sums_ready;
 
-  assign is_root_moving = !has_root_stage_q[3] || root_in_ready;
-  assign is_row_free = !has_row_q || (is_root_moving && sums_ready);
+  assign starts_root = has_row_q && is_radicand_ready && sums_ready;
 
   chop_product #(.A_W(SQUARES_W + 1), .B_W(COUNT_BITS + 1), .OUT_W(V_W)) u_scaled (
-    .clk_i, .en_i(is_root_moving), .a_i({1'b0, total_q}), .b_i((COUNT_BITS + 1)'(FEATURES)),
+    .clk_i, .en_i(1'b1), .a_i({1'b0, total_1_q}), .b_i((COUNT_BITS + 1)'(FEATURES)),
     .y_o(scaled_squares));
   chop_product #(.A_W(SUM_W), .B_W(SUM_W), .OUT_W(V_W)) u_squared (
-    .clk_i, .en_i(is_root_moving), .a_i(sum_q), .b_i(sum_q), .y_o(squared_sum));
+    .clk_i, .en_i(1'b1), .a_i(sum_1_q), .b_i(sum_1_q), .y_o(squared_sum));
 
   always_ff @(posedge clk_i) begin
-    if (is_root_moving) begin
-      variance_q <= scaled_squares - squared_sum;
-      radicand_q <= (RADICAND_W'(variance_q) << 2 * ROOT) + RADICAND_W'(EPS);
-    end
-    if (!rst_ni) has_root_stage_q <= '0;
-    else if (is_root_moving) has_root_stage_q <= {has_root_stage_q[2:0], has_row_q && sums_ready};
+    sum_1_q    <= sum_q;
+    total_1_q  <= total_q;
+    variance_q <= scaled_squares - squared_sum;
+    radicand_q <= (RADICAND_W'(variance_q) << 2 * ROOT) + RADICAND_W'(EPS);
+    has_root_stage_q <=
+      rst_ni ? {has_root_stage_q[ROOT_STAGES-2:0], starts_root} : '0;
   end
 
+  chop_credits #(.W(RADICAND_W), .LATENCY(ROOT_STAGES), .EVERY(ROOT_CYCLES)) u_radicands (
+    .clk_i, .rst_ni, .starts_i(starts_root), .ready_o(is_radicand_ready), .data_i(radicand_q),
+    .valid_i(has_root_stage_q[ROOT_STAGES-1]), .data_out_0_o(radicand),
+    .data_out_0_valid_o(has_radicand), .data_out_0_ready_i(root_in_ready));
+
   chop_isqrt #(.IN_W(RADICAND_W)) u_root (
-    .clk_i, .rst_ni, .data_in_0_i(radicand_q), .data_in_0_valid_i(has_root_stage_q[3]),
+    .clk_i, .rst_ni, .data_in_0_i(radicand), .data_in_0_valid_i(has_radicand),
     .data_in_0_ready_o(root_in_ready), .data_out_0_o(root), .data_out_0_valid_o(has_root),
     .data_out_0_ready_i(divisor_ready));
 
@@ -175,7 +186,7 @@ module chop_layer_norm #(
     .data_out_0_valid_o(has_quotient), .data_out_0_ready_i(is_reciprocal_free && has_sum));
 
   chop_fifo #(.W(SUM_W), .DEPTH(ROWS)) u_sums (
-    .clk_i, .rst_ni, .data_in_0_i(sum_q), .data_in_0_valid_i(has_row_q && is_root_moving),
+    .clk_i, .rst_ni, .data_in_0_i(sum_q), .data_in_0_valid_i(starts_root),
     .data_in_0_ready_o(sums_ready), .data_out_0_o(waiting_sum), .data_out_0_valid_o(has_sum),
     .data_out_0_ready_i(is_reciprocal_free && has_quotient));
 
@@ -184,8 +195,9 @@ module chop_layer_norm #(
   logic [LANES*IN_W-1:0] beat;
   logic [LANES*WEIGHT_W-1:0] weights;
   logic [LANES*BIAS_W-1:0] biases;
-  logic [RECIPROCAL_W-1:0] reciprocal_1_q, reciprocal_2_q;
-  logic signed [SUM_W-1:0] subtrahend_1_q;
+  logic [RECIPROCAL_W-1:0] reciprocal_1_q, reciprocal_2_q, reciprocal_3_q;
+  logic signed [SUM_W-1:0] subtrahend_1_q, subtrahend_2_q;
+  logic [LANES*IN_W-1:0] beat_q;
   logic [LANES*OUT_W-1:0] results_q;
   logic [STAGES-1:0] valid_q;
   logic has_beat, is_sent, is_ready;
@@ -199,9 +211,9 @@ module chop_layer_norm #(
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
 
   chop_words #(.W(LANES * WEIGHT_W), .BEATS(BEATS), .FILE(WEIGHT_FILE)) u_weights (
-    .clk_i, .rst_ni, .takes_i(valid_q[4]), .data_o(weights));
+    .clk_i, .rst_ni, .takes_i(valid_q[5]), .data_o(weights));
   chop_words #(.W(LANES * BIAS_W), .BEATS(BEATS), .FILE(BIAS_FILE)) u_biases (
-    .clk_i, .rst_ni, .takes_i(valid_q[6]), .data_o(biases));
+    .clk_i, .rst_ni, .takes_i(valid_q[7]), .data_o(biases));
 
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) begin
@@ -210,7 +222,10 @@ module chop_layer_norm #(
     end
     reciprocal_1_q <= reciprocal_q;
     reciprocal_2_q <= reciprocal_1_q;
+    reciprocal_3_q <= reciprocal_2_q;
     subtrahend_1_q <= subtrahend_q;
+    subtrahend_2_q <= subtrahend_1_q;
+    beat_q <= beat;
     if (!rst_ni) begin
       send_q <= '0;
       has_reciprocal_q <= 1'b0;
@@ -230,14 +245,14 @@ module chop_layer_norm #(
     logic signed [OUT_W-1:0] scaled;
 
     always_ff @(posedge clk_i) begin
-      multiple_q <= SUM_W'($signed(beat[lane*IN_W +: IN_W])) * SUM_W'(FEATURES);
-      centered_q <= CENTERED_W'(multiple_q) - CENTERED_W'(subtrahend_1_q);
+      multiple_q <= SUM_W'($signed(beat_q[lane*IN_W +: IN_W])) * SUM_W'(FEATURES);
+      centered_q <= CENTERED_W'(multiple_q) - CENTERED_W'(subtrahend_2_q);
       results_q[lane*OUT_W +: OUT_W] <=
         (scaled <<< SCALE_SHIFT) + OUT_W'($signed(biases[lane*BIAS_W +: BIAS_W]));
     end
 
     chop_product #(.A_W(CENTERED_W), .B_W(RECIPROCAL_W + 1), .OUT_W(PRODUCT_W)) u_product (
-      .clk_i, .en_i(1'b1), .a_i(centered_q), .b_i({1'b0, reciprocal_2_q}), .y_o(product));
+      .clk_i, .en_i(1'b1), .a_i(centered_q), .b_i({1'b0, reciprocal_3_q}), .y_o(product));
 
     chop_round_saturate #(
       .IN_W(PRODUCT_W), .SHIFT(POWER - ROOT - FRACTION), .OUT_W(LIMIT_W),

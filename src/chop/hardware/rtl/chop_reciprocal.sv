@@ -4,7 +4,8 @@
 // out     quotients of OUT_W bits, which the caller proves to fit
 // time    ceil(OUT_W / 2) + 1 cycles between two numbers; one is inside at a time
 //
-// Restoring division, two bits of the quotient per cycle. The bits of the dividend above those of
+// Restoring division, two bits of the quotient per cycle: one, two and three times the divisor are
+// subtracted side by side. The bits of the dividend above those of
 // the quotient are the first remainder, which is below the divisor because the quotient fits.
 module chop_reciprocal #(
   parameter int POWER = 30,
@@ -34,20 +35,27 @@ module chop_reciprocal #(
   end
 
   logic [COUNT_W-1:0] left_q;
-  logic [IN_W-1:0] divisor_q, remainder_q, remainder_1, remainder_2;
-  logic [IN_W:0] doubled_1, doubled_2;
-  logic [IN_W+1:0] difference_1, difference_2;  // the highest bit is the sign
-  logic [1:0] bits_q;
-  logic is_valid_q, is_above_1, is_above_2, is_taken;
+  logic [IN_W-1:0] divisor_q, remainder_q, remainder;
+  logic [IN_W+1:0] triple_q;
+  logic [IN_W+2:0] taken, difference_1, difference_2, difference_3;  // the highest bit is the sign
+  logic [1:0] bits_q, digit;
+  logic is_valid_q, is_taken, is_two;
 
-  assign doubled_1 = {remainder_q, bits_q[1]};
-  assign difference_1 = {1'b0, doubled_1} - {2'b00, divisor_q};
-  assign is_above_1 = !difference_1[IN_W+1];
-  assign remainder_1 = is_above_1 ? IN_W'(difference_1) : IN_W'(doubled_1);
-  assign doubled_2 = {remainder_1, bits_q[0]};
-  assign difference_2 = {1'b0, doubled_2} - {2'b00, divisor_q};
-  assign is_above_2 = !difference_2[IN_W+1];
-  assign remainder_2 = is_above_2 ? IN_W'(difference_2) : IN_W'(doubled_2);
+  assign taken = {1'b0, remainder_q, bits_q};
+  assign difference_1 = taken - (IN_W + 3)'(divisor_q);
+  assign difference_2 = taken - (IN_W + 3)'({divisor_q, 1'b0});
+  assign difference_3 = taken - (IN_W + 3)'(triple_q);
+  assign is_two = !difference_2[IN_W+2];
+  assign digit = {is_two, is_two ? !difference_3[IN_W+2] : !difference_1[IN_W+2]};
+
+  always_comb begin
+    case (digit)
+      2'd0: remainder = IN_W'(taken);
+      2'd1: remainder = IN_W'(difference_1);
+      2'd2: remainder = IN_W'(difference_2);
+      default: remainder = IN_W'(difference_3);
+    endcase
+  end
 
   assign data_in_0_ready_o = left_q == '0 && (!is_valid_q || data_out_0_ready_i);
   assign data_out_0_valid_o = is_valid_q;
@@ -56,13 +64,14 @@ module chop_reciprocal #(
   always_ff @(posedge clk_i) begin
     if (is_taken) begin
       divisor_q <= data_in_0_i;
+      triple_q <= (IN_W + 2)'(data_in_0_i) + (IN_W + 2)'({data_in_0_i, 1'b0});
       remainder_q <= FIRST_REMAINDER;
       bits_q <= FIRST_BITS;
       data_out_0_o <= '0;
     end else if (left_q != '0) begin
-      remainder_q <= remainder_2;
+      remainder_q <= remainder;
       bits_q <= 2'b00;
-      data_out_0_o <= OUT_W'({data_out_0_o, is_above_1, is_above_2});
+      data_out_0_o <= OUT_W'({data_out_0_o, digit});
     end
     if (!rst_ni) begin
       left_q <= '0;

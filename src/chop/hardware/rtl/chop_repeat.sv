@@ -36,7 +36,8 @@ module chop_repeat #(
     localparam int BEAT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
     localparam int TIME_W = $clog2(TIMES);
 
-    logic [W-1:0] memory [0:BEATS-1];
+    // A word that is written is taken from new_q.
+    (* no_rw_check *) logic [W-1:0] memory [0:BEATS-1];
     logic [W-1:0] stored_q;
     logic [BEAT_W-1:0] beat_q;
     logic [TIME_W-1:0] time_q;

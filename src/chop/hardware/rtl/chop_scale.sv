@@ -2,7 +2,7 @@
 //
 // in    LANES codes of IN_W bits
 // out   LANES codes of OUT_W bits, which hold every y
-// time  one beat per cycle, one register
+// time  one beat per cycle: register | multiply, two cycles | FIFO of chop_credits
 module chop_scale #(
   parameter int LANES  = 1,
   parameter int IN_W   = 8,
@@ -18,21 +18,28 @@ module chop_scale #(
   output logic                   data_out_0_valid_o,
   input  logic                   data_out_0_ready_i
 );
-  localparam int PRODUCT_W = IN_W + 32;
+  localparam int FACTOR_W = $clog2((FACTOR < 0 ? -FACTOR : FACTOR) + 1) + 1;
+  localparam int STAGES   = 3;
 
-  assign data_in_0_ready_o = !data_out_0_valid_o || data_out_0_ready_i;
+  logic [LANES*IN_W-1:0] x_q;
+  logic [LANES*OUT_W-1:0] results;
+  logic [STAGES-1:0] valid_q;
+  logic enters;
+
+  assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
   for (genvar i = 0; i < LANES; i++) begin : g_lane
-    logic signed [IN_W-1:0] x;
-    assign x = data_in_0_i[i*IN_W +: IN_W];
-    always_ff @(posedge clk_i) begin
-      if (data_in_0_ready_o)
-        data_out_0_o[i*OUT_W +: OUT_W] <= OUT_W'(PRODUCT_W'(x) * PRODUCT_W'(FACTOR));
-    end
+    chop_product #(.A_W(IN_W), .B_W(FACTOR_W), .OUT_W(OUT_W)) u_product (
+      .clk_i, .en_i(1'b1), .a_i(x_q[i*IN_W +: IN_W]), .b_i(FACTOR_W'(FACTOR)),
+      .y_o(results[i*OUT_W +: OUT_W]));
   end
 
   always_ff @(posedge clk_i) begin
-    if (!rst_ni) data_out_0_valid_o <= 1'b0;
-    else if (data_in_0_ready_o) data_out_0_valid_o <= data_in_0_valid_i;
+    x_q     <= data_in_0_i;
+    valid_q <= rst_ni ? {valid_q[STAGES-2:0], enters} : '0;
   end
+
+  chop_credits #(.W(LANES * OUT_W), .LATENCY(STAGES)) u_results (
+    .clk_i, .rst_ni, .starts_i(enters), .ready_o(data_in_0_ready_o), .data_i(results),
+    .valid_i(valid_q[STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

@@ -44,6 +44,7 @@ module chop_window #(
   localparam int REACH = (KERNEL_Y - 1) * DILATION_Y + 1;
   localparam int ROW_WORDS = IN_WIDTH * FOLDS;
   localparam int WORDS = RING * ROW_WORDS;
+  localparam int BEFORE_LAST = ROW_WORDS > 1 ? ROW_WORDS - 2 : 0;
   localparam int WORD_W = ROW_WORDS > 1 ? $clog2(ROW_WORDS) : 1;
   localparam int ADDRESS_W = WORDS > 1 ? $clog2(WORDS) : 1;
   localparam int FOLD_W = FOLDS > 1 ? $clog2(FOLDS) : 1;
@@ -101,32 +102,39 @@ module chop_window #(
 
   localparam logic [OUT_HEIGHT*Y_W-1:0] MORE_NEEDED = more_needed(IN_HEIGHT);
   localparam logic [OUT_HEIGHT*Y_W-1:0] MORE_FINISHED = more_finished(1);
+  localparam logic [OUT_Y_W-1:0] SECOND = OUT_Y_W'(OUT_HEIGHT > 1 ? 1 : 0);
 
-  logic [LANES*IN_W-1:0] ring [WORDS];
+  // No word that is in use is written.
+  (* no_rw_check *) logic [LANES*IN_W-1:0] ring [WORDS];
   logic is_stepping, is_ready;
 
   // ---- load ----
   logic [ADDRESS_W-1:0] write_q;
   logic [WORD_W-1:0] word_q;
-  logic signed [Y_W-1:0] room_q, released;  // rows that have a place, less one
-  logic is_loaded, is_row_loaded;
+  logic signed [Y_W-1:0] room_q, released_q;  // rows that have a place, less one
+  logic is_loaded, is_word_last_q, is_row_loaded, was_row_loaded_q;
 
   assign data_in_0_ready_o = !room_q[Y_W-1];
   assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
-  assign is_row_loaded = is_loaded && word_q == WORD_W'(ROW_WORDS - 1);
+  assign is_row_loaded = is_loaded && is_word_last_q;
 
   always_ff @(posedge clk_i) begin
     if (is_loaded) ring[write_q] <= data_in_0_i;
     if (!rst_ni) begin
       write_q <= '0;
       word_q <= '0;
+      is_word_last_q <= ROW_WORDS == 1;
+      was_row_loaded_q <= 1'b0;
       room_q <= Y_W'(RING - 1);
     end else begin
       if (is_loaded) begin
         write_q <= write_q == ADDRESS_W'(WORDS - 1) ? '0 : write_q + 1'b1;
-        word_q <= is_row_loaded ? '0 : word_q + 1'b1;
+        word_q <= is_word_last_q ? '0 : word_q + 1'b1;
+        is_word_last_q <= ROW_WORDS == 1 || (!is_word_last_q && word_q == WORD_W'(BEFORE_LAST));
       end
-      room_q <= room_q + released - (is_row_loaded ? Y_W'(1) : '0);
+      was_row_loaded_q <= is_row_loaded;
+      // Both sums are made before it is known whether a row is complete.
+      room_q <= is_row_loaded ? room_q + released_q - Y_W'(1) : room_q + released_q;
     end
   end
 
@@ -165,16 +173,19 @@ module chop_window #(
   logic signed [X_W-1:0] first_x_q, x_q, next_x;
   logic [ADDRESS_W-1:0] first_slot_q, slot_q, next_slot, tap_slot;
 
-  function automatic logic [ADDRESS_W-1:0] in_ring(input logic [ADDRESS_W:0] slot);
-    in_ring = ADDRESS_W'(
-      slot >= (ADDRESS_W + 1)'(WORDS) ? slot - (ADDRESS_W + 1)'(WORDS) : slot);
+  // A step is below WORDS; the sum beyond the end is made beside that within.
+  function automatic logic [ADDRESS_W-1:0] in_ring(
+    input logic [ADDRESS_W-1:0] slot, input int step);
+    logic [ADDRESS_W+1:0] beyond;
+    beyond = (ADDRESS_W + 2)'(slot) + (ADDRESS_W + 2)'(step - WORDS);
+    in_ring = beyond[ADDRESS_W+1] ? slot + ADDRESS_W'(step) : ADDRESS_W'(beyond);
   endfunction
 
   assign next_x = is_line_end ? -X_W'(PADDING_X * FOLDS) : first_x_q + X_W'(STRIDE_X * FOLDS);
   assign next_y = is_image_end ? -Y_W'(PADDING_Y) : first_y_q + Y_W'(STRIDE_Y);
-  assign next_slot = in_ring(
-    {1'b0, first_slot_q} + (ADDRESS_W + 1)'(is_image_end ? NEXT_IMAGE : NEXT_ROW));
-  assign tap_slot = in_ring({1'b0, slot_q} + (ADDRESS_W + 1)'(NEXT_TAP));
+  assign next_slot =
+    is_image_end ? in_ring(first_slot_q, NEXT_IMAGE) : in_ring(first_slot_q, NEXT_ROW);
+  assign tap_slot = in_ring(slot_q, NEXT_TAP);
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
@@ -199,28 +210,38 @@ module chop_window #(
   end
 
   // ---- rows of the image that have come beyond those that the row of windows needs ----
-  logic signed [Y_W-1:0] spare_q;
+  logic signed [Y_W-1:0] spare_q, came, needed_q, finished_q;
+  logic [OUT_Y_W-1:0] after_y_q;  // row of windows after out_y_q
 
+  assign came = was_row_loaded_q ? Y_W'(1) : '0;
   assign is_stepping = is_ready && !spare_q[Y_W-1];
 
   always_ff @(posedge clk_i) begin
-    if (!rst_ni) spare_q <= -Y_W'(needed(0));
-    else
-      spare_q <= spare_q + (is_row_loaded ? Y_W'(1) : '0)
-        - (is_stepping && is_line_end ? MORE_NEEDED[out_y_q*Y_W +: Y_W] : '0);
+    if (!rst_ni) begin
+      spare_q <= -Y_W'(needed(0));
+      needed_q <= MORE_NEEDED[Y_W-1:0];
+      finished_q <= MORE_FINISHED[Y_W-1:0];
+      after_y_q <= SECOND;
+    end else begin
+      // As in room_q.
+      spare_q <= is_stepping && is_line_end ? spare_q + came - needed_q : spare_q + came;
+      if (is_stepping && is_line_end) begin
+        needed_q <= MORE_NEEDED[after_y_q*Y_W +: Y_W];
+        finished_q <= MORE_FINISHED[after_y_q*Y_W +: Y_W];
+        after_y_q <= after_y_q == OUT_Y_W'(OUT_HEIGHT - 1) ? '0 : after_y_q + 1'b1;
+      end
+    end
   end
 
   // ---- address | memory | padding ----
   logic [ADDRESS_W-1:0] slot_1_q, address_q;
   logic [X_W-1:0] word_1_q;
   logic signed [X_W-1:0] x_1_q;
-  logic signed [Y_W-1:0] y_1_q, release_1_q, release_2_q;
+  logic signed [Y_W-1:0] y_1_q, release_1_q;
   logic [LANES*IN_W-1:0] word, word_4_q;
   logic [STAGES-1:0] valid_q;
-  logic is_inside_2_q, is_inside_3_q, is_inside_4_q, unused;
+  logic is_y_inside_2_q, is_x_inside_2_q, is_inside_3_q, is_inside_4_q, unused;
 
-  // A row can be overwritten as soon as its last tap has been read.
-  assign released = valid_q[1] ? release_2_q : '0;
   assign unused = &{1'b0, word_1_q};
 
   always_ff @(posedge clk_i) begin
@@ -228,13 +249,14 @@ module chop_window #(
     word_1_q <= x_q + X_W'(fold_q);
     x_1_q <= x_q;
     y_1_q <= y_q;
-    release_1_q <= is_line_end ? MORE_FINISHED[out_y_q*Y_W +: Y_W] : '0;
+    release_1_q <= is_line_end ? finished_q : '0;
+    // A row can be overwritten as soon as its last tap has been read.
+    released_q <= valid_q[0] ? release_1_q : '0;
     address_q <= slot_1_q + ADDRESS_W'(word_1_q);
-    is_inside_2_q <=
-      y_1_q >= 0 && y_1_q < Y_W'(IN_HEIGHT) && x_1_q >= 0 && x_1_q < X_W'(ROW_WORDS);
-    release_2_q <= release_1_q;
+    is_y_inside_2_q <= y_1_q >= 0 && y_1_q < Y_W'(IN_HEIGHT);
+    is_x_inside_2_q <= x_1_q >= 0 && x_1_q < X_W'(ROW_WORDS);
     word <= ring[address_q];
-    is_inside_3_q <= is_inside_2_q;
+    is_inside_3_q <= is_y_inside_2_q && is_x_inside_2_q;
     word_4_q <= word;
     is_inside_4_q <= is_inside_3_q;
     valid_q <= rst_ni ? {valid_q[STAGES-2:0], is_stepping} : '0;
