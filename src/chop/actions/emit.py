@@ -114,7 +114,7 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
     placement: dict[str, Any] = {}
     if config.place:
         measured = found[0].interval or design.interval
-        placement = place(folder, project, config.placed_on, config.place_seeds, measured)
+        placement = place(folder, project, config.placed_on, config.place_seeds or 3, measured)
     if config.wave:
         with shown_step("tracing the first sample"):
             trace(folder, project, codes)

@@ -91,7 +91,8 @@ def place(
     """Places and routes a project once for each seed; the result is that of the median.
 
     A seed's result is kept in the cache folder as soon as it is there, by the content of the
-    netlist: a run that was stopped goes on with the seeds that are left.
+    netlist: a run that was stopped goes on with the seeds that are left. Of a run that is complete
+    the bitstream stays there, not the much larger text that it is made of.
 
     Args:
         folder: of the project.
@@ -120,10 +121,15 @@ def place(
         for seed in numbers:
             with stages.stage("route", f"placing on {device}, seed {seed}"):
                 found[seed] = _route(target, device, seed, key, work)
-    frequencies = {seed: report["frequency_mhz"] for seed, report in found.items()}
-    median = statistics.median_low(frequencies.values())
-    chosen = next(seed for seed in numbers if frequencies[seed] == median)
-    file = _bitstream(target, device, _kept(key, chosen), folder)
+        frequencies = {seed: report["frequency_mhz"] for seed, report in found.items()}
+        median = statistics.median_low(frequencies.values())
+        chosen = next(seed for seed in numbers if frequencies[seed] == median)
+        file = _bitstream(target, device, chosen, key, work)
+        if file is not None:
+            with atomic_file(folder / f"{device}.bit") as part:
+                shutil.copyfile(file, part)
+    for seed in numbers:
+        _kept(key, seed).with_suffix(".config").unlink(missing_ok=True)
     return {
         "device": device,
         "speed_grade": target.speed,
@@ -133,7 +139,7 @@ def place(
         "samples_per_second": round(median * 1e6 / interval),
         "utilization": found[chosen]["utilization"],
         "critical_path": critical_path(found[chosen]["path"]),
-        "bitstream": file,
+        "bitstream": file and f"{device}.bit",
     }
 
 
@@ -164,7 +170,7 @@ def _kept(key: str, seed: int) -> Path:
 
 def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
     kept = _kept(key, seed)
-    if kept.is_file() and kept.with_suffix(".config").is_file():
+    if kept.is_file():
         found: dict[str, Any] = parse_json(kept.read_bytes())
         return found
     command = [*_command(router.tool), *router.flags, "--json", "netlist.json"]
@@ -235,18 +241,23 @@ def words(cell: str) -> str:
     return f"{parts[0]}: {'.'.join(parts[1:])}" if parts[1:] else parts[0]
 
 
-def _bitstream(router: Router, name: str, kept: Path, folder: Path) -> str | None:
-    """Writes the bitstream into a project; None where the packer is not installed."""
+def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Path | None:
+    """The bitstream of a seed, in the cache folder; None where the packer is not installed."""
+    kept = _kept(key, seed)
+    found, routed = kept.with_suffix(".bit"), kept.with_suffix(".config")
+    if found.is_file():
+        return found
     try:
         command = _command(router.packer)
     except UnavailableError:
         return None
-    file = f"{name}.bit"
-    with tempfile.TemporaryDirectory(prefix="chop-place-") as work:
-        shutil.copyfile(kept.with_suffix(".config"), Path(work) / "routed.config")
-        done = run([*command, "routed.config", file], Path(work), PLACE_SECONDS)
-        if done.returncode:
-            raise ConfigError(f"{router.packer}: {_reason(done.stdout + done.stderr)}")
-        with atomic_file(folder / file) as part:
-            shutil.copyfile(Path(work) / file, part)
-    return file
+    if not routed.is_file():  # of a run of other seeds, whose median was another one
+        kept.unlink()
+        _route(router, name, seed, key, work)
+    shutil.copyfile(routed, work / "routed.config")
+    done = run([*command, "routed.config", "packed.bit"], work, PLACE_SECONDS)
+    if done.returncode:
+        raise ConfigError(f"{router.packer}: {_reason(done.stdout + done.stderr)}")
+    with atomic_file(found) as part:
+        shutil.copyfile(work / "packed.bit", part)
+    return found

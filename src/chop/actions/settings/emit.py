@@ -31,7 +31,7 @@ class EmitConfig(LoweringConfig):
         place: places and routes the circuit on a device by open tools, and tells its clock.
         place_on: the device: ecp5-25, ecp5-45, ecp5-85 (speed grade 6) or ice40-hx8k. Default:
             that of device, else ecp5-85.
-        place_seeds: how often; the median counts.
+        place_seeds: how often; the median counts. Default: 3.
         wave: writes a trace of the first sample, `wave.vcd`.
         check_only: repeats the checks of what is in `out`: hashes of all files, the circuit, which
             is emitted again and compared byte for byte, every simulation with its seed, every
@@ -55,7 +55,7 @@ class EmitConfig(LoweringConfig):
     synthesis: bool = True
     place: bool = False
     place_on: str | None = None
-    place_seeds: int = field(default=3, metadata=MORE)
+    place_seeds: int | None = field(default=None, metadata=MORE)
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
 
@@ -69,6 +69,8 @@ class EmitConfig(LoweringConfig):
                 raise ConfigError("fold: device chooses the folds; give one of them.")
         if self.place_on is not None and not self.place:
             raise ConfigError("place_on: nothing is placed; add place, or leave place_on out.")
+        if self.place_seeds is not None and not self.place:
+            raise ConfigError("place_seeds: nothing is placed; add place, or leave it out.")
 
     @property
     def placed_on(self) -> str:
