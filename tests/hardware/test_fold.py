@@ -14,7 +14,7 @@ from chop.actions.emit import emit as emit_job
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import ConfigError, VerificationError
 from chop.files import write_json
-from chop.hardware import components
+from chop.hardware import components, fold
 from chop.hardware.devices import DEVICES, ECP5, RESOURCES, Device, parse_device
 from chop.hardware.emit import emit
 from chop.hardware.emitted import check_emitted, read_folds
@@ -212,3 +212,16 @@ def test_a_layer_without_multipliers_takes_an_adder_for_each_weight():
     # Counted by synth_ecp5 of Yosys 0.23: 2,307 lookup tables.
     assert plan.module == "chop_ternary_linear" and usage.dsp == 0
     assert usage.lut == pytest.approx(2307, rel=0.2)
+
+
+def test_intervals_that_were_not_decided_in_time_are_told(monkeypatch):
+    class Late:
+        x, status = None, fold.OUT_OF_TIME
+
+    mg = integers("chain")
+    decided = fold_for(mg, DEVICES["ecp5-85"])
+    assert decided.undecided == ()
+    monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: Late)
+    monkeypatch.setattr(fold, "_uniform", lambda graph, interval: None)
+    late = fold_for(mg, DEVICES["ecp5-85"])
+    assert late.undecided and max(late.undecided) < late.interval

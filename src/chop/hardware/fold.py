@@ -5,7 +5,8 @@ by bisection, in steps of 2 %. For one of them the choice is an integer program,
 sum of the shares of the device's resources: each node takes one of its lanes, which divide its
 sizes and keep the interval; converters between adjacent nodes have a cost by the lanes at both
 ends, or are refused where they are slower. It is solved by HiGHS (`scipy.optimize.milp`); where it
-takes longer than `SECONDS` without a choice, the interval counts as one that does not fit. FIFOs
+takes longer than `SECONDS` without a choice, the interval counts as one that does not fit, and is
+told. FIFOs
 follow from all lanes together: where they make a design too large, its budget is tightened by what
 they took too much.
 """
@@ -16,7 +17,7 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,6 +37,8 @@ ROUNDS = 6
 """How often a budget is tightened by what a design took too much."""
 SECONDS = 30.0
 """For one integer program."""
+OUT_OF_TIME = 1
+"""The status of `scipy.optimize.milp` at its limit of time."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,14 @@ class Folding:
         folds: of the others, by node.
         interval: cycles between two samples.
         usage: of the design.
+        undecided: shorter intervals of which it was not found out in time whether one fits.
     """
 
     fold: int
     folds: Mapping[str, int]
     interval: int
     usage: Usage
+    undecided: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,12 @@ class Foldable:
     Attributes:
         mg: of integers.
         device: that it has to fit.
+        undecided: intervals whose integer program took too long.
     """
 
     mg: MaseGraph
     device: Device
+    undecided: set[int] = field(default_factory=set)
     _plans: dict[tuple[str, int], Option] = field(default_factory=dict)
 
     @cached_property
@@ -185,7 +192,8 @@ def fold_for(mg: MaseGraph, device: Device) -> Folding:
             high = min(middle, bisect.bisect_left(intervals, best.interval)) - 1
         else:
             low = middle + 1
-    return best
+    undecided = sorted(each for each in graph.undecided if each < best.interval)
+    return replace(best, undecided=tuple(undecided))
 
 
 def _rank(folding: Folding) -> tuple[int, float]:
@@ -303,6 +311,8 @@ class Program:
             options={"time_limit": SECONDS, "mip_rel_gap": 1e-6},
         )
         if found.x is None:
+            if found.status == OUT_OF_TIME:
+                self.graph.undecided.add(self.interval)
             return None
         folds, start = {}, 0
         for part, options in zip(self.graph.nodes, self.options, strict=True):

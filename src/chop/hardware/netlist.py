@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from chop.errors import ConfigError
 from chop.hardware.components import COMPONENTS
@@ -20,7 +20,7 @@ from chop.hardware.lanes import divisors, fewest_lanes
 from chop.hardware.plan import RTL, ComponentPlan, Site
 from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
 from chop.hardware.stream import Stream
-from chop.hardware.values import Fixed, Kept, Move, Wire, moved
+from chop.hardware.values import Fixed, Kept, Wire, moved, mover
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import Constant, Decode, Encode, EncodeBlocks
@@ -354,7 +354,7 @@ class _Builder:
         (source,) = _tensors(node)
         value = self.values[source]
         module = self.mg.module_of(node)
-        move = _mover(node, source, module)
+        move = mover(node, module)
         if isinstance(value, Fixed):
             return Fixed(move(value.codes), value.edge)
         places = moved(value.stream, self._shape(source)[0], move)
@@ -386,18 +386,3 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), lambda given: found.append(given))
     return found
-
-
-def _mover(node: fx.Node, source: fx.Node, module: nn.Module | None) -> Move:
-    """What a layout operator does to the tensor that it reads."""
-
-    def move(tensor: Tensor) -> Tensor:
-        args = fx.node.map_arg(node.args, lambda _: tensor)
-        kwargs = fx.node.map_arg(node.kwargs, lambda _: tensor)
-        target: Any = module if module is not None else node.target
-        if node.op == "call_method":
-            target = getattr(Tensor, str(node.target))
-        result: Tensor = target(*args, **kwargs)
-        return result
-
-    return move

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
 from chop.hardware.stream import Stream
@@ -151,3 +151,18 @@ def part(stream: Stream, places: Tensor) -> Stream:
         raise ConfigError("what it keeps of a stream does not travel in one piece")
     lanes = math.gcd(stream.lanes, first, count)
     return replace(stream, positions=places - first, lanes=lanes)
+
+
+def mover(node: fx.Node, module: nn.Module | None) -> Move:
+    """What a layout operator does to the tensor that it reads."""
+
+    def move(tensor: Tensor) -> Tensor:
+        args = fx.node.map_arg(node.args, lambda _: tensor)
+        kwargs = fx.node.map_arg(node.kwargs, lambda _: tensor)
+        target: Any = module if module is not None else node.target
+        if node.op == "call_method":
+            target = getattr(Tensor, str(node.target))
+        result: Tensor = target(*args, **kwargs)
+        return result
+
+    return move
