@@ -130,6 +130,7 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
         "device": _taken(config, folding),
+        "undecided": list(folding.undecided) if folding else [],
         "placement": placement,
     }
     title = f"{workload.title} in {result['format']}"
@@ -264,11 +265,18 @@ def _proven(result: Mapping[str, Any]) -> str:
 
 
 def _warnings(result: Mapping[str, Any]) -> list[str]:
-    """That the circuit is slower than its plan."""
+    """That the circuit is slower than its plan, or perhaps than one that fits the device."""
+    found = []
+    if result.get("undecided"):
+        shortest, longest = min(result["undecided"]), max(result["undecided"])
+        found.append(
+            f"Whether an interval of {shortest:,} to {longest:,} cycles fits the device was not "
+            "found out in time: the folds may not be the fastest."
+        )
     measured, planned = result["verification"][0]["interval"], result["interval"]
-    if measured is None or measured <= (1 + TOLERANCE) * planned:
-        return []
-    return [
-        f"The circuit takes {measured:,.1f} cycles between samples, planned are {planned:,}: "
-        "a FIFO is too short for full speed."
-    ]
+    if measured is not None and measured > (1 + TOLERANCE) * planned:
+        found.append(
+            f"The circuit takes {measured:,.1f} cycles between samples, planned are {planned:,}: "
+            "a FIFO is too short for full speed."
+        )
+    return found
