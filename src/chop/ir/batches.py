@@ -126,7 +126,10 @@ def observe_batches(
 
 
 def run_layerwise(
-    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Callable[[fx.Node, Runs], None]
+    mg: MaseGraph,
+    batches: Iterable[Mapping[str, Any]],
+    visit: Callable[[fx.Node, Runs], None],
+    until: fx.Node | None = None,
 ) -> None:
     """Layer-wise run: the graph runs on all batches at once, one node after the other.
 
@@ -138,6 +141,7 @@ def run_layerwise(
         mg: the graph.
         batches: from `select_inputs`.
         visit: called with each node before it runs, and the values before it for each batch.
+        until: the last node that is visited, which does not run; None: all are, and run.
     """
     model = mg.model
     with preserve_state(model), torch.no_grad(), exit_open_regions():
@@ -145,6 +149,8 @@ def run_layerwise(
         runs = [_started(model, batch) for batch in batches]
         for node in mg.nodes:
             _apart(visit)(node, [run.env for run in runs])
+            if node is until:
+                return
             # An autocast region is entered and left once, and holds for all runs.
             is_region = node.target in REGIONS
             for run in runs:

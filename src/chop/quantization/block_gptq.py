@@ -8,11 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.formats import Float
 from chop.quantization.block_values import Values
 from chop.quantization.blocks import BlockWalk, FloatBlock, run_nodes
 from chop.quantization.column_rounding import Solver
-from chop.quantization.gptq import WHERE, LayerErrors, correct_layer, correctable_layers
+from chop.quantization.gptq import (
+    WHERE,
+    LayerErrors,
+    correct_layer,
+    correctable_layers,
+    rounded_weights,
+)
 from chop.quantization.row_weights import (
     Edges,
     RowWeights,
@@ -61,29 +66,26 @@ def correct_block(
     stages = _stages([node for node in block.part.nodes if node in layers])
     errors: LayerErrors = {}
     skipped: dict[str, str] = {}
-    specs = {}
 
-    def visit(stage: Sequence[fx.Node], values: Values) -> None:
-        for node in stage:
-            layer, weights = layers[node], row_weights.get(node)
+    with rounded_weights() as settle:
 
-            def of_batches(source: fx.Node) -> Iterator[Any]:
-                return (values.get(number)[source] for number in range(len(block.batches)))
+        def visit(stage: Sequence[fx.Node], values: Values) -> None:
+            for node in stage:
+                layer, weights = layers[node], row_weights.get(node)
 
-            found, few = correct_layer(block.mg, node, of_batches, block.batches, weights, solver)
-            errors.update(found)
-            skipped.update(few)
-            # Its weights round to themselves: to round them on each batch would take memory.
-            specs[layer] = layer.spec
-            if not (layer.is_pruned or few):
-                layer.spec = layer.spec.with_quantizers(weight=Float())
+                def of_batches(source: fx.Node) -> Iterator[Any]:
+                    return (values.get(number)[source] for number in range(len(block.batches)))
 
-    try:
+                found, few = correct_layer(
+                    block.mg, node, of_batches, block.batches, weights, solver
+                )
+                errors.update(found)
+                skipped.update(few)
+                if not few:
+                    settle(layer)
+
         values = block.run(stages, visit)
-        return errors, skipped, values
-    finally:
-        for layer, spec in specs.items():
-            layer.spec = spec
+    return errors, skipped, values
 
 
 def _stages(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:

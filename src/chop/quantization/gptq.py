@@ -5,6 +5,7 @@ Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
+from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
@@ -67,18 +69,43 @@ def gptq_layers(
     is_weighed = weighs_rows and bool(layers)
     weights = moderated(row_weights(mg, layers, rows, WHERE)) if is_weighed else {}
 
-    def visit(node: fx.Node, runs: Runs) -> None:
-        if node in layers:
+    with rounded_weights() as settle:
 
-            def values(source: fx.Node) -> Iterator[Tensor]:
-                return (of_batch[source] for of_batch in runs)
+        def visit(node: fx.Node, runs: Runs) -> None:
+            if node in layers:
 
-            found, few = correct_layer(mg, node, values, rows, weights.get(node), solver)
-            corrected.update(found)
-            skipped.update(few)
+                def values(source: fx.Node) -> Iterator[Tensor]:
+                    return (of_batch[source] for of_batch in runs)
 
-    run_layerwise(mg, rows, visit)
+                found, few = correct_layer(mg, node, values, rows, weights.get(node), solver)
+                corrected.update(found)
+                skipped.update(few)
+                if not few:
+                    settle(layers[node])
+
+        if layers:
+            run_layerwise(mg, rows, visit, until=[*layers][-1])
     return corrected, skipped
+
+
+@contextlib.contextmanager
+def rounded_weights() -> Iterator[Callable[[Any], None]]:
+    """Inside, the weights of layers that are handed to what this gives are taken as they are.
+
+    They round to themselves: to round them on each batch would take time and memory.
+    """
+    specs = {}
+
+    def settle(layer: Any) -> None:
+        if not layer.is_pruned:
+            specs[layer] = layer.spec
+            layer.spec = layer.spec.with_quantizers(weight=Float())
+
+    try:
+        yield settle
+    finally:
+        for layer, spec in specs.items():
+            layer.spec = spec
 
 
 def correctable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
@@ -165,9 +192,9 @@ def _correct(layer: Any, samples: Iterable[Sample], solver: Solver, path: str) -
     columns = ((columns_of(layer, x), weights) for x, weights in samples)
     hessians = second_moments(columns)
     better = _idempotent(layer, _solved(layer, hessians, solver), path)
-    nearest = _idempotent(layer, layer.quantize("weight", layer.weight), path)
+    nearest = layer.quantize("weight", layer.weight)
     before, after = _relative_errors(layer, (nearest, better), hessians)
-    chosen = better if after < before else nearest
+    chosen = better if after < before else _idempotent(layer, nearest, path)
     if layer.is_pruned:
         chosen = torch.where(layer.weight_mask, chosen, layer.weight)
     layer.weight.copy_(chosen)
@@ -240,6 +267,8 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
         ConfigError: rounding `weight` changes it.
     """
     rounded: Tensor = layer.quantize("weight", weight)
+    if torch.equal(rounded, weight):
+        return rounded
     last_bits = 4 * torch.finfo(weight.dtype).eps
     is_near = torch.allclose(rounded, weight, rtol=last_bits, atol=0)
     if is_near and torch.equal(layer.quantize("weight", rounded), rounded):

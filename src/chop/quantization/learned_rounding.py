@@ -25,6 +25,7 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
+from chop.nn.weight_cache import cached_weights
 from chop.private.modules import parameters_of
 from chop.quantization.block_error import BlockError, outputs_of
 from chop.quantization.block_gptq import correct_block
@@ -277,21 +278,23 @@ def learn_block(
     if learning.solver is not None:
         _, alone, _ = correct_block(replace(block, is_last=True), own, weights, learning.solver)
     energies = InputEnergies(block, own, weights)
-    before, values = compared.run(energies.note)
     kept = {node: layer.weight.detach().clone() for node, layer in own.items()}
+    searches = learning.solver is None
+    with _rounded_once(own):
+        before, values = compared.run(energies.note)
+        learned = {
+            node: _learned(layer, floats[node], energies.of(node) if searches else None)
+            for node, layer in own.items()
+        }
     few = {node: energies.few(node) for node in own}
     changing = {node: _changing(layer, few[node]) for node, layer in own.items()}
-    searches = learning.solver is None
-    learned = {
-        node: _learned(layer, floats[node], energies.of(node) if searches else None)
-        for node, layer in own.items()
-    }
     _descend(compared, own, learned, changing, learning)
     for node, layer in own.items():
         layer.weight.copy_(
             torch.where(changing[node], learned[node].rounded(kept[node]), kept[node])
         )
-    after, found = compared.run()
+    with _rounded_once(own):
+        after, found = compared.run()
     stay = "each weight is rounded to nearest" if searches else "it stays as GPTQ has left it"
     told = {
         f"{node.name}[{number}]": f"{reason}: {stay}"
@@ -321,7 +324,7 @@ def _changing(layer: Any, few: Mapping[int, str]) -> Tensor:
 
 def _learned(layer: Any, weight: Tensor, energies: Tensor | None) -> LearnedWeight:
     """From the weight as it is; with the energies of its inputs, from the nearest numbers."""
-    start = None if energies is not None else layer.quantize("weight", layer.weight.detach())
+    start = None if energies is not None else layer.quantize("weight", layer.weight)
     masked = ~layer.weight_mask if layer.is_pruned else None
     number_format = layer.spec.number_format("weight")
     return LearnedWeight(number_format, weight, start, masked, energies)
@@ -369,6 +372,15 @@ def _order(sizes: Sequence[int], learning: Learning) -> Iterator[list[int]]:
             if len(chosen) == len(sizes):
                 break
         yield chosen
+
+
+@contextlib.contextmanager
+def _rounded_once(layers: Layers) -> Iterator[None]:
+    """Inside, without gradients, each weight is rounded once, not on each batch."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers.values():
+            stack.enter_context(cached_weights(layer))
+        yield
 
 
 @contextlib.contextmanager

@@ -199,6 +199,8 @@ class LearnedWeight:
         """
         weight = self._joined(kept.dtype, torch.float64)
         changed = self._changed(weight)
+        if not changed.any():
+            return weight
         stays = self._groups.join(changed.expand(self._lead).float(), kept.shape) > 0
         weight = torch.where(stays, kept, weight)
         # Where a scale follows the whole tensor, groups that are kept may have moved it.
