@@ -29,6 +29,7 @@ from chop import QuantizedCache
 from chop.data import get_tokenizer, load_dataset
 from chop.models import load_model
 from chop.tables import markdown_table
+from chop.train.evaluator import divergences
 
 CACHES: dict[str, dict[str, Any]] = {
     "bfloat16": {"keys": "minifloat_ieee:width=16:exponent_width=8", "sink_length": 0},
@@ -71,9 +72,8 @@ def errors(model: Any, ids: Tensor, prompt: int) -> list[dict[str, str]]:
     best, rows = exact.topk(2, -1).indices, []
     for name, setting in settings().items():
         found = read(QuantizedCache(model, **setting))
-        p, q = exact.log_softmax(-1), found.log_softmax(-1)
         off = (found - exact).gather(-1, best).diff(dim=-1).abs().mean()
-        divergence = (p.exp() * (p - q)).sum(-1).mean()
+        divergence = divergences(exact.flatten(0, -2), found.flatten(0, -2)).mean()
         rows.append({"cache": name, "KL": f"{divergence:.2g}", "lead is off by": f"{off:.4f}"})
         print(rows[-1], flush=True)
     return rows

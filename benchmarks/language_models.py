@@ -42,6 +42,7 @@ from chop.train import (
     load_trained,
     read_rows,
 )
+from chop.train.evaluator import divergences
 from chop.train.rows import padding_token
 from chop.train.tasks import IGNORED
 
@@ -136,7 +137,7 @@ class Subject:
     @torch.no_grad()
     def judge(self, model: nn.Module) -> dict[str, float]:
         """Perplexity on the test texts, and KL divergence to float on the first of them."""
-        losses, divergences, known = [], [], iter(self.exact)
+        losses, apart, known = [], [], iter(self.exact)
         for inputs, labels in self.feed:
             counts = labels[:, 1:] != IGNORED
             hidden = model.base_model(**inputs, use_cache=False)[0][:, :-1][counts]
@@ -148,9 +149,9 @@ class Subject:
                     self.exact.append(q)
                 p = q if model is self.model else next(known, None)
                 if p is not None:
-                    divergences.append((p.exp() * (p - q)).sum(-1))
+                    apart.append(divergences(p, q))
         found = {"perplexity": torch.cat(losses).double().mean().exp()}
-        found["divergence"] = torch.cat(divergences).double().mean()
+        found["divergence"] = torch.cat(apart).mean()
         return {name: value.item() for name, value in found.items()}
 
     def bits(self, case: Case) -> float:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rounding_peers import ROUNDING_PEERS, Integers, Learning, Weights
 from torch import Tensor, nn
 
@@ -37,6 +38,7 @@ from chop.quantization.blocks import block_paths
 from chop.runs.journal import Journal
 from chop.statistics.intervals import bootstrap
 from chop.tables import markdown_table
+from chop.train.evaluator import divergences
 
 NEAREST, GPTQ, LEARNED, BOTH = "nearest", "GPTQ", "learned", "GPTQ+learned"
 YARDSTICK = "auto-round"
@@ -145,9 +147,9 @@ class Subject:
             loss = divergence = 0.0
             parts = (x.split(AT_ONCE) for x in (float_hidden, hidden, text[0, 1:]))
             for of_float, rows, wanted in zip(*parts, strict=True):
-                p, q = (head(x).log_softmax(-1) for x in (of_float, rows))
-                loss -= q.gather(-1, wanted[:, None]).double().sum().item()
-                divergence += (p.exp() * (p - q)).sum(-1).double().sum().item()
+                p, q = (head(x) for x in (of_float, rows))
+                loss += F.cross_entropy(q, wanted, reduction="none").double().sum().item()
+                divergence += divergences(p, q).sum().item()
             for name, value in zip(told, (len(hidden), loss, divergence), strict=True):
                 told[name].append(value)
         return told

@@ -26,6 +26,7 @@ from chop.data import get_tokenized_dataset, load_dataset
 from chop.formats import QuantSpec, parse_format_string
 from chop.quantization.blocks import block_paths
 from chop.tables import markdown_table
+from chop.train.evaluator import divergences
 
 METHODS = ("nearest", "GPTQ", "learned", "GPTQ+learned")
 FORMATS = "group_affine:width=4:group_size=48,mxint4,group_integer3"
@@ -66,12 +67,12 @@ class Subject:
 
     def judge(self, model: Any) -> tuple[float, float]:
         """Perplexity on the test texts, and mean KL divergence from the float model."""
-        losses, divergences = [], []
+        losses, found = [], []
         for text, p in zip(self.test, self.exact, strict=True):
             q = p if model is self.model else self._logs(model, text)
             losses.append(F.nll_loss(q[:-1], text[0, 1:], reduction="none"))
-            divergences.append((p.exp() * (p - q)).sum(-1)[:-1])
-        return torch.cat(losses).mean().exp().item(), torch.cat(divergences).mean().item()
+            found.append(divergences(p[:-1], q[:-1]))
+        return torch.cat(losses).mean().exp().item(), torch.cat(found).mean().item()
 
     def plain(self, mg: MaseGraph) -> Any:
         """The float model with the rounded weights of a graph."""

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from chop import MaseGraph, passes
@@ -23,6 +22,7 @@ from chop.formats import Integer, QuantSpec
 from chop.models import BUILTIN_MODELS, load_model
 from chop.tables import markdown_table
 from chop.train import calibration_batches, default_dataset, load_trained, read_rows
+from chop.train.evaluator import divergences
 
 BATCH_SIZE = 64
 METHODS = ("nearest", "GPTQ", "SmoothQuant", "SmoothQuant + GPTQ")
@@ -105,9 +105,7 @@ def _logits(mg: MaseGraph, test: list[dict[str, Tensor]]) -> Tensor:
 def _row(
     method: str, bits: str, logits: Tensor, exact: Tensor, labels: Tensor
 ) -> dict[str, str | float]:
-    divergence = F.kl_div(
-        logits.log_softmax(-1), exact.log_softmax(-1), log_target=True, reduction="batchmean"
-    )
+    divergence = divergences(exact, logits).mean()
     accuracy = (logits.argmax(-1) == labels).double().mean().item()
     return {
         "bits (weight / input)": bits,

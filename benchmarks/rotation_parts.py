@@ -31,6 +31,7 @@ from chop.formats import parse_format_string
 from chop.kernels.hadamard import hadamard_transform, largest_block
 from chop.models import load_model
 from chop.tables import markdown_table
+from chop.train.evaluator import divergences
 
 GRID = 32
 GROUPS = {"mxfp4": 32, "nvfp4": 16, "mxint4": 32}
@@ -123,7 +124,8 @@ def log_probabilities(model: Any, ids: Tensor) -> Tensor:
 def divergence(exact: Tensor, model: nn.Module, ids: Tensor) -> float:
     """KL divergence from the exact probabilities, in nats, of a token."""
     parts = zip(exact.split(2), ids.split(2), strict=True)
-    found = [(p.exp() * (p - log_probabilities(model, x))).sum(-1) for p, x in parts]
+    pairs = ((p.flatten(0, 1), log_probabilities(model, x).flatten(0, 1)) for p, x in parts)
+    found = [divergences(*pair) for pair in pairs]
     return torch.cat(found).mean().item()
 
 

@@ -60,6 +60,20 @@ def test_a_layer_changed_on_the_way_works_changed_on_every_batch(net_graph):
     assert seen == [3]
 
 
+def test_a_run_ends_before_the_last_node_that_is_visited(net_graph):
+    visited, ran = [], []
+    hooks = [
+        net_graph.modules[path].register_forward_hook(lambda *_, path=path: ran.append(path))
+        for path in ("fc1", "fc2")
+    ]
+    (last,) = (node for node in net_graph.nodes if node.name == "fc2")
+    run_layerwise(net_graph, batches(), lambda node, _: visited.append(node), until=last)
+    for hook in hooks:
+        hook.remove()
+    assert visited[-1] is last and visited == list(net_graph.nodes)[: len(visited)]
+    assert set(ran) == {"fc1"}
+
+
 @pytest.mark.parametrize("run", [observe_nodes, run_layerwise])
 def test_modes_and_gradients_come_back_after_an_error(net_graph, run):
     def fail(node, *_):

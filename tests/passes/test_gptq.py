@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,9 @@ from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.scale_integer import ScaleInteger
 from chop.formats.ternary import Ternary
+from chop.ir.batches import run_layerwise
+from chop.nn.quantized import QuantizedOperator
+from chop.quantization import gptq
 
 from .conftest import with_metadata
 
@@ -91,6 +96,50 @@ def test_the_errors_told_are_those_of_the_layers_own_outputs(graph):
             error = (twin(seen[path]) - exact(seen[path])).square().sum()
             energy = (exact(seen[path]) - bias).square().sum()
             assert (error / energy).item() == pytest.approx(share, rel=1e-3)
+
+
+def roundings(monkeypatch):
+    """The layers that round their weights, one entry each time."""
+    counted, plain = [], QuantizedOperator._round
+
+    def count(self, operand, x, mask):
+        if operand == "weight" and not self.spec.weight.is_identity:
+            counted.append(self)
+        return plain(self, operand, x, mask)
+
+    monkeypatch.setattr(QuantizedOperator, "_round", count)
+    return counted
+
+
+@pytest.mark.parametrize("weight", [GroupAffine(4, 8), GroupInteger(3, 8), MXInt(4)])
+@pytest.mark.sampled(1)
+def test_a_corrected_weight_is_rounded_no_more_on_each_batch(graph, weight, monkeypatch):
+    mg, rows = quantized(graph, weight), correlated(64, 1)
+    counted = roundings(monkeypatch)
+    counts = []
+    for size in (32, 4):
+        better, _ = passes.gptq_transform_pass(
+            mg, {"batches": [{"x": x} for x in rows.split(size)], "row_weights": "uniform"}
+        )
+        assert all(better.modules[path].spec == mg.modules[path].spec for path in ("conv", "fc2"))
+        counts.append(len(counted))
+        counted.clear()
+    assert counts[0] == counts[1]
+
+    # The same weights come where each layer rounds its weight on each batch, and all nodes run.
+    def plain_run(mg, batches, visit, until):
+        run_layerwise(mg, batches, visit)
+
+    def plain_weights():
+        return contextlib.nullcontext(lambda layer: None)
+
+    monkeypatch.setattr(gptq, "run_layerwise", plain_run)
+    monkeypatch.setattr(gptq, "rounded_weights", plain_weights)
+    batches = {"batches": [{"x": x} for x in rows.split(4)], "row_weights": "uniform"}
+    found, _ = passes.gptq_transform_pass(mg, batches)
+    assert len(counted) > counts[0]
+    for name, value in found.model.state_dict().items():
+        assert torch.equal(better.model.state_dict()[name], value)
 
 
 def test_masks_and_what_they_hide_stay(graph):

@@ -1,5 +1,6 @@
 """Roundings that are learned by the error of a block's output."""
 
+import contextlib
 import functools
 
 import pytest
@@ -11,7 +12,8 @@ from chop.actions.ptq import method_title, quantize_after_training
 from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
-from chop.nn.quantized import QuantExpertLinear
+from chop.nn.quantized import QuantExpertLinear, QuantizedOperator
+from chop.quantization import learned_rounding
 from tests.experts import mixture
 from tests.subcases import subcases
 
@@ -121,6 +123,29 @@ def test_the_same_seed_gives_the_same_codes():
     )
     assert all(torch.equal(x, second[name]) for name, x in first.items())
     assert any(not torch.equal(x, other[name]) for name, x in first.items())
+
+
+@pytest.mark.parametrize("start", ["nearest", "gptq"])
+@pytest.mark.sampled(1)
+def test_a_weight_is_rounded_once_and_not_on_each_batch(start, monkeypatch):
+    counted, plain = [], QuantizedOperator._round
+
+    def count(self, operand, x, mask):
+        counted.extend([operand] if not self.spec.weight.is_identity else [])
+        return plain(self, operand, x, mask)
+
+    monkeypatch.setattr(QuantizedOperator, "_round", count)
+    _, mg = decoder()
+    rows = [{name: x[i : i + 2] for name, x in b.items()} for b in texts() for i in (0, 2, 4, 6)]
+    settings = {"steps": 1, "start": start, "batches": rows}
+    once, _ = learned(mg, FORMATS[1], **settings)
+    often = counted.copy()
+    counted.clear()
+    monkeypatch.setattr(learned_rounding, "_rounded_once", contextlib.nullcontext)
+    plainly, _ = learned(mg, FORMATS[1], **settings)
+    assert often.count("weight") < counted.count("weight") / 2
+    for name, value in plainly.model.state_dict().items():
+        assert torch.equal(once.model.state_dict()[name], value)
 
 
 def test_padding_does_not_count():
