@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chop.formats.bfloat16 import BITS, from_bits, to_bits
-from chop.formats.chunks import chunks
+from chop.formats.chunks import CHUNK, chunks
 from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY, Scales, Scaling
 from chop.formats.statistic import LARGEST
@@ -96,6 +96,7 @@ class AffineScale(Scaling):
     width = BITS + zero_width
     statistic = LARGEST
     follows_values = True
+    chunk = 4 * CHUNK  # many small steps on one number of each group
 
     @property
     def last_code(self) -> int:
@@ -129,7 +130,7 @@ class AffineScale(Scaling):
         rows = groups.detach().reshape(-1, groups.size(-1)).double()
         if rows.is_meta:  # without data there is nothing to fit
             return self.scales(groups[..., :1].double())
-        found = [torch.cat(self._fit(part), -1) for part in chunks(rows, rows.size(-1))]
+        found = [torch.cat(self._fit(part), -1) for part in chunks(rows, rows.size(-1), self.chunk)]
         grids = torch.cat(found) if found else rows.new_empty(0, 2)
         return self._stored(*grids.view(*groups.shape[:-1], 2).split(1, -1))
 

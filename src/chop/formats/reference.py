@@ -49,7 +49,9 @@ def _parts(layout: Layout, groups: Tensor) -> Sequence[Tensor]:
     if layout.scaling is None:
         return chunks(groups.reshape(-1))
     rows = groups.reshape(-1, groups.size(-1))
-    return (rows,) if layout.scaling.spans_tensor else chunks(rows, rows.size(-1))
+    if layout.scaling.spans_tensor:
+        return (rows,)
+    return chunks(rows, rows.size(-1), layout.scaling.chunk)
 
 
 def _rounded(layout: Layout, part: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.formats.chunks import CHUNK
 from chop.formats.elements import Element
 from chop.formats.exponents import BIAS, MANTISSA_BITS, exp2
 from chop.formats.packing import pack_bits, unpack_bits
@@ -58,6 +59,8 @@ class Scaling(ABC):
     """True where scales are stored as float32."""
     follows_values: bool = False
     """True where `scales` needs all values of a group, and not the statistic alone."""
+    chunk: int = CHUNK
+    """Elements whose scales are found at a time, on a CPU."""
     finds_any: bool = False
     """True where a scale is found again in whatever values it gives a group."""
 
