@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chop.hardware.fifo_depths import SKID_BEATS, fifo_depths
+from chop.hardware.fifo_depths import SKID_BEATS, Schedule, schedule
 from chop.hardware.netlist import Boundary, Instance, Netlist
 from chop.hardware.stream import Stream
 
@@ -61,10 +61,12 @@ class Connections:
     Attributes:
         links: instances that hand beats on.
         streams: name and bits of every stream inside, those of components included.
+        schedule: when beats travel.
     """
 
     links: Sequence[Link]
     streams: Sequence[tuple[str, int]]
+    schedule: Schedule
 
     @property
     def interval(self) -> int:
@@ -90,9 +92,10 @@ def connect(netlist: Netlist) -> Connections:
     cuts the combinational path of ready.
     """
     links: list[Link] = []
+    times = schedule(netlist)
     streams = [(port.wire.signal, port.wire.stream.bits) for port in netlist.inputs]
     streams += [(instance.name, instance.plan.out.bits) for instance in netlist.instances]
-    for signal, readers in _readers(netlist).items():
+    for signal, readers in _readers(netlist, times).items():
         branches = [signal]
         if len(readers) > 1:
             branches = [f"{signal}_branch_{number}" for number in range(len(readers))]
@@ -100,14 +103,13 @@ def connect(netlist: Netlist) -> Connections:
         for branch, reader in zip(branches, readers, strict=True):
             links += _chain(branch, reader)
     streams += [(target, link.bits) for link in links for target in link.targets]
-    return Connections(links, streams)
+    return Connections(links, streams, times)
 
 
-def _readers(netlist: Netlist) -> dict[str, list[Reader]]:
-    depths = fifo_depths(netlist)
+def _readers(netlist: Netlist, times: Schedule) -> dict[str, list[Reader]]:
     found: dict[str, list[Reader]] = defaultdict(list)
     for instance in netlist.instances:
-        lanes, wanted = instance.plan.lanes, depths[instance.name]
+        lanes, wanted = instance.plan.lanes, times.depths[instance.name]
         for k, wire in enumerate(instance.inputs):
             reader = Reader(input_signal(instance, k), wire.stream, lanes[k], wanted[k])
             found[wire.signal].append(reader)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from chop.hardware.connect import Connections
+from chop.hardware.connect import Connections, connect
 from chop.hardware.devices import XC7, Family
 from chop.hardware.logic import logic_of
-from chop.hardware.netlist import Instance, Netlist
+from chop.hardware.netlist import Instance, Netlist, netlist
 from chop.hardware.plan import ComponentPlan, Memory
+from chop.ir.graph import MaseGraph
 
 ESTIMATED = (
     "Estimated by structure, by constants that were fitted to two designs of linear layers and "
@@ -32,6 +33,42 @@ class Usage(NamedTuple):
     def plus(self, other: Usage) -> Usage:
         """The sum."""
         return Usage(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class DesignCost:
+    """What a design takes, of a device and of time.
+
+    Attributes:
+        usage: of the device.
+        interval: cycles between two samples.
+        latency: cycles from the first code of a sample to its last result.
+    """
+
+    usage: Usage
+    interval: int
+    latency: int
+
+
+def design_cost(mg: MaseGraph, fold: int, family: Family = XC7) -> DesignCost:
+    """The cost of the circuit of a graph of integers, which is not written.
+
+    Args:
+        mg: the graph.
+        fold: most cycles that an operator may take for a sample.
+        family: of the device.
+    Raises:
+        ConfigError: operators have no circuit; names all of them.
+    """
+    made = netlist(mg, fold)
+    return cost_of(made, connect(made), family)
+
+
+def cost_of(made: Netlist, connections: Connections, family: Family = XC7) -> DesignCost:
+    """The cost of a design."""
+    interval = max(made.interval, connections.interval)
+    latency = connections.schedule.latency(made)
+    return DesignCost(design_usage(made, connections, family), interval, latency)
 
 
 @dataclass(frozen=True)
@@ -68,10 +105,10 @@ def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
     )
 
 
-def design_usage(netlist: Netlist, connections: Connections, family: Family = XC7) -> Usage:
+def design_usage(made: Netlist, connections: Connections, family: Family = XC7) -> Usage:
     """What a design takes: its components, and what stands between them."""
     total = Usage()
-    for part in netlist.instances:
+    for part in made.instances:
         total = total.plus(part_usage(part, family))
     for link in connections.links:
         total = total.plus(module_usage(link.module, link.parameters, family))

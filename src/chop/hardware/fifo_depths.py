@@ -8,7 +8,8 @@ longer one takes in follows from the components, beat by beat, and so does how l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,8 +27,29 @@ LINK_CYCLES = 6
 """From a component's output to the next one's input: a converter, a buffer, and some to spare."""
 
 
-def fifo_depths(netlist: Netlist) -> dict[str, list[int]]:
-    """Beats of the FIFO ahead of each input of each instance: residual connections are sized here.
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """How samples travel through a design.
+
+    Attributes:
+        depths: by instance, beats of the FIFO ahead of each input.
+        times: by signal, when each beat leaves, in samples since the first beat of its sample came.
+        interval: cycles between two samples.
+    """
+
+    depths: Mapping[str, Sequence[int]]
+    times: Mapping[str, Tensor]
+    interval: int
+
+    def latency(self, netlist: Netlist) -> int:
+        """Cycles from the first code of a sample that comes to the last one that leaves."""
+        signals = [port.wire.signal for port in netlist.outputs]
+        ends = [float(self.times[signal][-1]) for signal in signals if signal in self.times]
+        return math.ceil(max(ends, default=0.0) * self.interval)
+
+
+def schedule(netlist: Netlist) -> Schedule:
+    """When beats travel, and the depths of FIFOs: residual connections are sized here.
 
     Times are in samples: the inputs of the design arrive at its own pace, each beat of a component
     leaves when the beats of its inputs that it needs have come, and no faster than the component
@@ -55,7 +77,7 @@ def fifo_depths(netlist: Netlist) -> dict[str, list[int]]:
         ]
         late = (instance.plan.latency + LINK_CYCLES) / netlist.interval + max(max(holds) - 1, 0)
         times[instance.name] = leaves + late
-    return found
+    return Schedule(found, times, netlist.interval)
 
 
 def _evenly(beats: int) -> Tensor:

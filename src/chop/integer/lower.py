@@ -42,7 +42,11 @@ class Lowered:
 
 
 def lower(
-    mg: MaseGraph, example: Mapping[str, Any], grids: Grids, options: IntegerOptions
+    mg: MaseGraph,
+    example: Mapping[str, Any],
+    grids: Grids,
+    options: IntegerOptions,
+    is_run: bool = False,
 ) -> Lowered:
     """Rewrites a quantized graph to integers.
 
@@ -53,6 +57,8 @@ def lower(
             all but the first of each input are in any case.
         grids: of its operands.
         options: widths inside operators.
+        is_run: describes nodes by a run of the example, which is faster than one on fake tensors
+            where it has few rows.
     Raises:
         ConfigError: operators or formats have no integer form; the message names all of them. Or
             modules have forward hooks, or what is written is read by another name.
@@ -80,7 +86,7 @@ def lower(
     lowering.builder.install(_fixed_sizes(example, folded), WHERE)
     for node in mg.nodes:
         node.meta["mase"] = MaseMetadata(node)
-    annotate(mg, example)
+    annotate(mg, example, with_values=is_run)
     return Lowered(mg, lowering.steps)
 
 

@@ -1,4 +1,4 @@
-"""Analytic costs of a format assignment: bits, bytes, bit operations."""
+"""Costs of a format assignment, known before a trial runs: their table, and those of bits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,34 @@ import torch
 from chop.formats import NumberFormat
 from chop.mixed_precision.layers import FLOAT, Formats, Layer, Layers
 
-COSTS = ("bits", "activation_bits", "bytes", "bit_operations")
-"""Numbers that follow from the formats alone."""
+
+@dataclass(frozen=True)
+class Cost:
+    """A row of the table of costs; less is better.
+
+    Attributes:
+        unit: for tables and axes.
+        is_of_circuit: it is a number of the model's circuit, see `chop.mixed_precision.circuit`;
+            else one of the formats alone, see `Costs`.
+    """
+
+    unit: str
+    is_of_circuit: bool = False
+
+
+COSTS = {
+    "bits": Cost("bits per weight"),
+    "activation_bits": Cost("bits per input"),
+    "bytes": Cost("bytes"),
+    "bit_operations": Cost("bit operations of a sample"),
+    "lut": Cost("lookup tables", True),
+    "ff": Cost("flip-flops", True),
+    "dsp": Cost("multipliers", True),
+    "bram": Cost("block memories", True),
+    "interval": Cost("cycles between samples", True),
+    "latency_us": Cost("microseconds to the last result of a sample", True),
+}
+"""By name: numbers that follow from what is chosen, and that goals and budgets may be about."""
 FLOAT_BITS = 32
 
 
@@ -47,10 +73,10 @@ class Costs:
     """
 
     def __init__(self, layers: Layers) -> None:
-        self.layers = layers
+        self.layers, self.by_name = layers, {x: layers.by_name[x] for x in layers.searched}
         users: dict[int, list[tuple[str, str]]] = {}
         tensors: dict[int, torch.Tensor] = {}
-        for name, layer in layers.by_name.items():
+        for name, layer in self.by_name.items():
             for operand, x in layer.parameters().items():
                 users.setdefault(id(x), []).append((name, operand))
                 tensors[id(x)] = x
@@ -63,10 +89,10 @@ class Costs:
         self._other_bits = 8 * sum(x.nbytes for x in every if id(x) not in tensors)
 
     def __call__(self, chosen: Mapping[str, Formats]) -> dict[str, float]:
-        """The numbers of `COSTS`."""
+        """The numbers of `COSTS` that are not those of a circuit."""
         stored = sum(stored.bits(chosen) for stored in self._stored)
         read, elements, operations = 0.0, 0.0, 0.0
-        for name, layer in self.layers.by_name.items():
+        for name, layer in self.by_name.items():
             formats = chosen.get(name, {})
             bits, count = _inputs(layer, formats)
             read, elements = read + bits, elements + count
@@ -81,8 +107,9 @@ class Costs:
     def ties(self, costs: Sequence[str]) -> list[set[tuple[str, str]]]:
         """Operands of layers whose parts of these costs do not add up."""
         stored = [set(stored.users) for stored in self._stored if len(stored.users) > 1]
-        products = [{(name, "data_in"), (name, "weight")} for name in self.layers.by_name]
-        is_stored, is_product = {"bits", "bytes"} & set(costs), "bit_operations" in costs
+        products = [{(name, "data_in"), (name, "weight")} for name in self.by_name]
+        is_stored = {"bits", "bytes"} & set(costs)
+        is_product = any(COSTS[cost].is_of_circuit for cost in costs) or "bit_operations" in costs
         return (stored if is_stored else []) + (products if is_product else [])
 
     def share(self, name: str, operand: str, number_format: NumberFormat) -> float:

@@ -69,12 +69,15 @@ class Layers:
         batches: a few batches of inputs by name, to derive scales from and to count with.
         operators: names of operators; None takes the modules with a matrix of weights.
         rule: how exponent biases are derived.
+        is_whole: the other operators that can be quantized are layers, too, which no search is
+            about: a circuit needs formats of all.
     Raises:
         ConfigError: an unknown operator, or the graph has none of those.
 
     Attributes:
         mg: a graph of its own.
         by_name: the layers, in the order in which they run.
+        searched: names of those of `operators`.
         sharing: by the first layer that takes a weight, the others that take the same.
     """
 
@@ -84,9 +87,13 @@ class Layers:
         batches: Iterable[Mapping[str, Tensor]],
         operators: Sequence[str] | None = None,
         rule: Rule = "mse",
+        is_whole: bool = False,
     ) -> None:
         check_graph("chop.search", mg, ("add_common_metadata_analysis_pass",))
         nodes = _chosen(mg, operators)
+        self.searched = tuple(map(_name, nodes))
+        if is_whole:
+            nodes = _chosen(mg, (), is_any=True)
         rules = {_name(node): {"config": QuantSpec()} for node in nodes}
         self.mg, _ = quantize_transform_pass(mg, {"by": "name", **rules})
         self.rule = rule
@@ -190,15 +197,23 @@ def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:
     return tuple(operator.operands if is_call else operator.present_operands(operator))
 
 
-def _chosen(mg: MaseGraph, operators: Sequence[str] | None) -> list[fx.Node]:
-    """The nodes to choose formats for; of several calls of one module, the first."""
+def _chosen(
+    mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False
+) -> list[fx.Node]:
+    """The nodes to choose formats for; of several calls of one module, the first.
+
+    Args:
+        mg: the graph.
+        operators: names of operators; None takes modules with a matrix of weights.
+        is_any: takes whatever can be quantized.
+    """
     found: dict[str, fx.Node] = {}
     for node in mg.nodes:
         row, module = mg.operator(node), mg.module_of(node)
         if not row.is_quantizable or (module is not None and row.quantized is None):
             continue
         results = metadata_of(node).common.results.values()
-        wanted = row.name in operators if operators is not None else _has_matrix(module)
+        wanted = is_any or (row.name in operators if operators is not None else _has_matrix(module))
         if wanted and all(info.is_floating for info in results):
             found.setdefault(_name(node), node)
     for name in operators or ():

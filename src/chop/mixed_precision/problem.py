@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from chop.search.space import Choice, Config, SearchSpace
 from chop.train import Task, calibration_batches, find_task, fit_and_report, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.rows import take_split
+
+if TYPE_CHECKING:
+    from chop.mixed_precision.circuit import CircuitCosts, CircuitSettings
 
 Cost = Callable[[MaseGraph], float]
 """A number of a quantized graph: its latency, what it takes on a chip ..."""
@@ -44,6 +47,8 @@ MEMORY_BYTES = 2**31
 REPORTS = 4
 """How often a trial says how far it is, if it runs so many batches."""
 SECOND_FORMAT = "8.mse"
+FOLD = "fold"
+"""The choice of a circuit's cycles, where there are several."""
 CUSTOM_METRICS = {
     "hardware_cost": "what the graph takes on a chip",
     "latency_ms": "a measured time, as chop.mixed_precision.latency.packed_latency(batch) is",
@@ -78,6 +83,8 @@ class PrecisionProblem:
         training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
             trained on `train` in the formats of each configuration before it is measured, from the
             same weights each time. None measures the rounded model as it is.
+        circuit: what a circuit is made for, whose costs are measured, too. All operators have
+            formats then, those that no choice is about that of `circuit.others`.
     Raises:
         ConfigError: an unknown name or field, or nothing to choose.
 
@@ -86,6 +93,7 @@ class PrecisionProblem:
             `bits`.
         targets: by choice, the layer that it is about, and the operands that take its format.
         layers: the graph that is switched.
+        folds: by text, the cycles of a circuit that are options; of no circuit, none.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class PrecisionProblem:
         custom_metrics: Mapping[str, Cost] | None = None,
         task: str | Task | None = None,
         training: Mapping[str, Any] | None = None,
+        circuit: CircuitSettings | None = None,
     ) -> None:
         for operand in operands:
             check_known(operand, OPERANDS, "operands: unknown")
@@ -116,14 +125,19 @@ class PrecisionProblem:
         table = read_rows(take_split(train, "train"), asked)
         self.training, self._train_rows = training, table
         self._trained: tuple[Config, MaseGraph] | None = None
-        batches = calibration_batches(mg.model, table, rows=calibration_rows)
-        self.layers = Layers(mg, batches, operators, rule)
+        batches = list(calibration_batches(mg.model, table, rows=calibration_rows))
+        self.layers = Layers(mg, batches, operators, rule, is_whole=circuit is not None)
         self.costs = Costs(self.layers)
         self.bias = parse_format_string(bias) if isinstance(bias, str) else bias
         self.custom_metrics = dict(custom_metrics or {})
         self.targets = self._find_targets(operands, per)
+        self._others = FLOAT if circuit is None else parse_format_string(circuit.others)
         self._fixed = self._find_fixed()
-        self.space = SearchSpace(tuple(self._choice(name) for name in self.targets))
+        self.circuit, self.folds = self._circuit(circuit, batches)
+        choices = [self._choice(name) for name in self.targets]
+        if len(self.folds) > 1:
+            choices.append(Choice(FOLD, self.folds))
+        self.space = SearchSpace(tuple(choices))
         self._keep_weights()
         self.evaluator = Evaluator(self.layers.mg.model, rows, batch_size=batch_size, task=task)
         self.goal = self.scores[0] if goal == METRIC else goal
@@ -141,7 +155,8 @@ class PrecisionProblem:
     def _find_targets(self, operands: Sequence[str], per: str) -> Targets:
         targets: Targets = {}
         shared = {(x, "weight") for others in self.layers.sharing.values() for x in others}
-        for name, layer in self.layers.by_name.items():
+        for name in self.layers.searched:
+            layer = self.layers.by_name[name]
             own = tuple(x for x in layer.operands if x in operands and (name, x) not in shared)
             if per == "operand":
                 targets |= {f"{name}.{operand}": (name, (operand,)) for operand in own}
@@ -171,7 +186,9 @@ class PrecisionProblem:
         chosen = {(layer, n) for layer, operands in self.targets.values() for n in operands}
         return {
             name: {
-                operand: self.bias if operand == "bias" else FLOAT
+                operand: self.bias
+                if operand == "bias" and name in self.layers.searched
+                else self._others
                 for operand in layer.operands
                 if (name, operand) not in chosen
             }
@@ -188,6 +205,9 @@ class PrecisionProblem:
     def formats(self, config: Config) -> dict[str, Formats]:
         """Every layer's formats by operand, as they are chosen: scales not yet derived."""
         self.space.check(config)
+        return self._formats(config)
+
+    def _formats(self, config: Config) -> dict[str, Formats]:
         found: dict[str, Formats] = dict(self._fixed)
         for name in self.targets:
             for layer, operands in self.rounded(name).items():
@@ -220,13 +240,60 @@ class PrecisionProblem:
         shapes = [shape for _, shape in self.layers.by_name[layer].inputs.values()]
         return bits_of(self.options[text], shapes[0] if shapes else torch.Size())
 
-    def uniform(self, text: str) -> Config:
+    def _circuit(
+        self, settings: CircuitSettings | None, batches: Sequence[Mapping[str, Any]]
+    ) -> tuple[CircuitCosts | None, dict[str, int]]:
+        """Costs of the circuit, and the cycles that are options, the most, of few parts, first.
+
+        Raises:
+            ConfigError: operators, or a format everywhere, have no circuit.
+        """
+        if settings is None:
+            return None, {}
+        # The library of circuits is imported when there is one.
+        from chop.mixed_precision.circuit import CircuitCosts
+
+        costs, folds = CircuitCosts(self.layers, batches, settings), tuple[int, ...]()
+        for text in reversed(self.options):
+            chosen = self._formats(dict.fromkeys(self.targets, text))
+            try:
+                folds = folds or costs.folds(chosen)
+                costs.design(chosen, folds[-1])
+            except ConfigError as error:
+                raise ConfigError(f"a circuit with the format {text}: {error}") from error
+        return costs, {str(fold): fold for fold in reversed(folds)}
+
+    def costs_of(self, config: Config) -> dict[str, float]:
+        """What a configuration costs: the numbers of `chop.mixed_precision.costs.COSTS`, those of a
+        circuit where the problem has one.
+
+        Raises:
+            NotANumberError: it has no circuit.
+        """
+        formats = self.formats(config)
+        return self.costs(formats) | self._circuit_costs(formats, config)
+
+    def _circuit_costs(self, formats: Mapping[str, Formats], config: Config) -> dict[str, float]:
+        if self.circuit is None:
+            return {}
+        return self.circuit(formats, self.fold_of(config))
+
+    def fold_of(self, config: Config) -> int:
+        """Most cycles of a component of the circuit for a sample."""
+        return self.folds[config.get(FOLD, next(iter(self.folds)))]
+
+    def uniform(self, text: str, fold: str | None = None) -> Config:
         """The configuration that takes one option everywhere.
 
+        Args:
+            text: the option.
+            fold: of `folds`; None takes the one of fewest parts.
         Raises:
             ConfigError: there is no such option.
         """
         config = dict.fromkeys(self.targets, text)
+        if FOLD in self.space.by_name:
+            config[FOLD] = next(iter(self.folds)) if fold is None else fold
         self.space.check(config)
         return config
 
@@ -277,7 +344,7 @@ class PrecisionProblem:
         model = self.model(config, report)
         on_batch = None if self.training else self._reporter(report)
         numbers = self._scores(self.evaluator.of(model).logits(on_batch))
-        numbers |= self.costs(self.formats(config))
+        numbers |= self.costs_of(config)
         if self.custom_metrics:
             mg = self.graph(config)
             numbers |= {name: float(metric(mg)) for name, metric in self.custom_metrics.items()}
@@ -311,8 +378,14 @@ class PrecisionProblem:
 
     def check_goals(self, goals: Goals) -> None:
         """Raises ConfigError where a goal's number is not measured."""
+        of_circuit = [name for name, cost in COSTS.items() if cost.is_of_circuit]
         known = (*self.scores, *COSTS, *self.custom_metrics)
         for goal in goals:
+            if goal.name in of_circuit and self.circuit is None:
+                raise ConfigError(
+                    f"goal '{goal.name}': expected what a circuit is made for: "
+                    "circuit=chop.mixed_precision.circuit.CircuitSettings()."
+                )
             if goal.name in known:
                 continue
             if goal.name in CUSTOM_METRICS:

@@ -50,16 +50,40 @@ def warm_start(
     Returns: by the label of a row in tables, the best prediction first; where increases or
         budgets leave nothing, none.
     """
-    loss_increases, budgets = _loss_increases(problem, train, evaluations), _budgets(problem, goals)
-    kinds = list(reversed(loss_increases))[: 1 if len(budgets) > 1 else None]
+    allocations = _allocations(problem, _budgets(problem, goals))
+    loss_increases = _loss_increases(problem, train, evaluations)
+    kinds = list(reversed(loss_increases))[: 1 if len(allocations) > 1 else None]
     found: dict[str, Config] = {}
-    for added, limits in budgets.items():
-        allocation = Allocation(problem, limits)
+    for added, allocation in allocations.items():
         solved = {kind: allocation.solve(loss_increases[kind]) for kind in kinds}
         for config in filter(None, solved.values()):
             same = ", ".join(kind for kind in kinds if solved[kind] == config)
             found[f"{LABEL} ({same}){added}"] = config
     return found
+
+
+def _allocations(problem: PrecisionProblem, budgets: Mapping[str, Goals]) -> dict[str, Allocation]:
+    """By what is added to a label: an allocation within each budget, of each fold of a circuit.
+
+    Raises:
+        ConfigError: a budget cannot be kept by any.
+    """
+    found: dict[str, Allocation] = {}
+    for added, limits in budgets.items():
+        refused: list[ConfigError] = []
+        for fold in problem.folds or (None,):
+            own = added + _of_fold(problem, fold)
+            try:
+                found[own] = Allocation(problem, limits, fold)
+            except ConfigError as error:
+                refused.append(error)
+        if len(refused) == max(len(problem.folds), 1):
+            raise refused[-1]
+    return found
+
+
+def _of_fold(problem: PrecisionProblem, fold: str | None) -> str:
+    return f", fold {fold}" if len(problem.folds) > 1 else ""
 
 
 def _loss_increases(
@@ -107,7 +131,7 @@ def _budgets(problem: PrecisionProblem, goals: Goals) -> dict[str, Goals]:
         return {"": goals}
     found: dict[str, Goals] = {}
     for text in problem.options:
-        numbers = problem.costs(problem.formats(problem.uniform(text)))
+        numbers = problem.costs_of(problem.uniform(text))
         limits = [Constraint(goal.name, numbers[goal.name], goal.direction) for goal in costs]
         found[f", {costs[0].name} of {text}"] = [*goals, *limits]
     return found
@@ -118,10 +142,11 @@ def uniforms_within(problem: PrecisionProblem, goals: Goals) -> dict[str, Config
     limits = [limit for limit in constraints_of(goals) if limit.name in COSTS]
     found = {}
     for text in reversed(problem.options):
-        config = problem.uniform(text)
-        costs = problem.costs(problem.formats(config))
-        if all(limit.excess(costs[limit.name]) <= 0 for limit in limits):
-            found[text] = config
+        for fold in problem.folds or (None,):
+            config = problem.uniform(text, fold)
+            costs = problem.costs_of(config)
+            if all(limit.excess(costs[limit.name]) <= 0 for limit in limits):
+                found[text + _of_fold(problem, fold)] = config
     return found
 
 

@@ -109,6 +109,11 @@ class WorkloadConfig:
         default=None, metadata=MORE
     )
 
+    @property
+    def torch_device(self) -> str | None:
+        """Where the model runs: `device`, unless that is the device of a circuit."""
+        return self.device
+
     def __post_init__(self) -> None:
         for each in fields(self):
             check_text(getattr(self, each.name), each.name)

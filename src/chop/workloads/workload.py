@@ -288,7 +288,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
         UnavailableError: model or data set are not there.
         WriteError: `config.out` cannot be written to.
     """
-    place = usable_device(config.device)
+    place = usable_device(config.torch_device)
     if config.metric is not None:
         check_metric_name(config.metric)
     get_console().print(f"loading {config.model} and its rows", highlight=False, markup=False)

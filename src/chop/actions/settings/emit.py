@@ -73,6 +73,11 @@ class EmitConfig(LoweringConfig):
             raise ConfigError("place_seeds: nothing is placed; add place, or leave it out.")
 
     @property
+    def torch_device(self) -> str | None:
+        """Where the model runs: `device` is that of the circuit."""
+        return None
+
+    @property
     def placed_on(self) -> str:
         """The device that a circuit is placed on."""
         return self.place_on or self.device or "ecp5-85"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ from chop.workloads.settings import Ranges, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.formats import NumberFormat
+    from chop.mixed_precision.circuit import CircuitSettings
     from chop.mixed_precision.problem import PrecisionProblem, Score
     from chop.nas.compression import Compression
     from chop.search import Constraint, Goal, Search, SearchSpace
@@ -178,8 +179,13 @@ class FormatSettings:
         own = self._of_problem()
         usual = OF_LANGUAGE_MODELS if workload.task.name == "causal-lm" else OF_OTHERS
         own |= {name: value for name, value in usual.items() if own[name] is None}
+        mg, circuit = raise_to_graph(workload), self.circuit()
+        if circuit is not None:
+            from chop.passes import conv_bn_fusion_transform_pass
+
+            mg, _ = conv_bn_fusion_transform_pass(mg)
         return PrecisionProblem(
-            raise_to_graph(workload),
+            mg,
             workload.train,
             rows,
             ranges=self.all_ranges(),
@@ -187,8 +193,13 @@ class FormatSettings:
             goal=goal,
             task=workload.task,
             training=training,
+            circuit=circuit,
             **own,
         )
+
+    def circuit(self) -> CircuitSettings | None:
+        """What a circuit is made for, whose costs are measured; None for no circuit."""
+        return None
 
     def _of_problem(self) -> dict[str, Any]:
         """The settings that a problem takes as they are."""
@@ -239,7 +250,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
 
     Attributes:
         goals: objectives: accuracy (or the metric of another task), loss, kl, bits,
-            activation_bits, bytes, bit_operations; several give a Pareto front. kl, the divergence
+            activation_bits, bytes, bit_operations; of the model's circuit lut, ff, dsp, bram,
+            interval (cycles), latency_us; several give a Pareto front. kl, the divergence
             from the float model's outputs, still ranks formats where accuracy is saturated; it
             needs classes, so take loss for other outputs.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
@@ -254,6 +266,16 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             are fewer than 100 validation rows and nothing is trained.
         epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
+        device: torch device, or with a goal or budget of a circuit the device whose lookup tables,
+            multipliers and memories count: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85.
+            Default: a GPU if there is one, else the CPU; resources of 7-series.
+        folds: most cycles of a component of the circuit for a sample: several are a choice of the
+            search. Default: about 256 multipliers, or as many as the device has; with a goal or
+            budget interval or latency_us a quarter to four times as many cycles, too.
+        clock_mhz: the clock that latency_us is told at: no estimate tells it.
+        others: format of the operators that the search is not about, where there is a circuit.
+        emit: emits and verifies the circuit of the best, in OUT/NAME/circuit.
+        place: places and routes it as well, on the device.
 
     The other settings are those of `FormatSettings` and `SearchConfig`.
     """
@@ -263,9 +285,13 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         "search_rows": (1, 10**9),
         "epochs": (0, 10_000),
         "lr": (1e-12, 1e3),
+        "clock_mhz": (1e-3, 1e5),
     }
 
     USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
+    OF_CIRCUITS: ClassVar[tuple[str, ...]] = (
+        *("folds", "clock_mhz", "others", "emit", "place"),
+    )
 
     out: Path = Path("runs/search")
     goals: tuple[str, ...] = ("kl",)
@@ -276,6 +302,12 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     search_rows: int = field(default=2000, metadata=MORE)
     epochs: int = 0
     lr: float | None = field(default=None, metadata=MORE)
+    device: str | None = None
+    folds: tuple[int, ...] = field(default=(), metadata=MORE)
+    clock_mhz: float = field(default=100.0, metadata=MORE)
+    others: str = field(default="8.auto", metadata=MORE)
+    emit: bool = False
+    place: bool = False
 
     def __post_init__(self) -> None:
         from chop.mixed_precision.costs import COSTS
@@ -284,12 +316,69 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         super().__post_init__()
         self.read_formats()
         objectives_of(self.all_goals())
+        self._check_circuit()
         if self.pruner is not None and self.goals[0] in COSTS:
             raise ConfigError(
                 f"pruner: '{self.goals[0]}' is known before a trial runs: there is nothing to stop."
             )
         if self.lr is not None and not self.epochs:
             raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
+
+    def _check_circuit(self) -> None:
+        """Raises ConfigError where settings of a circuit are wrong, or are about none."""
+        from chop.formats import parse_format_string
+        from chop.hardware.devices import DEVICES
+
+        defaults = {each.name: each.default for each in fields(self)}
+        given = [name for name in self.OF_CIRCUITS if getattr(self, name) != defaults[name]]
+        given = ["device"] * (self.device in DEVICES) + given
+        if given and not self.circuit_goals():
+            raise ConfigError(
+                f"{given[0]}: nothing is asked of a circuit; name a goal or budget of one: lut, ff, "
+                "dsp, bram, interval or latency_us."
+            )
+        if any(fold < 1 for fold in self.folds):
+            raise ConfigError(f"folds: got {min(self.folds)}, expected 1 or more cycles.")
+        if self.place and not self.emit:
+            raise ConfigError("place: what is placed is the circuit that emit writes; add emit.")
+        if self.emit and self.epochs:
+            raise ConfigError("emit: a circuit of weights that trials train is not emitted.")
+        parse_format_string(self.others)
+
+    def circuit_goals(self) -> list[str]:
+        """Goals and budgets that are numbers of a circuit."""
+        from chop.mixed_precision.costs import COSTS
+
+        names = dict.fromkeys((*self.goals, *(self.budgets or ())))
+        return [name for name in names if name in COSTS and COSTS[name].is_of_circuit]
+
+    def circuit(self) -> CircuitSettings | None:
+        """What a circuit is made for; None where no goal or budget is about one."""
+        goals = self.circuit_goals()
+        if not goals:
+            return None
+        from chop.hardware.devices import DEVICES
+        from chop.mixed_precision.circuit import CircuitSettings
+
+        device = DEVICES.get(self.device or "")
+        varies = bool({"interval", "latency_us"} & set(goals))
+        return CircuitSettings(self.folds, device, self.clock_mhz, self.others, varies)
+
+    def identity(self) -> dict[str, Any]:
+        """All of the settings that a result depends on, as plain JSON."""
+        circuit = self.circuit()
+        if circuit is None:
+            return super().identity()
+        device = circuit.device and circuit.device.name
+        own = {name: getattr(self, name) for name in ("clock_mhz", "others")}
+        return super().identity() | own | {"device": device, "folds": list(self.folds)}
+
+    @property
+    def torch_device(self) -> str | None:
+        """Where the model runs."""
+        from chop.hardware.devices import DEVICES
+
+        return None if self.device in DEVICES else self.device
 
     @property
     def begins_warm(self) -> bool:

@@ -1,0 +1,196 @@
+"""What `chop.hardware.estimate` says of a design, beside what Yosys counts.
+
+Each design is emitted with two folds and synthesized for ECP5 (`synth_ecp5`, whole; registers that
+placement moves into multipliers and memories are not counted) and for 7-series devices
+(`synth_xilinx`, read-only memories estimated). A count is kept by the digest of the sources and
+memories: a run that was stopped goes on, and a changed circuit is counted again.
+
+python benchmarks/hardware_estimates.py [--designs mlp conv] [--families ecp5] [--out FOLDER]
+
+Writes `FOLDER/table.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.actions.lower import lower_workload
+from chop.actions.settings.lower import LoweringConfig
+from chop.files import write_text
+from chop.formats import Binary, Integer, MXInt, QuantSpec, Ternary
+from chop.hardware.absorb import absorb_registers
+from chop.hardware.design import Design
+from chop.hardware.devices import ECP5, RESOURCES, XC7
+from chop.hardware.emit import emit
+from chop.hardware.estimate import design_usage
+from chop.hardware.integer_form import integer_form
+from chop.hardware.project import project_of, write_design
+from chop.hardware.synth import TOTAL, synthesize
+from chop.hardware.tools import read_command, run, tool_path
+from chop.ir.graph import MaseGraph as Graph
+from chop.ir.ops import quantizable_operators
+from chop.quantization.named_operators import present_operators
+from chop.runs.journal import Journal
+from chop.tables import markdown_table
+from chop.workloads.workload import workload_for
+
+SECONDS = 900
+FAMILIES = {"ecp5": ECP5, "xc7": XC7}
+CELLS = {
+    "lut": {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 4},
+    "ff": {"TRELLIS_FF": 1},
+    "dsp": {"MULT18X18D": 1},
+    "bram": {"DP16KD": 1},
+}
+"""Cells of ECP5 that take a resource, and how many of it."""
+INTEGER = QuantSpec.uniform(Integer(8, 5))
+BARS = {"lut": 0.2, "ff": 0.2, "dsp": 0, "bram": 1}
+"""Most that an estimate may differ: a share, and of multipliers and memories a number."""
+
+
+class Attention(nn.Module):
+    """An attention of two heads, as the vision transformer's: 17 tokens of 24 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(24, 24) for _ in range(3))
+        self.out = nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of (batch, 17, 24)."""
+        heads = [f(x).view(-1, 17, 2, 12).transpose(1, 2) for f in (self.query, self.key, self.value)]
+        found = nn.functional.scaled_dot_product_attention(*heads)
+        return self.out(found.transpose(1, 2).reshape(-1, 17, 24))
+
+
+Made = tuple[Callable[[], nn.Module], tuple[int, ...], QuantSpec, tuple[int, int]]
+LAYERS: dict[str, Made] = {
+    "linear 8 bits": (lambda: nn.Linear(48, 24), (48,), INTEGER, (36, 288)),
+    "linear 4 bits": (lambda: nn.Linear(48, 24), (48,), QuantSpec(Integer(4, 2), Integer(4, 5), Integer(8, 5)), (36, 288)),
+    "linear MXINT8": (lambda: nn.Linear(64, 8), (64,), QuantSpec(MXInt(8), MXInt(8), Integer(8, 5)), (8, 32)),
+    "linear ternary": (
+        lambda: nn.Linear(32, 16),
+        (32,),
+        QuantSpec(Integer(8, 5), Ternary(), Integer(8, 5)),
+        (8, 64),
+    ),
+    "linear signs": (
+        lambda: nn.Linear(32, 16),
+        (32,),
+        QuantSpec(Binary(bipolar=True), Binary(bipolar=True), Integer(8, 5)),
+        (8, 64),
+    ),
+    "conv 3 x 3": (lambda: nn.Conv2d(4, 8, 3, padding=1), (4, 8, 8), INTEGER, (600, 2400)),
+    "depthwise 3 x 3": (
+        lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        (8, 8, 8),
+        INTEGER,
+        (1200, 4800),
+    ),
+    "layer norm": (lambda: nn.LayerNorm(48), (17, 48), INTEGER, (204, 816)),
+    "softmax": (lambda: nn.Softmax(-1), (4, 17), INTEGER, (68, 680)),
+    "gelu": (lambda: nn.GELU(), (17, 24), INTEGER, (68, 408)),
+    "attention": (Attention, (17, 24), INTEGER, (2000, 10000)),
+}
+"""By name: the module, the shape of a sample, formats, and two folds."""
+TRAINED = {"mlp": (128, 32), "cnn": (2000, 576), "vit": (13872, 3468)}
+DESIGNS = (*TRAINED, *LAYERS)
+
+
+def main() -> None:
+    """Counts every design that was not counted, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--designs", nargs="+", default=DESIGNS, choices=DESIGNS)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--out", type=Path, default=Path("runs/hardware-estimates"))
+    given = parser.parse_args()
+    journal, rows = Journal(given.out / "journal.jsonl"), []
+    for name in given.designs:
+        mg, folds = graph_of(name)
+        for fold in folds:
+            design = emit(mg, fold)
+            for family in given.families:
+                counted = count(design, family, journal)
+                rows.append(row_of(name, fold, design, family, counted))
+                print(rows[-1], flush=True)
+                write_text(given.out / "table.md", markdown_table(rows) + "\n")
+
+
+def graph_of(name: str) -> tuple[Graph, tuple[int, int]]:
+    """The graph of integers of a design, and its folds."""
+    if name in TRAINED:
+        config = LoweringConfig(model=name)
+        return lower_workload(workload_for(config, None), config, 16).integer, TRAINED[name]
+    make, shape, formats, folds = LAYERS[name]
+    torch.manual_seed(0)
+    mg = MaseGraph(nn.Sequential(make()).eval(), dummy_in={"input": torch.randn(2, *shape)})
+    rules = dict.fromkeys(present_operators(mg, quantizable_operators()), {"config": formats})
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
+    return integer_form(quantized), folds
+
+
+def count(design: Design, family: str, journal: Journal) -> dict[str, int]:
+    """What Yosys counts, by resource."""
+    digest = hashlib.sha256(json.dumps(dict(design.files), sort_keys=True).encode()).hexdigest()
+    known = journal.find({"family": family, "design": digest})
+    if known is None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_design(design, folder)
+            found = _count_ecp5(folder) if family == "ecp5" else _count_xc7(design, folder)
+        known = journal.add({"family": family, "design": digest}, found)
+    return known
+
+
+def _count_ecp5(folder: Path) -> dict[str, int]:
+    sources = sorted(path.relative_to(folder) for path in folder.glob("rtl/*.sv"))
+    script = f"{read_command(sources)}; synth_ecp5 -top top -json netlist.json"
+    run([tool_path("yosys"), "-q", "-p", script], folder, SECONDS).check_returncode()
+    netlist = json.loads((folder / "netlist.json").read_bytes())
+    absorb_registers(netlist, "top")
+    cells = Counter(cell["type"] for cell in netlist["modules"]["top"]["cells"].values())
+    return {
+        name: sum(units * cells[kind] for kind, units in kinds.items())
+        for name, kinds in CELLS.items()
+    }
+
+
+def _count_xc7(design: Design, folder: Path) -> dict[str, int]:
+    rows = synthesize(folder, project_of(design), SECONDS)
+    (whole,) = [row for row in rows if row["module"] == TOTAL]
+    return {
+        "lut": whole["lut"] + whole["lutram"] + whole["rom_lut"],
+        "ff": whole["ff"] + whole["rom_ff"],
+        "dsp": whole["dsp"],
+        "bram": whole["ramb18"] + whole["rom_ramb18"],
+    }
+
+
+def row_of(
+    name: str, fold: int, design: Design, family: str, counted: Mapping[str, int]
+) -> dict[str, Any]:
+    """A line of the table; what is beyond its bar is marked."""
+    usage = design_usage(design.netlist, design.connections, FAMILIES[family])
+    row: dict[str, Any] = {"design": f"{name}, fold {fold}", "family": family}
+    for resource in RESOURCES:
+        said, found = getattr(usage, resource), counted[resource]
+        share = resource in ("lut", "ff")
+        error = (said - found) / max(found, 1) if share else said - found
+        text = f"{said:,} of {found:,}" + (f" ({error:+.0%})" if share else "")
+        row[resource] = f"**{text}**" if abs(error) > BARS[resource] else text
+    return row
+
+
+if __name__ == "__main__":
+    main()

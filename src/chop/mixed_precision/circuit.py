@@ -1,0 +1,131 @@
+"""Costs of a model's circuit by the formats of its operators: nothing is synthesized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.hardware.devices import XC7, Device, Family
+from chop.hardware.emit import MULTIPLIERS, UNFOLDED, default_fold
+from chop.hardware.estimate import DesignCost, design_cost
+from chop.integer.grids import Grids, observed_grids
+from chop.ir.graph import MaseGraph
+from chop.ir.settled import settled_copy
+from chop.mixed_precision.costs import COSTS
+from chop.mixed_precision.layers import Formats, Layers
+from chop.search.objective import NotANumberError
+
+ROWS = 2
+"""Of the example that sizes follow: one could be taken for a dimension without rows."""
+USUAL_CLOCK_MHZ = 100.0
+OTHERS = "8.auto"
+"""The format of operators that no search is about."""
+
+
+@dataclass(frozen=True)
+class CircuitSettings:
+    """What a circuit is made for.
+
+    Attributes:
+        folds: most cycles of a component for a sample, each an option; without any, one that takes
+            about as many multipliers as the device has, and at most 256.
+        device: whose resources are counted; None for one of 7-series.
+        clock_mhz: that latencies are told at.
+        others: the format of operators that no choice is about.
+        varies_fold: without `folds`, cycles around the one that is chosen are options, too.
+    """
+
+    folds: tuple[int, ...] = ()
+    device: Device | None = None
+    clock_mhz: float = USUAL_CLOCK_MHZ
+    others: str = OTHERS
+    varies_fold: bool = False
+
+    @property
+    def family(self) -> Family:
+        """Of the device."""
+        return XC7 if self.device is None else self.device.family
+
+
+@dataclass(eq=False)
+class CircuitCosts:
+    """What the circuit of a choice takes: that of the design that is emitted, exactly.
+
+    The model is lowered to integers and planned, in some tens of milliseconds; equal choices once.
+
+    Args:
+        layers: all operators of a graph.
+        batches: of inputs by name, in which blocks with shared exponents find their windows.
+        settings: what it is made for.
+    """
+
+    layers: Layers
+    batches: Sequence[Mapping[str, Any]]
+    settings: CircuitSettings
+    _known: dict[tuple[object, ...], DesignCost] = field(default_factory=dict)
+
+    def grids(self, quantized: MaseGraph) -> Grids:
+        """Of a settled graph of these layers."""
+        return observed_grids(quantized, self.batches)
+
+    def integers(self, chosen: Mapping[str, Formats]) -> MaseGraph:
+        """The graph of integers of a choice.
+
+        Raises:
+            ConfigError: operators or formats have no integer form; names all of them.
+        """
+        # The engine is imported when it is used: it loads parts of torch.fx that take long.
+        from chop.integer.lower import lower
+        from chop.nn.integer import IntegerOptions
+
+        self.layers.switch(chosen)
+        quantized = settled_copy(self.layers.mg)
+        example = {
+            name: x[:ROWS] if isinstance(x, Tensor) else x for name, x in self.batches[0].items()
+        }
+        return lower(quantized, example, self.grids(quantized), IntegerOptions(), True).mg
+
+    def folds(self, chosen: Mapping[str, Formats]) -> tuple[int, ...]:
+        """The cycles that are options, ascending."""
+        if self.settings.folds:
+            return tuple(sorted(set(self.settings.folds)))
+        device = self.settings.device
+        most = MULTIPLIERS if device is None or not device.dsp else min(MULTIPLIERS, device.dsp)
+        usual = default_fold(self.integers(chosen), most)
+        powers = range(-2, 3) if self.settings.varies_fold else (0,)
+        return tuple(sorted({max(1, min(round(usual * 2.0**k), UNFOLDED)) for k in powers}))
+
+    def design(self, chosen: Mapping[str, Formats], fold: int) -> DesignCost:
+        """What the design takes.
+
+        Raises:
+            ConfigError: there is no circuit; names what has none.
+        """
+        formats = tuple(
+            (name, operand, fmt.key)
+            for name, of_layer in chosen.items()
+            for operand, fmt in of_layer.items()
+        )
+        key = (fold, *formats)
+        if key not in self._known:
+            self._known[key] = design_cost(self.integers(chosen), fold, self.settings.family)
+        return self._known[key]
+
+    def __call__(self, chosen: Mapping[str, Formats], fold: int) -> dict[str, float]:
+        """The numbers of `COSTS` that are those of a circuit.
+
+        Raises:
+            NotANumberError: the choice has no circuit: a trial of it fails, and no other.
+        """
+        try:
+            found = self.design(chosen, fold)
+        except ConfigError as error:
+            raise NotANumberError(str(error)) from error
+        numbers = {**found.usage._asdict(), "interval": found.interval}
+        numbers["latency_us"] = found.latency / self.settings.clock_mhz
+        assert set(numbers) == {name for name, cost in COSTS.items() if cost.is_of_circuit}
+        return {name: float(number) for name, number in numbers.items()}
