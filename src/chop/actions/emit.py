@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,13 @@ TOLERANCE = 0.03
 """Of the measured interval, as a share of the planned one, before the report speaks of it."""
 
 
-def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]:
+Lower = Callable[[Workload, EmitConfig, int], Lowering]
+"""A workload in integers, compared on so many test rows."""
+
+
+def emit(
+    config: EmitConfig, workload: Workload | None = None, lower: Lower = lower_workload
+) -> dict[str, Any]:
     """Quantizes and lowers a model, emits its circuit, and verifies it by simulation.
 
     Writes a folder `config.out`, which gets its name when every check has passed: `rtl/`,
@@ -56,6 +63,7 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
         config: the settings.
         workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
+        lower: gives the graph of integers, in the place of `config.formats`.
     Returns: what is in `result.json`; with `check_only` the verification alone.
     Raises:
         CheckpointError: with `check_only`: the folder has no emitted circuit.
@@ -74,7 +82,7 @@ def emit(config: EmitConfig, workload: Workload | None = None) -> dict[str, Any]
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
     with atomic_folder(config.out) as folder:
-        return run_job(EMIT, config, workload, folder)
+        return run_job(replace(EMIT, run=partial(_emit, lower)), config, workload, folder)
 
 
 def _check_folder(out: Path) -> None:
@@ -95,8 +103,10 @@ def _check_folder(out: Path) -> None:
         )
 
 
-def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
-    folder, lowering = output.folder, lower_workload(workload, config, config.samples or ALL_ROWS)
+def _emit(
+    lower: Lower, config: EmitConfig, workload: Workload, output: Output
+) -> Report[dict[str, Any]]:
+    folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
     folding = _folding(config, lowering, folder)
     with shown_step("emitting SystemVerilog"):
         if folding is None:
@@ -120,7 +130,7 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
             trace(folder, project, codes)
     result: dict[str, Any] = {
         "config": {**asdict(config), "out": str(config.out), "model": workload.name},
-        "format": lowering.number_format.label,
+        "format": lowering.label,
         "interval": design.interval,
         "samples": lowering.rows,
         "accuracy": dict(lowering.info["accuracy"]),
@@ -150,7 +160,7 @@ def _emit(config: EmitConfig, workload: Workload, output: Output) -> Report[dict
 
 EMIT = Job(
     KIND,
-    _emit,
+    partial(_emit, lower_workload),
     load_checked,
     lambda config: f"nothing was written to {config.out}/; the same command starts again.",
 )

@@ -13,7 +13,7 @@ from chop import passes
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.lower import LowerConfig, LoweringConfig
-from chop.formats import NumberFormat, parse_format_string
+from chop.formats import parse_format_string
 from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
@@ -45,7 +45,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
 
 def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
     lowering = lower_workload(workload, config, config.rows)
-    info, label, rows = lowering.info, lowering.number_format.label, lowering.rows
+    info, label, rows = lowering.info, lowering.label, lowering.rows
     title = f"{workload.title} in {label}"
     result = {
         "config": {**asdict(config), "out": str(config.out), "model": workload.name},
@@ -75,7 +75,7 @@ class Lowering:
     """A model in integers, and what it came from.
 
     Attributes:
-        number_format: of all operators.
+        label: of the formats.
         quantized: the quantized graph.
         integer: the graph of integers.
         info: what `lower_to_integer_transform_pass` found.
@@ -83,7 +83,7 @@ class Lowering:
         rows: how many there are.
     """
 
-    number_format: NumberFormat
+    label: str
     quantized: MaseGraph
     integer: MaseGraph
     info: Mapping[str, Any]
@@ -136,13 +136,36 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     # Scales that follow each batch have no integer form.
     static = {"batches": batches, "static_scales": True}
     quantized, _ = passes.calibrate_transform_pass(quantized, static)
+    settings = {"internal_bits": config.internal_bits}
+    return lowering_of(quantized, number_format.label, workload, rows, settings)
+
+
+def lowering_of(
+    quantized: MaseGraph,
+    label: str,
+    workload: Workload,
+    rows: int,
+    settings: Mapping[str, Any],
+) -> Lowering:
+    """Lowers a quantized graph to integers, and compares both on test rows.
+
+    Args:
+        quantized: all operators of it have formats.
+        label: of these.
+        workload: the model that it came from, and its rows.
+        rows: test rows; all of them if there are fewer.
+        settings: further ones of `lower_to_integer_transform_pass`.
+    Raises:
+        ConfigError: it has no integer form.
+    """
     rows = min(rows, len(workload.test))
     (batch,) = calibration_batches(
         workload.model, workload.test, rows=rows, batch_size=rows, with_labels=True
     )
-    settings = {"batches": [batch], "internal_bits": config.internal_bits}
-    integer, info = passes.lower_to_integer_transform_pass(quantized, settings)
-    return Lowering(number_format, quantized, integer, info, batch, rows)
+    integer, info = passes.lower_to_integer_transform_pass(
+        quantized, {"batches": [batch], **settings}
+    )
+    return Lowering(label, quantized, integer, info, batch, rows)
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.hardware.devices import XC7, Device, Family
-from chop.hardware.emit import MULTIPLIERS, UNFOLDED, default_fold
+from chop.hardware.emit import UNFOLDED, default_fold
 from chop.hardware.estimate import DesignCost, design_cost
+from chop.hardware.fold import excess
+from chop.hardware.netlist import netlist
 from chop.integer.grids import Grids, observed_grids
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import settled_copy
@@ -22,6 +25,8 @@ from chop.search.objective import NotANumberError
 ROWS = 2
 """Of the example that sizes follow: one could be taken for a dimension without rows."""
 USUAL_CLOCK_MHZ = 100.0
+STEP = 1.25
+"""From one fold that is tried on a device to the next."""
 OTHERS = "8.auto"
 """The format of operators that no search is about."""
 
@@ -31,8 +36,8 @@ class CircuitSettings:
     """What a circuit is made for.
 
     Attributes:
-        folds: most cycles of a component for a sample, each an option; without any, one that takes
-            about as many multipliers as the device has, and at most 256.
+        folds: most cycles of a component for a sample, each an option; without any, one of about
+            256 multipliers, or the first one that the device holds.
         device: whose resources are counted; None for one of 7-series.
         clock_mhz: that latencies are told at.
         others: the format of operators that no choice is about.
@@ -93,11 +98,19 @@ class CircuitCosts:
         """The cycles that are options, ascending."""
         if self.settings.folds:
             return tuple(sorted(set(self.settings.folds)))
-        device = self.settings.device
-        most = MULTIPLIERS if device is None or not device.dsp else min(MULTIPLIERS, device.dsp)
-        usual = default_fold(self.integers(chosen), most)
+        usual = self._usual_fold(self.integers(chosen))
         powers = range(-2, 3) if self.settings.varies_fold else (0,)
-        return tuple(sorted({max(1, min(round(usual * 2.0**k), UNFOLDED)) for k in powers}))
+        return tuple(sorted({max(1, round(usual * 2.0**k)) for k in powers}))
+
+    def _usual_fold(self, mg: MaseGraph) -> int:
+        """Cycles of about 256 multipliers, or more of them, in steps of a quarter, for a device."""
+        fold, device = default_fold(mg), self.settings.device
+        slowest = netlist(mg, UNFOLDED).interval
+        while device is not None and fold < slowest:
+            if not excess(design_cost(mg, fold, device.family).usage, device):
+                break
+            fold = math.ceil(fold * STEP)
+        return fold
 
     def design(self, chosen: Mapping[str, Formats], fold: int) -> DesignCost:
         """What the design takes.

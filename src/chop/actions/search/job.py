@@ -56,6 +56,7 @@ class SearchJob:
         split: by its label, what is changed in the settings for each of several searches that they
             stand for beside seeds and samplers; nothing where they stand for one.
         describe: columns about a search for the table that compares several.
+        finish: what follows a result that is written, as the circuit of the best.
     """
 
     name: str
@@ -65,6 +66,7 @@ class SearchJob:
     export: Callable[[Any, Mapping[str, str]], dict[str, Any]]
     split: Callable[[Any], Mapping[str, Mapping[str, Any]]] = lambda config: {}
     describe: Callable[[Any], Mapping[str, Any]] = lambda config: {}
+    finish: Callable[[Any, Result], None] = lambda config, result: None
 
 
 def find_job(name: str) -> SearchJob:
@@ -100,7 +102,9 @@ def run_search(job: SearchJob, config: SearchConfig) -> Result:
         settings=lambda config, _: settings_of(config),
         folder=lambda config: config.folder,
     )
-    return run_job(whole, config)
+    result = run_job(whole, config)
+    job.finish(config, result)
+    return result
 
 
 def _kept(config: SearchConfig) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from chop.actions.search.job import BEST_FILE, SearchJob, where_model_is
+from chop.actions.search.precision_circuit import emit_best
 from chop.actions.search.precision_recipe import (
     PrecisionResult,
     about_recipe,
@@ -193,7 +194,7 @@ def report(
     begin = _without_search(config, found, workload, search.problem)
     evaluation = _evaluate(search, result, begin, test, config.begins_warm)
     lines = [
-        table_row(label, values, metric, evaluation.scores.get(label))
+        table_row(label, values, metric, evaluation.scores.get(label), config.circuit_columns())
         for label, values in evaluation.values.items()
     ]
     title, count = f"{workload.title}: mixed precision beside uniform", len(tested)
@@ -384,5 +385,14 @@ def describe(config: PrecisionConfig) -> dict[str, Any]:
     return {"options": len(options), "varied": varied_fields(options.values())}
 
 
-JOB = SearchJob(PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, report, export, split, describe)
+def finish(config: PrecisionConfig, result: Result) -> None:
+    """Emits the circuit of the best, where it is asked for."""
+    if config.emit and result.best is not None:
+        workload = workload_for(config, None)
+        emit_best(config, problem_of(config, workload), result.best, workload)
+
+
+JOB = SearchJob(
+    PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, report, export, split, describe, finish
+)
 """Behind `chop search precision`."""

@@ -7,7 +7,7 @@ test numbers would be left without a test, as trials that were chosen by them wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop.mixed_precision import PrecisionProblem
@@ -24,7 +24,11 @@ from chop.train.intervals import interval_note
 
 
 def table_row(
-    label: str, values: Mapping[str, float], metric: Metric, test: HeldOutScore | None
+    label: str,
+    values: Mapping[str, float],
+    metric: Metric,
+    test: HeldOutScore | None,
+    circuit: Sequence[tuple[str, int]] = (),
 ) -> dict[str, Any]:
     """A line of the table.
 
@@ -33,6 +37,7 @@ def table_row(
         values: numbers and costs on the rows of the search.
         metric: the task's.
         test: None leaves the columns of the test rows empty.
+        circuit: which numbers of a circuit have a column, and places of their fractions.
     """
     interval = None if test is None or test.interval is None else test.interval
     row = {
@@ -43,6 +48,7 @@ def table_row(
         f"search {metric.name}": values[metric.name],
         "search loss": f"{values['loss']:.4f}",
     }
+    row |= {name: f"{values[name]:.{places}f}" for name, places in circuit if name in values}
     test_kl = None if test is None else test.kl
     if "kl" in values:
         row["search kl"] = f"{values['kl']:.4g}"

@@ -270,8 +270,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             multipliers and memories count: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85.
             Default: a GPU if there is one, else the CPU; resources of 7-series.
         folds: most cycles of a component of the circuit for a sample: several are a choice of the
-            search. Default: about 256 multipliers, or as many as the device has; with a goal or
-            budget interval or latency_us a quarter to four times as many cycles, too.
+            search. Default: about 256 multipliers, or fewer that the device holds; with a goal
+            or budget interval or latency_us a quarter to four times as many cycles, too.
         clock_mhz: the clock that latency_us is told at: no estimate tells it.
         others: format of the operators that the search is not about, where there is a circuit.
         emit: emits and verifies the circuit of the best, in OUT/NAME/circuit.
@@ -351,6 +351,13 @@ class PrecisionConfig(FormatSettings, SearchConfig):
 
         names = dict.fromkeys((*self.goals, *(self.budgets or ())))
         return [name for name in names if name in COSTS and COSTS[name].is_of_circuit]
+
+    def circuit_columns(self) -> list[tuple[str, int]]:
+        """Numbers of a circuit that tables have, and places of their fractions."""
+        from chop.mixed_precision.costs import COSTS
+
+        names = [name for name, cost in COSTS.items() if cost.is_of_circuit]
+        return [(name, 2 * (name == "latency_us")) for name in names if self.circuit_goals()]
 
     def circuit(self) -> CircuitSettings | None:
         """What a circuit is made for; None where no goal or budget is about one."""

@@ -31,6 +31,7 @@ class LowerToIntegerConfig:
             measured.
         example: inputs by name; batch and length of the integer graph are theirs where it
             computes with them. None: the first of `batches`.
+        observed: inputs in which blocks with shared exponents find their windows. None: `batches`.
         missing: what becomes of float operators between the others: "error", or a format that
             they are quantized to, calibrated on `batches`.
         internal_bits: how wide integers are inside softmax, LayerNorm and RMSNorm: "small", as in
@@ -39,6 +40,7 @@ class LowerToIntegerConfig:
 
     batches: Batches
     example: Mapping[str, Any] | None = None
+    observed: Batches | None = None
     missing: str | Mapping[str, Any] | NumberFormat = ERROR
     internal_bits: Literal["small", "exact"] = "small"
 
@@ -84,11 +86,15 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     where = f"{WHERE}.batches"
     batches = [_on_cpu(by_name(mg, batch, where)) for batch in config.batches]
     inputs = list(select_inputs(quantized, batches, where))
+    observed = inputs
+    if config.observed is not None:
+        own = [_on_cpu(by_name(mg, batch, f"{WHERE}.observed")) for batch in config.observed]
+        observed = list(select_inputs(quantized, own, f"{WHERE}.observed"))
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
     before = {"float": _float_copy(quantized), "quantized": quantized.copy()}
     example = inputs[0] if config.example is None else _on_cpu(config.example)
-    grids = observed_grids(quantized, inputs)
+    grids = observed_grids(quantized, observed)
     lowered = lower(quantized, example, grids, IntegerOptions(config.internal_bits))
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
