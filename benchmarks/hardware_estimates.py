@@ -74,6 +74,14 @@ class Attention(nn.Module):
         return self.out(found.transpose(1, 2).reshape(-1, 17, 24))
 
 
+def drawn_norm() -> nn.Module:
+    """A layer norm with weights and biases that are not all the same."""
+    norm = nn.LayerNorm(48)
+    nn.init.normal_(norm.weight, 1, 0.3)
+    nn.init.normal_(norm.bias, 0, 0.3)
+    return norm
+
+
 Made = tuple[Callable[[], nn.Module], tuple[int, ...], QuantSpec, tuple[int, int]]
 LAYERS: dict[str, Made] = {
     "linear 8 bits": (lambda: nn.Linear(48, 24), (48,), INTEGER, (36, 288)),
@@ -98,7 +106,7 @@ LAYERS: dict[str, Made] = {
         INTEGER,
         (1200, 4800),
     ),
-    "layer norm": (lambda: nn.LayerNorm(48), (17, 48), INTEGER, (204, 816)),
+    "layer norm": (drawn_norm, (17, 48), INTEGER, (204, 816)),
     "softmax": (lambda: nn.Softmax(-1), (4, 17), INTEGER, (68, 680)),
     "gelu": (lambda: nn.GELU(), (17, 24), INTEGER, (68, 408)),
     "attention": (Attention, (17, 24), INTEGER, (2000, 10000)),

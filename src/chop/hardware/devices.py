@@ -26,7 +26,7 @@ class Family:
     """What the parts of a device can do.
 
     Attributes:
-        dsp_widths: of a signed multiplier, in bits.
+        dsp_width: bits of each factor of a signed multiplier that circuits use.
         least_product: products of fewer bits are made of lookup tables.
         block_shapes: words of a block memory, by their width in bits.
         least_rom: bits that a read-only memory has to fill of each block; smaller ones are made
@@ -36,11 +36,13 @@ class Family:
         ram_bits: of a small memory that lookup tables make together: words, width and how many of
             them it takes; None where lookup tables cannot be written to.
         logic: lookup tables in the place of one of 6 inputs, on average.
-        absorbs_products: multipliers have the registers of their products: Yosys 0.23 finds those
-            of DSP48 alone.
+        input_registers: of each factor that a multiplier takes; it takes that of the product, too.
+            Those of ECP5 `chop.hardware.absorb` finds, where they have no enable.
+        absorbs_words: block memories take the register behind the word that is read, as
+            `chop.hardware.absorb` finds it.
     """
 
-    dsp_widths: tuple[int, int]
+    dsp_width: int
     least_product: int
     block_shapes: Mapping[int, int]
     least_rom: int
@@ -48,23 +50,25 @@ class Family:
     table_words: int
     ram_bits: tuple[int, int, int] | None
     logic: float
-    absorbs_products: bool
+    input_registers: int
+    absorbs_words: bool
 
 
 XC7 = Family(
-    (25, 18),
+    18,
     9,
     MappingProxyType({1: 16384, 2: 8192, 4: 4096, 9: 2048, 18: 1024, 36: 512}),
     36 * 512 // 2,
     2048,
     64,
     (32, 6, 4),
-    1.0,
-    True,
+    0.55,
+    2,
+    False,
 )
 """7-series of Xilinx; block memories are those of 18 Kbit."""
 ECP5 = Family(
-    (18, 18),
+    18,
     4,
     MappingProxyType({1: 16384, 2: 8192, 4: 4096, 9: 2048, 18: 1024, 36: 512}),
     2048,
@@ -72,10 +76,11 @@ ECP5 = Family(
     16,
     (16, 4, 4),
     1.6,
-    False,
+    1,
+    True,
 )
 ICE40 = Family(
-    (0, 0), 0, MappingProxyType({2: 2048, 4: 1024, 8: 512, 16: 256}), 1024, 0, 16, None, 1.6, False
+    0, 0, MappingProxyType({2: 2048, 4: 1024, 8: 512, 16: 256}), 1024, 0, 16, None, 1.6, 0, False
 )
 """HX and LP: without multipliers."""
 

@@ -1,11 +1,10 @@
 """Lookup tables and flip-flops of each module of the library, by its parameters.
 
-A bit of a sum, of a choice between two values or of a comparison takes one lookup table. What a
-multiplier, a memory and a table take is counted by `chop.hardware.estimate`. The numbers are those
-of the sources in `rtl/` before their pipelines; constants were fitted to what Yosys 0.23 counts of
-two designs, one of linear layers and one of convolutions. Of single layers of block, ternary,
-depthwise and grouped modules they say 0.6 to 1.3 times the lookup tables that it counts; that of
-the masked softmax was compared with nothing.
+Registers are those of the sources in `rtl/`, counted as they are declared there. A bit of a sum or of
+a choice between two values takes one lookup table; constants of control were fitted to what Yosys
+0.23 counts of the designs of `benchmarks/hardware_estimates.py`. What multipliers and memories take,
+with the registers around them, is counted by `chop.hardware.estimate`. The masked softmax and the
+embedding were compared with nothing.
 """
 
 from __future__ import annotations
@@ -16,20 +15,44 @@ from typing import Any, NamedTuple
 Parameters = Mapping[str, Any]
 HANDSHAKE = 4
 """Lookup tables of `valid`, `ready` and the enable of a pipeline."""
+WINDOW_LOGIC = 1.5
+"""Lookup tables for each bit of a place in an image."""
+WIDEST = 10**9
 
 
 class Logic(NamedTuple):
     """What a module takes.
 
     Attributes:
-        lut: lookup tables, without those of products and memories.
+        lut: lookup tables of 6 inputs, without those of products and memories.
         ff: flip-flops, without those of multipliers and memories.
         rams: read-write memories: words, and bits of a word.
+        bits: of sums and of choices between two values: a lookup table each, however many inputs
+            it has.
+        enabled: flip-flops beside multipliers that have an enable: not every multiplier takes them.
     """
 
     lut: float
     ff: float
     rams: tuple[tuple[int, int], ...] = ()
+    bits: float = 0
+    enabled: float = 0
+
+    def plus(self, other: Logic) -> Logic:
+        """Both."""
+        return Logic(
+            self.lut + other.lut,
+            self.ff + other.ff,
+            self.rams + other.rams,
+            self.bits + other.bits,
+            self.enabled + other.enabled,
+        )
+
+    def times(self, count: int) -> Logic:
+        """So many of it."""
+        rams = self.rams * count
+        numbers = (self.bits * count, self.enabled * count)
+        return Logic(self.lut * count, self.ff * count, rams, *numbers)
 
 
 def logic_of(module: str, parameters: Parameters) -> Logic:
@@ -52,14 +75,23 @@ def _log2(n: int) -> int:
 
 
 def _skid(p: Parameters) -> Logic:
-    return Logic(p["W"] + 3, 2 * p["W"] + 2)
+    return Logic(3, 2 * p["W"] + 2, bits=p["W"])
 
 
 def _fifo(p: Parameters) -> Logic:
+    """A beat is in the register of the memory's output."""
     if p["DEPTH"] <= 2:
         return _skid(p)
-    index, words = _log2(p["DEPTH"] - 1), p["DEPTH"] - 1
-    return Logic(5 * index + 6, p["W"] + 3 * index + 2, ((words, p["W"]),))
+    words = p["DEPTH"] - 1
+    index, count = _log2(words), _log2(words + 1)
+    return Logic(7 * index + 4, 2 * index + count + 1, ((words, p["W"]),))
+
+
+def _credits(bits: int, latency: int, every: int = 1) -> Logic:
+    """`chop_credits`, which ends each pipeline: a FIFO with a place for each credit."""
+    places = (latency + 4) // every + 2
+    count = places.bit_length()
+    return _fifo({"W": bits, "DEPTH": places}).plus(Logic(3.5 * count, count + 1))
 
 
 def _fork(p: Parameters) -> Logic:
@@ -68,24 +100,50 @@ def _fork(p: Parameters) -> Logic:
 
 def _downsize(p: Parameters) -> Logic:
     bits, count = p["IN_LANES"] * p["W"], _log2(p["IN_LANES"] // p["OUT_LANES"] + 1)
-    return Logic(1.8 * bits + 2 * count, bits + count)
+    return Logic(2 * count, bits + count, bits=1.5 * bits)
 
 
 def _upsize(p: Parameters) -> Logic:
+    if p["IN_LANES"] == p["OUT_LANES"]:
+        return Logic(HANDSHAKE, p["OUT_LANES"] * p["W"] + 1)
     count = _log2(p["OUT_LANES"] // p["IN_LANES"])
     return Logic(count + HANDSHAKE, p["OUT_LANES"] * p["W"] + count + 1)
 
 
-def _constant(beats: int) -> Logic:
+def _words(beats: int) -> Logic:
+    """`chop_words` without its memory and the register behind."""
     count = _log2(beats)
-    return Logic(2 * count + 2, count + 1)
+    return Logic(4 * count, count)
+
+
+def _constant(beats: int, bits: int) -> Logic:
+    return _words(beats).plus(_credits(bits, 2)).plus(Logic(1, 2))
 
 
 def _repeat(bits: int, beats: int, times: int) -> Logic:
     if times == 1:
-        return Logic(0, 0)
-    counts = 2 * _log2(beats) + _log2(times)
-    return Logic(bits + 3 * counts + HANDSHAKE, bits + counts + 3, ((beats, bits),))
+        return Logic(0, 2 * bits)
+    counts = _log2(beats) + _log2(times)
+    return Logic(4 * counts, 2 * bits + counts + 2, ((beats, bits),), bits=bits)
+
+
+def _tree(inputs: int, term: int, total: int = WIDEST) -> Logic:
+    """An adder tree with a register behind each sum; the last one of `total` bits at most."""
+    levels = range(1, (inputs - 1).bit_length() + 1)
+    sums = [((inputs >> k) + bool(inputs % (1 << k)), min(term + k, total)) for k in levels]
+    bits = sum(nodes * width for nodes, width in sums)
+    return Logic(0, bits, bits=bits)
+
+
+def _rows(bits: int, beats: int, groups: int, stages: int) -> Logic:
+    """What sends rows of a product again, and what tells their first and last terms."""
+    count = _log2(beats)
+    return _repeat(bits, beats, groups).plus(Logic(3 * count + HANDSHAKE, count + 3 * stages + 2))
+
+
+def _sums(outputs: int, tree: Logic, total: int) -> Logic:
+    """Of each output a tree, and an accumulator."""
+    return tree.times(outputs).plus(Logic(0, outputs * total, bits=outputs * total))
 
 
 def _matvec(
@@ -93,73 +151,92 @@ def _matvec(
 ) -> Logic:
     """`widths`: of a code, of a weight and of a sum."""
     code, weight, total = widths
-    product = min(code + weight, total)
-    tree = sum(
-        (inputs >> level) * min(product + level, total) for level in range(1, inputs.bit_length())
-    )
-    row = _repeat(inputs * code, beats, groups)
-    lut = outputs * (tree + total) + row.lut + 3 * HANDSHAKE
-    root = min(product + _log2(inputs) if inputs > 1 else product, total)
-    return Logic(lut, outputs * (root + total) + row.ff + _log2(beats) + 8, row.rams)
+    tree = _tree(inputs, min(code + weight, total), total)
+    rows = _rows(inputs * code, beats, groups, 4 + (inputs - 1).bit_length())
+    return rows.plus(_sums(outputs, tree, total))
+
+
+def _results(p: Parameters, latency: int) -> Logic:
+    """Biases are added, and results wait for their reader."""
+    beats, groups = p["IN_FEATURES"] // p["IN_LANES"], p["OUT_FEATURES"] // p["OUT_LANES"]
+    out, sets = p["OUT_LANES"] * p["OUT_W"], p.get("SETS", 1)
+    words = _words(sets * beats * groups).plus(_words(sets * groups))
+    latency += beats + (p["IN_LANES"] - 1).bit_length()
+    return words.plus(_credits(out, latency, beats)).plus(Logic(1, out + 1, bits=out))
 
 
 def _linear(p: Parameters) -> Logic:
     beats, groups = p["IN_FEATURES"] // p["IN_LANES"], p["OUT_FEATURES"] // p["OUT_LANES"]
     widths = p["IN_W"], p["WEIGHT_W"], max(p["OUT_W"] - p["SHIFT"], 1)
     vector = _matvec(p["IN_LANES"], p["OUT_LANES"], beats, groups, widths)
-    words, biases = (_constant(p.get("SETS", 1) * count) for count in (beats * groups, groups))
-    out = p["OUT_LANES"] * p["OUT_W"]
-    return Logic(
-        vector.lut + words.lut + biases.lut + out + HANDSHAKE,
-        vector.ff + words.ff + biases.ff + out + 1,
-        vector.rams,
-    )
+    return vector.plus(_results(p, 5))
 
 
 def _block_linear(p: Parameters) -> Logic:
-    """`_linear` of the codes, and shifters: of each code by its block's, of each sum by both."""
-    linear, total = _linear({**p, "IN_W": p["CODE_W"]}), max(p["OUT_W"] - p["SHIFT"], 1)
-    codes, both = p["IN_LANES"] * p["IN_W"], max(p["SHIFT_W"], p["WEIGHT_SHIFT_W"]) + 1
-    shifters = codes * p["SHIFT_W"] + p["OUT_LANES"] * (total * both + both)
-    registers = codes + p["OUT_LANES"] * (total + both)
-    return Logic(linear.lut + shifters, linear.ff + registers, linear.rams)
+    """Codes are split from the shift of their block; sums are shifted back."""
+    inputs, outputs, total = p["IN_LANES"], p["OUT_LANES"], max(p["OUT_W"] - p["SHIFT"], 1)
+    beats, groups = p["IN_FEATURES"] // inputs, p["OUT_FEATURES"] // outputs
+    levels, row = (inputs - 1).bit_length(), p["SHIFT_W"] + inputs * p["CODE_W"]
+    both = max(p["SHIFT_W"], p["WEIGHT_SHIFT_W"]) + 1
+    spare = max(p["IN_W"] - p["CODE_W"], 1)
+    split = _credits(row, 3).plus(
+        Logic(
+            inputs * (p["CODE_W"] * p["SHIFT_W"] + spare) / 2,
+            2 * inputs * p["IN_W"] + spare + p["SHIFT_W"] + row + 3,
+        )
+    )
+    shifts = Logic(
+        total * both / 2 + both, total + both * (levels + 1) + p["WEIGHT_SHIFT_W"], bits=both
+    )
+    tree = _tree(inputs, p["CODE_W"] + p["WEIGHT_W"])
+    sums = _sums(outputs, tree, total).plus(shifts.times(outputs))
+    return split.plus(_rows(row, beats, groups, levels + 5)).plus(sums).plus(_results(p, 6))
 
 
 def _ternary_linear(p: Parameters) -> Logic:
-    """`_linear` of products that are terms: a choice for each bit, and no multiplier."""
-    bits = 1 if p["BINARY"] else p["IN_W"]
-    linear = _linear({**p, "IN_W": bits, "WEIGHT_W": 1})
-    terms = p["IN_LANES"] * p["OUT_LANES"] * (bits + 1)
-    return Logic(linear.lut + terms, linear.ff + terms, linear.rams)
+    """Products are terms: a choice for each bit, and no multiplier."""
+    inputs, outputs, total = p["IN_LANES"], p["OUT_LANES"], max(p["OUT_W"] - p["SHIFT"], 1)
+    beats, groups = p["IN_FEATURES"] // inputs, p["OUT_FEATURES"] // outputs
+    term = 1 if p["BINARY"] else p["IN_W"] + 1
+    terms = inputs * outputs * term
+    rows = _rows(inputs * p["IN_W"], beats, groups, (inputs - 1).bit_length() + 3)
+    sums = _sums(outputs, _tree(inputs, term, total), total)
+    chosen = Logic(0, terms, bits=terms * (1 if p["BINARY"] else 2))
+    return rows.plus(chosen).plus(sums).plus(_results(p, 4))
 
 
 def _window(p: Parameters) -> Logic:
+    """Places in the image and in the ring, in the letters of `chop_window`."""
     bits, words = p["LANES"] * p["IN_W"], p["RING"] * p["IN_WIDTH"] * p["FOLDS"]
-    return Logic(2 * bits + 160, 2 * bits + 90, ((words, bits),))
+    reach = (p["KERNEL_Y"] - 1) * p["DILATION_Y"] + 1
+    rows = p["OUT_HEIGHT"] * p["STRIDE_Y"] + reach + p["PADDING_Y"] + p["IN_HEIGHT"] + p["RING"]
+    columns = p["OUT_WIDTH"] * p["STRIDE_X"] + p["KERNEL_X"] * p["DILATION_X"]
+    columns = (columns + p["PADDING_X"] + p["IN_WIDTH"]) * p["FOLDS"]
+    names = ("KERNEL_Y", "KERNEL_X", "FOLDS", "OUT_WIDTH", "OUT_HEIGHT")
+    places = 5 * _log2(words) + _log2(p["IN_WIDTH"] * p["FOLDS"])
+    places += 8 * (_log2(rows) + 2) + 4 * (_log2(columns) + 2)
+    state = places + sum(_log2(p[name]) for name in names)
+    own = Logic(WINDOW_LOGIC * state, state + bits + 7, ((words, bits),), bits=bits)
+    return own.plus(_credits(bits, 4))
 
 
 def _conv(p: Parameters) -> Logic:
-    window = _window(p)
     features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"] // p["GROUPS"]
-    parts = [_fifo({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]})]
-    if p["IN_LANES"] > p["LANES"]:
-        parts.append(_upsize({"W": p["IN_W"], "IN_LANES": p["LANES"], "OUT_LANES": p["IN_LANES"]}))
-    parts.append(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
-    return Logic(
-        window.lut + sum(part.lut for part in parts),
-        window.ff + sum(part.ff for part in parts),
-        window.rams + tuple(ram for part in parts for ram in part.rams),
+    found = _window(p).plus(_fifo({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
+    found = found.plus(
+        _upsize({"W": p["IN_W"], "IN_LANES": p["LANES"], "OUT_LANES": p["IN_LANES"]})
     )
+    return found.plus(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
 
 
 def _depthwise_conv(p: Parameters) -> Logic:
-    window, words = _window(p), _constant(p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"])
-    biases, total = _constant(p["FOLDS"]), max(p["OUT_W"] - p["SHIFT"], 1)
-    terms = p["LANES"] * min(p["IN_W"] + p["WEIGHT_W"], total)
-    sums, out = p["LANES"] * total, p["LANES"] * p["OUT_W"]
-    lut = window.lut + words.lut + biases.lut + sums + out + 2 * HANDSHAKE
-    ff = window.ff + words.ff + biases.ff + terms + 2 * sums + out + 5
-    return Logic(lut, ff, window.rams)
+    total, out = p["LANES"] * max(p["OUT_W"] - p["SHIFT"], 1), p["LANES"] * p["OUT_W"]
+    factors = p["LANES"] * (p["IN_W"] + p["WEIGHT_W"])
+    taps = p["KERNEL_Y"] * p["KERNEL_X"]
+    found = _window(p).plus(_constant(p["FOLDS"] * taps, p["LANES"] * p["WEIGHT_W"]))
+    found = found.plus(_constant(p["FOLDS"], p["LANES"] * p["BIAS_W"]))
+    own = Logic(2 * HANDSHAKE, 3 * total + out + 12, (), 2 * total + out, 3 * factors)
+    return found.plus(own)
 
 
 def _matmul(p: Parameters) -> Logic:
@@ -168,87 +245,118 @@ def _matmul(p: Parameters) -> Logic:
     widths = p["IN_0_W"], p["IN_1_W"], p["OUT_W"]
     vector = _matvec(inputs, outputs, beats, groups, widths)
     words, bits = 2 * p["HEADS"] * beats * groups, p["LANES"] * p["IN_1_W"]
-    return Logic(
-        vector.lut + 5 * _log2(words) + 20,
-        vector.ff + bits + 4 * _log2(words) + 8,
-        (*vector.rams, (words, bits)),
-    )
+    latency = beats + 4 + (inputs - 1).bit_length()
+    counts = 4 * _log2(words) + _log2(p["ROWS"])
+    own = Logic(2.5 * counts + 12, bits + counts + 4, ((words, bits),))
+    return vector.plus(own).plus(_credits(outputs * p["OUT_W"], latency, beats))
+
+
+def _round(width: int, shift: int, out: int) -> Logic:
+    """`chop_round_saturate`: a sum, comparisons with both ends, a choice."""
+    kept = max(width - max(shift, 0) + 1, 2) if shift > 0 else width
+    below = max(min(shift, width), 0) / 3
+    return Logic(0.6 * kept + below + out, 2 * kept + 1 + out, bits=kept)
 
 
 def _requantize(p: Parameters) -> Logic:
-    product = p["PRODUCT_W"] if p.get("MULTIPLIES") else p["IN_W"]
-    kept = max(product - max(p["SHIFT"], 0), 2)
-    below = max(min(p["SHIFT"], product), 0) / 4
-    words = _constant(p["CHANNEL_BEATS"]) if p.get("CHANNEL_BEATS") else Logic(0, 0)
-    lane = 1.3 * kept + below + p["OUT_W"]
-    return Logic(p["LANES"] * lane + words.lut + HANDSHAKE, p["LANES"] * p["OUT_W"] + words.ff + 2)
-
-
-def _softmax(p: Parameters) -> Logic:
-    total = p["TABLE_W"] + _log2(p["FEATURES"])
-    reciprocal = p["POWER"] - p["TABLE_W"] + 1
-    codes = _fifo({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 12})
-    kept = _fifo({"W": p["TABLE_W"], "DEPTH": p["DEPTH"]})
-    counts = 3 * _log2(p["FEATURES"])
-    return Logic(
-        codes.lut + kept.lut + 4 * p["IN_W"] + total + 4 * total + 2 * counts + 30,
-        codes.ff + kept.ff + 3 * p["IN_W"] + 4 * total + 2 * reciprocal + counts + 20,
-        codes.rams + kept.rams,
+    lanes, multiplies = p["LANES"], p.get("MULTIPLIES")
+    width, stages = (p["PRODUCT_W"], 7) if multiplies else (p["IN_W"], 5)
+    lane = _round(width, p["SHIFT"], p["OUT_W"])
+    # What enters a multiplier waits in its registers, and so does what leaves it.
+    lane = lane.plus(Logic(0, p["IN_W"] + width if multiplies else 2 * p["IN_W"]))
+    words = _words(p["CHANNEL_BEATS"]) if p.get("CHANNEL_BEATS") else Logic(0, 0)
+    return lane.times(lanes).plus(words).plus(_credits(lanes * p["OUT_W"], stages)).plus(
+        Logic(2, stages)
     )
 
 
+def _reciprocal(width: int, out: int) -> Logic:
+    """`chop_reciprocal`: two steps of a division in a cycle."""
+    count = _log2(out // 2 + 2)
+    return Logic(2 * count + 6, 2 * width + out + count + 4, bits=4 * width + out)
+
+
+def _softmax(p: Parameters) -> Logic:
+    total, count = p["TABLE_W"] + _log2(p["FEATURES"]), _log2(p["FEATURES"])
+    reciprocal = p["POWER"] - p["TABLE_W"] + 1
+    found = _fifo({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 12})
+    found = found.plus(_fifo({"W": p["TABLE_W"], "DEPTH": p["DEPTH"]}))
+    found = found.plus(_reciprocal(total, reciprocal))
+    own = Logic(
+        4 * count + 20,
+        3 * p["IN_W"] + 2 * total + reciprocal + 4 * count + 16,
+        bits=3 * p["IN_W"] + 2 * total,
+        enabled=2 * (p["TABLE_W"] + 1) + reciprocal + 1 + p["OUT_W"],
+    )
+    return found.plus(own)
+
+
 def _masked_softmax(p: Parameters) -> Logic:
-    """`_softmax`, a bit of each key in two banks, and what counts keys, rows and queries."""
-    softmax, counts = _softmax(p), 2 * _log2(p["FEATURES"]) + _log2(p["ROWS"])
-    hidden = p["SCORE_W"] + p["IN_W"]
-    rams = (*softmax.rams, (2 * p["FEATURES"], 1))
-    return Logic(softmax.lut + hidden + 3 * counts, softmax.ff + counts + p["IN_W"], rams)
+    """`_softmax`, a bit of each key, and what counts keys, rows and queries."""
+    counts = 2 * _log2(p["FEATURES"]) + _log2(p["ROWS"])
+    found = _softmax(p).plus(_repeat(1, p["FEATURES"], p["ROWS"])).plus(_credits(1, 2))
+    found = found.plus(_fifo({"W": 1, "DEPTH": p["FEATURES"] + p["DEPTH"] + 24}))
+    own = Logic(3 * counts, counts + p["IN_W"] + p["OUT_W"] + 6, bits=p["IN_W"] + p["OUT_W"])
+    return found.plus(own)
 
 
 def _layer_norm(p: Parameters) -> Logic:
-    lanes, total = p["LANES"], p["IN_W"] + _log2(p["FEATURES"])
-    root, reciprocal = (p["RADICAND_W"] + 1) // 2, p["POWER"] - p["ROOT"] + 1
-    beats = _fifo({"W": lanes * p["IN_W"], "DEPTH": p["DEPTH"]})
-    product = total + 1 + reciprocal
-    lane = total + 1 + 1.3 * (product - (p["POWER"] - p["ROOT"] - p["FRACTION"])) + p["OUT_W"]
-    square = 2 * p["IN_W"] + _log2(p["FEATURES"])
-    lut = beats.lut + lanes * lane + lanes * square + 4 * root + 4 * root + 4 * p["RADICAND_W"]
-    ff = beats.ff + lanes * (total + p["LIMIT_W"] + p["OUT_W"]) + 4 * root + 3 * reciprocal
-    return Logic(lut + 60, ff + 2 * p["RADICAND_W"] + 3 * square + 4 * total + 40, beats.rams)
+    """In the letters of `chop_layer_norm`."""
+    lanes, count = p["LANES"], _log2(p["FEATURES"] // p["LANES"])
+    total, root = p["IN_W"] + _log2(p["FEATURES"]), (p["RADICAND_W"] + 1) // 2
+    variance = max(p["RADICAND_W"] - 2 * p["ROOT"], 1)
+    squares = min(2 * p["IN_W"] + _log2(p["FEATURES"]), variance)
+    reciprocal = p["POWER"] - p["ROOT"] + 1
+    product = total + 2 + reciprocal
+    lane = _round(product, p["POWER"] - p["ROOT"] - p["FRACTION"], p["LIMIT_W"])
+    lane = lane.plus(Logic(0, total + 1 + p["OUT_W"] + product, bits=total + 1 + 2 * p["OUT_W"]))
+    load = Logic(
+        2 * count + 12,
+        lanes * p["IN_W"] + 3 * (total + squares) + 2 * count + 16,
+        bits=lanes * (total + squares) + total + squares,
+    )
+    square_root = Logic(12, 3 * variance + 2 * p["RADICAND_W"] + 2 * root + 12, bits=7 * root)
+    sent = Logic(0, 3 * reciprocal + 2 * total + 10 + count, bits=p["RADICAND_W"] + variance)
+    found = lane.times(lanes).plus(load).plus(square_root).plus(sent)
+    found = found.plus(_reciprocal(max(root, p["ROOT"] + 1), reciprocal))
+    found = found.plus(_fifo({"W": lanes * p["IN_W"], "DEPTH": p["DEPTH"]}))
+    found = found.plus(_fifo({"W": total, "DEPTH": 4}))
+    beats = p["FEATURES"] // lanes
+    words = _words(beats).plus(_words(beats))
+    return found.plus(words).plus(_credits(lanes * p["OUT_W"], 10))
 
 
 def _max_pool(p: Parameters) -> Logic:
-    window, bits = _window(p), p["LANES"] * p["IN_W"]
-    return Logic(window.lut + 2 * bits + 10, window.ff + 2 * bits + 10, window.rams)
+    bits = p["LANES"] * p["IN_W"]
+    return _window(p).plus(Logic(10, 2 * bits + 6, bits=2 * bits))
 
 
 def _avg_pool(p: Parameters) -> Logic:
-    window, bits = _window(p), p["LANES"] * p["OUT_W"]
-    return Logic(window.lut + 2 * bits + 10, window.ff + 3 * bits + 10, window.rams)
+    bits = p["LANES"] * p["OUT_W"]
+    return _window(p).plus(Logic(10, 3 * bits + 8, bits=2 * bits))
 
 
 def _sum(p: Parameters) -> Logic:
-    lanes = 1 if p["ACROSS"] else p["LANES"]
-    bits = lanes * p["OUT_W"]
+    bits = (1 if p["ACROSS"] else p["LANES"]) * p["OUT_W"]
     terms = (p["LANES"] - 1) * p["OUT_W"] if p["ACROSS"] else 0
     counts = _log2(p["COUNT"]) + _log2(p["INNER"])
     stored = ((p["INNER"], bits),) if p["INNER"] > 1 else ()
     own = 0 if stored else bits
-    return Logic(terms + bits + 2 * counts + HANDSHAKE, 2 * bits + own + counts + 2, stored)
+    return Logic(3 * counts + HANDSHAKE, 2 * bits + own + counts + 2, stored, terms + 2 * bits)
 
 
 def _stored_constant(p: Parameters) -> Logic:
-    return _constant(p["BEATS"])
+    return _constant(p["BEATS"], p["W"])
 
 
 def _relu(p: Parameters) -> Logic:
     bits = p["LANES"] * p["OUT_W"]
-    return Logic(bits + 1, bits + 1)
+    return Logic(1, bits + 1, bits=bits)
 
 
 def _add(p: Parameters) -> Logic:
     bits = p["LANES"] * p["OUT_W"]
-    return Logic(bits + HANDSHAKE, bits + 1)
+    return Logic(HANDSHAKE, bits + 1, bits=bits)
 
 
 def _product(p: Parameters) -> Logic:
@@ -256,17 +364,23 @@ def _product(p: Parameters) -> Logic:
 
 
 def _table(p: Parameters) -> Logic:
-    return Logic(p["LANES"] * p["IN_W"] / 8 + 2, 1)
+    address = p["LANES"] * _log2(p["ENTRIES"])
+    return Logic(2, address + 3, bits=address / 4).plus(_credits(p["LANES"] * p["OUT_W"], 3))
+
+
+def _embedding(p: Parameters) -> Logic:
+    address, beat = _log2(p["ROWS"] * p["BEATS"]), _log2(p["BEATS"])
+    return Logic(2 * beat + HANDSHAKE, 2 * address + beat + 4, bits=2 * address)
 
 
 def _concat(p: Parameters) -> Logic:
     bits, count = p["LANES"] * p["OUT_W"], _log2(p["BEATS_0"] + p["BEATS_1"])
-    return Logic(bits + 2 * count + HANDSHAKE, bits + count + 1)
+    return Logic(3 * count + HANDSHAKE, bits + count + 1, bits=bits)
 
 
 def _select(p: Parameters) -> Logic:
-    count = _log2(p["PERIOD"])
-    return Logic(3 * count + HANDSHAKE, count)
+    count = _log2(p["PERIOD"] + 1)
+    return Logic(4 * count + HANDSHAKE, p["W"] + count + 1)
 
 
 FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
@@ -278,6 +392,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_conv": _conv,
     "chop_depthwise_conv": _depthwise_conv,
     "chop_downsize": _downsize,
+    "chop_embedding": _embedding,
     "chop_fifo": _fifo,
     "chop_fork": _fork,
     "chop_layer_norm": _layer_norm,
