@@ -48,7 +48,8 @@ def table_row(
         f"search {metric.name}": values[metric.name],
         "search loss": f"{values['loss']:.4f}",
     }
-    row |= {name: f"{values[name]:.{places}f}" for name, places in circuit if name in values}
+    for name, places in circuit:
+        row[name] = f"{values[name]:.{places}f}" if name in values else None
     test_kl = None if test is None else test.kl
     if "kl" in values:
         row["search kl"] = f"{values['kl']:.4g}"

@@ -1,0 +1,127 @@
+"""Searches whose goals are numbers of a circuit: what they write, resume, refuse and emit."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from chop.actions.emit import emit
+from chop.actions.search.job import run_search, settings_of
+from chop.actions.search.precision import JOB, problem_of
+from chop.actions.search.precision_circuit import CIRCUIT, emit_best
+from chop.actions.settings.emit import EmitConfig
+from chop.actions.settings.search import PrecisionConfig
+from chop.config import parse
+from chop.errors import ConfigError, VerificationError
+from chop.hardware.estimate import DesignCost, Usage, design_cost
+from chop.ir.graph import MaseGraph
+from chop.mixed_precision.costs import COSTS
+from chop.runs import read_manifest
+from chop.train import fit
+from chop.workloads.workload import Workload
+from tests.hardware.bench import TOOLS
+from tests.workloads import rows
+
+OF_CIRCUIT = [name for name, cost in COSTS.items() if cost.is_of_circuit]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5))
+    fit(model, rows()[0], epochs=4, lr=1e-2)
+    return model.eval()
+
+
+@pytest.fixture
+def workload(monkeypatch, trained):
+    given = Workload(trained, "chain", "points", *rows(), torch.device("cpu"), 1, 1e-3)
+    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: given)
+    return given
+
+
+def settings(folder, **given):
+    own = {"goals": ("kl",), "budgets": {"lut": 1500}, "folds": (32,), "widths": "4,8"}
+    return PrecisionConfig(**{"out": folder, "trials": 4, "device": "ecp5-85", **own, **given})
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload):
+    config = settings(tmp_path)
+    costs = {text: problem_of(config, workload).uniform(text) for text in ("4.mse", "8.mse")}
+    ends = [problem_of(config, workload).costs_of(chosen)["lut"] for chosen in costs.values()]
+    config = settings(tmp_path, budgets={"lut": sum(ends) / 2})
+    first = run_search(JOB, replace(config, trials=2))
+    noted = json.loads(json.dumps(settings_of(replace(config, trials=6))))
+    result = run_search(JOB, parse(PrecisionConfig, noted))
+    assert result.trials[:2] == first.trials and len(result.measured) == 6
+    assert result.best.values["lut"] <= sum(ends) / 2 < ends[1]
+    assert set(OF_CIRCUIT) <= result.best.values.keys()
+    lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
+    table = {row["formats"]: row for row in csv.DictReader(lines)}
+    best = table[f"trial {result.best.number}"]
+    assert float(best["lut"]) == result.best.values["lut"]
+    assert best["dsp"] == f"{result.best.values['dsp']:.0f}" and not table["float"]["lut"]
+    page = (tmp_path / "precision" / "report.html").read_text()
+    assert "lut" in page and "latency_us" in page
+    with pytest.raises(ConfigError, match="begun with other"):
+        run_search(JOB, replace(config, folds=(16,)))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"budgets": {"bits": 4}}, "device: nothing is asked of a circuit"),
+        ({"budgets": {"bits": 4}, "device": None}, "folds: nothing is asked of a circuit"),
+        ({"budgets": {}, "device": None, "folds": (), "emit": True}, "emit: nothing is asked of"),
+        ({"place": True}, "place: what is placed is the circuit that emit writes"),
+        ({"folds": (0,)}, "folds: got 0"),
+        ({"emit": True, "epochs": 1}, "emit: a circuit of weights that trials train"),
+        ({"budgets": {"lut": 0}}, "lut: got 0, expected more than 0"),
+        ({"goals": ("lut",), "pruner": "asha"}, "'lut' is known before a trial runs"),
+        ({"others": "8.none"}, "8.none"),
+    ],
+    ids=str,
+)
+def test_settings_that_ask_nothing_of_a_circuit_are_refused(tmp_path, given, reason):
+    with pytest.raises(ConfigError, match=reason):
+        settings(tmp_path, **given)
+
+
+def test_a_budget_out_of_reach_is_refused_before_trials(tmp_path, workload):
+    with pytest.raises(ConfigError, match=r"lut=10 cannot be kept: .* beyond it"):
+        run_search(JOB, settings(tmp_path, budgets={"lut": 10}))
+
+
+def test_the_device_of_a_circuit_is_not_that_of_the_model(tmp_path):
+    assert settings(tmp_path).torch_device is None
+    assert PrecisionConfig(device="cpu").torch_device == "cpu"
+    assert EmitConfig(device="ecp5-85").torch_device is None
+
+
+@pytest.mark.long
+@pytest.mark.tools(*TOOLS)
+@pytest.mark.usefixtures("unpainted")
+def test_the_best_is_emitted_and_takes_what_was_estimated(tmp_path, workload, monkeypatch):
+    config = settings(tmp_path, budgets={"lut": 4000}, trials=3, emit=True)
+    result = run_search(JOB, config)
+    folder = tmp_path / "precision" / CIRCUIT
+    manifest = read_manifest(folder)
+    assert manifest.kind == "emit" and manifest.state == "finished"
+    assert all(row["equal"] == row["outputs"] for row in manifest.rows if "outputs" in row)
+    written = MaseGraph.from_checkpoint(folder / "model")
+    family = config.circuit().family
+    usage = design_cost(written, 32, family).usage._asdict()
+    assert {name: result.best.values[name] for name in usage} == usage
+    found = json.loads((folder / "result.json").read_text())
+    noted = json.loads((tmp_path / "precision" / "best.json").read_text())
+    assert found["accuracy"]["quantized"] == pytest.approx(noted["test_accuracy"])
+    emit(EmitConfig(out=folder, check_only=True))
+    problem = problem_of(config, workload)
+    other = DesignCost(Usage(1, 1, 1, 1), 1, 1)
+    monkeypatch.setattr(type(problem.circuit), "design", lambda *_: other)
+    with pytest.raises(VerificationError, match="the search estimated"):
+        emit_best(config, problem, result.best, workload)
