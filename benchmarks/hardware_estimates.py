@@ -69,7 +69,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Of (batch, 17, 24)."""
-        heads = [f(x).view(-1, 17, 2, 12).transpose(1, 2) for f in (self.query, self.key, self.value)]
+        heads = [
+            f(x).view(-1, 17, 2, 12).transpose(1, 2) for f in (self.query, self.key, self.value)
+        ]
         found = nn.functional.scaled_dot_product_attention(*heads)
         return self.out(found.transpose(1, 2).reshape(-1, 17, 24))
 
@@ -85,8 +87,18 @@ def drawn_norm() -> nn.Module:
 Made = tuple[Callable[[], nn.Module], tuple[int, ...], QuantSpec, tuple[int, int]]
 LAYERS: dict[str, Made] = {
     "linear 8 bits": (lambda: nn.Linear(48, 24), (48,), INTEGER, (36, 288)),
-    "linear 4 bits": (lambda: nn.Linear(48, 24), (48,), QuantSpec(Integer(4, 2), Integer(4, 5), Integer(8, 5)), (36, 288)),
-    "linear MXINT8": (lambda: nn.Linear(64, 8), (64,), QuantSpec(MXInt(8), MXInt(8), Integer(8, 5)), (8, 32)),
+    "linear 4 bits": (
+        lambda: nn.Linear(48, 24),
+        (48,),
+        QuantSpec(Integer(4, 2), Integer(4, 5), Integer(8, 5)),
+        (36, 288),
+    ),
+    "linear MXINT8": (
+        lambda: nn.Linear(64, 8),
+        (64,),
+        QuantSpec(MXInt(8), MXInt(8), Integer(8, 5)),
+        (8, 32),
+    ),
     "linear ternary": (
         lambda: nn.Linear(32, 16),
         (32,),
@@ -143,7 +155,8 @@ def graph_of(name: str) -> tuple[Graph, tuple[int, int]]:
     make, shape, formats, folds = LAYERS[name]
     torch.manual_seed(0)
     mg = MaseGraph(nn.Sequential(make()).eval(), dummy_in={"input": torch.randn(2, *shape)})
-    rules = dict.fromkeys(present_operators(mg, quantizable_operators()), {"config": formats})
+    present = present_operators(mg, quantizable_operators())
+    rules = {kind: {"config": formats} for kind in present}
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
     return integer_form(quantized), folds
 

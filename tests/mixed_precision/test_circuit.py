@@ -162,4 +162,6 @@ def test_goals_of_a_circuit_need_one():
     with pytest.raises(ConfigError, match="expected what a circuit is made for"):
         found.check_goals([Goal("lut", "minimize")])
     assert set(found.costs_of(found.uniform("4.mse"))) == set(COSTS) - set(OF_CIRCUIT)
-    assert problem(settings=CircuitSettings((48,), DEVICES["ecp5-25"])).circuit.settings.family is ECP5
+    assert (
+        problem(settings=CircuitSettings((48,), DEVICES["ecp5-25"])).circuit.settings.family is ECP5
+    )

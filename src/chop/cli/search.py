@@ -70,6 +70,8 @@ whether the search found a configuration that is better beyond error on test row
 
   chop search precision --goals accuracy,bits --sampler nsga2      (a Pareto front)
 
+  chop search precision --goals accuracy,lut --budget dsp=156 --device ecp5-85 --emit
+
   chop search precision --goals accuracy --epochs 2 --trials 30    (QAT in each trial)
 
   chop search precision --formats all --per-format --goal accuracy --seeds 3

@@ -16,7 +16,7 @@ from chop.hardware.plan import ComponentPlan, Memory
 from chop.ir.graph import MaseGraph
 
 ESTIMATED = (
-    "Estimated by structure; of the 14 designs that were compared with Yosys most lookup tables and "
+    "Estimated by structure; of the designs that were compared with Yosys most lookup tables and "
     "flip-flops are within 20 %."
 )
 """What the numbers of a report are."""

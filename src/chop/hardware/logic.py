@@ -1,10 +1,10 @@
 """Lookup tables and flip-flops of each module of the library, by its parameters.
 
-Registers are those of the sources in `rtl/`, counted as they are declared there. A bit of a sum or of
-a choice between two values takes one lookup table; constants of control were fitted to what Yosys
-0.23 counts of the designs of `benchmarks/hardware_estimates.py`. What multipliers and memories take,
-with the registers around them, is counted by `chop.hardware.estimate`. The masked softmax and the
-embedding were compared with nothing.
+Registers are those of the sources in `rtl/`, counted as they are declared there. A bit of a sum or
+of a choice between two values takes one lookup table; constants of control were fitted to what
+Yosys 0.23 counts of the designs of `benchmarks/hardware_estimates.py`. What multipliers and
+memories take, with the registers around them, is counted by `chop.hardware.estimate`. The masked
+softmax and the embedding were compared with nothing.
 """
 
 from __future__ import annotations
@@ -265,15 +265,18 @@ def _requantize(p: Parameters) -> Logic:
     # What enters a multiplier waits in its registers, and so does what leaves it.
     lane = lane.plus(Logic(0, p["IN_W"] + width if multiplies else 2 * p["IN_W"]))
     words = _words(p["CHANNEL_BEATS"]) if p.get("CHANNEL_BEATS") else Logic(0, 0)
-    return lane.times(lanes).plus(words).plus(_credits(lanes * p["OUT_W"], stages)).plus(
-        Logic(2, stages)
+    return (
+        lane.times(lanes)
+        .plus(words)
+        .plus(_credits(lanes * p["OUT_W"], stages))
+        .plus(Logic(2, stages))
     )
 
 
 def _reciprocal(width: int, out: int) -> Logic:
     """`chop_reciprocal`: two steps of a division in a cycle."""
     count = _log2(out // 2 + 2)
-    return Logic(2 * count + 6, 2 * width + out + count + 4, bits=4 * width + out)
+    return Logic(width + 2 * count + 6, 2 * width + out + count + 4, bits=2.5 * width + out)
 
 
 def _softmax(p: Parameters) -> Logic:
@@ -315,7 +318,9 @@ def _layer_norm(p: Parameters) -> Logic:
         lanes * p["IN_W"] + 3 * (total + squares) + 2 * count + 16,
         bits=lanes * (total + squares) + total + squares,
     )
-    square_root = Logic(12, 3 * variance + 2 * p["RADICAND_W"] + 2 * root + 12, bits=7 * root)
+    square_root = Logic(
+        2.5 * root + 12, 3 * variance + 2 * p["RADICAND_W"] + 2 * root + 12, bits=3 * root
+    )
     sent = Logic(0, 3 * reciprocal + 2 * total + 10 + count, bits=p["RADICAND_W"] + variance)
     found = lane.times(lanes).plus(load).plus(square_root).plus(sent)
     found = found.plus(_reciprocal(max(root, p["ROOT"] + 1), reciprocal))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -52,8 +52,10 @@ class CircuitSettings:
 
     @property
     def family(self) -> Family:
-        """Of the device."""
-        return XC7 if self.device is None else self.device.family
+        """Of the device; products of one without multipliers are made of lookup tables."""
+        if self.device is None:
+            return XC7
+        return self.device.family if self.device.dsp else replace(self.device.family, dsp_width=0)
 
 
 @dataclass(eq=False)
@@ -107,7 +109,7 @@ class CircuitCosts:
         fold, device = default_fold(mg), self.settings.device
         slowest = netlist(mg, UNFOLDED).interval
         while device is not None and fold < slowest:
-            if not excess(design_cost(mg, fold, device.family).usage, device):
+            if not excess(design_cost(mg, fold, self.settings.family).usage, device):
                 break
             fold = math.ceil(fold * STEP)
         return fold

@@ -197,9 +197,7 @@ def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:
     return tuple(operator.operands if is_call else operator.present_operands(operator))
 
 
-def _chosen(
-    mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False
-) -> list[fx.Node]:
+def _chosen(mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False) -> list[fx.Node]:
     """The nodes to choose formats for; of several calls of one module, the first.
 
     Args:

@@ -48,9 +48,7 @@ def emit_best(
         fold=fold,
         seed=config.seed,
         place=config.place,
-        place_on=found.circuit.settings.device and found.circuit.settings.device.name
-        if config.place
-        else None,
+        place_on=config.device if config.place and config.torch_device is None else None,
     )
 
     def lower(workload: Workload, _: EmitConfig, rows: int) -> Lowering:

