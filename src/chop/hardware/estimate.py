@@ -20,8 +20,8 @@ ESTIMATED = (
     "flip-flops are within 20 %."
 )
 """What the numbers of a report are."""
-SOFT_PRODUCT = 1.1
-"""Lookup tables of a product for each pair of bits, where there is no multiplier."""
+SOFT_PRODUCT = 1.35
+"""Lookup tables for each bit of the sums that a product without a multiplier is: those of Yosys."""
 CHOICE = 1.0
 """Lookup tables of 6 inputs for each word of small memories that a bit is chosen among."""
 WEIGHTS = "WEIGHT_FILE"
@@ -139,7 +139,7 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
     for (a, b), count in plan.resources.multipliers.items():
         blocks = dsp_blocks(a, b, family)
         has_multipliers |= blocks > 0
-        soft = 0.0 if blocks else SOFT_PRODUCT * a * b
+        soft = 0.0 if blocks else SOFT_PRODUCT * max(min(a, b) - 1, 1) * (a + b)
         # That of the product, and that of a weight ahead of it.
         register = 0 if blocks else a + 2 * b
         total = total.plus(Usage(soft * count, register * count, blocks * count))
