@@ -110,7 +110,7 @@ def test_the_default_fold_fits_the_device():
 
 
 def test_the_allocation_keeps_a_budget_of_lookup_tables():
-    found = problem()
+    found = problem(settings=CircuitSettings((48,), DEVICES["ecp5-85"]))
     most = found.costs_of(found.uniform("8.mse"))["lut"]
     least = found.costs_of(found.uniform("4.mse"))["lut"]
     limit = Constraint("lut", (most + least) / 2)
