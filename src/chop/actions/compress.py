@@ -25,11 +25,15 @@ from chop.actions.ptq import (
     quantize_layers,
 )
 from chop.actions.settings.compress import CompressConfig
+from chop.errors import ConfigError
 from chop.formats import parse_format_string
+from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
+from chop.ir.huggingface.vision import check_has_vision, vision_modules
 from chop.report.report import Note, Report, announce, say, show
 from chop.runs.progress import Stages
 from chop.train import Metric
+from chop.train.rows import has_pictures_in_text
 from chop.workloads.chance import check_scores, warn_of_large_drop
 from chop.workloads.workload import Workload, raise_to_graph
 
@@ -71,6 +75,11 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
 
 def _compress(config: CompressConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
     title, metric = workload.title, workload.task.metric
+    if has_pictures_in_text(workload.train) and config.qat_epochs != 0:
+        raise ConfigError(
+            "--qat-epochs: texts with pictures are not trained on, as a graph takes one at a time; "
+            "expected --qat-epochs 0."
+        )
     announce(title, "raising the model to a graph")
     baseline, rounded, trained = _measure_all(config, workload)
     candidates = [baseline, *rounded, *trained]
@@ -107,8 +116,9 @@ def _measure_all(
 ) -> tuple[Candidate, list[Candidate], list[Candidate]]:
     """The float graph, the rounded ones, and those that were trained back."""
     mg = raise_to_graph(workload)
+    recipe = _recipe(config, workload, mg)
     # A wrong name of a layer is found before anything is evaluated.
-    check_recipe(mg, config.operators, config.recipe)
+    check_recipe(mg, config.operators, recipe)
     mixed = (
         quantize_layers(mg, config.layers, workload, config.calibration_rows)
         if config.layers
@@ -118,7 +128,7 @@ def _measure_all(
         baseline = measure(mg, FLOAT, FLOAT, workload, stages)
         check_scores(baseline.scores, workload, config.force)
         warn_of_large_drop(baseline.scores["validation"], workload, config.max_drop)
-        rounded = [_round(mg, text, workload, config, stages) for text in config.formats]
+        rounded = [_round(mg, text, workload, config, recipe, stages) for text in config.formats]
         if mixed is not None:
             rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
         trained = list(_train_back(baseline, rounded, workload, config, stages))
@@ -183,8 +193,32 @@ def _expected(config: CompressConfig) -> list[str]:
     return [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
 
 
+def _recipe(config: CompressConfig, workload: Workload, mg: MaseGraph) -> Recipe:
+    """What differs from each format; a vision tower that texts alone do not reach is float anyway.
+
+    Raises:
+        ConfigError: `skip_vision` of a model without a vision tower.
+    """
+    vision = vision_modules(workload.model)
+    if config.skip_vision:
+        check_has_vision(workload.model, "--skip-vision")
+        say(f"--skip-vision leaves float: {', '.join(vision)}.")
+    called = [f"{node.target}." for node in mg.nodes if node.op == "call_module"]
+    reached = [path for path in vision if any(name.startswith(f"{path}.") for name in called)]
+    if vision and not reached:
+        say(f"The rows are texts without pictures: {', '.join(vision)} stay float and unused.")
+    if not config.skip_vision:
+        return config.recipe
+    return replace(config.recipe, skip=(*config.recipe.skip, *reached))
+
+
 def _round(
-    mg: MaseGraph, text: str, workload: Workload, config: CompressConfig, stages: Stages
+    mg: MaseGraph,
+    text: str,
+    workload: Workload,
+    config: CompressConfig,
+    recipe: Recipe,
+    stages: Stages,
 ) -> Candidate:
     number_format = parse_format_string(text)
     # Rounding to nearest writes no weight: such candidates share those of the float graph.
@@ -198,7 +232,7 @@ def _round(
         config.method,
         inplace=shares,
         leaves_calls=config.has_default_operators,
-        recipe=config.recipe,
+        recipe=recipe,
         operands=config.operands,
         rotation=config.rotation,
     )

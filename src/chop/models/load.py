@@ -246,6 +246,8 @@ def model_class_of(config: PreTrainedConfig, task: str | None, *, wants_labels: 
     """The class of transformers that makes the model: of its own, or an `AutoModel...`."""
     import transformers
 
+    if task == "text-generation" and getattr(config, "vision_config", None) is not None:
+        return transformers.AutoModelForImageTextToText
     if task is not None:
         return getattr(transformers, AUTO_CLASSES[task])
     if wants_labels:

@@ -12,7 +12,13 @@ from chop import passes
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.train.model_io import LABELS, input_columns
-from chop.train.rows import padding_token, read_rows, rows_per_batch, take_split
+from chop.train.rows import (
+    has_pictures_in_text,
+    padding_token,
+    read_rows,
+    rows_per_batch,
+    take_split,
+)
 
 
 def calibration_batches(
@@ -46,6 +52,8 @@ def calibration_batches(
 
 def example_inputs(model: nn.Module, dataset: Any, rows: int = 3) -> dict[str, Tensor]:
     """A few training rows in one batch, as the model takes them, without labels."""
+    dataset = read_rows(take_split(dataset, "train"))
+    rows = 1 if has_pictures_in_text(dataset) else rows
     batch = next(calibration_batches(model, dataset, rows=rows, batch_size=rows))
     return {name: column for name, column in batch.items() if name != LABELS}
 

@@ -277,6 +277,15 @@ def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
+def has_pictures_in_text(rows: Rows) -> bool:
+    """Whether rows are texts with pictures, of which a graph takes one at a time.
+
+    Vision-language models take a batch of pictures apart in Python, so that a graph of one holds
+    for the number of pictures that it was captured with.
+    """
+    return {"input_ids", "pixel_values"} <= rows.columns.keys()
+
+
 def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
     """How many rows a forward without gradients takes.
 
@@ -286,6 +295,8 @@ def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
         task: where its labels are tokens, the logits of a batch stay below `LOGIT_BYTES`.
         most: rows.
     """
+    if has_pictures_in_text(rows):
+        return 1
     config = getattr(model, "config", None)
     if config is None or task.labels_from is None:
         return most

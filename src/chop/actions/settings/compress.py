@@ -86,6 +86,8 @@ class CompressConfig(QuantizationSettings):
             end of one, of a module, or an expression behind re:. Of several that match the first
             holds. Example: `re:.*down_proj=mxint8`. Default: none.
         skip: patterns of modules that stay float in each of `formats`. Default: none.
+        skip_vision: leave a vision-language model's vision tower and projector float, in each of
+            `formats`.
         operands: what takes each of `formats`: data_in (inputs), weight, bias; others stay float.
         layers: format per layer and operand, one more configuration to measure; chop search export
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
@@ -110,6 +112,7 @@ class CompressConfig(QuantizationSettings):
     by_block: bool = False
     overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
     skip: tuple[str, ...] = field(default=(), metadata=MORE)
+    skip_vision: bool = field(default=False, metadata=MORE)
     operands: tuple[str, ...] = field(default=OPERANDS, metadata=MORE)
     layers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
@@ -173,6 +176,14 @@ class CompressConfig(QuantizationSettings):
             )
         if set(self.operands) != {*OPERANDS}:
             raise ConfigError("operands: by_block rounds all of them.")
-        for name in ("overrides", "skip", "layers", "onnx", "qat_epochs", "train_epochs"):
+        for name in (
+            "overrides",
+            "skip",
+            "skip_vision",
+            "layers",
+            "onnx",
+            "qat_epochs",
+            "train_epochs",
+        ):
             if getattr(self, name):
                 raise ConfigError(f"{name}: by_block rounds without it.")

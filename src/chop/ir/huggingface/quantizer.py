@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from chop.nn.packed import PackedOperator
 
 METHOD = "chop"
-KEYS = ("format", "data_in", "operators", "overrides", "skip", "modules", "quant_method")
+SETTINGS = ("format", "data_in", "operators", "overrides", "skip", "skip_vision")
+KEYS = (*SETTINGS, "modules", "quant_method")
 
 
 @register_quantization_config(METHOD)
@@ -54,6 +55,7 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
             a module, for all in it, or an expression behind "re:", as in compressed-tensors. Of
             several that match the first holds.
         skip: patterns of modules to leave float with all in them, one or several.
+        skip_vision: leave a vision-language model's vision tower and projector float.
         modules: of a folder, the formats of each module by path.
         quant_method: "chop".
 
@@ -73,6 +75,7 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         operators: str | Sequence[str] | None = None,
         overrides: Mapping[str, str] | None = None,
         skip: str | Sequence[str] | None = None,
+        skip_vision: bool = False,
         modules: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
         **unknown: Any,
@@ -91,6 +94,9 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.operators = None if operators is None else _operators(operators)
         recipe = Recipe.read(overrides, skip, "quantization_config")
         self.overrides, self.skip = dict(recipe.overrides), list(recipe.skip)
+        if not isinstance(skip_vision, bool):
+            raise ConfigError(f"quantization_config.skip_vision: got {skip_vision!r}.")
+        self.skip_vision = skip_vision
         if (format is None) == (modules is None):
             raise ConfigError("quantization_config: expected a format, or the modules of a folder.")
         if modules is not None and not (modules and isinstance(modules, Mapping)):
@@ -107,8 +113,7 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if self.modules:
             plain = {path: stored.plain() for path, stored in self.modules.items()}
             return {"quant_method": METHOD, "modules": plain}
-        names = ("format", "data_in", "operators", "overrides", "skip")
-        own = {name: getattr(self, name) for name in names}
+        own = {name: getattr(self, name) for name in SETTINGS}
         return {"quant_method": METHOD, **{name: x for name, x in own.items() if x}}
 
 
@@ -224,6 +229,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         from chop.formats.recipe import Recipe
         from chop.ir.huggingface import chosen_layers, loading
         from chop.ir.huggingface.tying import drop_ties
+        from chop.ir.huggingface.vision import check_has_vision
         from chop.ir.huggingface.weights import StoredTensors
 
         config, files = self.quantization_config, kwargs.get("checkpoint_files")
@@ -233,7 +239,8 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
                 given.check_float()
                 drop_ties(model, given.differ)
             assert config.format is not None
-            recipe = Recipe(config.overrides, tuple(config.skip))
+            vision = check_has_vision(model, "skip_vision") if config.skip_vision else ()
+            recipe = Recipe(config.overrides, (*config.skip, *vision))
             self.groups = chosen_layers.layers_to_pack(model, config.operators, recipe)
             self.formats = chosen_layers.formats_of(self.groups, config.format, recipe)
             self.names = chosen_layers.weights_of(model, self.groups)

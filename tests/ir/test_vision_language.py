@@ -1,0 +1,170 @@
+"""Vision-language models: the vision tower stays float, the text decoder is packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import chop
+from chop import ChopConfig, MaseGraph, passes
+from chop.errors import ConfigError
+from chop.ir.huggingface.vision import check_has_vision, vision_modules
+from chop.models import load_model
+from chop.nn.packed import PackedOperator
+
+TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 128}
+TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+VISION |= {"num_attention_heads": 4, "image_size": 16, "patch_size": 8}
+IMAGE = 100
+"""The token that stands for a part of a picture."""
+
+
+def _llava() -> transformers.PreTrainedModel:
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**VISION),
+        text_config=transformers.LlamaConfig(**TEXT),
+        image_token_id=IMAGE,
+        image_seq_length=4,
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def _smolvlm() -> transformers.PreTrainedModel:
+    config = transformers.SmolVLMConfig(
+        vision_config=VISION,
+        text_config=transformers.LlamaConfig(**TEXT),
+        image_token_id=IMAGE,
+        scale_factor=2,
+    )
+    return transformers.SmolVLMForConditionalGeneration(config)
+
+
+MODELS = {"llava": (_llava, 4, (3, 16, 16)), "smolvlm": (_smolvlm, 1, (1, 3, 16, 16))}
+OUTSIDE = {
+    "llava": ["model.vision_tower", "model.multi_modal_projector"],
+    "smolvlm": ["model.vision_model", "model.connector"],
+}
+
+
+def _model_and_batch(name: str) -> tuple[transformers.PreTrainedModel, dict[str, Tensor]]:
+    make, tokens, shape = MODELS[name]
+    torch.manual_seed(0)
+    ids = torch.randint(3, 99, (2, 9))
+    ids[:, 1 : 1 + tokens] = IMAGE
+    pixels = torch.randn(2, *shape)
+    return make().eval(), {
+        "input_ids": ids,
+        "pixel_values": pixels,
+        "attention_mask": torch.ones_like(ids),
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_switch_leaves_the_tower_float_and_packs_the_text(name, tmp_path):
+    model, batch = _model_and_batch(name)
+    model.save_pretrained(tmp_path / "float")
+    config = ChopConfig("mxint4", skip_vision=True)
+    packed = type(model).from_pretrained(tmp_path / "float", quantization_config=config).eval()
+    outside = tuple(OUTSIDE[name])
+    in_codes = {n for n, x in packed.named_modules() if isinstance(x, PackedOperator)}
+    floats = {n for n, x in packed.named_modules() if type(x) in (nn.Linear, nn.Embedding)}
+    assert in_codes and floats
+    assert not any(path.startswith(outside) for path in in_codes)
+    assert all(path.startswith(outside) for path in floats)
+
+    packed.save_pretrained(tmp_path / "packed")
+    again = type(model).from_pretrained(tmp_path / "packed").eval()
+    with torch.no_grad():
+        assert torch.equal(again(**batch).logits, packed(**batch).logits)
+        assert not torch.equal(packed(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_logits_with_images_are_the_quantized_ones(name):
+    model, batch = _model_and_batch(name)
+    rule = {"config": {"weight": {"name": "mxint", "width": 4}}}
+    skip = vision_modules(model)
+    settings = {"by": "type", "linear": rule, "embedding": rule, "skip": skip}
+    quantized, _ = passes.quantize_transform_pass(MaseGraph(model, dummy_in=batch), settings)
+    corrected, info = passes.gptq_transform_pass(quantized, {"batches": [batch]})
+    assert info
+    packed, _ = passes.pack_transform_pass(corrected, {"silent": True})
+    with torch.no_grad():
+        expected = corrected.model(**batch).logits
+        assert torch.equal(packed.model(**batch).logits, expected)
+        assert torch.equal(packed.to_module()(**batch).logits, expected)
+        assert not torch.equal(quantized.model(**batch).logits, expected)
+
+
+def test_the_modules_outside_are_those_beside_the_decoder():
+    for name, outside in OUTSIDE.items():
+        assert vision_modules(_model_and_batch(name)[0]) == outside
+
+
+def test_a_model_without_a_tower_is_refused(tmp_path):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT))
+    with pytest.raises(ConfigError, match="skip_vision: LlamaForCausalLM has no vision tower"):
+        check_has_vision(model, "skip_vision")
+    assert vision_modules(model) == []
+    model.save_pretrained(tmp_path)
+    config = ChopConfig("mxint4", skip_vision=True)
+    with pytest.raises(ConfigError, match="has no vision tower"):
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    with pytest.raises(ConfigError, match="skip_vision: got 'yes'"):
+        ChopConfig("mxint4", skip_vision="yes")
+
+
+def test_compress_says_what_the_switch_leaves(tmp_path, capsys):
+    model, batch = _model_and_batch("smolvlm")
+    rows = {name: x.repeat(8, *[1] * (x.dim() - 1)) for name, x in batch.items()}
+    rows["labels"] = rows["input_ids"]
+    settings = {**SETTINGS, "method": ("gptq",), "qat_epochs": 0}
+    settings |= {"skip_vision": True, "keep_best": True}
+    found = chop.compress(
+        model, rows, rows, out=tmp_path / "out", task="causal-lm", force=True, **settings
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert "leaves float: model.vision_model, model.connector" in said
+    in_codes = [n for n, x in found.model.named_modules() if isinstance(x, PackedOperator)]
+    assert in_codes and not any(
+        path.startswith(("model.vision_model", "model.connector")) for path in in_codes
+    )
+    with torch.no_grad():
+        assert found.model(**batch).logits.isfinite().all()
+
+
+SETTINGS = {"formats": ("mxint:width=8",), "max_drop": 1.0, "bench_seconds": 0}
+
+
+def test_training_on_pictures_in_texts_is_refused_at_once(tmp_path):
+    model, batch = _model_and_batch("smolvlm")
+    rows = {**batch, "labels": batch["input_ids"]}
+    with pytest.raises(ConfigError, match="texts with pictures are not trained on"):
+        chop.compress(model, rows, rows, out=tmp_path / "out", task="causal-lm", **SETTINGS)
+    assert not (tmp_path / "out" / "model.pt").exists()
+
+
+def test_rows_without_pictures_leave_the_tower_float_and_it_is_said(tmp_path, capsys):
+    model, _ = _model_and_batch("smolvlm")
+    ids = torch.randint(3, 99, (16, 9), generator=torch.Generator().manual_seed(1))
+    rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    settings = {**SETTINGS, "method": ("gptq",), "qat_epochs": 0, "keep_best": True}
+    found = chop.compress(
+        model, rows, rows, out=tmp_path / "out", task="causal-lm", force=True, **settings
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert "texts without pictures: model.vision_model, model.connector stay float" in said
+    in_codes = [n for n, x in found.model.named_modules() if isinstance(x, PackedOperator)]
+    assert in_codes and not any(path.startswith(tuple(OUTSIDE["smolvlm"])) for path in in_codes)
+
+
+def test_a_folder_with_a_tower_is_loaded_as_it_is(tmp_path):
+    model, batch = _model_and_batch("llava")
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, task="text-generation")
+    assert type(loaded) is type(model)
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
