@@ -35,6 +35,7 @@ def llama(folder, layers=2):
         ({"method": ()}, "by_block: expected methods of"),
         ({"formats": ("4.2", "mxint")}, "one format"),
         ({"qat_epochs": 2}, "qat_epochs: by_block rounds without it"),
+        ({"skip_vision": True}, "skip_vision: by_block rounds without it"),
         ({"layers": {"a": {"weight": "4.2"}}}, "layers: by_block rounds without it"),
     ],
 )
