@@ -261,3 +261,14 @@ def test_groups_and_answers_that_are_neither_right_nor_wrong_have_no_flips():
     leaf = {**found, "results": {"leaf": {"f1,none": 0.3}}}
     (score,) = scores_of(leaf, leaf)
     assert (score.questions, score.reference, score.flips) == (1, 0.3, None)
+
+
+def test_errors_of_chop_are_not_put_down_to_lm_eval(place, tmp_path, monkeypatch):
+    import lm_eval
+
+    def fail(*_, **__):
+        raise ConfigError("journal: it is of another model.")
+
+    monkeypatch.setattr(lm_eval, "evaluate", fail)
+    with pytest.raises(ConfigError, match=r"^journal: it is of another model\.$"):
+        found_of(place, tmp_path, "chop_choice")

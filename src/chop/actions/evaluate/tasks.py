@@ -19,7 +19,7 @@ from torch import nn
 
 from chop.actions.evaluate.rows import Measured, share
 from chop.actions.settings.evaluate import EvaluateConfig
-from chop.errors import ConfigError, UnavailableError, check_known, first_line
+from chop.errors import ChopError, ConfigError, UnavailableError, check_known, first_line
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
 
@@ -219,6 +219,8 @@ def ask(
             _set_examples(each, config.num_fewshot)
         try:
             found: Found = evaluate(kept, loaded, limit=config.limit)
+        except ChopError:  # of the journal or the model, and not of lm-eval
+            raise
         except (ValueError, NotImplementedError, AssertionError) as error:
             raise ConfigError(f"tasks: lm-eval refuses '{task}': {first_line(error)}") from error
     return found
