@@ -1,6 +1,7 @@
 """`chop search precision` on models and settings that are unlike most."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import nn
 
 from chop.actions.search import precision
 from chop.actions.search.precision import PrecisionConfig
+from chop.actions.search.precision_recipe import about_recipe
 from chop.errors import ConfigError
+from chop.formats import Float, parse_format_string
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.report.report import Note, show, write_report
 from chop.search import Goal
@@ -139,3 +142,29 @@ def test_kl_of_numbers_is_refused_as_a_goal_and_as_a_budget(tmp_path):
     config = PrecisionConfig(out=tmp_path, goals=("loss",), budgets={"kl": 0.1})
     with pytest.raises(ConfigError, match="goal 'kl': "):
         precision.prepare(config, lines(tmp_path))
+
+
+def texts():
+    """A language model of one's own, which has no method of transformers' models."""
+    torch.manual_seed(0)
+    ids = torch.randint(16, (40, 6))
+    rows = [{"input": row, "labels": row} for row in ids]
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+    return Workload.of(model, rows[:30], rows[30:], task="causal-lm")
+
+
+def test_a_language_model_of_ones_own(tmp_path, monkeypatch):
+    given = texts()
+    result, _ = search(given, tmp_path, goals=("loss",), budgets={"bits": 8})
+    assert result.best is not None
+    monkeypatch.setattr(precision, "ANSWER_BYTES", 4 * 6 * 16 * 5)
+    assert len(precision._fitting(given.train, given)) == 5
+
+
+def test_a_best_that_is_float_says_so(tmp_path):
+    config = PrecisionConfig(out=tmp_path, **UNTRAINED)
+    chosen = {"fc": {"weight": Float(), "data_in": Float()}}
+    found = SimpleNamespace(best=SimpleNamespace(number=0), recipes={})
+    assert about_recipe(config, found, chosen) == "no recipe: in the best all layers are float"
+    chosen["fc"]["data_in"] = parse_format_string("mxint8")
+    assert "formats of weights alone" in about_recipe(config, found, chosen)

@@ -109,9 +109,10 @@ def _fitting(rows: Rows, workload: Workload) -> Rows:
     """Those whose answers fit into `ANSWER_BYTES`, spread evenly: of a vocabulary fewer do."""
     if workload.task.name != "causal-lm":
         return rows
-    head = workload.model.get_output_embeddings()  # type: ignore[operator]
+    # A model of one's own does not tell its vocabulary: an answer does.
+    answers = Evaluator(workload.model, rows.spread(1), task=workload.task).logits()
     tokens = sum(len(labels) for labels in rows.labels) / max(len(rows), 1)
-    return rows.spread(max(1, int(ANSWER_BYTES / (4 * tokens * len(head.weight)))))
+    return rows.spread(max(1, int(ANSWER_BYTES / (4 * tokens * answers.shape[-1]))))
 
 
 def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:
@@ -227,7 +228,7 @@ def report(
         Cell(tested_best.value, tested_best.formatted(metric)),
         about,
     )
-    told = [closing, about_recipe(config, whole)]
+    told = [closing, about_recipe(config, whole, found.formats(result.best.config))]
     return replace(report, files=files, closing=told, tiles=[tile])
 
 

@@ -82,7 +82,8 @@ class PrecisionResult(Result):
         found = None if self.best is None else self.recipes.get(self.best.number)
         if found is None:
             raise ConfigError(
-                "recipe: expected a search that found formats of weights alone; search with "
+                "recipe: expected a search whose best has formats of weights, and of weights "
+                "alone, as with "
                 "operands=('weight',) and bias='float'."
             )
         return found.config()
@@ -141,11 +142,15 @@ def _compress_settings(config: PrecisionConfig, recipe: WeightRecipe) -> dict[st
     return {**settings_of_workload(config), "keep_best": True, **qat, **recipe.settings()}
 
 
-def about_recipe(config: PrecisionConfig, result: PrecisionResult) -> str:
-    """How the best is built."""
+def about_recipe(
+    config: PrecisionConfig, result: PrecisionResult, chosen: Mapping[str, Formats]
+) -> str:
+    """How the best is built, of which `chosen` are the formats by layer."""
     assert result.best is not None
     if result.best.number in result.recipes:
         return f"recipe: chop compress --config {shlex.quote(str(config.folder / RECIPE_FILE))}"
+    if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
+        return "no recipe: in the best all layers are float"
     return (
         "no recipe, which holds formats of weights alone: chop search export writes all of them, "
         "and --operands weight --bias float searches for a recipe"
