@@ -2,11 +2,12 @@
 
 import filecmp
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from chop.actions.compress import compress
-from chop.actions.compress_blocks import compress_by_block
+from chop.actions.compress_blocks import _no_files_of, compress_by_block
 from chop.actions.settings.compress import CompressConfig
 from chop.data import get_tokenizer
 from chop.errors import ConfigError
@@ -139,3 +140,28 @@ def test_a_model_without_blocks_is_compressed_as_a_whole_which_a_line_says(tmp_p
     printed = " ".join(capsys.readouterr().out.split())
     assert "compressed as a whole, not block by block: it has no list of blocks" in printed
     assert (tmp_path / "out" / "model.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    "place", ["actions.compress_blocks.parts_of", "quantization.learned_rounding.outputs_of"]
+)
+def test_a_refusal_comes_before_files_and_evaluation(tmp_path, monkeypatch, place):
+    def refused(*_):
+        if place.endswith("parts_of"):
+            raise NoBlocksError("the blocks do not run one after the other")
+        return []
+
+    monkeypatch.setattr(f"chop.{place}", refused)
+    monkeypatch.setattr("chop.actions.compress_blocks.scores_of", lambda *_: pytest.fail("late"))
+    settings = {**ROUNDED, **SHORT, "method": ("learned_rounding",)}
+    settings["model"] = llama(tmp_path / "float")
+    with pytest.raises(NoBlocksError, match="one after the other|gives no floating tensor"):
+        compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
+    assert not [*(tmp_path / "out").glob("*")]
+
+
+def test_a_value_that_no_file_has_leaves_no_files(tmp_path):
+    files = BlockFiles(tmp_path / "blocks", {})
+    with pytest.raises(NoBlocksError), _no_files_of(SimpleNamespace(files=files)):
+        raise NoBlocksError("the value of node 'x' is a set, which no file has")
+    assert not (tmp_path / "blocks").exists()

@@ -13,7 +13,7 @@ from chop.quantization import block_files, block_learning
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_learning import BlockLearning
 from chop.quantization.block_weights import LazyWeights
-from chop.quantization.blocks import BlockWalk
+from chop.quantization.blocks import BlockWalk, parts_of
 from chop.quantization.column_rounding import Solver
 from chop.quantization.learned_rounding import Learning
 
@@ -26,7 +26,8 @@ def walked(prepared, out, start="nearest", row_weights="uniform"):
     mg, blocks, read = prepared
     weights = LazyWeights(mg.model, read)
     batches = list(select_inputs(mg, texts(), "test"))
-    walk = BlockWalk(mg, blocks, weights, batches, BlockFiles(out, {}), runs_float=True)
+    parts, files = parts_of(mg, blocks), BlockFiles(out, {})
+    walk = BlockWalk(mg, parts, weights, batches, files, runs_float=True)
     solver = Solver(actorder=True) if start == "gptq" else None
     learning = Learning(STEPS, 3, 0, solver, row_weights == "gradient")
     told = walk.run(BlockLearning(walk, learning), lambda _: contextlib.nullcontext())

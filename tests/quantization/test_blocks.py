@@ -99,7 +99,7 @@ def walk_of(prepared, out):
     mg, blocks, read = prepared
     weights = LazyWeights(mg.model, read)
     batches = list(select_inputs(mg, texts(), "test"))
-    return BlockWalk(mg, blocks, weights, batches, BlockFiles(out, {}))
+    return BlockWalk(mg, parts_of(mg, blocks), weights, batches, BlockFiles(out, {}))
 
 
 def walked(prepared, out, row_weights="gradient"):
@@ -395,15 +395,14 @@ class Normed(nn.Module):
         return x
 
 
-def test_scales_that_would_move_to_another_block_are_refused(tmp_path):
+def test_scales_that_would_move_to_another_block_are_refused():
     model = Normed()
     mg = MaseGraph(model, dummy_in={"x": torch.randn(2, 4)})
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    weights, files = LazyWeights(mg.model, {}.__getitem__), BlockFiles(tmp_path, {})
-    walk = BlockWalk(mg, block_paths(model), weights, [], files)
+    parts = parts_of(mg, block_paths(model))
     with pytest.raises(NoBlocksError, match=r"scales of 'blocks.0.1' would move to another block"):
-        sites_of_parts(walk)
+        sites_of_parts(mg, parts)
 
 
 def test_blocks_are_those_with_most_parameters():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -41,10 +42,10 @@ from chop.passes.transforms.learned_rounding import LearnedRoundingConfig
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_folds import block_awq, block_smooth, sites_of_parts
 from chop.quantization.block_gptq import BlockGptq
-from chop.quantization.block_learning import BlockLearning
+from chop.quantization.block_learning import BlockLearning, check_learnable
 from chop.quantization.block_values import NoBlocksError
 from chop.quantization.block_weights import LazyWeights
-from chop.quantization.blocks import BlockWalk, Rounder, block_paths
+from chop.quantization.blocks import BlockWalk, Part, Rounder, block_paths, parts_of
 from chop.quantization.column_rounding import Solver
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.gptq import WHERE
@@ -129,6 +130,7 @@ def _load(config: CompressConfig, _: Workload | None) -> Decoder:
         source = weights_source(model, folder, mg.model)
     except CheckpointError as error:
         raise NoBlocksError(f"its weights cannot be read in parts: {error}") from None
+    parts = _parts(mg, blocks, config)
     weights = LazyWeights(mg.model, _reader(source, mg.model))
     workload = Workload(
         mg.model,
@@ -146,10 +148,18 @@ def _load(config: CompressConfig, _: Workload | None) -> Decoder:
     calibration = calibration_batches(mg.model, rows["train"], rows=config.calibration_rows)
     batches = list(select_inputs(mg, calibration, WHERE))
     files = BlockFiles(config.out / BLOCKS, _identity(folder, config, batches))
-    walk = BlockWalk(mg, blocks, weights, batches, files, LEARNED in config.method)
-    if set(FOLDING) & set(config.method):
-        sites_of_parts(walk)
+    walk = BlockWalk(mg, parts, weights, batches, files, LEARNED in config.method)
     return Decoder(workload, mg, weights, walk)
+
+
+def _parts(mg: MaseGraph, blocks: Sequence[str], config: CompressConfig) -> list[Part]:
+    """The parts of the graph, if all methods can work on them: files are written after that."""
+    parts = parts_of(mg, blocks)
+    if set(FOLDING) & set(config.method):
+        sites_of_parts(mg, parts)
+    if LEARNED in config.method:
+        check_learnable(mg, parts)
+    return parts
 
 
 def _without_weights(
@@ -215,7 +225,10 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     begun = _begun(walk, done)
     announce(workload.title, f"one of {len(walk.parts) - 2} blocks in memory at a time{begun}")
     read_directly = [str(node.target) for node in mg.nodes if node.op == "get_attr"]
-    with Stages([FLOAT, *[BLOCK] * (len(walk.parts) - done), QUANTIZED]) as stages:
+    with (
+        Stages([FLOAT, *[BLOCK] * (len(walk.parts) - done), QUANTIZED]) as stages,
+        _no_files_of(walk),
+    ):
         with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
             exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
         walk.run(_rounder(config, walk), lambda name: stages.stage(BLOCK, name))
@@ -237,6 +250,16 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         "from_pretrained, after import chop."
     )
     return replace(report, closing=[saved])
+
+
+@contextmanager
+def _no_files_of(walk: BlockWalk) -> Iterator[None]:
+    """Inside, a value that no file has ends the walk without files of it."""
+    try:
+        yield
+    except NoBlocksError:
+        walk.files.remove()
+        raise
 
 
 def _begun(walk: BlockWalk, done: int) -> str:

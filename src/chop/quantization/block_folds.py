@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from chop.captured.runtime import exit_open_regions
 from chop.formats import NumberFormat
 from chop.ir.batches import Runs
+from chop.ir.graph import MaseGraph
 from chop.ir.rows import Measured, finite_rows
 from chop.quantization import awq, smoothquant
 from chop.quantization.block_gptq import block_row_weights
@@ -62,7 +63,7 @@ def block_awq(walk: BlockWalk, weight: NumberFormat, weighs_rows: bool = True) -
         NoBlocksError: a scale would move from one part to another.
         ConfigError: a batch brings NaN or infinite values to a layer.
     """
-    sites, skipped = sites_of_parts(walk)
+    sites, skipped = sites_of_parts(walk.mg, walk.parts)
     readers = [reader for site in sites for reader in site.readers]
     where = f"{awq.WHERE}.batches"
     is_weighed = weighs_rows and bool(readers)
@@ -104,12 +105,12 @@ def block_smooth(walk: BlockWalk) -> Folded:
         scale = smoothquant.smoothing_scale(amax, site.weights(walk.mg), smoothquant.STRENGTH)
         return Scale(representable(walk.mg, site, scale, amax), amax, {})
 
-    sites, skipped = sites_of_parts(walk)
+    sites, skipped = sites_of_parts(walk.mg, walk.parts)
     told, undone = _fold_parts(walk, sites, choose, smoothquant.WHERE)
     return told, skipped | undone
 
 
-def sites_of_parts(walk: BlockWalk) -> tuple[list[Site], dict[str, str]]:
+def sites_of_parts(mg: MaseGraph, parts: Sequence[Part]) -> tuple[list[Site], dict[str, str]]:
     """The sites of the graph as floats, each of which lies within a part.
 
     Returns: the sites, and reasons by the name of every other Linear's node.
@@ -117,10 +118,10 @@ def sites_of_parts(walk: BlockWalk) -> tuple[list[Site], dict[str, str]]:
     Raises:
         NoBlocksError: one does not.
     """
-    with quantizers_off(walk.mg.model):
-        sites, skipped = find_sites(walk.mg, rescale=False)
+    with quantizers_off(mg.model):
+        sites, skipped = find_sites(mg, rescale=False)
     for site in sites:
-        if not any(set(site.region()) <= set(part.nodes) for part in walk.parts):
+        if not any(set(site.region()) <= set(part.nodes) for part in parts):
             raise NoBlocksError(f"scales of '{site.source.target}' would move to another block")
     return sites, skipped
 

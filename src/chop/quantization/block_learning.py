@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import fx
+
+from chop.ir.graph import MaseGraph
 from chop.quantization.block_error import outputs_of
 from chop.quantization.block_gptq import block_row_weights
 from chop.quantization.block_values import Values
-from chop.quantization.blocks import BlockWalk, FloatBlock
+from chop.quantization.blocks import BlockWalk, FloatBlock, Part
 from chop.quantization.learned_rounding import (
     WHERE,
     Learning,
@@ -27,17 +31,13 @@ class BlockLearning:
     Args:
         walk: whose parts it rounds; its float parts run too.
         learning: how.
-
-    Raises:
-        NoBlocksError: a part gives nothing that can be compared.
     """
 
     def __init__(self, walk: BlockWalk, learning: Learning) -> None:
         self._layers, self.skipped = learnable_layers(walk.mg)
         self._learning = learning
-        last = as_far_as(self._layers, walk.parts[-1])
-        parts = learned_parts([*walk.parts[:-1], last], self._layers)
-        outputs = [node for part in parts for node in outputs_of(part)]
+        learned = _learned(walk.parts, self._layers)
+        outputs = [node for part in learned for node in outputs_of(part)]
         nodes = weighed_nodes(outputs, self._layers, learning)
         self._weights = moderated(block_row_weights(walk, nodes, WHERE)) if nodes else {}
 
@@ -57,3 +57,21 @@ class BlockLearning:
         )
         self.skipped.update(few)
         return {part.name: told}, values
+
+
+def check_learnable(mg: MaseGraph, parts: Sequence[Part]) -> None:
+    """Refuses what `BlockLearning` cannot compare.
+
+    Args:
+        mg: the graph, quantized.
+        parts: all of a walk.
+
+    Raises:
+        NoBlocksError: a part gives nothing that can be compared.
+    """
+    layers, _ = learnable_layers(mg)
+    _learned(parts, layers)
+
+
+def _learned(parts: Sequence[Part], layers: Mapping[fx.Node, Any]) -> list[Part]:
+    return learned_parts([*parts[:-1], as_far_as(layers, parts[-1])], layers)

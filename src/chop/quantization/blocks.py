@@ -237,20 +237,17 @@ class BlockWalk:
 
     Args:
         mg: quantized in formats that wait for no data, on the meta device; it is changed.
-        blocks: from `block_paths`.
+        parts: from `parts_of`.
         weights: of the graph's model.
         batches: from `select_inputs`.
         files: keeps what is done.
         runs_float: whether the float parts run too, each on what the float ones before it give.
-
-    Raises:
-        NoBlocksError: the graph cannot be cut.
     """
 
     def __init__(
         self,
         mg: MaseGraph,
-        blocks: Sequence[str],
+        parts: Sequence[Part],
         weights: LazyWeights,
         batches: Sequence[Batch],
         files: BlockFiles,
@@ -258,7 +255,7 @@ class BlockWalk:
     ) -> None:
         self.mg, self.batches, self.files, self.weights = mg, batches, files, weights
         self._runs_float = runs_float
-        self.parts = parts_of(mg, blocks)
+        self.parts = list(parts)
 
     def run(self, round_part: Rounder, stage: Stage) -> list[dict[str, Any]]:
         """Rounds every part; the graph then has packed layers, whose codes lie in files.
