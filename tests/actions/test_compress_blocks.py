@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from chop.actions.compress import compress
-from chop.actions.compress_blocks import _no_files_of, compress_by_block
+from chop.actions.compress_blocks import LEARNED, _no_files_of, compress_by_block
 from chop.actions.settings.compress import CompressConfig
 from chop.data import get_tokenizer
 from chop.errors import ConfigError
@@ -72,9 +72,19 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, value, reason):
         compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
 
 
+LEFT = {
+    "gptq": "GPTQ left at the nearest number model.embed_tokens: it is neither a Linear",
+    "awq": "AWQ left unscaled",
+    "smoothquant": "SmoothQuant left unsmoothed",
+    "learned_rounding": "learned rounding left at the nearest number model.embed_tokens: it",
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("method", [("gptq",), ("awq", "gptq"), ("awq",), ("smoothquant",)])
-def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path, method):
+@pytest.mark.parametrize(
+    "method", [("gptq",), ("awq", "gptq"), ("awq",), ("smoothquant",), (LEARNED,)]
+)
+def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path, method, capsys):
     settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float"), "method": method}
     found = compress(CompressConfig(out=tmp_path / "blocks", by_block=True, **settings))
     whole = {"keep_best": True, "bench_seconds": 0}
@@ -82,6 +92,11 @@ def test_the_folder_is_that_of_the_whole_graph_byte_for_byte(tmp_path, method):
     names = sorted(file.name for file in (tmp_path / "whole" / "model").iterdir())
     folders = [tmp_path / name / "model" for name in ("blocks", "whole")]
     assert filecmp.cmpfiles(*folders, names, shallow=False) == (names, [], [])
+    told, whole = found["saved"]["left_alone"], expected["saved"]["left_alone"]
+    assert all(LEFT[name] in text for name in method for text in (told, whole))
+    # What is told of scales names nodes, which a graph without weights numbers otherwise.
+    assert told == whole or method not in (("gptq",), (LEARNED,))
+    assert "".join(told.split()) in "".join(capsys.readouterr().out.split())
     assert found["saved"]["format"] == expected["saved"]["format"]
     for name in ("validation", "perplexity", "bits", "size_kb"):
         for mine, other in zip(found["rows"], expected["rows"], strict=True):

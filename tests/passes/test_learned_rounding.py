@@ -315,7 +315,10 @@ def test_jobs_apply_it_in_place_of_gptq(monkeypatch):
         monkeypatch.setattr(
             passes,
             f"{name}_transform_pass",
-            lambda mg, settings, inplace, name=name: (asked.append((name, settings)), (mg, {}))[1],
+            lambda mg, settings, inplace, name=name: (
+                asked.append((name, settings)),
+                (mg, {"skipped": {}}),
+            )[1],
         )
     monkeypatch.setattr("chop.actions.ptq.calibration_batches", lambda *_, **__: texts())
 

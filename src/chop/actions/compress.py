@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from chop.actions.compress_results import (
 from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.actions.ptq import (
     check_recipe,
+    describe_left,
     method_title,
     quantize_after_training,
     quantize_layers,
@@ -223,6 +224,7 @@ def _round(
     number_format = parse_format_string(text)
     # Rounding to nearest writes no weight: such candidates share those of the float graph.
     shares = not config.method
+    left: dict[str, Mapping[str, str]] = {}
     quantized = quantize_after_training(
         mg.sharing_copy() if shares else mg,
         number_format,
@@ -235,10 +237,12 @@ def _round(
         recipe=recipe,
         operands=config.operands,
         rotation=config.rotation,
+        tell=left.__setitem__,
     )
     method = method_title(config.method)
     label = number_format.label + (", overrides" if config.overrides else "")
-    return measure(quantized, method, label, workload, stages)
+    told = describe_left(quantized, left)
+    return measure(quantized, method, label, workload, stages, left=told)
 
 
 def _train_back(

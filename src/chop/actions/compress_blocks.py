@@ -26,7 +26,7 @@ from chop.actions.compress_results import (
     without_earlier_files,
 )
 from chop.actions.job import Job, Output, run_job
-from chop.actions.ptq import method_title
+from chop.actions.ptq import describe_left, method_title
 from chop.actions.settings.compress import CompressConfig
 from chop.distributed.source import TensorSource
 from chop.errors import CheckpointError, ConfigError
@@ -231,9 +231,11 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     ):
         with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
             exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
-        walk.run(_rounder(config, walk), lambda name: stages.stage(BLOCK, name))
+        rounder, left = _rounder(config, walk)
+        walk.run(rounder, lambda name: stages.stage(BLOCK, name))
         decoder.weights.load_rest()
-        rounded = measure(mg, method_title(config.method), label, workload, stages)
+        told = describe_left(mg, left)
+        rounded = measure(mg, method_title(config.method), label, workload, stages, told)
     candidates = [exact, rounded]
     output.enter(without_earlier_files(config, (*MODEL_FILES, ONNX_FILE, GRAPH_FILE)))
     measured = show(
@@ -269,19 +271,27 @@ def _begun(walk: BlockWalk, done: int) -> str:
     return "; starts anew, as an earlier run had other settings" if walk.files.removed else ""
 
 
-def _rounder(config: CompressConfig, walk: BlockWalk) -> Rounder:
-    """What rounds a part; before, scales are moved in all of them."""
+def _rounder(
+    config: CompressConfig, walk: BlockWalk
+) -> tuple[Rounder, dict[str, Mapping[str, str]]]:
+    """What rounds a part; before, scales are moved in all of them.
+
+    Returns: and by method, why it leaves layers alone, by the name of a node.
+    """
+    left: dict[str, Mapping[str, str]] = {}
     if "smoothquant" in config.method:
-        block_smooth(walk)
+        _, left["smoothquant"] = block_smooth(walk)
     if "awq" in config.method:
-        block_awq(walk, parse_format_string(config.formats[0]))
+        _, left["awq"] = block_awq(walk, parse_format_string(config.formats[0]))
     if LEARNED in config.method:
         start: Literal["nearest", "gptq"] = "gptq" if "gptq" in config.method else "nearest"
         settings = LearnedRoundingConfig(walk.batches, start=start)
-        return BlockLearning(walk, settings.learning)
+        learning = BlockLearning(walk, settings.learning)
+        return learning, {**left, LEARNED: learning.skipped}
     if "gptq" in config.method:
-        return BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
-    return lambda _: ({}, None)
+        gptq = BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
+        return gptq, {**left, "gptq": gptq.skipped}
+    return lambda _: ({}, None), left
 
 
 def _float_candidate(mg: MaseGraph, scores: Mapping[str, Score]) -> Candidate:

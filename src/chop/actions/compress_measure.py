@@ -33,9 +33,14 @@ def scores_of(
 
 
 def measure(
-    mg: MaseGraph, method: str, label: str, workload: Workload, stages: Stages
+    mg: MaseGraph,
+    method: str,
+    label: str,
+    workload: Workload,
+    stages: Stages,
+    left: str | None = None,
 ) -> Candidate:
-    """A graph with its metric, its bits and how many operators are quantized."""
+    """A graph with its metric, its bits and how many operators are quantized; see `Row`."""
     kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
     scores = scores_of(mg, workload, stages, kind, title)
     validation, test = scores.values()
@@ -57,5 +62,6 @@ def measure(
         unreached,
         validation.interval,
         test.interval,
+        left,
     )
     return Candidate(row, mg, scores)

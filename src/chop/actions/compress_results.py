@@ -66,6 +66,7 @@ class Row:
         unreached: says which weights no format can be given to; None if they are few.
         validation_interval_95: of `validation`, see `chop.train.intervals`.
         test_interval_95: of `test`.
+        left_alone: says which layers the methods left as they were, and why; None: none.
     """
 
     method: str
@@ -79,6 +80,7 @@ class Row:
     unreached: str | None = None
     validation_interval_95: Interval | None = None
     test_interval_95: Interval | None = None
+    left_alone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,13 @@ def printed_row(row: Row, metric: Metric) -> dict[str, Any]:
 
 
 def footnotes(candidates: Sequence[Candidate]) -> list[str]:
-    """A sentence for each marked format of the table, and on weights that have no format."""
+    """On each marked format of the table, weights without a format and layers left alone."""
     fits = {
         c.row.format: c.row.poor_fit for c in candidates if c.row.method not in ("float", "QAT")
     }
     unreached = dict.fromkeys(c.row.unreached for c in candidates if c.row.unreached)
-    return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached]
+    left = dict.fromkeys(c.row.left_alone for c in candidates if c.row.left_alone)
+    return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached, *left]
 
 
 def report_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chop import passes
@@ -27,6 +27,17 @@ METHODS = {
 }
 """Methods of rounding, in the order in which they are applied; all but one see training rows."""
 
+LEFT = {
+    "smoothquant": "unsmoothed",
+    "awq": "unscaled",
+    "rotate": "unrotated",
+    "gptq": "at the nearest number",
+    "learned_rounding": "at the nearest number",
+}
+"""How a method leaves the layers that it does not work on."""
+
+Tell = Callable[[str, Mapping[str, str]], object]
+"""Takes a method, and why it left layers alone by the name of node or path."""
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
 
@@ -43,6 +54,7 @@ def quantize_after_training(
     recipe: Recipe | None = None,
     operands: Sequence[str] = ("data_in", "weight", "bias"),
     rotation: str = "group",
+    tell: Tell = lambda *_: None,
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
 
@@ -58,6 +70,7 @@ def quantize_after_training(
         recipe: other formats of some weights, and what stays float. None: there are none.
         operands: those of the three that have the format; the others stay float.
         rotation: what `rotate` rotates: see `CompressConfig`.
+        tell: is told which layers each method leaves alone, for `describe_left`.
     Raises:
         ConfigError: the graph has none of the operators, a pattern of the recipe matches nothing,
             or a method cannot keep the scales of the format.
@@ -68,14 +81,17 @@ def quantize_after_training(
     rows = calibration_batches(mg.model, workload.train, rows=calibration_rows) if sees_rows else ()
     batches = list(rows)
     if "smoothquant" in methods:
-        mg, _ = passes.smoothquant_transform_pass(mg, {"batches": batches}, inplace=inplace)
+        mg, info = passes.smoothquant_transform_pass(mg, {"batches": batches}, inplace=inplace)
+        tell("smoothquant", info["skipped"])
     if "awq" in methods:
         settings = {"batches": batches, "weight": number_format}
-        mg, _ = passes.awq_transform_pass(mg, settings, inplace=inplace)
+        mg, info = passes.awq_transform_pass(mg, settings, inplace=inplace)
+        tell("awq", info["skipped"])
     if "rotate" in methods:
         block = _group_size(number_format) if rotation == "group" else None
         settings = {"merge": rotation == "merged", "block": block}
-        mg, _ = passes.rotate_transform_pass(mg, settings, inplace=inplace)
+        mg, info = passes.rotate_transform_pass(mg, settings, inplace=inplace)
+        tell("rotate", info["skipped"])
     settings = {"by": "type", **rules, **(recipe or Recipe()).plain()}
     mg, _ = passes.quantize_transform_pass(mg, settings, inplace=inplace)
     if leaves_calls:
@@ -83,9 +99,11 @@ def quantize_after_training(
     mg = calibrated(mg, workload.train, calibration_rows)
     if "learned_rounding" in methods:
         settings = {"batches": batches, "start": "gptq" if "gptq" in methods else "nearest"}
-        mg, _ = passes.learned_rounding_transform_pass(mg, settings, inplace=True)
+        mg, info = passes.learned_rounding_transform_pass(mg, settings, inplace=True)
+        tell("learned_rounding", info["skipped"])
     elif "gptq" in methods:
-        mg, _ = passes.gptq_transform_pass(mg, {"batches": batches}, inplace=True)
+        mg, info = passes.gptq_transform_pass(mg, {"batches": batches}, inplace=True)
+        tell("gptq", info["skipped"])
     return mg
 
 
@@ -99,6 +117,32 @@ def _group_size(number_format: NumberFormat) -> int | None:
 def method_title(methods: Sequence[str]) -> str:
     """What rounding by these methods is called in tables: `PTQ`, `AWQ+GPTQ` ..."""
     return "+".join(title for name, title in METHODS.items() if name in methods) or "PTQ"
+
+
+def describe_left(mg: MaseGraph, left: Mapping[str, Mapping[str, str]]) -> str | None:
+    """A sentence for each method on the layers that it left alone; None where there are none.
+
+    Args:
+        mg: the graph that was quantized.
+        left: by method, why by the name of node or path, as `Tell` takes it.
+    """
+    paths = {node.name: str(node.target) for node in mg.nodes if node.op == "call_module"}
+    texts = []
+    for method, reasons in left.items():
+        layers: dict[str, list[str]] = {}
+        for name, reason in reasons.items():
+            node, *expert = name.partition("[")
+            layers.setdefault(reason, []).append("".join([paths.get(node, node), *expert]))
+        groups = [f"{_first_and_last(names)}: {reason}" for reason, names in layers.items()]
+        if groups:
+            texts.append(f"{METHODS[method]} left {LEFT[method]} {'; '.join(groups)}.")
+    return " ".join(texts) or None
+
+
+def _first_and_last(names: Sequence[str]) -> str:
+    if len(names) < 3:
+        return " and ".join(names)
+    return f"{len(names)} layers ({names[0]} ... {names[-1]})"
 
 
 def quantize_layers(

@@ -62,7 +62,7 @@ OF_CHECKPOINTS = (
 
 COLUMNS = (
     *("method", "format", "validation", "test", "bits", "quantized", "size_kb", "poor_fit"),
-    *("unreached", "validation_interval_95", "test_interval_95"),
+    *("unreached", "validation_interval_95", "test_interval_95", "left_alone"),
     *("width", "frac_width", "float", "PTQ", "QAT", "sparsity", "pruned", "fine-tuned"),
     *("loss", "kl", "parameters", "size_bytes", "graph", "seconds", "start", "varied", "part"),
     *("integer_bits", "ranges", "method", "weights", "inputs", "table"),
