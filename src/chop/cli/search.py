@@ -88,8 +88,8 @@ whether the search found a configuration that is better beyond error on test row
 
 [bold]Output[/]: OUT/search.db (every trial); in OUT/precision, or OUT/NAME: table.md, table.csv,
 best.json, the best models in best/, no-search.json, and plots: accuracy, formats, best-so-far,
-front, importance (.svg, .png). chop search export OUT best.toml writes the settings that
-chop compress --config takes.
+front, importance (.svg, .png); with --emit the circuit of the best in circuit/. chop search export
+OUT best.toml writes the settings that chop compress --config takes.
 
 {LIFE}"""
 

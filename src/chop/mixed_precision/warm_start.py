@@ -78,7 +78,9 @@ def _allocations(problem: PrecisionProblem, budgets: Mapping[str, Goals]) -> dic
             except ConfigError as error:
                 refused.append(error)
         if len(refused) == max(len(problem.folds), 1):
-            raise refused[-1]
+            each = zip(problem.folds or (None,), refused, strict=True)
+            texts = [f"{_of_fold(problem, fold)[2:]}: {error}".rstrip(".") for fold, error in each]
+            raise refused[0] if len(refused) == 1 else ConfigError(f"{'; '.join(texts)}.")
     return found
 
 

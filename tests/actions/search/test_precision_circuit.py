@@ -16,10 +16,12 @@ from chop.actions.settings.emit import EmitConfig
 from chop.actions.settings.search import PrecisionConfig
 from chop.config import parse
 from chop.errors import ConfigError, VerificationError
+from chop.hardware.devices import parse_device
 from chop.hardware.estimate import DesignCost, Usage, design_cost
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.costs import COSTS
 from chop.runs import read_manifest
+from chop.search.objective import constraints_of
 from chop.train import fit
 from chop.workloads.workload import Workload
 from tests.hardware.bench import TOOLS
@@ -71,9 +73,28 @@ def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload
         run_search(JOB, replace(config, folds=(16,)))
 
 
+@pytest.mark.usefixtures("unpainted")
+def test_folds_are_a_choice_and_the_device_a_budget(tmp_path, workload):
+    config = settings(tmp_path, goals=("kl", "interval"), folds=(8, 32), budgets=None, trials=6)
+    limits = {goal.name: goal.bound for goal in constraints_of(config.all_goals())}
+    device = parse_device("ecp5-85")
+    assert limits == {name: getattr(device, name) for name in ("lut", "ff", "dsp", "bram")}
+    result = run_search(JOB, config)
+    assert {trial.config["fold"] for trial in result.measured} == {"8", "32"}
+    page = (tmp_path / "precision" / "report.html").read_text()
+    assert "Formats by layer" in page
+    own = {"device": "lut=50,dsp=4,bram=9", "folds": (2, 4), "budgets": {"interval": 1000}}
+    small = settings(tmp_path / "small", **own)
+    with pytest.raises(ConfigError, match=r"fold 4: budgets: lut=50 cannot .*; fold 2: budgets"):
+        run_search(JOB, small)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
+        ({"device": "ecp5-58"}, "did you mean 'ecp5-45'|did you mean 'ecp5-85'"),
+        ({"emit": True, "place": True, "device": None}, "no tool places on 'no device'"),
+        ({"emit": True, "place": True, "device": "xc7a100t"}, "no tool places on 'xc7a100t'"),
         ({"budgets": {"bits": 4}}, "device: nothing is asked of a circuit"),
         ({"budgets": {"bits": 4}, "device": None}, "folds: nothing is asked of a circuit"),
         ({"budgets": {}, "device": None, "folds": (), "emit": True}, "emit: nothing is asked of"),

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from chop.actions.search.job import BEST_FILE, SearchJob, where_model_is
-from chop.actions.search.precision_circuit import emit_best
+from chop.actions.search.precision_circuit import check_can_emit, emit_best
 from chop.actions.search.precision_recipe import (
     PrecisionResult,
     about_recipe,
@@ -68,6 +68,8 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         "settings": config.identity(),
         "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
     }
+    if config.emit:
+        check_can_emit(config)
     begin = _without_search(config, found, workload, identity)
     uniforms = uniforms_within(found, goals) if config.begins_warm else {}
     check_answers(found.evaluator, found.reference, workload, config)

@@ -8,10 +8,13 @@ from rich import get_console
 
 from chop.actions.emit import emit
 from chop.actions.lower import Lowering, lowering_of
+from chop.actions.search.precision_recipe import settings_of_workload
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.settings.search import PrecisionConfig
 from chop.errors import VerificationError
 from chop.hardware.estimate import design_cost
+from chop.hardware.place import check_device
+from chop.hardware.tools import VERSIONS, tool_path
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import TrialRecord
@@ -19,6 +22,18 @@ from chop.workloads.workload import Workload
 
 CIRCUIT = "circuit"
 """Folder of the circuit, in that of the study."""
+
+
+def check_can_emit(config: PrecisionConfig) -> None:
+    """Does nothing where all tools are there that `emit_best` runs, after hours of search.
+
+    Raises:
+        UnavailableError: a tool is not installed; says how to install it.
+    """
+    for tool in VERSIONS:
+        tool_path(tool)
+    if config.place:
+        check_device(str(config.device))
 
 
 def emit_best(
@@ -42,13 +57,13 @@ def emit_best(
     fold, label = found.fold_of(best.config), f"mixed precision, trial {best.number}"
     out = config.folder / CIRCUIT
     settings = EmitConfig(
-        model=config.model,
+        **settings_of_workload(config),
         out=out,
         formats=label,
         fold=fold,
-        seed=config.seed,
+        calibration_rows=config.calibration_rows,
         place=config.place,
-        place_on=config.device if config.place and config.torch_device is None else None,
+        place_on=config.device if config.place else None,
     )
 
     def lower(workload: Workload, _: EmitConfig, rows: int) -> Lowering:
@@ -59,9 +74,11 @@ def emit_best(
     result = emit(settings, workload, lower)
     written = MaseGraph.from_checkpoint(out / "model")
     measured = design_cost(written, fold, found.circuit.settings.family)
-    if measured != expected:
+    numbers = {**measured.usage._asdict(), "interval": measured.interval}
+    if measured != expected or any(best.values[name] != number for name, number in numbers.items()):
         raise VerificationError(
-            f"'{out}': the search estimated {expected}, and the circuit takes {measured}."
+            f"'{out}': the search estimated {expected} and noted {dict(best.values)}, and the "
+            f"circuit takes {measured}."
         )
     taken = ", ".join(f"{name} {number:,.0f}" for name, number in measured.usage._asdict().items())
     get_console().print(

@@ -82,9 +82,8 @@ class PrecisionResult(Result):
         found = None if self.best is None else self.recipes.get(self.best.number)
         if found is None:
             raise ConfigError(
-                "recipe: expected a search whose best has formats of weights, and of weights "
-                "alone, as with "
-                "operands=('weight',) and bias='float'."
+                "recipe: expected a best with formats of weights alone, as a search with "
+                "operands=('weight',) and bias='float' finds them."
             )
         return found.config()
 
@@ -151,6 +150,8 @@ def about_recipe(
         return f"recipe: chop compress --config {shlex.quote(str(config.folder / RECIPE_FILE))}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
         return "no recipe: in the best all layers are float"
+    if config.circuit_goals():  # all operators of a circuit are rounded, inputs too
+        return "no recipe, which holds formats of weights alone: chop search export writes all"
     return (
         "no recipe, which holds formats of weights alone: chop search export writes all of them, "
         "and --operands weight --bias float searches for a recipe"

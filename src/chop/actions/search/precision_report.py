@@ -134,7 +134,7 @@ def precision_figures(
     mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in shown}}
     cells = {
         (name, label): found.bits(name, chosen[name])
-        for name in found.space.by_name
+        for name in found.targets
         for label, chosen in mixed.items()
     }
     formats = figure_files(
@@ -150,10 +150,10 @@ def precision_figures(
 
 
 def formats_table(result: Result) -> Table:
-    """The formats of every layer of the front, a column each, for a page."""
+    """What was chosen for every layer, and the circuit, of the front, a column each, for a page."""
     shown = shown_of(result)
     rows = [
-        {"layer": name, **{f"trial {trial.number}": trial.config[name] for trial in shown}}
+        {"choice": name, **{f"trial {trial.number}": trial.config[name] for trial in shown}}
         for name in shown[0].config
     ]
     return Table("Formats by layer", rows)

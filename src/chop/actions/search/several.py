@@ -22,7 +22,14 @@ from chop.search.location import MEMORY, storage_url
 from chop.search.objective import objectives_of
 from chop.search.reading import finished_trials, load_search
 
-COSTS = {"bits": ".2f", "parameters": ".0f"}
+COSTS = {
+    "bits": ".2f",
+    "parameters": ".0f",
+    "lut": ",.0f",
+    "dsp": ",.0f",
+    "interval": ",.0f",
+    "latency_us": ".2f",
+}
 """Numbers of the best that the table tells beside what is compared, and how."""
 NOT_OF_STUDIES = re.compile(r"[^\w\-.,+=()]+")
 """What a format string may have, and the name of a study may not."""

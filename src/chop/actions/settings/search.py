@@ -27,6 +27,8 @@ USUAL_BITS = 4.0
 OF_LANGUAGE_MODELS = {"operands": ("weight",), "bias": "float"}
 """What has a format where nobody says it: what a recipe can hold."""
 OF_OTHERS = {"operands": ("data_in", "weight"), "bias": "8.mse"}
+TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds that a model runs on; other devices are those of circuits."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,10 @@ class FormatSettings:
 
         own = self._of_problem()
         usual = OF_LANGUAGE_MODELS if workload.task.name == "causal-lm" else OF_OTHERS
-        own |= {name: value for name, value in usual.items() if own[name] is None}
         mg, circuit = raise_to_graph(workload), self.circuit()
+        if circuit is not None:  # a float bias has no circuit
+            usual = {**usual, "bias": OF_OTHERS["bias"]}
+        own |= {name: value for name, value in usual.items() if own[name] is None}
         if circuit is not None:
             from chop.passes import conv_bn_fusion_transform_pass
 
@@ -267,9 +271,9 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
         device: torch device, or with a goal or budget of a circuit the device whose lookup tables,
-            multipliers and memories count: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t, ecp5-85, or
-            what there is, as in lut=20000,dsp=0,bram=50. Default: a GPU if there is one, else the
-            CPU; resources of 7-series.
+            multipliers and memories are counted and are budgets: ice40-hx8k, ecp5-25, ecp5-45,
+            xc7a100t, ecp5-85, or what there is, as in lut=20000,dsp=0,bram=50. Default: a GPU if
+            there is one, else the CPU; resources of 7-series.
         folds: most cycles of a component of the circuit for a sample: several are a choice of the
             search. Default: about 256 multipliers, or fewer that the device holds; with a goal
             or budget interval or latency_us a quarter to four times as many cycles, too.
@@ -290,7 +294,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     }
 
     USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
-    OF_CIRCUITS: ClassVar[tuple[str, ...]] = (*("folds", "clock_mhz", "others", "emit", "place"),)
+    OF_CIRCUITS: ClassVar[tuple[str, ...]] = ("folds", "clock_mhz", "others", "emit", "place")
 
     out: Path = Path("runs/search")
     goals: tuple[str, ...] = ("kl",)
@@ -326,6 +330,7 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     def _check_circuit(self) -> None:
         """Raises ConfigError where settings of a circuit are wrong, or are about none."""
         from chop.formats import parse_format_string
+        from chop.hardware.devices import parse_device
 
         defaults = {each.name: each.default for each in fields(self)}
         given = [name for name in self.OF_CIRCUITS if getattr(self, name) != defaults[name]]
@@ -341,10 +346,16 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             raise ConfigError("place: what is placed is the circuit that emit writes; add emit.")
         if self.emit and self.epochs:
             raise ConfigError("emit: a circuit of weights that trials train is not emitted.")
-        if self.place and (self.device or "").count("="):
-            raise ConfigError(f"place: no tool places on '{self.device}'; name a device.")
+        circuit, kind = self.circuit(), (self.torch_device or "cpu").partition(":")[0]
+        if circuit is not None and kind not in TORCH_DEVICES:
+            parse_device(kind)
+        router = circuit and circuit.device and circuit.device.router
+        if self.place and router is None:
+            raise ConfigError(
+                f"place: no tool places on '{self.device or 'no device'}': name a device as "
+                "--device ecp5-85."
+            )
         parse_format_string(self.others)
-        self.circuit()
 
     def circuit_goals(self) -> list[str]:
         """Goals and budgets that are numbers of a circuit."""
@@ -375,12 +386,15 @@ class PrecisionConfig(FormatSettings, SearchConfig):
 
     def identity(self) -> dict[str, Any]:
         """All of the settings that a result depends on, as plain JSON."""
+        from chop.hardware.estimate import estimates_id
+
         circuit = self.circuit()
         if circuit is None:
             return super().identity()
         device = circuit.device and circuit.device.name
         own = {name: getattr(self, name) for name in ("clock_mhz", "others")}
-        return super().identity() | own | {"device": device, "folds": list(self.folds)}
+        own |= {"device": device, "folds": list(self.folds), "estimates": estimates_id()}
+        return super().identity() | own
 
     @property
     def torch_device(self) -> str | None:
@@ -406,7 +420,17 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             narrowest = min(fmt.bits() for fmt in self.candidates().values())
             has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
             budgets = {"bits": USUAL_BITS} if has_usual else {}
-        return precision_goals(self.goals, budgets)
+        return precision_goals(self.goals, {**self._of_device(), **budgets})
+
+    def _of_device(self) -> dict[str, float]:
+        """Budgets that the device of a circuit sets: what it has of each resource."""
+        from chop.hardware.devices import RESOURCES
+
+        circuit = self.circuit()
+        if circuit is None or circuit.device is None:
+            return {}
+        has = {name: getattr(circuit.device, name) for name in RESOURCES}
+        return {name: count for name, count in has.items() if count and name not in self.goals}
 
 
 @dataclass(frozen=True)
