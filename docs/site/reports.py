@@ -24,17 +24,21 @@ PAGE = "report.html"
 def made(folder: Path, into: Path) -> dict[str, str]:
     """Runs the commands and copies their pages.
 
-    A command that a missing tool stops (a simulator of circuits) leaves no page, and is told.
+    Without the simulators of circuits `chop emit` leaves no page, which is told.
 
     Args:
         folder: of the runs.
         into: of the pages.
     Returns: a line of Markdown for each page.
+    Raises:
+        SystemExit: another command failed.
     """
     into.mkdir(parents=True, exist_ok=True)
     found = {}
     for name, command in RUNS.items():
         page = _run(command, folder / name)
+        if page is None and name != "emit":
+            raise SystemExit(f"{command} failed.")
         if page is None:
             sys.stdout.write(f"left out: the page of {command}\n")
             continue

@@ -49,7 +49,8 @@ def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
     if reports:
         made[EXAMPLES] = _examples(reports)
         made[INDEX] = made[INDEX].replace(
-            "\n## Reference", "- [Pages of runs](examples.md): four to look at.\n\n## Reference"
+            "\n## Reference",
+            f"- [Pages of runs](examples.md): {len(reports)} to look at.\n\n## Reference",
         )
     made = {path: ORPHAN * path.startswith(LISTED) + text for path, text in made.items()}
     made[course.PAGE] += (
