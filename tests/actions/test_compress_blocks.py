@@ -76,7 +76,7 @@ LEFT = {
     "gptq": "GPTQ left at the nearest number model.embed_tokens: it is neither a Linear",
     "awq": "AWQ left unscaled",
     "smoothquant": "SmoothQuant left unsmoothed",
-    "learned_rounding": "learned rounding left at the nearest number model.embed_tokens: it",
+    "learned_rounding": "learned rounding left alone model.embed_tokens: it",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -9,10 +11,12 @@ from torch import Tensor, nn
 
 import chop
 from chop import ChopConfig, MaseGraph, passes
+from chop.actions.compress import CompressConfig
 from chop.errors import ConfigError
 from chop.ir.huggingface.vision import check_has_vision, vision_modules
 from chop.models import load_model
 from chop.nn.packed import PackedOperator
+from chop.train.rows import check_batch
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 128}
 TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -234,3 +238,17 @@ def test_a_folder_with_a_tower_is_loaded_as_it_is(tmp_path):
     assert type(loaded) is type(model)
     with torch.no_grad():
         assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+
+
+def test_a_batch_of_texts_with_pictures_is_refused():
+    rows = SimpleNamespace(columns={"input_ids": 0, "pixel_values": 0})
+    check_batch(rows, 1)
+    check_batch(SimpleNamespace(columns={"pixel_values": 0}), 16)
+    with pytest.raises(ConfigError, match="one text with pictures at a time"):
+        check_batch(rows, 16)
+
+
+def test_the_switch_without_a_format_is_refused():
+    layers = {"fc": {"weight": "mxint"}}
+    with pytest.raises(ConfigError, match="skip_vision: expected formats"):
+        CompressConfig(formats=(), layers=layers, skip_vision=True)

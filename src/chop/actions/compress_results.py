@@ -33,6 +33,7 @@ from chop.statistics.intervals import Interval
 from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.train import Metric
 from chop.train.intervals import Score
+from chop.train.rows import has_pictures_in_text
 from chop.workloads.hf_folder import FOLDER, hugging_face_folder
 from chop.workloads.workload import Workload
 
@@ -332,7 +333,8 @@ def _speed(
     config: CompressConfig,
 ) -> tuple[ModelComparison | None, dict[str, str]]:
     """The saved model beside float, None where it is not to be measured; and what is missing."""
-    batch_sizes = [batch for batch in BATCH_SIZES if batch <= len(workload.test)]
+    most = 1 if has_pictures_in_text(workload.test) else len(workload.test)
+    batch_sizes = [batch for batch in BATCH_SIZES if batch <= most]
     if not config.bench_seconds or not batch_sizes:
         return None, {}
     return compare_with_float(

@@ -27,6 +27,7 @@ from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.pipelines.packed_weights import pack_weights
 from chop.train import calibration, load_trained
+from chop.train.rows import check_batch
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload, load_workload
 
@@ -63,6 +64,7 @@ class Loaded:
             example = example_inputs(self.mg.model, "cpu")
             return {name: _repeated(x, batch) for name, x in example.items()}
         rows = self.workload.test
+        check_batch(rows, batch)
         index = torch.arange(batch) % len(rows)
         return dict(calibration.example_inputs(self.mg.model, rows.take(index), batch))
 

@@ -15,6 +15,7 @@ from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Cell, Table, Tile
 from chop.studies.model import Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
+from chop.train.rows import check_batch
 from chop.workloads.workload import Workload
 
 WHY_SLOWER = (
@@ -177,6 +178,7 @@ def _rows_of(workload: Workload) -> Inputs:
             raise ConfigError(
                 f"batch {rows}: the data set has only {len(workload.test)} test rows."
             )
+        check_batch(workload.test, rows)
         return example_inputs(workload.model, workload.test, rows)
 
     return inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ LEFT = {
     "awq": "unscaled",
     "rotate": "unrotated",
     "gptq": "at the nearest number",
-    "learned_rounding": "at the nearest number",
+    "learned_rounding": "alone",
 }
 """How a method leaves the layers that it does not work on."""
 
@@ -132,7 +133,8 @@ def describe_left(mg: MaseGraph, left: Mapping[str, Mapping[str, str]]) -> str |
         layers: dict[str, list[str]] = {}
         for name, reason in reasons.items():
             node, *expert = name.partition("[")
-            layers.setdefault(reason, []).append("".join([paths.get(node, node), *expert]))
+            alike = re.sub(r"saw \d+ rows, fewer", "saw fewer rows", reason)
+            layers.setdefault(alike, []).append("".join([paths.get(node, node), *expert]))
         groups = [f"{_first_and_last(names)}: {reason}" for reason, names in layers.items()]
         if groups:
             texts.append(f"{METHODS[method]} left {LEFT[method]} {'; '.join(groups)}.")
@@ -142,7 +144,7 @@ def describe_left(mg: MaseGraph, left: Mapping[str, Mapping[str, str]]) -> str |
 def _first_and_last(names: Sequence[str]) -> str:
     if len(names) < 3:
         return " and ".join(names)
-    return f"{len(names)} layers ({names[0]} ... {names[-1]})"
+    return f"{len(names)} ({names[0]} ... {names[-1]})"
 
 
 def quantize_layers(

@@ -83,7 +83,10 @@ def read_experts(stored: Stored, slices: Slices) -> Tensor:
         stacked = _read_whole(stored, stored.dtype)
     if stored.has_experts:
         stacked = (stacked.mT if stored.transposed else stacked).flatten(0, 1)
-    return stacked[slices].clone(memory_format=torch.contiguous_format)
+    part = stacked[slices]
+    if part.numel() == stacked.numel() and part.is_contiguous():
+        return part  # already a copy
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _read_whole(stored: Stored, dtype: torch.dtype | None) -> Tensor:

@@ -246,7 +246,9 @@ def model_class_of(config: PreTrainedConfig, task: str | None, *, wants_labels: 
     """The class of transformers that makes the model: of its own, or an `AutoModel...`."""
     import transformers
 
-    if task == "text-generation" and getattr(config, "vision_config", None) is not None:
+    seeing = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    has_vision = getattr(config, "vision_config", None) is not None
+    if task == "text-generation" and has_vision and type(config) in seeing:
         return transformers.AutoModelForImageTextToText
     if task is not None:
         return getattr(transformers, AUTO_CLASSES[task])

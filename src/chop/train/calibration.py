@@ -51,7 +51,10 @@ def calibration_batches(
 
 
 def example_inputs(model: nn.Module, dataset: Any, rows: int = 3) -> dict[str, Tensor]:
-    """A few training rows in one batch, as the model takes them, without labels."""
+    """A few training rows in one batch, as the model takes them, without labels.
+
+    Of texts with pictures it is one row: see `has_pictures_in_text`.
+    """
     dataset = read_rows(take_split(dataset, "train"))
     rows = 1 if has_pictures_in_text(dataset) else rows
     batch = next(calibration_batches(model, dataset, rows=rows, batch_size=rows))

@@ -286,6 +286,18 @@ def has_pictures_in_text(rows: Rows) -> bool:
     return {"input_ids", "pixel_values"} <= rows.columns.keys()
 
 
+def check_batch(rows: Rows, size: int) -> None:
+    """Does nothing where a graph takes so many of the rows at a time.
+
+    Raises:
+        ConfigError: they are texts with pictures.
+    """
+    if size > 1 and has_pictures_in_text(rows):
+        raise ConfigError(
+            f"batch {size}: a graph takes one text with pictures at a time; expected 1."
+        )
+
+
 def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
     """How many rows a forward without gradients takes.
 

@@ -166,8 +166,10 @@ class CompressConfig(QuantizationSettings):
         recipe = self.recipe
         if "awq" in self.method and recipe.overrides:
             raise ConfigError("overrides: awq scales weights for one format; expected none.")
-        if recipe.plain() and not self.formats:
-            raise ConfigError("overrides and skip: expected formats that they differ from.")
+        if (recipe.plain() or self.skip_vision) and not self.formats:
+            raise ConfigError(
+                "overrides, skip and skip_vision: expected formats that they differ from."
+            )
 
     def _check_by_block(self) -> None:
         if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:

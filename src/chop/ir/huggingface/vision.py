@@ -56,6 +56,10 @@ def check_has_vision(model: Any, where: str) -> list[str]:
 
 def _decoder(model: Any) -> nn.Module | None:
     """The text decoder of a vision-language model; None of other models."""
-    has_vision = getattr(getattr(model, "config", None), "vision_config", None) is not None
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return None
+    has_vision = getattr(model.config, "vision_config", None) is not None
     decoder: nn.Module | None = model.get_decoder() if has_vision else None
     return decoder
