@@ -243,7 +243,7 @@ def table_luts(memory: Memory, family: Family = XC7) -> int:
     lookup table that chooses: measured by Yosys 0.23, 6.25 tables of a bit for 5 times 64 random
     words, 7.5 for 6, 10 for 8, 14.5 for 12.
 
-    >>> [table_luts(Memory(tuple(range(words)), 1)) for words in (64, 192, 320, 512)]
+    >>> [table_luts(Memory((0, 1) * (words // 2), 1)) for words in (64, 192, 320, 512)]
     [1, 4, 7, 10]
     """
     tables = -(-len(memory.words) // family.table_words)
