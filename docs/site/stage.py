@@ -97,7 +97,7 @@ def _toctree(paths: list[str], caption: str = "") -> str:
 
 
 def _examples(reports: Mapping[str, str]) -> str:
-    lines = [f"- <a href='../reports/{name}.html'>{name}</a>: {t}" for name, t in reports.items()]
+    lines = [f"- <a href='reports/{name}.html'>{name}</a>: {t}" for name, t in reports.items()]
     text = "What commands leave in `report.html`, of small runs ([pages](guide/report.md))."
     return "\n\n".join(["# Pages of runs", text, "\n".join(lines), ""])
 

@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from chop.formats import formats
 from chop.passes.base import PASSES
 from chop.runs import Manifest
 from docs.site import api, commands, course, links, markdown, stage
+from docs.site.__main__ import REPORTS
 from tests.pages import ROOT
 
 NO_SPHINX = "needs Sphinx, MyST and furo: pip install 'mase-chop[docs]'"
@@ -141,3 +143,10 @@ def test_the_site_is_made_without_a_warning(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
     assert links.problems(tmp_path / "site") == []
+
+
+def test_pages_of_runs_lie_where_their_links_lead():
+    page = stage.pages({"compress": "a model"})[stage.EXAMPLES]
+    folder = Path(stage.EXAMPLES).parent
+    assert re.findall(r"href='([^']*)'", page) == ["reports/compress.html"]
+    assert (folder / "reports").as_posix() == REPORTS
