@@ -178,14 +178,7 @@ class CompressConfig(QuantizationSettings):
             )
         if set(self.operands) != {*OPERANDS}:
             raise ConfigError("operands: by_block rounds all of them.")
-        for name in (
-            "overrides",
-            "skip",
-            "skip_vision",
-            "layers",
-            "onnx",
-            "qat_epochs",
-            "train_epochs",
-        ):
+        own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
+        for name in own:
             if getattr(self, name):
                 raise ConfigError(f"{name}: by_block rounds without it.")

@@ -379,18 +379,17 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         from chop.hardware.devices import parse_device
         from chop.mixed_precision.circuit import CircuitSettings
 
-        is_own = self.device is not None and self.torch_device is None
-        device = parse_device(self.device) if is_own and self.device else None
+        device = parse_device(self.device) if self.device and not self.torch_device else None
         varies = bool({"interval", "latency_us"} & set(goals))
         return CircuitSettings(self.folds, device, self.clock_mhz, self.others, varies)
 
     def identity(self) -> dict[str, Any]:
         """All of the settings that a result depends on, as plain JSON."""
-        from chop.hardware.estimate import estimates_id
-
         circuit = self.circuit()
         if circuit is None:
             return super().identity()
+        from chop.hardware.estimate import estimates_id
+
         device = circuit.device and circuit.device.name
         own = {name: getattr(self, name) for name in ("clock_mhz", "others")}
         own |= {"device": device, "folds": list(self.folds), "estimates": estimates_id()}
