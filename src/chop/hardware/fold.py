@@ -6,9 +6,8 @@ sum of the shares of the device's resources: each node takes one of its lanes, w
 sizes and keep the interval; converters between adjacent nodes have a cost by the lanes at both
 ends, or are refused where they are slower. It is solved by HiGHS (`scipy.optimize.milp`); where it
 takes longer than `SECONDS` without a choice, the interval counts as one that does not fit, and is
-told. FIFOs
-follow from all lanes together: where they make a design too large, its budget is tightened by what
-they took too much.
+told. FIFOs follow from all lanes together: where they make a design too large, its budget is
+tightened by what they took too much.
 """
 
 from __future__ import annotations
