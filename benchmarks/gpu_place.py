@@ -121,6 +121,7 @@ def tests(place: Place) -> Tables:
     command += [*TESTS[1:], "--collect-only"] if place.is_dry else [*TESTS]
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    env["CHOP_SUBCASES"] = "apart"  # each compiles a kernel of its own
     log = place.out / "tests.log"
     ended: int | None = None
     with log.open("w") as told, contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,13 +1,15 @@
 """Subcases: one test that runs its body for many values and names each that fails.
 
 A case of `pytest.mark.parametrize` costs milliseconds, and as much again in each worker that
-collects it. `subcases` takes its place where the body takes less.
+collects it. `subcases` takes its place where the body takes less. Where it takes more, as on a GPU
+that compiles a kernel for each, `CHOP_SUBCASES=apart` makes a case of each run, for many workers.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ def subcases(names: str, values: Iterable[Any], ids: Ids = None, kept: int | Non
         BaseExceptionGroup: with the ids of the runs that failed, and the error of each.
     """
     wanted = [name.strip() for name in names.split(",")]
+    if os.environ.get("CHOP_SUBCASES") == "apart":
+        return pytest.mark.parametrize(names, list(values), ids=ids)
     runs = dict(_named_runs(wanted, list(values), ids))
 
     def decorate(test: Test) -> Test:

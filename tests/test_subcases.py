@@ -88,3 +88,14 @@ def test_those_that_are_kept_are_spread_and_the_others_are_long():
 def test_a_name_that_is_no_parameter_is_refused():
     with pytest.raises(AssertionError, match="m: "):
         subcases("m", [1])(lambda n: None)
+
+
+def test_cases_of_their_own_where_each_takes_long(monkeypatch):
+    monkeypatch.setenv("CHOP_SUBCASES", "apart")
+
+    @subcases("m", [1, 2], ids=str)
+    @subcases("n, k", [(1, 2), (3, 4)], kept=1)
+    def body(n, k, m):
+        SEEN.append((n, k, m))
+
+    assert [mark.args for mark in body.pytestmark] == [("n, k", [(1, 2), (3, 4)]), ("m", [1, 2])]

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.formats import parse_format
 from chop.formats.packing import _pack, _unpack, pack_bits, packed_bytes, unpack_bits
@@ -38,6 +39,24 @@ def test_packing_equals_the_bit_by_bit_reference(width, count):
     assert packed.dtype == torch.uint8 and packed.numel() == packed_bytes(count, width)
     assert torch.equal(unpack_bits(packed, width, count).long(), codes)
     assert torch.equal(_unpack(packed, width)[:count], codes)
+
+
+@pytest.mark.parametrize("width", [4, 12])
+def test_a_device_is_given_few_large_parts(width):
+    # Each operation is a launch there; a weight of 4096 x 4096 would take thousands.
+    codes = torch.empty(2**22, dtype=torch.int64, device="meta")
+    with CountedOperations() as counted:
+        packed = pack_bits(codes, width)
+        assert unpack_bits(packed, width, codes.numel()).shape == codes.shape
+    assert counted.operations < 60
+
+
+class CountedOperations(TorchDispatchMode):
+    operations = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
 
 
 def test_only_the_low_bits_of_negative_codes_are_packed():

@@ -11,6 +11,9 @@ GROUP = 8
 """Codes of this number fill whole bytes, at any width."""
 WORD_WIDTH = 7
 """Up to this width that many codes fit an int64, and are packed and unpacked as one."""
+CHUNK_OF_A_DEVICE = 2**22
+"""Codes worked on at a time by a GPU, where each part costs launches. Temporaries of a code take up
+to half a kilobyte."""
 
 
 def pack_bits(codes: Tensor, width: int) -> Tensor:
@@ -27,7 +30,12 @@ def pack_bits(codes: Tensor, width: int) -> Tensor:
     if width == 8:
         return codes.reshape(-1).to(torch.uint8).contiguous()
     pack = _pack_words if width <= WORD_WIDTH else _pack
-    return torch.cat([pack(part, width) for part in codes.reshape(-1).split(CHUNK)])
+    parts = codes.reshape(-1).split(_codes_at_a_time(codes))
+    return torch.cat([pack(part, width) for part in parts])
+
+
+def _codes_at_a_time(tensor: Tensor) -> int:
+    return CHUNK if tensor.device.type == "cpu" else CHUNK_OF_A_DEVICE
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
@@ -63,8 +71,8 @@ def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
         return packed
     unpack = _unpack_words if width <= WORD_WIDTH else _unpack
     # A chunk of codes is a whole number of bytes.
-    parts = [unpack(part, width) for part in packed.split(CHUNK // 8 * width)]
-    return torch.cat(parts)[:numel]
+    parts = packed.split(_codes_at_a_time(packed) // 8 * width)
+    return torch.cat([unpack(part, width) for part in parts])[:numel]
 
 
 def _unpack(packed: Tensor, width: int) -> Tensor:
