@@ -23,7 +23,7 @@ from chop.cli.app import app
 from chop.config import load_toml
 from chop.errors import ConfigError, UnavailableError, WriteError
 from chop.files.documents import dump_toml
-from chop.report.report import Report
+from chop.report.report import Report, figure
 from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.search.ledger import Ledger
@@ -72,7 +72,8 @@ def prepare(config):
 def report(config, search, result):
     counts = {"result.json": lambda path: path.write_text(json.dumps(result.counts))}
     rows = [dict(trial.values) for trial in result.measured]
-    return Report("toy", {}, result, rows, files=counts, result_file="")
+    draw = {"counts.svg": figure(lambda path: path.write_text(str(len(rows))))}
+    return Report("toy", {}, result, rows, draw, files=counts, result_file="")
 
 
 def export(config, chosen):
@@ -227,7 +228,8 @@ def test_the_commands(begun, tmp_path):
         assert command in chop("--help")
         assert "Example" in chop(command, "--help")
     assert "choices of the best" in chop("show", begun)
-    chop("resume", begun, "--trials", "7")
+    chop("resume", begun, "--trials", "7", "--figures", "pdf")
+    assert (begun / "toy" / "counts.pdf").read_text() == "7"
     assert load_search(str(begun))[1].counts["measured"] == 7
     chop("export", begun, tmp_path / "best.toml")
     assert load_toml(tmp_path / "best.toml")["formats"] == []

@@ -97,7 +97,7 @@ def build_command(command: Command, name: str) -> Any:
     parameters = [inspect.Parameter("ctx", keyword, annotation=typer.Context), *_options(command)]
     if command.settings and not command.only:
         parameters.append(inspect.Parameter("config", keyword, default=None, annotation=CONFIG))
-    if command.settings:
+    if command.settings or command.draws:
         parameters.append(inspect.Parameter("figures", keyword, default=None, annotation=FIGURES))
     for flag, annotation in COMMON.items():
         parameters.append(inspect.Parameter(flag, keyword, default=False, annotation=annotation))

@@ -48,7 +48,7 @@ FIGURES = Annotated[
         show_default="those of a page",
     ),
 ]
-"""Of jobs alone: other commands draw nothing."""
+"""Of jobs, and of commands that write the results of one."""
 COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
 """Flags of `chop` and of every command."""
 
@@ -67,6 +67,7 @@ class Command:
         is_slow: the command imports PyTorch, and says so at once on standard error.
         envvars: argument -> environment variable that replaces it.
         exit_code: result -> exit code.
+        draws: a command without settings writes figures; jobs do.
     """
 
     run: Callable[..., Any]
@@ -77,6 +78,7 @@ class Command:
     is_slow: bool = True
     envvars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     exit_code: Callable[[Any], int] = lambda result: 0
+    draws: bool = False
 
     @property
     def source(self) -> Callable[..., Any]:

@@ -102,4 +102,4 @@ def export(
     return run(ExportConfig(*what, batch_sizes, seconds, threads, overrides or {}, skip))
 
 
-EXPORT = Command(export)
+EXPORT = Command(export, draws=True)

@@ -336,12 +336,12 @@ search_app = command_group(
             "chop.actions.settings.search:SensitivityConfig",
             SENSITIVITY_HELP,
         ),
-        "resume": Command(resume),
+        "resume": Command(resume, draws=True),
         "show": Command(show, is_slow=False),
         "export": Command(export, is_slow=False),
         "dashboard": Command(dashboard, is_slow=False),
         "worker": Command(worker, envvars={"url": "CHOP_STORAGE"}),
-        "compare": Command(compare),
+        "compare": Command(compare, draws=True),
     },
     """Search number formats or architectures.
 
