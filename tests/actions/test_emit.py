@@ -12,11 +12,13 @@ from torch import nn
 
 from chop import __version__, runs
 from chop.actions.emit import _sentence, emit
-from chop.actions.emit_page import tiles_of
+from chop.actions.emit_page import dataflow_chart, tiles_of, utilization_chart
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.simulate import simulate
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
+from chop.hardware.emit import emit as emit_design
 from chop.hardware.project import ForeignCodeWarning
+from chop.ir.graph import MaseGraph
 from chop.report.document import read_document
 from chop.workloads.workload import Workload
 
@@ -72,24 +74,82 @@ def test_the_page_has_the_verdict_the_numbers_and_the_dataflow(emitted):
     assert tiles["interval (cycles)"] == result["verification"][0]["interval"]
     assert tiles["multipliers"] == sum(row["multipliers"] for row in result["components"]) > 0
     assert "clock after routing" not in tiles
-    (chart,) = page.charts
+    bars, chart = page.charts
+    cycles = {bar.label: bar.parts for bar in bars.bars}
+    assert cycles == {row["component"]: (row["cycles"],) for row in result["components"]}
+    assert list(bars.limits.values()) == [result["interval"]]
     readers = {node.path[0]: [chart.nodes[k].path[0] for k in node.reads] for node in chart.nodes}
-    assert [node.lines[0] for node in chart.nodes if node.lines[0].startswith("chop_")] == [
-        row["module"] for row in result["components"]
+    assert [node.lines[:2] for node in chart.nodes if node.lines[0].startswith("instance")] == [
+        (f"instance u_{row['component']}", row["module"]) for row in result["components"]
     ]
     host, fifo = "x_to_s8f5", "first_in_0_buffer"
     assert (readers[host], readers[fifo], readers["first"]) == ([], [host], [fifo])
     assert chart.nodes[-1].kind == "output" and len(chart.nodes[-1].reads) == 1
 
 
+def test_the_dataflow_marks_what_bounds_it_and_how_full_fifos_were(emitted):
+    out, result = emitted
+    chart = read_document(out).charts[-1]
+    slowest = {row["component"] for row in result["components"] if row["cycles"] == 12}
+    assert {node.path[0] for node in chart.nodes if "bottleneck" in node.marks} == slowest != set()
+    depths = {fifo["name"]: fifo["depth"] for fifo in json.loads(read(out, "design.json"))["fifos"]}
+    fills = {row["profile"]: row["fills"] for row in result["verification"][:4]}
+    fifos = [node for node in chart.nodes if node.kind == "FIFO"]
+    assert [node.path[0] for node in fifos] == list(depths) == list(fills["none"])
+    for node in fifos:
+        name = node.path[0]
+        held = [fills[profile][name] for profile in fills]
+        assert all(0 < count <= depths[name] for count in held)
+        assert node.brief == f"FIFO, held {held[0]} of {depths[name]}"
+        assert f"held {held[2]} at most, stalls: slow reader" in node.lines
+    assert [row["fills"] for row in result["verification"][4:]] == [{}, {}]  # of Icarus
+
+
+def test_the_slowest_path_is_marked_where_a_part_of_it_is(emitted):
+    mg = MaseGraph.from_checkpoint(emitted[0] / "model")
+    design = emit_design(mg, 12)
+    path = ["first_in_0_buffer", "first", "act_in_0_buffer", "no_such"]
+    chart = dataflow_chart(design, path=path)
+    marked = [node.path[0] for node in chart.nodes if "critical path" in node.marks]
+    # The skid buffer ahead of the activation is no box: it is where the activation is.
+    assert marked == ["first", "act", "first_in_0_buffer"]
+    assert chart.marks.keys() == {"bottleneck", "critical path"}
+
+
+def test_every_output_is_told_by_simulation(emitted):
+    out, result = emitted
+    table = next(
+        b for b in read_document(out).blocks if getattr(b, "title", "").startswith("Equal")
+    )
+    assert table.columns[1:] == tuple(
+        f"{row['simulator']}, {row['profile'].replace('_', ' ')}" for row in result["verification"]
+    )
+    ports, streams = table.values
+    assert ports[0] == "last" and list(ports[1:]) == [
+        row["equal"] for row in result["verification"]
+    ]
+    assert streams[1:] == (len(json.loads(read(out, "design.json"))["streams"]),) * 6
+
+
+def read(out, name):
+    return (out / name).read_text()
+
+
 def test_the_clock_is_among_the_numbers_of_a_placed_circuit(emitted):
-    placement = {"frequency_mhz": 147.06, "device": "ecp5-85"}
-    tile = tiles_of({**emitted[1], "placement": placement})[-1]
-    assert (tile.label, str(tile.value), tile.note) == (
+    used = {"MULT18X18D": {"used": 39, "available": 156}, "DCC": {"used": 0, "available": 0}}
+    placement = {"frequency_mhz": 147.06, "device": "ecp5-85", "samples_per_second": 9191250}
+    result = {**emitted[1], "placement": {**placement, "utilization": used}}
+    clock, pace = tiles_of(result)[-2:]
+    assert (clock.label, str(clock.value), clock.note) == (
         "clock after routing",
         "147.1 MHz",
         "ecp5-85",
     )
+    assert str(pace.value) == "9,191,250"
+    result["device"] = [{"resource": "dsp", "estimated": 78, "there": 156}]
+    chart = utilization_chart(result)
+    shares = {bar.label: bar.parts for bar in chart.bars}
+    assert shares == {"dsp, estimated": (0.5,), "MULT18X18D, placed": (0.25,)}
 
 
 def test_the_manifest_has_every_simulation_and_every_file(emitted):

@@ -197,6 +197,7 @@ def test_the_slowest_path_is_told_by_components():
     assert placement.critical_path(steps) == {
         "from": "fc1: row.beat_q",
         "to": "fc2: taken_q",
+        "through": ["fc1", "x", "fc2"],
         "logic_ns": 0.85,
         "wire_ns": 1.25,
         "levels": 1,

@@ -90,8 +90,14 @@ def test_tables_sort_and_copy_and_the_graph_unfolds(tmp_path):
     assert markdown.splitlines()[1].startswith("| --- |")
     assert "PTQ" in markdown and ",0.9," in table and ",0.4,0.6" in table
     assert latex.startswith("\\begin{tabular}{lllll}") and "90 \\%" in latex
-    whole = ["x", "net.fc1", "net.act"]
-    assert told["graph"] == [whole, ["x", "net (2)"], whole]
+    marked = "x, slowest"
+    whole = [marked, "net.fc1", "net.act"]
+    assert told["graph"] == [whole, [marked, "net (2)"], whole]
     assert told["found"] == ["net.fc1"]
+    assert told["marked"] == ["xslowest: 1 lane"] and told["shaded"] == ["net.act"]
+    assert told["legend"].startswith("slowest: sets the pace. Thick green border: quantized. ")
+    # Paper has all three rows, whatever was in view.
+    zoomed, printed, after = told["views"]
+    assert zoomed == after and printed[1] <= 0 and printed[3] > 3 * 40
     assert "stays" not in told["words"] and "zeros: 0.5" in told["words"]
     assert told["tip"].splitlines() == ["PTQ", "bits 4", "accuracy 50 % (40 % to 60 %)"]

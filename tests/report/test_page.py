@@ -24,7 +24,6 @@ from chop.report.charts import (
     Mark,
     Series,
     heat_map,
-    merged,
 )
 from chop.report.document import (
     FILE,
@@ -35,6 +34,7 @@ from chop.report.document import (
     page_table,
     read_document,
 )
+from chop.report.merge_charts import merged
 from chop.report.page.files import read_run, write_page
 from chop.report.page.page import MOST_FILES, MOST_NODES, PAGE, PageRun, render
 from chop.report.page.svg import svg
@@ -71,11 +71,12 @@ PANELS = Histograms("weights", (Histogram("fc1", (1, 9, 0), -1, 2, {"8.5": (-1, 
 GRAPH = GraphChart(
     "Net",
     (
-        GraphNode(("x",), "input"),
+        GraphNode(("x",), "input", brief="1 lane", marks=("slowest",)),
         GraphNode(("net", "fc1"), "product", ("Linear", "(B, 4)"), (0,), quantized=True),
         GraphNode(("net", "act"), "activation", (), (1,), stays_float=True, numbers={"zeros": 0.5}),
     ),
     {"B": "x.shape[0]"},
+    {"slowest": "sets the pace"},
 )
 BEYOND = Series("all", (Mark(-1e308, 1), Mark(1e308, 2)))
 """Farther apart than a float can say."""

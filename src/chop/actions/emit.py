@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
-from chop.actions.emit_page import dataflow_chart, tiles_of
+from chop.actions.emit_page import charts_of_circuit, equal_outputs, tiles_of
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
@@ -147,14 +147,14 @@ def _emit(
     written = [path for path in folder.rglob("*") if path.is_file()]
     return Report(
         title,
-        {"report.md": _blocks(title, result)},
+        {"report.md": _blocks(title, result, equal_outputs(design, result["verification"]))},
         result,
         result["verification"],
         written=written,
         verdict=_proven(result),
         warnings=_warnings(result),
         tiles=tiles_of(result),
-        charts=[dataflow_chart(design)],
+        charts=charts_of_circuit(design, lowering.integer, result),
     )
 
 
@@ -194,7 +194,7 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     return codes
 
 
-def _blocks(title: str, result: Mapping[str, Any]) -> list[Block]:
+def _blocks(title: str, result: Mapping[str, Any], equal: Table) -> list[Block]:
     sentence = _sentence(result)
     verified = [_shown(row) for row in result["verification"]]
     blocks = [
@@ -202,6 +202,7 @@ def _blocks(title: str, result: Mapping[str, Any]) -> list[Block]:
         Note(sentence, is_printed=False),
         Heading("Verification"),
         Table(f"{title}: RTL beside the integer graph", verified),
+        equal,
         Note(sentence, is_written=False),
     ]
     if result["resources"]:
@@ -229,7 +230,7 @@ def placed_sentence(placement: Mapping[str, Any]) -> str:
     if path:
         sentence += (
             f" The slowest path goes from {path['from']} to {path['to']}: {path['logic_ns']} ns in "
-            f"cells and {path['wire_ns']} ns in wires."
+            f"{path['levels']} levels of cells and {path['wire_ns']} ns in wires."
         )
     return sentence
 

@@ -11,6 +11,9 @@ from chop.hardware.fifo_depths import SKID_BEATS, Schedule, schedule
 from chop.hardware.netlist import Boundary, Instance, Netlist
 from chop.hardware.stream import Stream
 
+FIFO = "chop_fifo"
+"""Module of what stores more than a skid buffer."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -145,7 +148,7 @@ def _buffer(source: str, reader: Reader, stream: Stream) -> Link:
     parameters, depth = {"W": stream.bits}, SKID_BEATS
     module = "chop_skid"
     if reader.depth > SKID_BEATS:
-        module, depth = "chop_fifo", reader.depth
+        module, depth = FIFO, reader.depth
         parameters["DEPTH"] = depth
     name, stored = f"{reader.name}_buffer", depth * stream.bits
     return Link(module, name, parameters, source, (reader.name,), stream.bits, stream.beats, stored)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chop.hardware.connect import Link, input_signal, output_signal
+from chop.hardware.connect import FIFO, Link, input_signal, output_signal
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary, Instance
 from chop.hardware.stream import Stream
@@ -22,11 +23,18 @@ class Dataflow:
         title: of the whole.
         boxes: by name, ports of the inputs first.
         uses: for each box, by position, those that read it.
+        fifos: the boxes that are FIFOs.
+        homes: instance of the top module -> its box; of a skid buffer or a converter that of its
+            reader, of a fork that of its producer.
+        slowest: the boxes that take as many cycles as a sample.
     """
 
     title: str
     boxes: dict[str, Box]
     uses: dict[int, list[int]]
+    fifos: dict[str, Link]
+    homes: dict[str, str]
+    slowest: frozenset[str]
 
 
 def dataflow_of(design: Design) -> Dataflow:
@@ -36,7 +44,7 @@ def dataflow_of(design: Design) -> Dataflow:
         design: the circuit.
     """
     parts = design.netlist.instances
-    fifos = [link for link in design.connections.links if link.module == "chop_fifo"]
+    fifos = [link for link in design.connections.links if link.module == FIFO]
     boxes = {port.wire.signal: _port(port, Kind.INPUT) for port in design.netlist.inputs}
     boxes |= {part.name: _component(part) for part in parts}
     boxes |= {link.name: _fifo(link) for link in fifos}
@@ -56,7 +64,36 @@ def dataflow_of(design: Design) -> Dataflow:
         if number[target] not in uses[number[source]]:
             uses[number[source]].append(number[target])
     title = f"{design.top}: {len(parts)} components, a sample every {design.interval:,} cycles"
-    return Dataflow(title, boxes, uses)
+    homes = _homes(design, boxes)
+    return Dataflow(title, boxes, uses, {f.name: f for f in fifos}, homes, _slowest(design, homes))
+
+
+def _homes(design: Design, boxes: Mapping[str, Box]) -> dict[str, str]:
+    links, homes = design.connections.links, {name: name for name in boxes}
+    behind = {link.source: link.targets[0] for link in links if len(link.targets) == 1}
+    readers = {
+        input_signal(part, k): part.name
+        for part in design.netlist.instances
+        for k in range(len(part.inputs))
+    }
+    for link in links:
+        target = link.targets[0]
+        while target in behind:
+            target = behind[target]
+        home = link.source if len(link.targets) > 1 else readers.get(target, target)
+        homes.setdefault(link.name, home)
+    return homes
+
+
+def _slowest(design: Design, homes: Mapping[str, str]) -> frozenset[str]:
+    cycles = {part.name: part.plan.cycles for part in design.netlist.instances}
+    cycles |= {port.wire.signal: port.wire.stream.beats for port in design.netlist.inputs}
+    cycles |= {output_signal(port): port.wire.stream.beats for port in design.netlist.outputs}
+    found = {name for name, taken in cycles.items() if taken == design.interval}
+    if not found:
+        links = design.connections.links
+        found = {homes[link.name] for link in links if link.cycles == design.interval}
+    return frozenset(found)
 
 
 def dataflow_svg(design: Design) -> str:

@@ -216,15 +216,17 @@ def critical_path(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Args:
         steps: of the path: `type`, `ns`, `from` and `cell`, where it starts and ends.
-    Returns: `from` and `to`, the component and what is in it, `logic_ns`, `wire_ns` and `levels`,
-        how many cells are between.
+    Returns: `from` and `to`, the component and what is in it, `through`, the instances of the top
+        module on it, `logic_ns`, `wire_ns` and `levels`, how many cells are between.
     """
     if not steps:
         return {}
     wires = [step["ns"] for step in steps if step["type"] == "routing"]
+    ends = [words(steps[0]["from"]), *(words(step["cell"]) for step in steps)]
     return {
-        "from": words(steps[0]["from"]),
-        "to": words(steps[-1]["cell"]),
+        "from": ends[0],
+        "to": ends[-1],
+        "through": list(dict.fromkeys(end.partition(":")[0] for end in ends)),
         "logic_ns": round(sum(step["ns"] for step in steps) - sum(wires), 2),
         "wire_ns": round(sum(wires), 2),
         "levels": sum(step["type"] == "logic" for step in steps),

@@ -13,6 +13,7 @@ from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files import make_folder, write_json, write_text, writing
 from chop.files.documents import read_json
+from chop.hardware.connect import FIFO
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary
 from chop.hardware.port import Port
@@ -55,6 +56,23 @@ class PortCodes:
 
 
 @dataclass(frozen=True)
+class Fifo:
+    """A FIFO of the top module.
+
+    Attributes:
+        name: of the instance, without `u_`.
+        source: the inner stream that it takes.
+        target: the one that it gives.
+        depth: in beats.
+    """
+
+    name: str
+    source: str
+    target: str
+    depth: int
+
+
+@dataclass(frozen=True)
 class Project:
     """A design that was written into a folder.
 
@@ -64,6 +82,7 @@ class Project:
         streams: inner streams of the top module: name and bits.
         interval: cycles between two samples when nothing stalls.
         codes: what the codes of each port are, by its name.
+        fifos: those of the top module.
     """
 
     top: str
@@ -71,13 +90,19 @@ class Project:
     streams: tuple[tuple[str, int], ...]
     interval: int
     codes: Mapping[str, PortCodes]
+    fifos: tuple[Fifo, ...] = ()
 
 
 def project_of(design: Design) -> Project:
     """What `DESIGN` says of a design."""
     boundaries = [*design.netlist.inputs, *design.netlist.outputs]
     codes = {port.name: _codes(port) for port in boundaries}
-    return Project(design.top, design.ports, design.streams, design.interval, codes)
+    fifos = tuple(
+        Fifo(link.name, link.source, link.targets[0], link.parameters["DEPTH"])
+        for link in design.connections.links
+        if link.module == FIFO
+    )
+    return Project(design.top, design.ports, design.streams, design.interval, codes, fifos)
 
 
 def _codes(port: Boundary) -> PortCodes:
@@ -146,6 +171,7 @@ def read_project(folder: Path) -> Project:
 def _check_project(project: Project) -> None:
     """Raises ConfigError where a name is none of SystemVerilog, or a number is no size."""
     names = [project.top, *(port.name for port in project.ports), *dict(project.streams)]
+    names += [name for fifo in project.fifos for name in (fifo.name, fifo.source, fifo.target)]
     for name in names:
         if not NAME.fullmatch(name):
             raise ConfigError(f"{name!r} is no name of SystemVerilog.")

@@ -71,7 +71,7 @@ def _compared(given: Stimulus, packed: Mapping[str, bytes], outcome: Outcome) ->
     if outcome.overdue is not None:
         slow = f"samples take more than {SLOWEST} intervals of {given.project.interval} cycles"
         problems.insert(0, f"given up in cycle {outcome.overdue}: {slow}")
-    return given.result("verilator", ends, codes, differences, problems)
+    return given.result("verilator", ends, codes, differences, problems, outcome.fills)
 
 
 def _broken(port: Port, packed: Mapping[str, bytes], outcome: Outcome) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -58,6 +58,7 @@ class Simulation:
             two, or where the run was given up.
         differences: the first one of each output that has any.
         problems: sentences on broken rules of streams, missing and surplus beats.
+        fills: FIFO -> the most beats that it held; of Verilator alone.
     """
 
     simulator: Simulator
@@ -69,6 +70,7 @@ class Simulation:
     interval: float | None
     differences: tuple[Difference, ...]
     problems: tuple[str, ...]
+    fills: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -118,6 +120,7 @@ class Stimulus:
         codes: int,
         differences: Sequence[Difference],
         problems: Sequence[str],
+        fills: Mapping[str, int] | None = None,
     ) -> Simulation:
         """What came of it.
 
@@ -127,6 +130,7 @@ class Stimulus:
             codes: how many left and were compared.
             differences: from the expected codes.
             problems: sentences.
+            fills: FIFO -> the most beats that it held.
         """
         complete = all(len(ends.get(port.name, ())) == self.samples for port in self.outputs)
         last = np.max(list(ends.values()), axis=0) if complete else None
@@ -140,6 +144,7 @@ class Stimulus:
             None if last is None else _interval(last),
             tuple(differences),
             tuple(problems),
+            dict(fills or {}),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Verification:
         cycles: until the last one left.
         interval: cycles between two samples; None for a single one.
         planned: the same by the model of the components, without stalls.
+        fills: FIFO -> the most beats that it held; of Verilator alone.
     """
 
     simulator: str
@@ -71,6 +72,7 @@ class Verification:
     cycles: int
     interval: float | None
     planned: int
+    fills: Mapping[str, int] = field(default_factory=dict)
 
 
 def checks(samples: int, icarus_samples: int, seed: int = 1) -> list[Check]:
@@ -117,6 +119,7 @@ def run_check(folder: Path, project: Project, codes: Codes, check: Check) -> Ver
         found.cycles,
         found.interval,
         project.interval,
+        found.fills,
     )
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from chop.errors import ConfigError, UnavailableError
-from chop.hardware.harness.top import CHECK, SIMULATION, ports_header, simulation_top
+from chop.hardware.harness.top import CHECK, FILL, SIMULATION, ports_header, simulation_top
 from chop.hardware.plan import RTL
 from chop.hardware.project import Project, sources_of
 from chop.hardware.tools import tool_path, version
@@ -56,9 +56,11 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
         raise UnavailableError("simulations need a C++ compiler: apt-get install g++")
     flags = (*FLAGS, f"-DVM_TRACE={int(wave)}")
     own = {path.name: path.read_text() for path in sources_of(folder)}
-    sources = {**own, f"{CHECK}.sv": (RTL / f"{CHECK}.sv").read_text()}
+    sources = own | {f"{name}.sv": (RTL / f"{name}.sv").read_text() for name in (CHECK, FILL)}
     generated = {
-        f"{SIMULATION}.sv": simulation_top(project.top, project.ports, project.streams),
+        f"{SIMULATION}.sv": simulation_top(
+            project.top, project.ports, project.streams, project.fifos
+        ),
         "ports.h": ports_header(project.ports),
     }
     texts = [text for source in sources.items() for text in source]

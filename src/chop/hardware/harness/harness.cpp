@@ -182,11 +182,12 @@ class Bench {
 #undef PORT
   }
 
-  Status run(uint8_t* violated, int64_t bytes) {
+  Status run(uint8_t* violated, int64_t bytes, uint8_t* fills, int64_t fill_bytes) {
     open_wave();
     reset();
     Status status = cycles();
     std::memcpy(violated, &model_.violated_o, bytes);
+    std::memcpy(fills, &model_.fills_o, fill_bytes);
     model_.final();
 #if VM_TRACE
     if (wave_) wave_->close();
@@ -267,8 +268,9 @@ class Bench {
 
 }  // namespace
 
-// Sends all inputs and receives all outputs; `violated` gets the sticky bits of inner streams.
+// Sends all inputs and receives all outputs; `violated` gets the sticky bits of inner streams, `fills`
+// the most beats that each FIFO held, 32 bits each.
 extern "C" int64_t chop_run(Run* run, Beats* inputs, Beats* outputs, uint8_t* violated,
-                            int64_t violated_bytes) {
-  return Bench(*run, inputs, outputs).run(violated, violated_bytes);
+                            int64_t violated_bytes, uint8_t* fills, int64_t fill_bytes) {
+  return Bench(*run, inputs, outputs).run(violated, violated_bytes, fills, fill_bytes);
 }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from chop import children
 from chop.errors import ChopError, UnavailableError
-from chop.hardware.harness.top import violated_bits
+from chop.hardware.harness.top import FILL_BITS, fill_bits, violated_bits
 from chop.hardware.packing import beat_bytes
 from chop.hardware.port import Port
 from chop.hardware.profiles import Profile
@@ -59,6 +59,7 @@ class Outcome:
         timeout: the cycle in which the run was given up, where no beat moved for long; or None.
         overdue: the same, where the samples took far longer than the interval allows; or None.
         violated: inner streams that withdrew or changed a beat.
+        fills: by FIFO, the most beats that it held.
     """
 
     received: Mapping[str, Received]
@@ -67,6 +68,7 @@ class Outcome:
     timeout: int | None
     overdue: int | None
     violated: tuple[str, ...]
+    fills: Mapping[str, int]
 
 
 def run_library(
@@ -120,6 +122,7 @@ def run_library(
             "inputs": [_port(work, port, beats[port.name], shares[port.name]) for port in inputs],
             "outputs": [_port(work, port, beats[port.name], shares[port.name]) for port in outputs],
             "violated_bytes": -(-violated_bits(project.streams) // 8),
+            "fills": fill_bits(project.fifos) // FILL_BITS,
             "result": str(work / "result.json"),
             "parent": os.getpid(),
         }
@@ -178,4 +181,5 @@ def _outcome(
         result["cycle"] if result["status"] == "timeout" else None,
         result["cycle"] if result["status"] == "overdue" else None,
         tuple(n for k, (n, _) in enumerate(project.streams) if result["violated"] >> k & 1),
+        dict(zip((fifo.name for fifo in project.fifos), result["fills"], strict=False)),
     )

@@ -52,7 +52,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """Runs a job, writes the beats of its outputs, and returns the rest of the outcome."""
     library = ctypes.CDLL(job["library"])
     library.chop_run.restype = c_int64
-    library.chop_run.argtypes = (POINTER(Run), POINTER(Beats), POINTER(Beats), c_void_p, c_int64)
+    given, buffer = POINTER(Beats), (c_void_p, c_int64)
+    library.chop_run.argtypes = (POINTER(Run), given, given, *buffer, *buffer)
     wave = job["wave"].encode() if job["wave"] else None
     limits = (job["idle_cycles"], job["most_cycles"], job["drain_cycles"])
     settings = Run(*job["pauses"], job["seed"], *limits, 0, wave)
@@ -75,7 +76,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     inputs, outputs = ports(job["inputs"], True), ports(job["outputs"], False)
     violated = (ctypes.c_uint8 * job["violated_bytes"])()
-    status = library.chop_run(settings, inputs, outputs, violated, len(violated))
+    fills = (ctypes.c_uint32 * job["fills"])()
+    ends = (violated, len(violated), fills, ctypes.sizeof(fills))
+    status = library.chop_run(settings, inputs, outputs, *ends)
     for port, (data, cycles) in zip(job["outputs"], buffers[len(job["inputs"]) :], strict=True):
         Path(port["file"]).write_bytes(data)
         Path(port["cycles_file"]).write_bytes(cycles)
@@ -85,6 +88,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "moved": [row.moved for row in (*inputs, *outputs)],
         "withdrawn": [row.violated for row in outputs],
         "violated": int.from_bytes(bytes(violated), "little"),
+        "fills": list(fills),
     }
 
 

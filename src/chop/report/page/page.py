@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.files.documents import dump_toml
-from chop.report.charts import Chart, GraphChart, Histograms, LineChart, merged
+from chop.report.charts import Chart, GraphChart, Histograms, LineChart
 from chop.report.document import Document, PageTable, page_table
+from chop.report.merge_charts import merged
 from chop.report.page.numbers import numbers_of
 from chop.report.page.svg import colors_of, histogram, legend, shades, svg
 from chop.report.report import Cell, Table
@@ -165,6 +166,7 @@ def _data(chart: GraphChart) -> str:
     found = {
         "nodes": [{key: value for key, value in node.items() if value} for node in nodes],
         "letters": dict(chart.letters),
+        "marks": dict(chart.marks),
         "leftOut": max(0, len(chart.nodes) - MOST_NODES),
     }
     text = json.dumps(found, separators=(",", ":"))

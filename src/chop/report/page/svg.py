@@ -81,6 +81,12 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
+def _beside(x: float, y: float, label: str) -> str:
+    """The name of an upright line: right of it where there is room."""
+    is_left = x + 4 + LETTER * len(label) > WIDTH
+    return _text(x - 4 if is_left else x + 4, y, label, "end" if is_left else "start", "name")
+
+
 # --- lines ---------------------------------------------------------------------------------------
 
 
@@ -119,7 +125,7 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
             yield _text(WIDTH - RIGHT, at - 4, label, "end", "name")
     for label, limit in chart.limits.items():
         yield _line(x.of(limit), TOP, x.of(limit), HEIGHT - BOTTOM, "limit")
-        yield _text(x.of(limit) + 4, TOP + 10, label, "start", "name")
+        yield _beside(x.of(limit), TOP + 10, label)
     for series, color in zip(chart.series, colors_of(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
 
@@ -208,7 +214,7 @@ def _bar_parts(chart: BarChart, labels: Sequence[str], x: Place, height: float) 
         yield from _bar(bar, top, x, factor, chart)
     for label, limit in chart.limits.items():
         yield _line(x.of(factor * limit), TOP, x.of(factor * limit), bottom, "limit")
-        yield _text(x.of(factor * limit) + 4, TOP + 2, label, "start", "name")
+        yield _beside(x.of(factor * limit), TOP + 2, label)
 
 
 def _bar(bar: Bar, top: float, x: Place, factor: int, chart: BarChart) -> Iterator[str]:

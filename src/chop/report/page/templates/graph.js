@@ -4,6 +4,8 @@
   const SVG = "http://www.w3.org/2000/svg";
   const [WIDTH, HEIGHT, ACROSS, DOWN, LETTER] = [150, 40, 24, 34, 6.7];
   const MOST_OPEN = 60;
+  const PAPER = [680, 2700]; // pixels of three pages of A4
+  const LEGIBLE = 1.3; // units of the drawing in a pixel, beyond which names cannot be read
 
   function element(name, attributes, parent) {
     const made = document.createElementNS(SVG, name);
@@ -30,6 +32,8 @@
     constructor(place, data) {
       this.nodes = data.nodes;
       this.letters = data.letters || {};
+      this.marks = Object.entries(data.marks || {});
+      this.colored = "";
       this.modules = modules(this.nodes);
       this.open = new Set();
       this.build(place, data.leftOut);
@@ -50,7 +54,7 @@
       tools.append(this.search);
       const buttons = {
         "−": ["smaller", () => this.zoom(1.25)], "+": ["larger", () => this.zoom(0.8)],
-        Fit: ["fit", () => this.fit()], "Unfold all": ["unfold all", () => this.all(true)],
+        Fit: ["fit", () => this.fit(Infinity)], "Unfold all": ["unfold all", () => this.all(true)],
         "Fold all": ["fold all", () => this.all(false)],
       };
       for (const [text, [label, act]] of Object.entries(buttons)) {
@@ -61,6 +65,7 @@
         button.addEventListener("click", act);
         tools.append(button);
       }
+      this.chooseColors(tools);
       const body = document.createElement("div");
       body.className = "graph-body";
       this.view = document.createElement("div");
@@ -69,14 +74,44 @@
       this.words.className = "graph-words";
       this.words.setAttribute("aria-live", "polite");
       this.words.textContent = "A click on a box shows what is known of it; on a module, unfolds or folds it.";
-      const legend = document.createElement("p");
-      legend.className = "about graph-legend";
-      const letters = Object.entries(this.letters).map(([letter, means]) => `${letter} = ${means}`);
-      legend.textContent = ["Thick green border: quantized. Dashed: could be quantized, is float. Filled: a module.",
-        letters.join(", "), leftOut ? `${leftOut} more nodes are not drawn.` : ""].filter(Boolean).join(" ");
       body.append(this.view, this.words);
-      place.append(tools, body, legend);
+      place.append(tools, body, this.legend(leftOut));
       this.moves();
+    }
+
+    legend(leftOut) {
+      const made = document.createElement("p");
+      made.className = "about graph-legend";
+      this.marks.forEach(([mark, means], m) => {
+        const swatch = document.createElement("span");
+        swatch.className = `swatch mark${m}`;
+        made.append(swatch, `${mark}: ${means}. `);
+      });
+      const some = (key) => this.nodes.some((node) => node[key]);
+      const letters = Object.entries(this.letters).map(([letter, means]) => `${letter} = ${means}`);
+      made.append([some("quantized") && "Thick green border: quantized.", some("stays_float") && "Dashed: could be quantized, is float.",
+        this.modules.size && "Filled: a module.", letters.join(", "), leftOut && `${leftOut} more nodes are not drawn.`].filter(Boolean).join(" "));
+      return made;
+    }
+
+    // A number of the nodes can be their color, from the least (pale) to the greatest.
+    chooseColors(tools) {
+      const names = [...new Set(this.nodes.flatMap((node) => Object.keys(node.numbers || {})))];
+      if (!names.length) return;
+      const select = document.createElement("select");
+      select.setAttribute("aria-label", "color by");
+      select.append(new Option("color by format", ""), ...names.map((name) => new Option(`color by ${name}`, name)));
+      select.addEventListener("change", () => { this.colored = select.value; this.draw(); });
+      tools.append(select);
+    }
+
+    shade(members) {
+      const of = (node) => (node.numbers || {})[this.colored];
+      const known = (nodes) => nodes.map(of).filter((value) => value !== undefined);
+      const [all, own] = [known(this.nodes), known(members)];
+      if (!this.colored || !own.length) return "";
+      const [low, high] = [Math.min(...all), Math.max(...all)];
+      return `shaded h${high > low ? Math.round((8 * (Math.max(...own) - low)) / (high - low)) : 0}`;
     }
 
     // Opens modules from the outermost on, while that leaves few boxes.
@@ -130,7 +165,7 @@
       const rows = [];
       boxes.forEach((box, b) => { (rows[layer[b]] = rows[layer[b]] || []).push(b); });
       const x = [];
-      const width = boxes.map((box) => Math.min(260, Math.max(WIDTH, 20 + LETTER * this.title(box).length)));
+      const width = boxes.map((box) => Math.min(260, Math.max(WIDTH, 20 + LETTER * Math.max(this.title(box).length, this.below(box).length))));
       this.size = { width: 0, height: rows.length * (HEIGHT + DOWN) };
       rows.forEach((row) => {
         const wanted = (b) => (reads[b].length ? reads[b].reduce((sum, r) => sum + (x[r] || 0), 0) / reads[b].length : 0);
@@ -160,20 +195,33 @@
       return this.nodes[box.members[0]].path.join(".");
     }
 
+    marksOf(box) {
+      return this.marks.map(([mark]) => mark).filter((mark) => box.members.some((i) => (this.nodes[i].marks || []).includes(mark)));
+    }
+
+    // The second line: marks ahead of what is known of the node.
+    below(box) {
+      const node = this.nodes[box.members[0]];
+      const isFolder = !box.key.startsWith("#");
+      const lines = isFolder ? ["module, folded"] : node.brief ? [node.brief] : [node.kind, ...(node.lines || []).slice(1, 2)];
+      const marks = this.marksOf(box);
+      return `${marks.length ? `${marks.join(", ")}: ` : ""}${lines.join("  ")}`;
+    }
+
     box(svg, box, x, y, width) {
       const members = box.members.map((i) => this.nodes[i]);
       const isFolder = !box.key.startsWith("#");
+      const marks = this.marksOf(box).map((mark) => `mark${this.marks.findIndex(([each]) => each === mark)}`);
       const classes = ["node", isFolder && "folder", members.some((n) => n.quantized) && "quantized",
-        members.some((n) => n.stays_float) && "stays"].filter(Boolean).join(" ");
+        members.some((n) => n.stays_float) && "stays", this.shade(members), ...marks].filter(Boolean).join(" ");
       const title = this.title(box);
-      const group = element("g", { class: classes, tabindex: 0, role: "button", "aria-label": title, transform: `translate(${x},${y})` }, svg);
+      const group = element("g", { class: classes, tabindex: 0, role: "button", "aria-label": [title, ...this.marksOf(box)].join(", "), transform: `translate(${x},${y})` }, svg);
       element("rect", { width, height: HEIGHT, rx: 5 }, group);
       const most = Math.floor((width - 12) / LETTER);
       const name = element("text", { x: width / 2, y: 17, "text-anchor": "middle" }, group);
       name.textContent = title.length > most ? `…${title.slice(1 - most)}` : title;
       const below = element("text", { x: width / 2, y: 32, "text-anchor": "middle" }, group);
-      const lines = isFolder ? ["module, folded"] : [members[0].kind, ...(members[0].lines || []).slice(1, 2)];
-      below.textContent = lines.join("  ").slice(0, most);
+      below.textContent = this.below(box).slice(0, most);
       const act = () => this.choose(box, group);
       group.addEventListener("click", () => { if (!this.moved) act(); });
       group.addEventListener("keydown", (event) => {
@@ -192,7 +240,9 @@
       }
       const node = this.nodes[box.members[0]];
       const numbers = Object.entries(node.numbers || {}).map(([name, value]) => `${name}: ${Number(value.toPrecision(4))}`);
-      this.words.textContent = [node.path.join("."), node.kind, ...(node.lines || []), ...numbers].join("\n");
+      const marks = this.marks.filter(([mark]) => (node.marks || []).includes(mark)).map(([mark, means]) => `${mark}: ${means}`);
+      const known = [node.path.join("."), node.kind, ...marks, ...(node.brief ? [node.brief] : []), ...(node.lines || []), ...numbers];
+      this.words.textContent = known.join("\n");
       for (let depth = node.path.length - 1; depth > 0; depth -= 1) {
         const key = node.path.slice(0, depth).join(".");
         if (!this.modules.has(key)) continue;
@@ -216,7 +266,7 @@
       for (const { box, group, x, y } of this.drawn.values()) {
         const isFound = wanted !== "" && box.members.some((i) => {
           const node = this.nodes[i];
-          return [node.path.join("."), node.kind, ...(node.lines || [])].some((each) => each.toLowerCase().includes(wanted));
+          return [node.path.join("."), node.kind, ...(node.marks || []), ...(node.lines || [])].some((each) => each.toLowerCase().includes(wanted));
         });
         group.classList.toggle("found", isFound);
         if (isFound && !first) first = { x, y };
@@ -224,17 +274,27 @@
       if (first) { this.at = { ...first }; this.place(); }
     }
 
-    fit() {
+    // All of it, or its first rows where names would be too small to read.
+    fit(most = LEGIBLE) {
       const [width, height] = [this.view.clientWidth || 600, this.view.clientHeight || 540];
-      this.scale = Math.max(0.6, Math.min(2.5, Math.max(this.size.width / width, Math.min(this.size.height / height, 1.4)) * 1.05));
+      this.scale = Math.max(0.6, Math.min(most, Math.max(this.size.width / width, this.size.height / height) * 1.05));
       this.at = { x: 0, y: Math.min(this.size.height / 2, (height * this.scale) / 2) - 20 };
+      this.place();
+    }
+
+    // Paper cannot be moved: all of it, on as many pages as names need that can be read.
+    print(isPrinted) {
+      const [width, height] = [this.size.width + 20, this.size.height + 20];
+      this.isPrinted = isPrinted;
+      this.view.style.height = isPrinted ? `${height / Math.max(1, width / PAPER[0], height / PAPER[1])}px` : "";
+      this.svg.setAttribute("viewBox", `${-width / 2} -10 ${width} ${height}`);
       this.place();
     }
 
     zoom(factor) { this.scale *= factor; this.place(); }
 
     place() {
-      if (!this.svg || !this.at) return;
+      if (!this.svg || !this.at || this.isPrinted) return;
       const [width, height] = [(this.view.clientWidth || 600) * this.scale, (this.view.clientHeight || 540) * this.scale];
       this.svg.setAttribute("viewBox", `${this.at.x - width / 2} ${this.at.y - height / 2} ${width} ${height}`);
     }
@@ -256,6 +316,8 @@
         this.zoom(event.deltaY > 0 ? 1.1 : 0.9);
       }, { passive: false });
       addEventListener("resize", () => this.place());
+      addEventListener("beforeprint", () => this.print(true));
+      addEventListener("afterprint", () => this.print(false));
     }
   }
 
