@@ -15,7 +15,8 @@ RUNS: Mapping[str, str] = {
     "search": "chop search precision --model mlp --limit 400 --trials 30 --budget bits=5",
     "emit": "chop emit --model mlp --no-synthesis --samples 20",
     "language-model": "chop compress --model gpt-tiny --limit 40 --max-length 64 --max-drop 0.1 "
-    "--formats 8.auto,mxint:width=4,mxfp:width=4 --qat-epochs 0 --keep-best --bench-seconds 0",
+    "--formats 8.auto,mxint:width=4,mxfp:width=4 --qat-epochs 0 --keep-best --bench-seconds 0 "
+    "--samples 3",
 }
 """Name of a page -> the command that leaves it."""
 PAGE = "report.html"

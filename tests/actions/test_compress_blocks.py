@@ -36,6 +36,7 @@ def llama(folder, layers=2):
         ({"method": ()}, "by_block: expected methods of"),
         ({"formats": ("4.2", "mxint")}, "one format"),
         ({"qat_epochs": 2}, "qat_epochs: by_block rounds without it"),
+        ({"samples": 2}, "samples: by_block rounds without it"),
         ({"skip_vision": True}, "skip_vision: by_block rounds without it"),
         ({"layers": {"a": {"weight": "4.2"}}}, "layers: by_block rounds without it"),
     ],

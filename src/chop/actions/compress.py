@@ -17,6 +17,7 @@ from chop.actions.compress_results import (
     report_of,
     terminal_table,
 )
+from chop.actions.compress_texts import check_samples, with_texts
 from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.actions.ptq import (
     check_recipe,
@@ -81,6 +82,7 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
             "--qat-epochs: texts with pictures are not trained on, as a graph takes one at a time; "
             "expected --qat-epochs 0."
         )
+    check_samples(config, workload)
     announce(title, "raising the model to a graph")
     baseline, rounded, trained = _measure_all(config, workload)
     candidates = [baseline, *rounded, *trained]
@@ -98,6 +100,8 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     report = report_of(candidates, saved, measured, workload, config, output)
     closing = [] if chosen else [_nothing_within(nearest, baseline, config, metric)]
     if saved is not None:
+        if config.samples:
+            report = with_texts(report, baseline, saved, workload, config)
         closing += [_saved(saved, baseline, config, metric), *outcome_of(report.result, config)]
     return replace(report, closing=closing)
 

@@ -99,11 +99,17 @@ class CompressConfig(QuantizationSettings):
         bench_seconds: seconds to measure the saved model's latency, per model and batch size; 0
             skips the measurement.
         onnx: also write `model.onnx`, with 8-bit integer formats as integers and others as floats.
+        samples: test rows of a causal language model whose beginning, and how float and the saved
+            model go on, are in `table.md` and on the page; without it texts of rows are nowhere.
 
     The other settings are those of `QuantizationSettings` and `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {"max_drop": (0, 1), "bench_seconds": (0, 3600)}
+    RANGES: ClassVar[Ranges] = {
+        "max_drop": (0, 1),
+        "bench_seconds": (0, 3600),
+        "samples": (0, 1000),
+    }
 
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
@@ -125,6 +131,7 @@ class CompressConfig(QuantizationSettings):
     keep_best: bool = False
     bench_seconds: float = field(default=0.25, metadata=MORE)
     onnx: bool = False
+    samples: int = 0
 
     def __post_init__(self) -> None:
         from chop.actions.ptq import METHODS, layer_spec
@@ -179,6 +186,6 @@ class CompressConfig(QuantizationSettings):
         if set(self.operands) != {*OPERANDS}:
             raise ConfigError("operands: by_block rounds all of them.")
         own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
-        for name in own:
+        for name in (*own, "samples"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: by_block rounds without it.")
