@@ -1,6 +1,7 @@
 import dataclasses
 import errno
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from chop.actions.compress_results import Row
 from chop.actions.doctor import OK, examine
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.formats import parse_format_string
+from chop.report.document import read_document
 from chop.runs import MANIFEST, read_manifest
 from chop.runs.progress import Stages
 from chop.statistics.intervals import wilson
@@ -89,6 +91,27 @@ def test_the_table_has_the_expected_shape(result):
     assert found["PTQ", "integer 4.auto"]["accuracy"] > exact - 0.05
     lost = exact - found["PTQ", "integer 4.2"]["accuracy"]
     assert exact - found["QAT", "integer 4.2"]["accuracy"] < lost / 2
+
+
+def test_the_page_has_weights_inputs_and_bits_of_each_layer(result):
+    told, out = result
+    page = read_document(out)
+    weights, inputs = (chart for chart in page.charts if chart.kind == "histograms")
+    formats = {row["layer"]: row for row in told["formats"]}
+    shapes = {"conv1": (1, 8, 8), "conv2": (16, 8, 8), "fc": (512,)}
+    for operand, chart in (("weight", weights), ("data_in", inputs)):
+        assert {panel.title for panel in chart.panels} == formats.keys() == shapes.keys()
+        for panel in chart.panels:
+            number_format = parse_format_string(formats[panel.title][operand])
+            assert list(panel.grids) == [number_format.label]
+            values = torch.tensor(panel.grids[number_format.label])
+            assert torch.equal(number_format(values), values)
+    for panel in inputs.panels:  # all numbers of whole rows
+        assert sum(panel.counts) % math.prod(shapes[panel.title]) == 0 < sum(panel.counts)
+    table = page.tables[0]
+    bits = [row[table.columns.index("bits")] for row in table.values]
+    widths = [parse_format_string(formats[row[0]]["weight"]).width for row in table.values]
+    assert bits == widths
 
 
 def test_the_result_has_the_error_and_the_formats_of_each_layer(result):

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from chop.actions.latency import speed_tiles
 from chop.actions.ways import SAVED
+from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import StoredParameter, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
+from chop.nn.quantized import QuantizedOperator
 from chop.report.charts import Chart, Histogram, Histograms
 from chop.report.graph_chart import graph_chart
 from chop.report.report import Cell, Table, Tile
 from chop.train import Metric
+from chop.train.feed import module_mode
 
 if TYPE_CHECKING:
     from chop.actions.compress_results import Candidate
@@ -68,9 +73,15 @@ def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
     return found
 
 
-def layer_table(result: Mapping[str, Any]) -> Table:
-    """How the weights of each layer fit their format, and the formats of its operands."""
+def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
+    """How the weights of each layer fit their format, and the formats of its operands.
+
+    Args:
+        result: of the job.
+        mg: the quantized graph, weights not packed.
+    """
     formats = {row["layer"]: row for row in result["formats"]}
+    bits = bits_of(mg)
     rows = []
     for row in result["layers"]:
         name, chosen = row["layer"], formats.get(row["layer"], {})
@@ -81,12 +92,13 @@ def layer_table(result: Mapping[str, Any]) -> Table:
                 "input": chosen.get("data_in"),
                 "bias": chosen.get("bias"),
                 "weights": Cell.of(row["weights"], ","),
+                "bits": Cell.of(bits[name], ".2f") if name in bits else None,
                 "rounded to zero": Cell.of(row["share_rounded_to_zero"], ".1%"),
                 "clipped": Cell.of(row["share_saturated"], ".1%"),
                 "SQNR (dB)": sqnr(row["weight_error"]),
             }
         )
-    shaded = ("rounded to zero", "clipped", "SQNR (dB)")
+    shaded = ("bits", "rounded to zero", "clipped", "SQNR (dB)")
     return Table("Weights and formats by layer", rows, shaded=shaded)
 
 
@@ -99,15 +111,30 @@ def sqnr(error: float) -> Cell | None:
     return Cell.of(-10 * math.log10(error), ".1f") if error > 0 else None
 
 
-def charts_of_model(result: Mapping[str, Any], mg: MaseGraph) -> list[Chart]:
-    """Histograms of weights above the values of their formats, and the graph.
+def bits_of(mg: MaseGraph) -> dict[str, float]:
+    """Bits that a number of each layer's weight is stored in, scales included."""
+    ends = ".weight"
+    return {
+        each.name.removesuffix(ends): each.bits
+        for each in stored_parameters(mg)
+        if each.name.endswith(ends)
+    }
+
+
+def charts_of_model(
+    result: Mapping[str, Any], mg: MaseGraph, batch: Mapping[str, torch.Tensor]
+) -> list[Chart]:
+    """Histograms of weights and inputs above the values of their formats, and the graph.
 
     Args:
         result: of the job, with its layers.
         mg: the quantized graph, weights not packed.
+        batch: rows that the inputs are of.
     """
+    bits = bits_of(mg)
     numbers = {
         row["layer"]: {
+            "bits": bits.get(row["layer"], math.nan),
             "weights": row["weights"],
             "share rounded to zero": row["share_rounded_to_zero"],
             "share clipped": row["share_saturated"],
@@ -116,8 +143,9 @@ def charts_of_model(result: Mapping[str, Any], mg: MaseGraph) -> list[Chart]:
         for row in result["layers"]
     }
     worst = sorted(result["layers"], key=lambda row: -row["weight_error"])[:MOST_PANELS]
-    found = histograms_of(mg, [row["layer"] for row in worst])
-    return [*([found] if found.panels else []), graph_chart(mg, numbers)]
+    layers = [row["layer"] for row in worst]
+    found = [histograms_of(mg, layers), input_histograms(mg, layers, batch)]
+    return [*(each for each in found if each.panels), graph_chart(mg, numbers)]
 
 
 def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
@@ -134,9 +162,63 @@ def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
 
 
 def _panel(layer: str, parameter: StoredParameter | None) -> Histogram | None:
-    if parameter is None or parameter.value.numel() == 0:
+    if parameter is None:
         return None
-    weight, number_format = parameter.value.detach(), parameter.format
+    return _counted(layer, parameter.value.detach(), parameter.format)
+
+
+def input_histograms(
+    mg: MaseGraph, layers: Sequence[str], batch: Mapping[str, torch.Tensor]
+) -> Histograms:
+    """Histograms of the inputs of some layers, of those that are rounded.
+
+    Args:
+        mg: the quantized graph.
+        layers: their paths.
+        batch: what the graph reads.
+    """
+    modules = {layer: mg.model.get_submodule(layer) for layer in layers}
+    formats = {
+        layer: module.spec.data_in
+        for layer, module in modules.items()
+        if isinstance(module, QuantizedOperator)
+        and isinstance(module.spec.data_in, NumberFormat)
+        and not module.spec.data_in.is_identity
+    }
+    read = _read_by(mg, {layer: modules[layer] for layer in formats}, batch) if formats else {}
+    panels = [_counted(layer, x, formats[layer]) for layer, x in read.items()]
+    title = (
+        f"Inputs of the same layers, of {len(next(iter(batch.values())))} training rows, above the "
+        "values that they are rounded to"
+    )
+    return Histograms(title, tuple(panel for panel in panels if panel is not None))
+
+
+@torch.inference_mode()
+def _read_by(
+    mg: MaseGraph, modules: Mapping[str, nn.Module], batch: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The first input of each module, of those that are called."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(layer: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].is_floating_point():
+            found[layer] = inputs[0].detach()
+
+    hooks = [each.register_forward_pre_hook(partial(keep, n)) for n, each in modules.items()]
+    try:
+        with module_mode(mg.model, training=False):
+            mg.model(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {layer: found[layer] for layer in modules if layer in found}
+
+
+def _counted(layer: str, weight: torch.Tensor, number_format: NumberFormat) -> Histogram | None:
+    """The histogram of a tensor's first rows; None where all its numbers are one."""
+    if weight.numel() == 0:
+        return None
     rows = weight.split(parts_of_rows(number_format, weight, SAMPLED))[0].float().cpu()
     low, high = float(rows.min()), float(rows.max())
     if not math.isfinite(low) or not math.isfinite(high) or low == high:

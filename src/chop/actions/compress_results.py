@@ -204,8 +204,8 @@ def report_of(
         page = {
             "warnings": warnings_of(result, chosen),
             "tiles": tiles_of(result, chosen, candidates[0], metric),
-            "tables": [layer_table(result)] if result["layers"] else [],
-            "charts": charts_of_model(result, chosen.graph),
+            "tables": [layer_table(result, chosen.graph)] if result["layers"] else [],
+            "charts": charts_of_model(result, chosen.graph, workload.example()),
         }
     floats = {"float": rows[0].test, **workload.baselines}
     draw = figure(
@@ -213,7 +213,7 @@ def report_of(
         _curves(rows),
         floats,
         xlabel="average bits per parameter",
-        title=workload.title,
+        title=f"{workload.title}: {metric.title} on {len(workload.test)} test rows",
         metric=metric,
     )
     return Report(

@@ -18,7 +18,7 @@ from chop.report.charts import Chart, GraphChart, Histograms, LineChart
 from chop.report.document import Document, PageTable, page_table
 from chop.report.merge_charts import merged
 from chop.report.page.numbers import numbers_of
-from chop.report.page.svg import colors_of, histogram, legend, shades, svg
+from chop.report.page.svg import COLORS, colors_of, histogram, legend, shades, svg
 from chop.report.report import Cell, Table
 from chop.runs import Manifest, as_json
 from chop.tables import printable
@@ -140,8 +140,8 @@ def picture(chart: Chart) -> Picture:
     numbers = numbers_of(chart)
     if isinstance(chart, Histograms):
         grids = dict.fromkeys(label for panel in chart.panels for label in panel.grids)
-        entries = {label: f"c{i % 6}" for i, label in enumerate(grids)}
-        drawn = tuple(map(histogram, chart.panels))
+        entries = {label: f"c{i % COLORS}" for i, label in enumerate(grids)}
+        drawn = tuple(histogram(panel, entries) for panel in chart.panels)
         titles = tuple(panel.title for panel in chart.panels)
         return Picture(chart.title, chart.kind, drawn, legend(entries), numbers, titles=titles)
     return Picture(chart.title, chart.kind, (svg(chart),), _legend_of(chart), numbers)

@@ -325,13 +325,18 @@ def _heat_parts(
 # --- histograms ----------------------------------------------------------------------------------
 
 
-def histogram(panel: Histogram) -> str:
-    """A histogram with logarithmic counts, and under it a strip of each format's values."""
+def histogram(panel: Histogram, kinds: Mapping[str, str]) -> str:
+    """A histogram with logarithmic counts, and under it a strip of each format's values.
+
+    Args:
+        panel: the histogram.
+        kinds: format -> class of its color, as in the legend.
+    """
     height = PANEL_HEIGHT + STRIP * len(panel.grids) + 20
-    return _element(PANEL_WIDTH, height, panel.title, _panel_parts(panel))
+    return _element(PANEL_WIDTH, height, panel.title, _panel_parts(panel, kinds))
 
 
-def _panel_parts(panel: Histogram) -> Iterator[str]:
+def _panel_parts(panel: Histogram, kinds: Mapping[str, str]) -> Iterator[str]:
     taken = [i for i, count in enumerate(panel.counts) if count]
     step = (panel.high - panel.low) / max(len(panel.counts), 1)
     low = panel.low + step * taken[0] if taken else panel.low
@@ -351,15 +356,14 @@ def _panel_parts(panel: Histogram) -> Iterator[str]:
             f'data-tip="{escape(tip)}"/>'
         )
     for place, (label, values) in enumerate(panel.grids.items()):
-        yield from _strip(label, values, PANEL_HEIGHT + STRIP * place, place, x)
+        yield from _strip(label, values, PANEL_HEIGHT + STRIP * place, kinds[label], x)
     bottom = PANEL_HEIGHT + STRIP * len(panel.grids) + 14
     for tick in x.ticks:
         yield _text(x.of(tick), bottom, number(tick))
 
 
-def _strip(label: str, values: Sequence[float], top: float, place: int, x: Place) -> Iterator[str]:
+def _strip(label: str, values: Sequence[float], top: float, kind: str, x: Place) -> Iterator[str]:
     """The values of a format; two alone are the ends of what it covers evenly."""
-    kind = f"c{place % COLORS}"
     if len(values) == 2:
         yield (
             f'<rect class="bar {kind}" x="{x.of(values[0]):.1f}" y="{top + 2:.1f}" '
