@@ -33,6 +33,7 @@ def write(folder, change=lambda document: None):
     return folder
 
 
+FIFO = {"name": "f", "source": "joined", "target": "probe", "depth": 3}
 HOSTILE = {
     "command": lambda d: d.update(top="top; exec -- touch ran"),
     "option": lambda d: d.update(top="-f"),
@@ -43,6 +44,8 @@ HOSTILE = {
     "no_beats": lambda d: d["ports"][0].update(beats=0),
     "negative": lambda d: d["streams"][0].__setitem__(1, -5),
     "endless": lambda d: d.update(interval=10**18),
+    "fifo": lambda d: d.update(fifos=[FIFO | {"source": 'x; initial $system("x");'}]),
+    "no_depth": lambda d: d.update(fifos=[FIFO | {"depth": 0}]),
     "no_ports": lambda d: d.update(ports=[]),
     "no_codes": lambda d: d["codes"].pop("a"),
 }
@@ -50,7 +53,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
 def test_names_and_sizes_that_no_design_has_are_refused(change, tmp_path):
-    assert read_project(write(tmp_path)).top == "top"
+    assert read_project(write(tmp_path, lambda d: d.update(fifos=[FIFO]))).top == "top"
     with pytest.raises(CheckpointError, match=r"design.json' cannot be read: "):
         read_project(write(tmp_path, change))
 

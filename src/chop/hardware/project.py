@@ -178,6 +178,7 @@ def _check_project(project: Project) -> None:
     widths = [*dict(project.streams).values(), *(port.bits for port in project.ports)]
     times = [project.interval, *(port.beats for port in project.ports)]
     sizes = [size for port in project.ports for size in (port.lanes, port.width)]
+    sizes += [fifo.depth for fifo in project.fifos]
     for numbers, most in ((widths, WIDEST), (sizes, WIDEST), (times, LONGEST)):
         wrong = next((number for number in numbers if not 0 < number <= most), None)
         if wrong is not None:

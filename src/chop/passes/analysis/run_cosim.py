@@ -34,7 +34,7 @@ def run_cosim_analysis_pass(mg: MaseGraph, config: RunCosimConfig) -> dict[str, 
     Returns:
         simulations: a row for each profile of stalls: `simulator`, `version`, `profile`, `seed`,
             `samples`, how many codes were `equal`, `cycles`, the measured `interval` between two
-            samples, and the `planned` one.
+            samples, the `planned` one, and `fills`, in Verilator the most beats of each FIFO.
 
     Raises:
         CheckpointError: the folder has no project, or a project without vectors.
