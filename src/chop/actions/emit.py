@@ -207,14 +207,16 @@ def _blocks(title: str, result: Mapping[str, Any], equal: Table) -> list[Block]:
     ]
     if result["resources"]:
         blocks += [Heading("Resources"), Note(RESOURCES, is_printed=False)]
-        blocks += [Table("", result["resources"], is_printed=False)]
+        blocks += [Table("Counted by Yosys", result["resources"], is_printed=False)]
     if result["device"]:
         blocks += [Heading(f"Estimated for {result['config']['device']}")]
-        blocks += [Note(ESTIMATED, is_printed=False), Table("", result["device"])]
+        blocks += [Note(ESTIMATED, is_printed=False), Table("Used by estimate", result["device"])]
     if result["placement"]:
+        used = _utilization(result["placement"])
         blocks += [Heading("Placement"), Note(placed_sentence(result["placement"]))]
-        blocks += [Table("", _utilization(result["placement"]), is_printed=False)]
-    return [*blocks, Heading("Components"), Table("", result["components"], is_printed=False)]
+        blocks += [Table("Used after routing", used, is_printed=False)]
+    components = Table("Lanes and cycles by component", result["components"], is_printed=False)
+    return [*blocks, Heading("Components"), components]
 
 
 def placed_sentence(placement: Mapping[str, Any]) -> str:
