@@ -15,10 +15,11 @@ from chop.hardware.emit import emit
 from chop.hardware.estimate import cost_of, design_cost
 from chop.hardware.fold import excess
 from chop.mixed_precision.allocation import Allocation
-from chop.mixed_precision.circuit import CircuitSettings
+from chop.mixed_precision.circuit import CircuitCosts, CircuitSettings
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.mixed_precision.warm_start import uniforms_within, warm_start
+from chop.mixed_precision.warm_start import costs_if_any, uniforms_within, warm_start
+from chop.notices import forget_notices
 from chop.search import Constraint, Goal
 from chop.search.objective import NotANumberError
 from chop.train import fit
@@ -130,14 +131,56 @@ def test_a_budget_that_is_out_of_reach_says_by_how_much():
 
 
 def test_operators_without_a_circuit_are_named_before_a_search():
-    with pytest.raises(ConfigError, match=r"the format 8\.mse: .*diagonal.*rsqrt"):
+    with pytest.raises(ConfigError, match=r"in 8\.mse: .*diagonal.*rsqrt"):
         problem(graph())
 
 
-@pytest.mark.parametrize("fmt", [MinifloatIEEE(8, 4), MXInt(8)], ids=str)
-def test_formats_without_a_circuit_are_named_before_a_search(fmt):
-    with pytest.raises(ConfigError, match="a circuit with the format"):
-        problem(formats=("8.mse", fmt), ranges={})
+FLOATS = MinifloatIEEE(8, 4)
+"""Nothing of it has a circuit."""
+
+
+@pytest.mark.parametrize("fmt", [FLOATS, MXInt(8)], ids=str)
+def test_a_format_without_a_circuit_everywhere_is_told_and_others_are_searched(fmt):
+    forget_notices()
+    with pytest.warns(UserWarning, match="no circuit has one format everywhere where that is"):
+        found = problem(formats=("8.mse", fmt), ranges={})
+    text = next(text for text in found.options if text != "8.mse")
+    goals = [KL, Constraint("lut", found.costs_of(found.uniform("8.mse"))["lut"])]
+    with pytest.raises(NotANumberError):
+        found.costs_of(found.uniform(text))
+    assert list(uniforms_within(found, goals)) == ["8.mse"]
+    # Alone in the operand that blocks have a circuit in, the format may be had.
+    of_inputs = found.uniform("8.mse") | {"first.data_in": text}
+    has_one = isinstance(fmt, MXInt)
+    assert (costs_if_any(found, of_inputs) is not None) == has_one
+    for objectives in ([KL, Goal("lut", "minimize")], goals):
+        begun = warm_start(found, rows()[0], objectives, 0)
+        assert begun and all(costs_if_any(found, each) for each in begun.values())
+
+
+def test_only_where_no_mix_has_a_circuit_the_search_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match=r"no mix .* circuit: first\.data_in in minifloat"):
+        problem(formats=(FLOATS,), ranges={})
+    with pytest.raises(ConfigError, match=r"no mix .* circuit: inner\.data_in in mxint"):
+        problem(formats=("ternary", MXInt(8)), ranges={})
+    design = CircuitCosts.design
+
+    def refuse_equal_weights(self, chosen, fold):
+        of_weights = {chosen[name]["weight"].key for name in ("first", "last")}
+        if len(of_weights) == 1 and "auto" not in of_weights.pop():
+            raise ConfigError("equal weights")
+        return design(self, chosen, fold)
+
+    monkeypatch.setattr(CircuitCosts, "design", refuse_equal_weights)
+    forget_notices()
+    with pytest.warns(UserWarning, match=r"where that is 8\.mse or 4\.mse \(.*equal weights"):
+        found = problem()
+    assert found.base()["last.weight"] == "4.mse" != found.base()["first.weight"]
+    goals = [KL, Constraint("lut", 1e6)]
+    assert uniforms_within(found, goals) == {}
+    assert all(
+        costs_if_any(found, each) for each in warm_start(found, rows()[0], goals, 0).values()
+    )
 
 
 def test_blocks_of_weights_alone_have_a_circuit():

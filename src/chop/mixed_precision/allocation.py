@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from chop.errors import ConfigError
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.fisher import LossIncreases
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.search.objective import ROUNDING, Constraint, Goals, constraints_of
+from chop.search.objective import ROUNDING, Constraint, Goals, NotANumberError, constraints_of
 from chop.search.samplers.knapsack import best_sum
 from chop.search.space import Config
 
@@ -50,19 +51,34 @@ class Allocation:
         self._ways: list[list[dict[str, str]]] = []
         if max(counts) > MOST_WAYS:
             return
+        self._first = problem.base(fold)
+        self._base = self._costs({})
+        added: list[list[np.ndarray]] = []
         for group in groups:
             taken = itertools.product(options, repeat=len(group))
-            self._ways.append([dict(zip(group, texts, strict=True)) for texts in taken])
-        self._first = problem.uniform(options[0], fold)
-        self._base = self._costs({})
-        self._added = np.full((len(self.limits), len(groups), max(counts)), np.inf)
-        for i, ways in enumerate(self._ways if self.limits else ()):
-            for k, way in enumerate(ways):
-                self._added[:, i, k] = self._costs(way) - self._base
-        self._check()
+            ways = {way: self._added_by(dict(zip(group, way, strict=True))) for way in taken}
+            kept = {way: costs for way, costs in ways.items() if costs is not None}
+            self._ways.append([dict(zip(group, way, strict=True)) for way in kept])
+            added.append(list(kept.values()))
+        self._added = np.full((len(self.limits), len(groups), max(map(len, added))), np.inf)
+        for i, columns in enumerate(added):
+            self._added[:, i, : len(columns)] = np.stack(columns, 1)
+        if list(map(len, added)) == counts:
+            self._check()
+
+    def _added_by(self, way: Config) -> np.ndarray | None:
+        """(limits,): what a way adds to the costs of the base; None where it has no circuit."""
+        if not self.limits:
+            return np.zeros(0)
+        try:
+            return self._costs(way) - self._base
+        except NotANumberError:
+            return None
 
     def _costs(self, changed: Config) -> np.ndarray:
-        """(limits,): the costs of the first option but for some, turned to be made small."""
+        """(limits,): the costs of the base but for some choices, turned to be made small."""
+        if not self.limits:
+            return np.zeros(0)
         costs = self.problem.costs_of({**self._first, **changed})
         return np.array([_as_minimized(limit, costs[limit.name]) for limit in self.limits])
 
@@ -106,8 +122,9 @@ class Allocation:
             config = dict(self._first)
             for ways, place in zip(self._ways, places, strict=True):
                 config |= ways[place]
-            if np.all(self._costs(config) <= budgets + ROUNDING * abs(budgets)):
-                return config
+            with contextlib.suppress(NotANumberError):
+                if np.all(self._costs(config) <= budgets + ROUNDING * abs(budgets)):
+                    return config
         return None
 
 

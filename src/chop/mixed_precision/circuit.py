@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.formats import parse_format_string
 from chop.hardware.devices import XC7, Device, Family
 from chop.hardware.emit import UNFOLDED, default_fold
 from chop.hardware.estimate import DesignCost, design_cost
@@ -20,7 +21,9 @@ from chop.ir.graph import MaseGraph
 from chop.ir.settled import settled_copy
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.layers import Formats, Layers
+from chop.notices import warn_once
 from chop.search.objective import NotANumberError
+from chop.search.space import Config
 
 ROWS = 2
 """Of the example that sizes follow: one could be taken for a dimension without rows."""
@@ -73,7 +76,7 @@ class CircuitCosts:
     layers: Layers
     batches: Sequence[Mapping[str, Any]]
     settings: CircuitSettings
-    _known: dict[tuple[object, ...], DesignCost] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], DesignCost | str] = field(default_factory=dict)
 
     def grids(self, quantized: MaseGraph) -> Grids:
         """Of a settled graph of these layers."""
@@ -127,8 +130,14 @@ class CircuitCosts:
         )
         key = (fold, *formats)
         if key not in self._known:
-            self._known[key] = design_cost(self.integers(chosen), fold, self.settings.family)
-        return self._known[key]
+            try:
+                self._known[key] = design_cost(self.integers(chosen), fold, self.settings.family)
+            except ConfigError as error:
+                self._known[key] = str(error)
+        found = self._known[key]
+        if isinstance(found, str):
+            raise ConfigError(found)
+        return found
 
     def __call__(self, chosen: Mapping[str, Formats], fold: int) -> dict[str, float]:
         """The numbers of `COSTS` that are those of a circuit.
@@ -144,3 +153,78 @@ class CircuitCosts:
         numbers["latency_us"] = found.latency / self.settings.clock_mhz
         assert set(numbers) == {name for name, cost in COSTS.items() if cost.is_of_circuit}
         return {name: float(number) for name, number in numbers.items()}
+
+
+def begin(
+    costs: CircuitCosts,
+    names: Iterable[str],
+    options: Sequence[str],
+    formats_of: Callable[[Config], Mapping[str, Formats]],
+) -> tuple[tuple[int, ...], Config]:
+    """The cycles that are options, ascending, and a mix that has a circuit.
+
+    Options that have none everywhere are told; a mix with some of them may have one.
+
+    Args:
+        costs: of the circuit.
+        names: of the choices.
+        options: of each choice, those of few bits first.
+        formats_of: a mix of some choices -> formats of the layers, of those choices alone.
+    Returns: of the mixes that take one option everywhere that of fewest bits; where none of them
+        has a circuit, one that was found choice by choice.
+    Raises:
+        ConfigError: no such mix has a circuit.
+    """
+    folds, base, refused = tuple[int, ...](), None, dict[str, str]()
+    for text in reversed(options):
+        mix = dict.fromkeys(names, text)
+        try:
+            folds = folds or costs.folds(formats_of(mix))
+            costs.design(formats_of(mix), folds[-1])
+            base = mix
+        except ConfigError as error:
+            refused[text] = str(error).rstrip(".")
+    if base is None:
+        base = _by_choice(costs, names, options, formats_of)
+        folds = costs.folds(formats_of(base))
+    if refused:
+        first, reason = next(iter(refused.items()))
+        warn_once(
+            f"no circuit has one format everywhere where that is {' or '.join(refused)} (of "
+            f"{first}: {reason}): a trial of a mix without a circuit fails, and no other."
+        )
+    return folds, base
+
+
+def _by_choice(
+    costs: CircuitCosts,
+    names: Iterable[str],
+    options: Sequence[str],
+    formats_of: Callable[[Config], Mapping[str, Formats]],
+) -> Config:
+    """A mix that has a circuit: each choice takes the first option that has one beside those before
+    it, while those after it have the format of the other operators.
+
+    Raises:
+        ConfigError: a choice has no such option.
+    """
+    others = parse_format_string(costs.settings.others)
+    taken: dict[str, str] = {}
+    for name in names:
+        reasons = {}
+        for text in reversed(options):
+            chosen = formats_of({**taken, name: text})
+            filled = {
+                layer: {**dict.fromkeys(own.operands, others), **chosen.get(layer, {})}
+                for layer, own in costs.layers.by_name.items()
+            }
+            try:
+                costs.design(filled, UNFOLDED)
+                taken[name] = text
+                break
+            except ConfigError as error:
+                reasons[text] = str(error).rstrip(".")
+        if name not in taken:
+            first, reason = next(iter(reasons.items()))
+            raise ConfigError(f"no mix of the formats has a circuit: {name} in {first}: {reason}.")
+    return taken

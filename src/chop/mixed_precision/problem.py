@@ -133,7 +133,7 @@ class PrecisionProblem:
         self.targets = self._find_targets(operands, per)
         self._others = FLOAT if circuit is None else parse_format_string(circuit.others)
         self._fixed = self._find_fixed()
-        self.circuit, self.folds = self._circuit(circuit, batches)
+        self.circuit, self.folds, self._base = self._circuit(circuit, batches)
         choices = [self._choice(name) for name in self.targets]
         if len(self.folds) > 1:
             choices.append(Choice(FOLD, self.folds))
@@ -209,7 +209,7 @@ class PrecisionProblem:
 
     def _formats(self, config: Config) -> dict[str, Formats]:
         found: dict[str, Formats] = dict(self._fixed)
-        for name in self.targets:
+        for name in filter(config.__contains__, self.targets):
             for layer, operands in self.rounded(name).items():
                 chosen = dict.fromkeys(operands, self.options[config[name]])
                 found[layer] = {**found[layer], **chosen}
@@ -242,26 +242,21 @@ class PrecisionProblem:
 
     def _circuit(
         self, settings: CircuitSettings | None, batches: Sequence[Mapping[str, Any]]
-    ) -> tuple[CircuitCosts | None, dict[str, int]]:
-        """Costs of the circuit, and the cycles that are options, the most, of few parts, first.
+    ) -> tuple[CircuitCosts | None, dict[str, int], Config]:
+        """Costs of the circuit, the cycles that are options, the most, of few parts, first, and
+        the mix of fewest bits, of those that have a circuit.
 
         Raises:
-            ConfigError: operators, or a format everywhere, have no circuit.
+            ConfigError: there is no circuit, whatever the formats.
         """
         if settings is None:
-            return None, {}
+            return None, {}, dict.fromkeys(self.targets, next(iter(self.options)))
         # The library of circuits is imported when there is one.
-        from chop.mixed_precision.circuit import CircuitCosts
+        from chop.mixed_precision.circuit import CircuitCosts, begin
 
-        costs, folds = CircuitCosts(self.layers, batches, settings), tuple[int, ...]()
-        for text in reversed(self.options):
-            chosen = self._formats(dict.fromkeys(self.targets, text))
-            try:
-                folds = folds or costs.folds(chosen)
-                costs.design(chosen, folds[-1])
-            except ConfigError as error:
-                raise ConfigError(f"a circuit with the format {text}: {error}") from error
-        return costs, {str(fold): fold for fold in reversed(folds)}
+        costs = CircuitCosts(self.layers, batches, settings)
+        folds, base = begin(costs, self.targets, tuple(self.options), self._formats)
+        return costs, {str(fold): fold for fold in reversed(folds)}, base
 
     def costs_of(self, config: Config) -> dict[str, float]:
         """What a configuration costs: the numbers of `chop.mixed_precision.costs.COSTS`, those of a
@@ -291,7 +286,16 @@ class PrecisionProblem:
         Raises:
             ConfigError: there is no such option.
         """
-        config = dict.fromkeys(self.targets, text)
+        return self._at_fold(dict.fromkeys(self.targets, text), fold)
+
+    def base(self, fold: str | None = None) -> Config:
+        """The configuration that takes the option of fewest bits everywhere; with a circuit, of
+        fewest bits of those that have one.
+        """
+        return self._at_fold(self._base, fold)
+
+    def _at_fold(self, mix: Config, fold: str | None) -> Config:
+        config = dict(mix)
         if FOLD in self.space.by_name:
             config[FOLD] = next(iter(self.folds)) if fold is None else fold
         self.space.check(config)
@@ -341,10 +345,10 @@ class PrecisionProblem:
             nats), what `chop.mixed_precision.costs.Costs` gives, and each custom
             metric.
         """
+        costs = self.costs_of(config)  # a mix without a circuit is not run
         model = self.model(config, report)
         on_batch = None if self.training else self._reporter(report)
-        numbers = self._scores(self.evaluator.of(model).logits(on_batch))
-        numbers |= self.costs_of(config)
+        numbers = self._scores(self.evaluator.of(model).logits(on_batch)) | costs
         if self.custom_metrics:
             mg = self.graph(config)
             numbers |= {name: float(metric(mg)) for name, metric in self.custom_metrics.items()}

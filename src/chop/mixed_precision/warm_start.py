@@ -19,7 +19,7 @@ from chop.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.mixed_precision.layer_sensitivity import gradient_rows
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import Config, Constraint
-from chop.search.objective import Goals, constraints_of, objectives_of
+from chop.search.objective import Goals, NotANumberError, constraints_of, objectives_of
 from chop.train.evaluator import Evaluator, kl_divergence
 
 LABEL = "no search"
@@ -51,6 +51,8 @@ def warm_start(
         budgets leave nothing, none.
     """
     allocations = _allocations(problem, _budgets(problem, goals))
+    if not allocations:  # costs are objectives, and no option everywhere has a circuit
+        return {}
     loss_increases = _loss_increases(problem, train, evaluations)
     kinds = list(reversed(loss_increases))[: 1 if len(allocations) > 1 else None]
     found: dict[str, Config] = {}
@@ -133,23 +135,34 @@ def _budgets(problem: PrecisionProblem, goals: Goals) -> dict[str, Goals]:
         return {"": goals}
     found: dict[str, Goals] = {}
     for text in problem.options:
-        numbers = problem.costs_of(problem.uniform(text))
+        numbers = costs_if_any(problem, problem.uniform(text))
+        if numbers is None:
+            continue
         limits = [Constraint(goal.name, numbers[goal.name], goal.direction) for goal in costs]
         found[f", {costs[0].name} of {text}"] = [*goals, *limits]
     return found
 
 
 def uniforms_within(problem: PrecisionProblem, goals: Goals) -> dict[str, Config]:
-    """One option everywhere, where that keeps within the budgets of costs, the dearest first."""
+    """One option everywhere, where that has a circuit, if one is asked for, and keeps within the
+    budgets of costs; the dearest first."""
     limits = [limit for limit in constraints_of(goals) if limit.name in COSTS]
     found = {}
     for text in reversed(problem.options):
         for fold in problem.folds or (None,):
             config = problem.uniform(text, fold)
-            costs = problem.costs_of(config)
-            if all(limit.excess(costs[limit.name]) <= 0 for limit in limits):
+            costs = costs_if_any(problem, config)
+            if costs and all(limit.excess(costs[limit.name]) <= 0 for limit in limits):
                 found[text + _of_fold(problem, fold)] = config
     return found
+
+
+def costs_if_any(problem: PrecisionProblem, config: Config) -> dict[str, float] | None:
+    """The costs of a configuration; None where it has no circuit."""
+    try:
+        return problem.costs_of(config)
+    except NotANumberError:
+        return None
 
 
 def cached(

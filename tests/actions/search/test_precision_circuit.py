@@ -20,6 +20,7 @@ from chop.hardware.devices import parse_device
 from chop.hardware.estimate import DesignCost, Usage, design_cost
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.costs import COSTS
+from chop.notices import forget_notices
 from chop.runs import read_manifest
 from chop.search.objective import constraints_of
 from chop.train import fit
@@ -87,6 +88,24 @@ def test_folds_are_a_choice_and_the_device_a_budget(tmp_path, workload):
     small = settings(tmp_path / "small", **own)
     with pytest.raises(ConfigError, match=r"fold 4: budgets: lut=50 cannot .*; fold 2: budgets"):
         run_search(JOB, small)
+
+
+@pytest.mark.usefixtures("unpainted")
+@pytest.mark.parametrize("goals", [("kl",), ("kl", "lut")], ids=str)
+def test_mixes_without_a_circuit_fail_and_the_search_goes_on(tmp_path, workload, goals):
+    blocks = "mxint:width=6"  # of the first layer's inputs alone has a circuit
+    own = {"formats": ("8.mse", blocks), "widths": None, "goals": goals, "trials": 12}
+    budgets = {"lut": 5000} if goals == ("kl",) else {}
+    forget_notices()
+    with pytest.warns(UserWarning, match="a trial of a mix without a circuit fails"):
+        result = run_search(JOB, settings(tmp_path, budgets=budgets, sampler="random", **own))
+    assert result.failed and len(result.measured) + len(result.failed) == 12
+    assert all("no circuit" in trial.note for trial in result.failed)
+    assert all(trial.config["2.data_in"] == blocks for trial in result.failed)
+    assert all(trial.config["2.data_in"] == "8.mse" for trial in result.measured)
+    lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
+    labels = [row["formats"] for row in csv.DictReader(lines)]
+    assert {"float", "8.mse"} <= set(labels) and blocks not in labels
 
 
 @pytest.mark.parametrize(

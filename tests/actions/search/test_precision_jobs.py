@@ -15,7 +15,7 @@ from rich import get_console
 from torch.distributions import Categorical, kl_divergence
 
 from chop.actions.compress import CompressConfig, quantize_layers
-from chop.actions.search import precision
+from chop.actions.search import precision, precision_rows
 from chop.actions.search.job import run_search, settings_of
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
@@ -319,7 +319,7 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     ],
 )
 def test_other_rows_are_told_as_what_they_are(given, told):
-    split, taken, words = precision.rows_of(PrecisionConfig(), given())
+    split, taken, words = precision_rows.rows_of(PrecisionConfig(), given())
     assert words.startswith(told) and words.startswith(f"{len(taken)} ")
     if "training rows, which" in words:
         assert "rows are too few" in words and len(split.train) == len(given().train)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chop.actions.search import precision
+from chop.actions.search import precision, precision_rows
 from chop.actions.search.precision import PrecisionConfig
 from chop.actions.search.precision_recipe import about_recipe
 from chop.errors import ConfigError
@@ -157,8 +157,8 @@ def test_a_language_model_of_ones_own(tmp_path, monkeypatch):
     given = texts()
     result, _ = search(given, tmp_path, goals=("loss",), budgets={"bits": 8})
     assert result.best is not None
-    monkeypatch.setattr(precision, "ANSWER_BYTES", 4 * 6 * 16 * 5)
-    assert len(precision._fitting(given.train, given)) == 5
+    monkeypatch.setattr(precision_rows, "ANSWER_BYTES", 4 * 6 * 16 * 5)
+    assert len(precision_rows.fitting(given.train, given)) == 5
 
 
 def test_a_best_that_is_float_says_so(tmp_path):

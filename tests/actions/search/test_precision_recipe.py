@@ -8,7 +8,7 @@ import transformers
 
 from chop.actions.compress import CompressConfig
 from chop.actions.ptq import quantize_after_training
-from chop.actions.search import precision
+from chop.actions.search import precision, precision_rows
 from chop.actions.search.job import run_search
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.errors import ConfigError
@@ -114,8 +114,8 @@ def test_formats_of_inputs_have_no_recipe(tmp_path, loaded, capsys):
 
 
 def test_answers_of_a_vocabulary_bound_the_rows(monkeypatch, workload):
-    monkeypatch.setattr(precision, "ANSWER_BYTES", 5 * 4 * 8 * 64)
-    _, rows, told = precision.rows_of(PrecisionConfig(epochs=1), workload)
+    monkeypatch.setattr(precision_rows, "ANSWER_BYTES", 5 * 4 * 8 * 64)
+    _, rows, told = precision_rows.rows_of(PrecisionConfig(epochs=1), workload)
     assert len(rows) == 5 and told.startswith("5 validation rows")
 
 

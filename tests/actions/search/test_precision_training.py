@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chop.actions.search import precision
+from chop.actions.search import precision, precision_rows
 from chop.actions.search.precision import PrecisionConfig
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
@@ -108,7 +108,7 @@ def test_trials_are_never_measured_on_what_they_train_on():
     given = with_validation()
     few = given.train.take(torch.arange(40))
     config = PrecisionConfig(**SETTINGS)
-    split, rows, told = precision.rows_of(config, replace(given, train=few, validation=None))
+    split, rows, told = precision_rows.rows_of(config, replace(given, train=few, validation=None))
     assert len(split.train) == 32 and len(rows) == 8 and told.startswith("8 validation rows")
 
 

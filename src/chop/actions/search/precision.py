@@ -25,6 +25,7 @@ from chop.actions.search.precision_report import (
     shown_of,
     table_row,
 )
+from chop.actions.search.precision_rows import fitting, rows_of
 from chop.actions.settings.search import PrecisionConfig
 from chop.errors import ConfigError
 from chop.files import write_json
@@ -33,7 +34,7 @@ from chop.mixed_precision.candidates import fields_of, varied_fields
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
-from chop.mixed_precision.warm_start import SHARE, cached, uniforms_within, warm_start
+from chop.mixed_precision.warm_start import SHARE, cached, costs_if_any, uniforms_within, warm_start
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Cell, Report, Tile
 from chop.search import Config, Result, Search
@@ -44,11 +45,6 @@ from chop.train.evaluator import Evaluator
 from chop.workloads.chance import check_answers
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.workload import Workload, workload_for
-
-LEAST_VALIDATION = 100
-"""With fewer validation rows trials are measured on training rows."""
-ANSWER_BYTES = 2**29
-"""Of the answers of a language model in float32: the float model's are kept beside a trial's."""
 
 
 def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search:
@@ -81,40 +77,6 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
         problem=identity,
     )
-
-
-def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:
-    """What trials are measured on: rows that the model was not trained on where there are any.
-
-    Returns: the workload, without those rows among its training rows where they are validation
-        rows; the rows; what they are, in words.
-    """
-    split = workload
-    if workload.validation is not None or len(workload.train) > 1:
-        split = workload.with_validation()
-    validation = split.validation
-    count = 0 if validation is None else len(validation)
-    if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
-        rows = _fitting(validation.spread(config.search_rows), workload)
-        seen = ", held out of training rows that the model may have seen elsewhere"
-        rows_used = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
-        return split, rows, rows_used
-    rows = _fitting(workload.train.spread(config.search_rows), workload)
-    rows_used = (
-        f"{len(rows)} training rows, which the model has seen and answers better than others "
-        f"({count} validation rows are too few)"
-    )
-    return workload, rows, rows_used
-
-
-def _fitting(rows: Rows, workload: Workload) -> Rows:
-    """Those whose answers fit into `ANSWER_BYTES`, spread evenly: of a vocabulary fewer do."""
-    if workload.task.name != "causal-lm":
-        return rows
-    # A model of one's own does not tell its vocabulary: an answer does.
-    answers = Evaluator(workload.model, rows.spread(1), task=workload.task).logits()
-    tokens = sum(len(labels) for labels in rows.labels) / max(len(rows), 1)
-    return rows.spread(max(1, int(ANSWER_BYTES / (4 * tokens * answers.shape[-1]))))
 
 
 def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:
@@ -186,7 +148,7 @@ def report(
         raise ConfigError(result.why_nothing)
     workload, rows, searched = rows_of(config, workload_for(config, workload))
     found, metric = _problem(config, workload, rows), workload.task.metric
-    tested = _fitting(workload.test, workload)
+    tested = fitting(workload.test, workload)
     held_out = Evaluator(
         found.layers.mg.model,
         tested,
@@ -254,7 +216,12 @@ def _evaluate(
     searched = {f"trial {trial.number}": trial.config for trial in shown}
     best = next(iter(searched))
     uniforms = {text: found.uniform(text) for text in found.options} if compares else {}
-    plain = {"float": None, **uniforms, **begin}
+    chosen_ahead = {
+        label: chosen
+        for label, chosen in {**uniforms, **begin}.items()
+        if costs_if_any(found, chosen) is not None
+    }
+    plain = {"float": None, **chosen_ahead}
     known = {search.space.key(trial.config): trial.values for trial in result.measured}
     values: dict[str, Mapping[str, float]] = {}
     scores: dict[str, HeldOutScore] = {}

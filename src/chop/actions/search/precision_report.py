@@ -115,8 +115,9 @@ def precision_figures(
     metric, shown = found.evaluator.task.metric, shown_of(result)
     where = "search" if len(shown) > 1 else "test"
     uniform = [row for row in rows if row["formats"] in found.options]
-    first, last = 1 + len(uniform), 1 + len(uniform) + len(begin)
-    parts = {"the same everywhere": uniform, LABEL: rows[first:last], "searched": rows[last:]}
+    ahead = [row for row in rows if row["formats"] in begin]
+    searched = rows[1 + len(uniform) + len(ahead) :]
+    parts = {"the same everywhere": uniform, LABEL: ahead, "searched": searched}
     curves = [
         Curve(label, [(row["bits"], row[f"{where} {metric.name}"]) for row in part])
         for label, part in parts.items()

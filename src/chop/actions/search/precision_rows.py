@@ -1,0 +1,47 @@
+"""Rows of a precision search: those that trials are measured on, and how many answers fit."""
+
+from __future__ import annotations
+
+from chop.actions.settings.search import PrecisionConfig
+from chop.train import Rows
+from chop.train.evaluator import Evaluator
+from chop.workloads.workload import Workload
+
+LEAST_VALIDATION = 100
+"""With fewer validation rows trials are measured on training rows."""
+ANSWER_BYTES = 2**29
+"""Of the answers of a language model in float32: the float model's are kept beside a trial's."""
+
+
+def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:
+    """What trials are measured on: rows that the model was not trained on where there are any.
+
+    Returns: the workload, without those rows among its training rows where they are validation
+        rows; the rows; what they are, in words.
+    """
+    split = workload
+    if workload.validation is not None or len(workload.train) > 1:
+        split = workload.with_validation()
+    validation = split.validation
+    count = 0 if validation is None else len(validation)
+    if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
+        rows = fitting(validation.spread(config.search_rows), workload)
+        seen = ", held out of training rows that the model may have seen elsewhere"
+        rows_used = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
+        return split, rows, rows_used
+    rows = fitting(workload.train.spread(config.search_rows), workload)
+    rows_used = (
+        f"{len(rows)} training rows, which the model has seen and answers better than others "
+        f"({count} validation rows are too few)"
+    )
+    return workload, rows, rows_used
+
+
+def fitting(rows: Rows, workload: Workload) -> Rows:
+    """Those whose answers fit into `ANSWER_BYTES`, spread evenly: of a vocabulary fewer do."""
+    if workload.task.name != "causal-lm":
+        return rows
+    # A model of one's own does not tell its vocabulary: an answer does.
+    answers = Evaluator(workload.model, rows.spread(1), task=workload.task).logits()
+    tokens = sum(len(labels) for labels in rows.labels) / max(len(rows), 1)
+    return rows.spread(max(1, int(ANSWER_BYTES / (4 * tokens * answers.shape[-1]))))
