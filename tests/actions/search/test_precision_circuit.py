@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 from torch import nn
 
 from chop.actions.emit import emit
+from chop.actions.search import precision
 from chop.actions.search.job import run_search, settings_of
+from chop.actions.search.manage import resume_search
 from chop.actions.search.precision import JOB, problem_of
 from chop.actions.search.precision_circuit import CIRCUIT, emit_best
+from chop.actions.search.several import run_several
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.settings.search import PrecisionConfig
 from chop.config import parse
@@ -21,7 +25,7 @@ from chop.hardware.estimate import DesignCost, Usage, design_cost
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.costs import COSTS
 from chop.notices import forget_notices
-from chop.runs import read_manifest
+from chop.runs import read_manifest, start
 from chop.search.objective import constraints_of
 from chop.train import fit
 from chop.workloads.workload import Workload
@@ -140,6 +144,49 @@ def test_the_device_of_a_circuit_is_not_that_of_the_model(tmp_path):
     assert settings(tmp_path).torch_device is None
     assert PrecisionConfig(device="cpu").torch_device == "cpu"
     assert EmitConfig(device="ecp5-85").torch_device is None
+
+
+def note_circuit(folder, trial):
+    """The manifest of a circuit that was emitted to its end."""
+    told = {"formats": f"mixed precision, trial {trial}"}
+    with start("emit", told, folder) as run, run.results():
+        pass
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_a_kill_before_the_circuit_is_made_good_by_the_same_command(
+    tmp_path, workload, monkeypatch
+):
+    """Of several searches: what is written is not searched again, but is it emitted?"""
+    emitted = []
+
+    def emit_as_asked(config, found, best, workload):
+        emitted.append((config.seed, best.number))
+        if len(emitted) == 2:
+            raise KeyboardInterrupt
+        note_circuit(config.folder / CIRCUIT, best.number)
+
+    monkeypatch.setattr(precision, "check_can_emit", lambda config: None)
+    monkeypatch.setattr(precision, "emit_best", emit_as_asked)
+    config = settings(tmp_path, seeds=2, trials=2, emit=True, budgets={"lut": 4000})
+    with pytest.raises(KeyboardInterrupt):
+        run_several(JOB, config)
+    second = tmp_path / "precision-sensitivity-seed-1"
+    assert read_manifest(second).state == "finished" and not (second / CIRCUIT).exists()
+    assert (tmp_path / "precision-sensitivity-seed-0" / CIRCUIT / "manifest.json").exists()
+    run_several(JOB, config)  # the one that is missing, and no other
+    assert [seed for seed, _ in emitted] == [0, 1, 1] and emitted[1] == emitted[2]
+    assert read_manifest(second / CIRCUIT).state == "finished"
+    run_several(JOB, config)
+    assert len(emitted) == 3
+    # A circuit of another trial is none of the best.
+    shutil.rmtree(second / CIRCUIT)
+    note_circuit(second / CIRCUIT, 77)
+    run_several(JOB, config)
+    assert emitted[3:] == [emitted[1]]
+    shutil.rmtree(second / CIRCUIT)
+    resume_search(str(tmp_path), second.name)
+    assert emitted[4:] == [emitted[1]] and read_manifest(second / CIRCUIT).state == "finished"
 
 
 @pytest.mark.long

@@ -57,6 +57,7 @@ class SearchJob:
             stand for beside seeds and samplers; nothing where they stand for one.
         describe: columns about a search for the table that compares several.
         finish: what follows a result that is written, as the circuit of the best.
+        is_complete: whether that was done for the result that is written.
     """
 
     name: str
@@ -67,6 +68,7 @@ class SearchJob:
     split: Callable[[Any], Mapping[str, Mapping[str, Any]]] = lambda config: {}
     describe: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     finish: Callable[[Any, Result], None] = lambda config, result: None
+    is_complete: Callable[[Any], bool] = lambda config: True
 
 
 def find_job(name: str) -> SearchJob:

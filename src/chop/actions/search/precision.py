@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from chop.actions.search.job import BEST_FILE, SearchJob, where_model_is
-from chop.actions.search.precision_circuit import check_can_emit, emit_best
+from chop.actions.search.precision_circuit import check_can_emit, emit_best, is_emitted
 from chop.actions.search.precision_recipe import (
     PrecisionResult,
     about_recipe,
@@ -40,6 +40,7 @@ from chop.report.report import Cell, Report, Tile
 from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
 from chop.search.objective import constraints_of, objectives_of
+from chop.search.reading import load_search
 from chop.train import Metric, Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.chance import check_answers
@@ -362,7 +363,23 @@ def finish(config: PrecisionConfig, result: Result) -> None:
         emit_best(config, problem_of(config, workload), result.best, workload)
 
 
+def is_complete(config: PrecisionConfig) -> bool:
+    """Whether the circuit of the best is there, if it is asked for: a kill may have come first."""
+    if not config.emit:
+        return True
+    best = load_search(config.storage or str(config.out), config.study)[1].best
+    return best is None or is_emitted(config, best)
+
+
 JOB = SearchJob(
-    PrecisionConfig.JOB_NAME, PrecisionConfig, prepare, report, export, split, describe, finish
+    PrecisionConfig.JOB_NAME,
+    PrecisionConfig,
+    prepare,
+    report,
+    export,
+    split,
+    describe,
+    finish,
+    is_complete,
 )
 """Behind `chop search precision`."""

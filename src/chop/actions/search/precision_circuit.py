@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from rich import get_console
 
+from chop import runs
 from chop.actions.emit import emit
 from chop.actions.lower import Lowering, lowering_of
 from chop.actions.search.precision_recipe import settings_of_workload
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.settings.search import PrecisionConfig
-from chop.errors import VerificationError
+from chop.errors import CheckpointError, VerificationError
 from chop.hardware.estimate import design_cost
 from chop.hardware.place import check_device
 from chop.hardware.tools import VERSIONS, tool_path
@@ -36,6 +38,23 @@ def check_can_emit(config: PrecisionConfig) -> None:
         check_device(str(config.device))
 
 
+def _label(best: TrialRecord) -> str:
+    return f"mixed precision, trial {best.number}"
+
+
+def is_emitted(config: PrecisionConfig, best: TrialRecord) -> bool:
+    """Whether the circuit of that trial was emitted, to its end.
+
+    Args:
+        config: of the search.
+        best: the trial.
+    """
+    with suppress(CheckpointError):
+        found = runs.read_manifest(config.folder / CIRCUIT)
+        return found.state == "finished" and found.settings.get("formats") == _label(best)
+    return False
+
+
 def emit_best(
     config: PrecisionConfig, found: PrecisionProblem, best: TrialRecord, workload: Workload
 ) -> dict[str, Any]:
@@ -54,7 +73,7 @@ def emit_best(
     """
     assert found.circuit is not None
     expected = found.circuit.design(found.formats(best.config), found.fold_of(best.config))
-    fold, label = found.fold_of(best.config), f"mixed precision, trial {best.number}"
+    fold, label = found.fold_of(best.config), _label(best)
     out = config.folder / CIRCUIT
     settings = EmitConfig(
         **settings_of_workload(config),

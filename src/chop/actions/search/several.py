@@ -116,13 +116,15 @@ def _noted(config: SearchConfig) -> dict[str, Any]:
 
 
 def _is_written(job: SearchJob, config: SearchConfig) -> bool:
-    """Whether the last run of a search finished, with these settings, and its trials are there."""
+    """Whether the last run of a search finished, with these settings, and what follows it too, and
+    its trials are there."""
     if not finished_trials(storage_url(config.storage, config.out), config.study):
         return False
     with suppress(CheckpointError):
         found = runs.read_manifest(config.folder)
         same = dict(found.settings) == runs.as_json(settings_of(config))
-        return same and found.kind == f"search {job.name}" and found.state == "finished"
+        is_finished = found.kind == f"search {job.name}" and found.state == "finished"
+        return same and is_finished and job.is_complete(config)
     return False
 
 
