@@ -14,8 +14,8 @@ from chop.actions.emit import emit as emit_job
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import ConfigError, VerificationError
 from chop.files import write_json
-from chop.hardware import components, fold
-from chop.hardware.devices import DEVICES, ECP5, RESOURCES, Device, parse_device
+from chop.hardware import components, fold, place
+from chop.hardware.devices import DEVICES, ECP5, RESOURCES, XC7, Device, parse_device
 from chop.hardware.emit import emit
 from chop.hardware.emitted import check_emitted, read_folds
 from chop.hardware.estimate import design_usage, plan_usage
@@ -24,6 +24,9 @@ from chop.hardware.integer_form import integer_form
 from chop.hardware.logic import FORMULAS
 from chop.hardware.plan import RTL, Site
 from chop.hardware.plans.weighted import plan_linear
+from chop.hardware.project import project_of, write_design
+from chop.hardware.synth import synthesize
+from chop.mixed_precision.circuit import CircuitSettings
 from chop.workloads.workload import Workload
 from tests.hardware.bench import drawn
 from tests.hardware.test_bert import lowered
@@ -144,10 +147,54 @@ def test_attention_with_a_mask_is_folded():
 
 def test_what_does_not_fit_says_by_how_much_and_which_device_it_fits():
     mg = integers("chain")
-    with pytest.raises(ConfigError, match=r"2 multipliers of 0; the smallest device .* ice40-hx8k"):
-        fold_for(mg, device(dsp=0))
+    with pytest.raises(ConfigError, match=r"2 multipliers of 1; the smallest device .* ice40-hx8k"):
+        fold_for(mg, device(dsp=1))
     with pytest.raises(ConfigError, match=r"lookup tables of 10\b"):
         fold_for(mg, device(lut=10))
+
+
+def test_a_device_without_multipliers_makes_products_of_lookup_tables():
+    """In the folds, in the estimate of a search and in the counts of Yosys alike."""
+    mg = integers("chain")
+    own = parse_device("lut=20000,dsp=0,bram=50")
+    assert own.family == replace(XC7, dsp_width=0) == CircuitSettings(device=own).family
+    found = fold_for(mg, own)
+    made = emit(mg, found.fold, folds=found.folds)
+    with_some = design_usage(made.netlist, made.connections, XC7)
+    assert found.usage.dsp == 0 < with_some.dsp and found.usage.lut > with_some.lut
+    assert found.interval == fold_for(mg, device()).interval
+    assert Device("own", 9, 9, 0, 9, ECP5).family == replace(ECP5, dsp_width=0)
+    assert not EmitConfig(device="lut=20000,dsp=0,bram=50").has_multipliers
+    assert EmitConfig(device="lut=20000,dsp=1,bram=50").has_multipliers
+    assert EmitConfig().has_multipliers and not EmitConfig(device="ice40-hx8k").has_multipliers
+
+
+@pytest.mark.long
+@pytest.mark.tools("yosys")
+def test_yosys_makes_products_of_lookup_tables_where_the_device_has_no_multipliers(tmp_path):
+    design = emit(integers("chain"), 24)
+    write_design(design, tmp_path)
+    project = project_of(design)
+    rows = {
+        has: synthesize(tmp_path, project_of(design), has_multipliers=has)[-1]
+        for has in (True, False)
+    }
+    assert rows[False]["dsp"] == 0 < rows[True]["dsp"]
+    usage = {
+        has: design_usage(design.netlist, design.connections, family)
+        for has, family in ((True, XC7), (False, replace(XC7, dsp_width=0)))
+    }
+    assert rows[True]["dsp"] == usage[True].dsp
+    for has in (True, False):
+        taken = sum(rows[has][name] for name in ("lut", "lutram", "rom_lut"))
+        assert usage[has].lut == pytest.approx(taken, rel=0.2)
+    ecp5 = {}
+    for has in (True, False):
+        work = tmp_path / f"work-{has}"
+        work.mkdir()
+        place._synthesize(tmp_path, project.top, DEVICES["ecp5-25"].router, work, {}, has)
+        ecp5[has] = (work / "netlist.json").read_text().count('"type": "MULT18X18D"')
+    assert ecp5[True] == rows[True]["dsp"] and ecp5[False] == 0
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,18 @@ def _emit(
     resources: list[dict[str, Any]] = []
     if config.synthesis:
         with shown_step("synthesizing with Yosys"):
-            resources = synthesize(folder, project)
+            resources = synthesize(folder, project, has_multipliers=config.has_multipliers)
     placement: dict[str, Any] = {}
     if config.place:
         measured = found[0].interval or design.interval
-        placement = place(folder, project, config.placed_on, config.place_seeds or 3, measured)
+        placement = place(
+            folder,
+            project,
+            config.placed_on,
+            config.place_seeds or 3,
+            measured,
+            config.has_multipliers,
+        )
     if config.wave:
         with shown_step("tracing the first sample"):
             trace(folder, project, codes)

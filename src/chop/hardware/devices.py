@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -26,7 +26,8 @@ class Family:
     """What the parts of a device can do.
 
     Attributes:
-        dsp_width: bits of each factor of a signed multiplier that circuits use.
+        dsp_width: bits of each factor of a signed multiplier that circuits use; 0 where there is
+            none, and products are made of lookup tables.
         least_product: products of fewer bits are made of lookup tables.
         block_shapes: words of a block memory, by their width in bits.
         least_rom: bits that a read-only memory has to fill of each block; smaller ones are made
@@ -52,6 +53,11 @@ class Family:
     logic: float
     input_registers: int
     absorbs_words: bool
+
+    @property
+    def has_multipliers(self) -> bool:
+        """Whether products are made of anything else than lookup tables."""
+        return self.dsp_width > 0
 
 
 XC7 = Family(
@@ -126,7 +132,7 @@ class Device:
         ff: flip-flops.
         dsp: multipliers.
         bram: block memories.
-        family: what these can do.
+        family: what these can do; of a device without multipliers one that has none.
         router: places and routes on it; None where no open tool does.
     """
 
@@ -137,6 +143,10 @@ class Device:
     bram: int
     family: Family = field(default=XC7, repr=False)
     router: Router | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.dsp:
+            object.__setattr__(self, "family", replace(self.family, dsp_width=0))
 
 
 DEVICES = {
@@ -155,10 +165,13 @@ DEVICES = {
 def parse_device(text: str) -> Device:
     """A device by its name, or by what it has: `lut=..,dsp=..,bram=..`, and `ff=..`.
 
-    What has numbers alone is of the family XC7, with two flip-flops for each lookup table.
+    What has numbers alone is of the family XC7, with two flip-flops for each lookup table; with
+    `dsp=0` it makes products of lookup tables.
 
     >>> parse_device("ecp5-85").dsp, parse_device("lut=1000,dsp=4,bram=2").ff
     (156, 2000)
+    >>> parse_device("lut=1000,dsp=0,bram=2").family.has_multipliers
+    False
 
     Raises:
         ConfigError: there is no such device, or a number is missing or no number.

@@ -21,6 +21,7 @@ from chop.files.documents import parse_json
 from chop.hardware.absorb import absorb_registers
 from chop.hardware.devices import DEVICES, Router
 from chop.hardware.project import Project, sources_of
+from chop.hardware.synth import WITHOUT_MULTIPLIERS
 from chop.hardware.tools import read_command, run, tool_path, version
 from chop.hub import cache_folder
 from chop.installed import how_to_get
@@ -32,7 +33,7 @@ TARGET_MHZ = 150
 """What routing strives for; it goes on where a path is slower."""
 INSTALLED_BY = {"nextpnr-ecp5": "place", "ecppack": "place"}
 """Tools that an optional part of chop installs; others are packages of Debian."""
-_SYNTHESIS = "{read}; synth_{family} -top {top} -json netlist.json"
+_SYNTHESIS = "{read}; synth_{family}{flags} -top {top} -json netlist.json"
 # Cells that Yosys and nextpnr name after the signal that they drive.
 _ENDING = re.compile(r"(_(TRELLIS_|SB_|LUT4|CCU2C|PFUMX|L6MUX|MULT18X18D|DP16KD|DI\b).*|\.\d+)+$")
 
@@ -86,7 +87,12 @@ def tool_versions(router: Router) -> dict[str, str | None]:
 
 
 def place(
-    folder: Path, project: Project, device: str, seeds: int, interval: float
+    folder: Path,
+    project: Project,
+    device: str,
+    seeds: int,
+    interval: float,
+    has_multipliers: bool = True,
 ) -> dict[str, Any]:
     """Places and routes a project once for each seed; the result is that of the median.
 
@@ -100,6 +106,7 @@ def place(
         device: name of one that `check_device` accepts.
         seeds: how many; from 1.
         interval: cycles between two samples.
+        has_multipliers: else products are made of lookup tables, whatever the device has.
     Returns: `device`, `speed_grade`, `tools`, `seeds` with the frequency in MHz of each,
         `frequency_mhz`, `samples_per_second`, `utilization`, used and available of each resource,
         `critical_path`, see `critical_path`, and `bitstream`, the file's name, where the packer is
@@ -116,7 +123,7 @@ def place(
     ):
         work = Path(name)
         with stages.stage("synthesis", f"synthesizing for {device}"):
-            key = _synthesize(folder, project.top, target, work, tools)
+            key = _synthesize(folder, project.top, target, work, tools, has_multipliers)
         found = {}
         for seed in numbers:
             with stages.stage("route", f"placing on {device}, seed {seed}"):
@@ -144,11 +151,19 @@ def place(
 
 
 def _synthesize(
-    folder: Path, top: str, router: Router, work: Path, tools: Mapping[str, str | None]
+    folder: Path,
+    top: str,
+    router: Router,
+    work: Path,
+    tools: Mapping[str, str | None],
+    has_multipliers: bool,
 ) -> str:
     """Writes `netlist.json` into a folder; returns the digest of all that decides on a result."""
     sources = [path.relative_to(folder) for path in sources_of(folder)]
-    script = _SYNTHESIS.format(read=read_command(sources), family=router.family, top=top)
+    # Those of iCE40 are taken if they are asked for alone, and HX8K has none.
+    flags = WITHOUT_MULTIPLIERS if not has_multipliers and router.family != "ice40" else ""
+    read = read_command(sources)
+    script = _SYNTHESIS.format(read=read, family=router.family, flags=flags, top=top)
     script = script.replace("netlist.json", str(work / "netlist.json"))
     done = run([tool_path("yosys"), "-q", "-p", script], folder, PLACE_SECONDS)
     if done.returncode:

@@ -42,6 +42,8 @@ RESOURCES = (
     f"memories; what these take besides is estimated from their contents: {', '.join(ROM_COLUMNS)}."
 )
 """What the columns of a report are."""
+WITHOUT_MULTIPLIERS = " -nodsp"
+"""Of Yosys' commands for devices that could have some: products are made of lookup tables."""
 TOTAL = "all"
 ROM = "chop_rom"
 """The module that all read-only memories of the library are instances of."""
@@ -57,14 +59,17 @@ _SYNTHESIS = (
     "{read}; hierarchy -top {top}; read_verilog -lib -specify +/xilinx/cells_sim.v; "
     "select -set kept =*; read_verilog -lib +/xilinx/cells_xtra.v; "
     "delete =* @kept %d =RAMB18E1 %d =RAMB36E1 %d; "
-    "synth_xilinx -family xc7 -noiopad -noclkbuf -top {top} -run prepare:; "
+    "synth_xilinx -family xc7 -noiopad -noclkbuf{flags} -top {top} -run prepare:; "
     "tee -q -o {out} stat"
 )
 _Cells = dict[str, Counter[str]]
 
 
 def synthesize(
-    folder: Path, project: Project, seconds: float = SYNTHESIS_SECONDS
+    folder: Path,
+    project: Project,
+    seconds: float = SYNTHESIS_SECONDS,
+    has_multipliers: bool = True,
 ) -> list[dict[str, Any]]:
     """Resources of a project by Yosys' `synth_xilinx`; nothing is placed, so there is no clock.
 
@@ -75,6 +80,7 @@ def synthesize(
         folder: of the project.
         project: what is in it.
         seconds: time limit.
+        has_multipliers: else products are made of lookup tables.
     Returns: for each kind of module in the top `module`, `instances`, the measured columns of
         `COLUMNS` without read-only memories, and the estimated ones of these, `ROM_COLUMNS`; and
         the same of the whole, whose `module` is "all".
@@ -87,7 +93,8 @@ def synthesize(
         sources = sources_of(folder)
         elaborated, widths = _elaborate(folder, project.top, sources, work, seconds)
         without_files = _without_files(sources, widths, work)
-        cells = _run(folder, project.top, _SYNTHESIS, without_files, work, seconds)
+        script = _SYNTHESIS.replace("{flags}", "" if has_multipliers else WITHOUT_MULTIPLIERS)
+        cells = _run(folder, project.top, script, without_files, work, seconds)
     found = _by_module(cells, project.top)
     roms = _by_module(elaborated, project.top)
     memories = {file: _memory(folder / file, width) for file, width in widths.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -55,10 +55,8 @@ class CircuitSettings:
 
     @property
     def family(self) -> Family:
-        """Of the device; products of one without multipliers are made of lookup tables."""
-        if self.device is None:
-            return XC7
-        return self.device.family if self.device.dsp else replace(self.device.family, dsp_width=0)
+        """Of the device."""
+        return XC7 if self.device is None else self.device.family
 
 
 @dataclass(eq=False)

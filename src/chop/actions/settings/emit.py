@@ -21,9 +21,9 @@ class EmitConfig(LoweringConfig):
             computes. Fewer cycles take more multipliers. 0 chooses a fold of about 256 of them.
         device: chooses the cycles of each component for a device, the fastest design first, then
             that of fewest lookup tables: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85, or what
-            there is, as in lut=20000,dsp=40,bram=50. What is taken is estimated: lookup tables and
-            flip-flops are within 20 % in most designs that were compared. Default: none, one
-            fold for all.
+            there is, as in lut=20000,dsp=40,bram=50; with dsp=0 products are made of lookup tables,
+            by Yosys too. What is taken is estimated: lookup tables and flip-flops are within 20 %
+            in most designs that were compared. Default: none, one fold for all.
         samples: number of test rows that are simulated, under each profile of stalls. Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
@@ -76,6 +76,13 @@ class EmitConfig(LoweringConfig):
     def torch_device(self) -> str | None:
         """Where the model runs: `device` is that of the circuit."""
         return None
+
+    @property
+    def has_multipliers(self) -> bool:
+        """Whether the circuit's device has any; else its products are made of lookup tables."""
+        from chop.hardware.devices import parse_device
+
+        return self.device is None or parse_device(self.device).family.has_multipliers
 
     @property
     def placed_on(self) -> str:

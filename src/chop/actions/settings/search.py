@@ -272,8 +272,9 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         lr: peak learning rate of QAT. Default: by model and number of epochs.
         device: torch device, or with a goal or budget of a circuit the device whose lookup tables,
             multipliers and memories are counted and are budgets: ice40-hx8k, ecp5-25, ecp5-45,
-            xc7a100t, ecp5-85, or what there is, as in lut=20000,dsp=0,bram=50. Default: a GPU if
-            there is one, else the CPU; resources of 7-series.
+            xc7a100t, ecp5-85, or what there is, as in lut=20000,dsp=0,bram=50, whose products are
+            made of lookup tables. Default: a GPU if there is one, else the CPU; resources of
+            7-series.
         folds: most cycles of a component of the circuit for a sample: several are a choice of the
             search. Default: about 256 multipliers, or fewer that the device holds; with a goal
             or budget interval or latency_us a quarter to four times as many cycles, too.
