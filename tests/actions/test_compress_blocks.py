@@ -13,6 +13,7 @@ from chop.data import get_tokenizer
 from chop.errors import ConfigError
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_values import NoBlocksError
+from tests.experts import mixture
 
 ROUNDED = {"method": ("gptq",), "formats": ("mxint:width=4",), "qat_epochs": 0, "force": True}
 SHORT = {"dataset": "stories", "limit": 6, "max_length": 32, "calibration_rows": 6, "seed": 1}
@@ -144,6 +145,32 @@ def test_a_run_says_what_an_earlier_one_has_left(tmp_path, capsys, monkeypatch):
     assert kept[4:] == [0, 1, 2, 3]
     printed = " ".join(capsys.readouterr().out.split())
     assert "starts anew, as an earlier run had other settings" in printed
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:chop compress. 2 calls stay float")
+@pytest.mark.parametrize("method", ["gptq", LEARNED])
+def test_a_run_that_goes_on_tells_of_all_layers_left_alone(tmp_path, monkeypatch, method):
+    tokenizer = get_tokenizer("gpt-tiny")
+    tokenizer.save_pretrained(tmp_path / "float")
+    model = mixture("Olmoe", vocab_size=len(tokenizer), num_hidden_layers=2)
+    model.save_pretrained(tmp_path / "float")
+    settings = {**ROUNDED, **SHORT, "calibration_rows": 2, "max_length": 16, "method": (method,)}
+    settings |= {"model": str(tmp_path / "float"), "by_block": True}
+    whole = compress(CompressConfig(out=tmp_path / "whole", **settings))
+    keep = BlockFiles.keep
+
+    def stopped(self, part, *given):
+        keep(self, part, *given)
+        if part == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(BlockFiles, "keep", stopped)
+        compress(CompressConfig(out=tmp_path / "out", **settings))
+    found = compress(CompressConfig(out=tmp_path / "out", **settings))
+    assert "saw fewer rows" in whole["saved"]["left_alone"]
+    assert found["saved"]["left_alone"] == whole["saved"]["left_alone"]
 
 
 @pytest.mark.long

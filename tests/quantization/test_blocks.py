@@ -24,10 +24,12 @@ from chop.quantization.awq import awq
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_folds import block_awq, block_smooth, sites_of_parts
 from chop.quantization.block_gptq import BlockGptq
+from chop.quantization.block_learning import BlockLearning
 from chop.quantization.block_values import NoBlocksError, Values
 from chop.quantization.block_weights import LazyWeights
-from chop.quantization.blocks import BlockWalk, block_paths, parts_of
+from chop.quantization.blocks import BlockWalk, Rounded, block_paths, parts_of
 from chop.quantization.column_rounding import Solver
+from chop.quantization.learned_rounding import Learning
 from chop.quantization.row_weights import quantizers_off
 from chop.quantization.smoothquant import smooth
 from tests.experts import MIXTURES, mixture
@@ -95,11 +97,12 @@ def with_rule(kind, rule, tied=False):
     return passes.quantize_transform_pass(mg, kept)[0], blocks, read
 
 
-def walk_of(prepared, out):
+def walk_of(prepared, out, runs_float=False):
     mg, blocks, read = prepared
     weights = LazyWeights(mg.model, read)
     batches = list(select_inputs(mg, texts(), "test"))
-    return BlockWalk(mg, parts_of(mg, blocks), weights, batches, BlockFiles(out, {}))
+    files = BlockFiles(out, {})
+    return BlockWalk(mg, parts_of(mg, blocks), weights, batches, files, runs_float)
 
 
 def walked(prepared, out, row_weights="gradient"):
@@ -107,7 +110,7 @@ def walked(prepared, out, row_weights="gradient"):
     rounder = BlockGptq(walk, Solver(actorder=True), row_weights == "gradient")
     told = walk.run(rounder, lambda _: contextlib.nullcontext())
     walk.weights.load_rest()
-    return mg, {path: errors for part in told for path, errors in part.items()}
+    return mg, {path: errors for part in told for path, errors in part.told.items()}
 
 
 def in_memory(prepared, row_weights="gradient"):
@@ -184,7 +187,7 @@ def folded_by_block(prepared, out, methods):
     if "awq" in methods:
         told["awq"] = block_awq(walk, parse_format_string("mxint:width=4"))
     is_corrected = "gptq" in methods
-    rounder = BlockGptq(walk, Solver(actorder=True), True) if is_corrected else lambda _: ({}, None)
+    rounder = BlockGptq(walk, Solver(actorder=True), True) if is_corrected else lambda _: Rounded()
     walk.run(rounder, lambda _: contextlib.nullcontext())
     walk.weights.load_rest()
     return mg, told
@@ -314,6 +317,37 @@ def test_a_killed_walk_goes_on_to_the_same_bytes(tmp_path, moment):
     expected, found = load_file(tmp_path / "expected"), load_file(tmp_path / "found")
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.sampled(1)
+def test_a_walk_that_goes_on_tells_of_all_experts_left_alone(tmp_path, monkeypatch, learns):
+    """Of those of parts that an earlier run has done as well."""
+    prepared = with_rule("Olmoe", rules(*EXPERTS))
+
+    def left(out):
+        walk = walk_of(prepared, out, runs_float=learns)
+        solver = Solver(actorder=True)
+        learning = BlockLearning(walk, Learning(1, 3, 0, None, False)) if learns else None
+        rounder = learning or BlockGptq(walk, solver, False)
+        parts = walk.run(rounder, lambda _: contextlib.nullcontext())
+        return [list(part.left.items()) for part in parts]
+
+    whole = left(tmp_path / "whole")
+    first, second = (" ".join(reason for _, reason in found) for found in whole[1:3])
+    assert "fewer than its 32 inputs" in first and "fewer than" in second
+    prepared, keep = with_rule("Olmoe", rules(*EXPERTS)), BlockFiles.keep
+
+    def stopped(self, part, *given):
+        keep(self, part, *given)
+        if part == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(BlockFiles, "keep", stopped)
+        left(tmp_path / "killed")
+    prepared = with_rule("Olmoe", rules(*EXPERTS))
+    assert left(tmp_path / "killed") == whole
 
 
 def test_other_settings_start_anew(tmp_path):

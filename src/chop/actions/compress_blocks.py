@@ -45,7 +45,7 @@ from chop.quantization.block_gptq import BlockGptq
 from chop.quantization.block_learning import BlockLearning, check_learnable
 from chop.quantization.block_values import NoBlocksError
 from chop.quantization.block_weights import LazyWeights
-from chop.quantization.blocks import BlockWalk, Part, Rounder, block_paths, parts_of
+from chop.quantization.blocks import BlockWalk, Part, Rounded, Rounder, block_paths, parts_of
 from chop.quantization.column_rounding import Solver
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.gptq import WHERE
@@ -232,7 +232,8 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
             exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
         rounder, left = _rounder(config, walk)
-        walk.run(rounder, lambda name: stages.stage(BLOCK, name))
+        for part in walk.run(rounder, lambda name: stages.stage(BLOCK, name)):
+            left.setdefault(_of_weights(config), {}).update(part.left)
         decoder.weights.load_rest()
         told = describe_left(mg, left)
         rounded = measure(mg, method_title(config.method), label, workload, stages, told)
@@ -271,14 +272,12 @@ def _begun(walk: BlockWalk, done: int) -> str:
     return "; starts anew, as an earlier run had other settings" if walk.files.removed else ""
 
 
-def _rounder(
-    config: CompressConfig, walk: BlockWalk
-) -> tuple[Rounder, dict[str, Mapping[str, str]]]:
+def _rounder(config: CompressConfig, walk: BlockWalk) -> tuple[Rounder, dict[str, dict[str, str]]]:
     """What rounds a part; before, scales are moved in all of them.
 
-    Returns: and by method, why it leaves layers alone, by the name of a node.
+    Returns: and by method, why it leaves layers alone whatever the rows, by the name of a node.
     """
-    left: dict[str, Mapping[str, str]] = {}
+    left: dict[str, dict[str, str]] = {}
     if "smoothquant" in config.method:
         _, left["smoothquant"] = block_smooth(walk)
     if "awq" in config.method:
@@ -291,7 +290,12 @@ def _rounder(
     if "gptq" in config.method:
         gptq = BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
         return gptq, {**left, "gptq": gptq.skipped}
-    return lambda _: ({}, None), left
+    return lambda _: Rounded(), left
+
+
+def _of_weights(config: CompressConfig) -> str:
+    """The method that rounds weights; "" for the nearest numbers, which leave none alone."""
+    return next((name for name in (LEARNED, "gptq") if name in config.method), "")
 
 
 def _float_candidate(mg: MaseGraph, scores: Mapping[str, Score]) -> Candidate:

@@ -61,9 +61,9 @@ class BlockFiles:
             return done
         return 0
 
-    def told(self, part: int) -> dict[str, Any]:
-        """What the method told of a part that is done."""
-        found: dict[str, Any] = self._noted(part)["told"]
+    def record(self, part: int) -> dict[str, Any]:
+        """What is kept of a part that is done, beside its tensors and values."""
+        found: dict[str, Any] = self._noted(part)["record"]
         return found
 
     def inputs(self, part: int, mg: MaseGraph, exact: bool = False) -> Values:
@@ -82,7 +82,7 @@ class BlockFiles:
         part: int,
         state: Mapping[str, Tensor],
         values: Values | None,
-        told: dict[str, Any],
+        record: dict[str, Any],
         exact: Values | None = None,
     ) -> None:
         """Writes a part that is done, and removes the values that entered it.
@@ -91,7 +91,7 @@ class BlockFiles:
             part: its number.
             state: its tensors.
             values: those that enter the next part; None of the last one.
-            told: by the method.
+            record: of what the method did, as JSON has it.
             exact: those that enter the next part in the float model; None where a walk does
                 without.
         """
@@ -103,7 +103,7 @@ class BlockFiles:
             with atomic_file(self._shard(part)) as fresh:
                 save_file({name: x.contiguous() for name, x in state.items()}, fresh)
         sizes = {"codes": self._codes(part), "entering": self._entering(part + 1)}
-        self._journal.add(self._of(part), {"told": told, **sizes})
+        self._journal.add(self._of(part), {"record": record, **sizes})
         for done in (self._values(part), self._floats(part)):
             shutil.rmtree(done, ignore_errors=True)
 

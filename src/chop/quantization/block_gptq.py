@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from chop.quantization.block_values import Values
-from chop.quantization.blocks import BlockWalk, FloatBlock, run_nodes
+from chop.quantization.blocks import BlockWalk, FloatBlock, Rounded, run_nodes
 from chop.quantization.column_rounding import Solver
 from chop.quantization.gptq import (
     WHERE,
@@ -35,6 +35,9 @@ class BlockGptq:
         walk: whose parts it rounds.
         solver: rounds one matrix.
         weighs_rows: whether rows count by `row_weights`, or all alike.
+
+    Attributes:
+        skipped: why layers are left alone whatever the rows, by name of node.
     """
 
     def __init__(self, walk: BlockWalk, solver: Solver, weighs_rows: bool) -> None:
@@ -43,11 +46,10 @@ class BlockGptq:
         if weighs_rows and self._layers:
             self._weights = moderated(block_row_weights(walk, list(self._layers)))
 
-    def __call__(self, block: FloatBlock) -> tuple[dict[str, Any], Values | None]:
+    def __call__(self, block: FloatBlock) -> Rounded:
         """The errors of each layer by its path, and the values after the part."""
         errors, few, values = correct_block(block, self._layers, self._weights, self._solver)
-        self.skipped.update(few)
-        return errors, values
+        return Rounded(dict(errors), few, values)
 
 
 def correct_block(

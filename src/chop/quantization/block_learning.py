@@ -11,8 +11,7 @@ from torch import fx
 from chop.ir.graph import MaseGraph
 from chop.quantization.block_error import outputs_of
 from chop.quantization.block_gptq import block_row_weights
-from chop.quantization.block_values import Values
-from chop.quantization.blocks import BlockWalk, FloatBlock, Part
+from chop.quantization.blocks import BlockWalk, FloatBlock, Part, Rounded
 from chop.quantization.learned_rounding import (
     WHERE,
     Learning,
@@ -31,6 +30,9 @@ class BlockLearning:
     Args:
         walk: whose parts it rounds; its float parts run too.
         learning: how.
+
+    Attributes:
+        skipped: why layers are left alone whatever the rows, by name of node.
     """
 
     def __init__(self, walk: BlockWalk, learning: Learning) -> None:
@@ -41,11 +43,11 @@ class BlockLearning:
         nodes = weighed_nodes(outputs, self._layers, learning)
         self._weights = moderated(block_row_weights(walk, nodes, WHERE)) if nodes else {}
 
-    def __call__(self, block: FloatBlock) -> tuple[dict[str, Any], Values | None]:
+    def __call__(self, block: FloatBlock) -> Rounded:
         """The errors of the part by its name, and the values after it."""
         part = as_far_as(self._layers, block.part) if block.is_last else block.part
         if not any(node in self._layers for node in part.nodes):
-            return {}, None
+            return Rounded()
         assert block.exact is not None
         told, few, values = learn_block(
             replace(block, part=part),
@@ -55,8 +57,7 @@ class BlockLearning:
             self._weights,
             self._learning,
         )
-        self.skipped.update(few)
-        return {part.name: told}, values
+        return Rounded({part.name: told}, few, values)
 
 
 def check_learnable(mg: MaseGraph, parts: Sequence[Part]) -> None:

@@ -24,7 +24,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,23 @@ class Part:
     nodes: tuple[fx.Node, ...]
 
 
-Rounder = Callable[["FloatBlock"], tuple[dict[str, Any], Values | None]]
-"""Rounds the weights of a part in place.
+@dataclass(frozen=True)
+class Rounded:
+    """What came of a part.
 
-Returns: what is to be told of it, as JSON has it; and the values after it, None to run it for them.
-"""
+    Attributes:
+        told: by the method, as JSON has it.
+        left: why the method left experts alone, by their names.
+        values: after the part; None to run it for them.
+    """
+
+    told: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    values: Values | None = None
+
+
+Rounder = Callable[["FloatBlock"], Rounded]
+"""Rounds the weights of a part in place."""
 
 
 def block_paths(model: nn.Module) -> list[str]:
@@ -257,25 +269,25 @@ class BlockWalk:
         self._runs_float = runs_float
         self.parts = list(parts)
 
-    def run(self, round_part: Rounder, stage: Stage) -> list[dict[str, Any]]:
+    def run(self, round_part: Rounder, stage: Stage) -> list[Rounded]:
         """Rounds every part; the graph then has packed layers, whose codes lie in files.
 
         Args:
             round_part: the method.
             stage: shows progress.
-        Returns: what the method told of each part.
+        Returns: what came of each part, those of an earlier run among them; without values.
         """
-        told = []
+        found = []
         done = self.files.whole(len(self.parts))
         for number, part in enumerate(self.parts):
             if number < done:
-                told.append(self._restore(number, part))
+                found.append(self._restore(number, part))
                 continue
             with stage(part.name):
-                told.append(self._round(number, part, round_part))
-        return told
+                found.append(self._round(number, part, round_part))
+        return found
 
-    def _round(self, number: int, part: Part, round_part: Rounder) -> dict[str, Any]:
+    def _round(self, number: int, part: Part, round_part: Rounder) -> Rounded:
         names = self._tensors(part)
         self.weights.load(names)
         exact, targets = self._run_float(number, part)
@@ -286,13 +298,15 @@ class BlockWalk:
         block = FloatBlock(self.mg, part, inputs, self.batches, scratch, is_last, exact, targets)
         with torch.no_grad(), exit_open_regions():
             self.mg.model.eval()
-            told, values = round_part(block)
-            values = values or block.run()
+            rounded = round_part(block)
+            values = rounded.values or block.run()
         self._pack(part)
-        self.files.keep(number, self._state(part), None if is_last else values, told, targets)
+        # In pairs, as the journal sorts keys.
+        record = {"told": rounded.told, "left": list(rounded.left.items())}
+        self.files.keep(number, self._state(part), None if is_last else values, record, targets)
         self._put(number, part)
         self.weights.free_unused(names)
-        return told
+        return replace(rounded, values=None)
 
     def _run_float(self, number: int, part: Part) -> tuple[Values | None, Values | None]:
         """The values that enter the float part, and those after it; see `FloatBlock`."""
@@ -305,12 +319,13 @@ class BlockWalk:
             self.mg.model.eval()
             return exact, FloatBlock(self.mg, part, exact, self.batches, self.files.scratch).run()
 
-    def _restore(self, number: int, part: Part) -> dict[str, Any]:
+    def _restore(self, number: int, part: Part) -> Rounded:
         """A part that an earlier run has rounded: packed layers of zeros, and then its codes."""
         self._pack(part, tables=True)
         self._pack(part)
         self._put(number, part)
-        return self.files.told(number)
+        record = self.files.record(number)
+        return Rounded(record["told"], dict(record["left"]))
 
     @contextlib.contextmanager
     def loaded(self, part: Part) -> Iterator[None]:
