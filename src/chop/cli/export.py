@@ -8,6 +8,53 @@ from typing import Any
 
 from chop.cli.command import Command
 
+HELP = """Write a compressed model for other engines, and read the files back.
+
+[bold]Examples[/]
+
+  chop export runs/compress --to onnx,openvino,pt2
+
+  chop export ./my-llama --format mxint8 --to gguf,compressed-tensors
+
+  chop export ./my-llama --format fp8 --inputs fp8 --to compressed-tensors
+
+  chop export ./my-llama --format mxint4 --override 're:.*down_proj=mxint8' --to gguf
+
+  chop export runs/compress --to gptq --nearest --batch 1 --batch 32
+
+[bold]Targets[/], the engines that they are made for, and the formats that they take:
+
+[bold]onnx[/] (onnxruntime): any in weights, integers of up to 8 bits as codes, others as
+floats; integer, scale_integer with one scale in inputs, others are not rounded
+
+[bold]openvino[/] (OpenVINO): as onnx
+
+[bold]pt2[/] (torch, C++ with libtorch): any in weights; integer in inputs
+
+[bold]compressed-tensors[/] (vLLM, SGLang, transformers): mxint, group_integer, scale_integer,
+integer, mxfp, nvfp4, fp8 in weights; scale_integer, integer, fp8 in inputs
+
+[bold]gptq[/] (vLLM, SGLang, GPTQModel): mxint, group_integer, scale_integer, integer of 2, 3, 4
+or 8 bits in weights
+
+[bold]qonnx[/] (hls4ml, FINN): integer, scale_integer, binary, ternary, with static scales
+
+[bold]gguf[/] (llama.cpp, transformers): mxint, group_integer, group_affine of up to 5 bits,
+mxfp of 4 and nvfp4 in weights
+
+What a target cannot hold is listed by module with the nearest format that it can hold, and
+nothing is written, for no target; --nearest rounds these modules to that format. onnx and
+openvino list none: a note says what became floats, and which inputs are not rounded. The
+target's own library reads each file back; folders of gptq are read by chop itself. vLLM,
+SGLang, GPTQModel and FINN were not run. chop doctor names the libraries that are missing.
+
+[bold]Tables[/]: per target size, how many packed weights the library decodes to the graph's
+values, and the largest difference of outputs; per model the metric on the test rows, where they
+are known; per engine and batch size how many times as fast it is as float and as the graph.
+
+[bold]Output[/] in --out: a file or folder per target, table.md, manifest.json, and per batch
+size times-batch-N.svg and times-batch-N.json."""
+
 
 def export(
     model: str,
@@ -28,51 +75,6 @@ def export(
     threads: int = 1,
 ) -> Any:
     """Write a compressed model for other engines, and read the files back.
-
-    [bold]Examples[/]
-
-      chop export runs/compress --to onnx,openvino,pt2
-
-      chop export ./my-llama --format mxint8 --to gguf,compressed-tensors
-
-      chop export ./my-llama --format fp8 --inputs fp8 --to compressed-tensors
-
-      chop export ./my-llama --format mxint4 --override 're:.*down_proj=mxint8' --to gguf
-
-      chop export runs/compress --to gptq --nearest --batch 1 --batch 32
-
-    [bold]Targets[/], the engines that they are made for, and the formats that they take:
-
-    [bold]onnx[/] (onnxruntime): any in weights, integers of up to 8 bits as codes, others as
-    floats; integer, scale_integer with one scale in inputs, others are not rounded
-
-    [bold]openvino[/] (OpenVINO): as onnx
-
-    [bold]pt2[/] (torch, C++ with libtorch): any in weights; integer in inputs
-
-    [bold]compressed-tensors[/] (vLLM, SGLang, transformers): mxint, group_integer, scale_integer,
-    integer, mxfp, nvfp4, fp8 in weights; scale_integer, integer, fp8 in inputs
-
-    [bold]gptq[/] (vLLM, SGLang, GPTQModel): mxint, group_integer, scale_integer, integer of 2, 3, 4
-    or 8 bits in weights
-
-    [bold]qonnx[/] (hls4ml, FINN): integer, scale_integer, binary, ternary, with static scales
-
-    [bold]gguf[/] (llama.cpp, transformers): mxint, group_integer, group_affine of up to 5 bits,
-    mxfp of 4 and nvfp4 in weights
-
-    What a target cannot hold is listed by module with the nearest format that it can hold, and
-    nothing is written, for no target; --nearest rounds these modules to that format. onnx and
-    openvino list none: a note says what became floats, and which inputs are not rounded. The
-    target's own library reads each file back; folders of gptq are read by chop itself. vLLM,
-    SGLang, GPTQModel and FINN were not run. chop doctor names the libraries that are missing.
-
-    [bold]Tables[/]: per target size, how many packed weights the library decodes to the graph's
-    values, and the largest difference of outputs; per model the metric on the test rows, where they
-    are known; per engine and batch size how many times as fast it is as float and as the graph.
-
-    [bold]Output[/] in --out: a file or folder per target, table.md, manifest.json, and per batch
-    size times-batch-N.svg and times-batch-N.json.
 
     Args:
         model: output folder of chop compress, checkpoint of a graph, folder that chop wrote for
@@ -102,4 +104,4 @@ def export(
     return run(ExportConfig(*what, batch_sizes, seconds, threads, overrides or {}, skip))
 
 
-EXPORT = Command(export, draws=True)
+EXPORT = Command(export, help=HELP, draws=True)
