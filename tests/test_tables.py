@@ -3,13 +3,7 @@ import re
 
 import pytest
 
-from chop.actions.compress_results import (
-    Candidate,
-    Row,
-    about_operators,
-    table_of,
-    terminal_table,
-)
+from chop.actions.compress_table import Candidate, Row, about_operators, table_of, terminal_table
 from chop.report.report import show
 from chop.statistics.intervals import wilson_of_share
 from chop.tables import print_table

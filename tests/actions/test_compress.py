@@ -16,7 +16,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress, measure
-from chop.actions.compress_results import Row
+from chop.actions.compress_table import Row
 from chop.actions.doctor import OK, examine
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.formats import parse_format_string

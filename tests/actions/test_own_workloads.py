@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from chop import MaseGraph
 from chop.actions.compress import CompressConfig, compress
-from chop.actions.compress_results import Row
+from chop.actions.compress_table import Row
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError

@@ -7,16 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from chop.actions.compress_measure import FLOAT, QUANTIZED, TRAINING, measure
-from chop.actions.compress_results import (
-    MODEL_FILES,
-    Candidate,
-    about_operators,
-    about_rows,
-    footnotes,
-    outcome_of,
-    report_of,
-    terminal_table,
-)
+from chop.actions.compress_results import MODEL_FILES, about_rows, outcome_of, report_of
+from chop.actions.compress_table import Candidate, about_operators, footnotes, terminal_table
 from chop.actions.compress_texts import check_samples, with_texts
 from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.actions.ptq import (

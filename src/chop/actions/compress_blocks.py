@@ -17,14 +17,10 @@ from chop.actions.compress_results import (
     GRAPH_FILE,
     MODEL_FILES,
     ONNX_FILE,
-    Candidate,
-    Row,
-    footnotes,
-    printed_row,
     report_of,
-    terminal_table,
     without_earlier_files,
 )
+from chop.actions.compress_table import Candidate, Row, footnotes, printed_row, terminal_table
 from chop.actions.job import Job, Output, run_job
 from chop.actions.ptq import describe_left, method_title
 from chop.actions.settings.compress import CompressConfig

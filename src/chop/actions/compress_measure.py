@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chop import passes
-from chop.actions.compress_results import Candidate, Row
+from chop.actions.compress_table import Candidate, Row
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit

@@ -24,7 +24,7 @@ from chop.train import Metric
 from chop.train.feed import module_mode
 
 if TYPE_CHECKING:
-    from chop.actions.compress_results import Candidate
+    from chop.actions.compress_table import Candidate
 
 MOST_PANELS = 12
 BINS = 48

@@ -1,9 +1,8 @@
-"""Compression results: the table, the figures, and the saved model's files."""
+"""Compression results: their report, and the saved model's files."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from chop import passes
 from chop.actions.compress_page import charts_of_model, layer_table, tiles_of, warnings_of
+from chop.actions.compress_table import Candidate, curves_of, printed_row
 from chop.actions.job import Output
 from chop.actions.latency import (
     compare_with_float,
@@ -27,12 +27,9 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
-from chop.report.plots import Curve, plot_accuracy
-from chop.report.report import Block, Cell, Note, Report, Table, figure
-from chop.statistics.intervals import Interval
+from chop.report.plots import plot_accuracy
+from chop.report.report import Block, Note, Report, figure
 from chop.studies.model import BATCH_SIZES, ModelComparison
-from chop.train import Metric
-from chop.train.intervals import Score
 from chop.train.rows import has_pictures_in_text
 from chop.workloads.hf_folder import FOLDER, hugging_face_folder
 from chop.workloads.workload import Workload
@@ -44,53 +41,6 @@ MODEL_FILES = ("model.pt", "model.mz")
 """Tensors, and the graph with all that is known of it."""
 ONNX_FILE = "model.onnx"
 GRAPH_FILE = "graph.svg"
-POOR_FIT = " *"
-"""Behind a format that takes most of the weights of some layers."""
-OPERATORS = "quantized operators"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        method: `float`, `PTQ` (rounded after training), the methods that it was rounded by (`GPTQ`,
-            `AWQ+GPTQ`) or `QAT` (trained with rounding).
-        format: of data, weights and biases of the chosen operators.
-        validation: the metric on validation rows; formats are chosen by it.
-        test: that on test rows, called by the metric's name in `result.json`; nothing is chosen
-            by it.
-        bits: average storage per parameter of the whole model.
-        quantized: how many operators are quantized.
-        size_kb: what the parameters take at those widths, in units of 1,000 bytes.
-        poor_fit: says which layers lose most of their weights to their format; None if none do.
-        unreached: says which weights no format can be given to; None if they are few.
-        validation_interval_95: of `validation`, see `chop.train.intervals`.
-        test_interval_95: of `test`.
-        left_alone: says which layers the methods left as they were, and why; None: none.
-    """
-
-    method: str
-    format: str
-    validation: float
-    test: float
-    bits: float
-    quantized: int
-    size_kb: float
-    poor_fit: str | None = None
-    unreached: str | None = None
-    validation_interval_95: Interval | None = None
-    test_interval_95: Interval | None = None
-    left_alone: str | None = None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A measured graph, and its metric with intervals by the name of the rows."""
-
-    row: Row
-    graph: MaseGraph
-    scores: Mapping[str, Score]
 
 
 @dataclass(frozen=True)
@@ -108,53 +58,6 @@ class Saved:
     packed: MaseGraph
     packed_share: float
     float_layers: list[dict[str, Any]]
-
-
-def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, Any]]:
-    """The candidates as people read them; see `footnotes` for the marks."""
-    return [
-        {
-            "method": row.method,
-            "format": row.format + POOR_FIT * bool(row.poor_fit),
-            **{
-                f"{name} (95 % interval)": Cell(score.value, score.format_cell(metric))
-                for name, score in scores.items()
-            },
-            "bits": Cell.of(row.bits, ".2f"),
-            OPERATORS: row.quantized,
-            "weights (kB)": Cell.of(row.size_kb, ".1f"),
-        }
-        for row, scores in ((candidate.row, candidate.scores) for candidate in candidates)
-    ]
-
-
-def terminal_table(title: str, candidates: Sequence[Candidate], metric: Metric) -> Table:
-    """The table for 80 columns: `about_operators` has the column that the document alone has."""
-    rows = table_of(candidates, metric)
-    return Table(title, rows, [name for name in rows[0] if name != OPERATORS])
-
-
-def about_operators(candidates: Sequence[Candidate]) -> str:
-    """How many operators are quantized, for a line below a table; `table.md` has it by format."""
-    counts = {c.row.quantized for c in candidates if c.row.method != "float"}
-    least, most = min(counts, default=0), max(counts, default=0)
-    return f"Quantized operators: {most if least == most else f'{least} to {most}, by format'}."
-
-
-def printed_row(row: Row, metric: Metric) -> dict[str, Any]:
-    """A row for `result.json`."""
-    fields = dataclasses.asdict(row)
-    return {metric.name if name == "test" else name: value for name, value in fields.items()}
-
-
-def footnotes(candidates: Sequence[Candidate]) -> list[str]:
-    """On each marked format of the table, weights without a format and layers left alone."""
-    fits = {
-        c.row.format: c.row.poor_fit for c in candidates if c.row.method not in ("float", "QAT")
-    }
-    unreached = dict.fromkeys(c.row.unreached for c in candidates if c.row.unreached)
-    left = dict.fromkeys(c.row.left_alone for c in candidates if c.row.left_alone)
-    return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached, *left]
 
 
 def report_of(
@@ -210,7 +113,7 @@ def report_of(
     floats = {"float": rows[0].test, **workload.baselines}
     draw = figure(
         plot_accuracy,
-        _curves(rows),
+        curves_of(rows),
         floats,
         xlabel="average bits per parameter",
         title=f"{workload.title}: {metric.title} on {len(workload.test)} test rows",
@@ -394,18 +297,3 @@ def sizes_of(result: Mapping[str, Any]) -> str:
     ]
     ratio = exact["model.pt"] / saved["model.pt"]
     return f"Files: {', '.join(texts)}; the weights' file is {ratio:.1f}x smaller."
-
-
-def _curves(rows: Sequence[Row]) -> list[Curve]:
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.method != "float":
-            points.setdefault((row.method, _kind(row.format)), []).append((row.bits, row.test))
-    return [Curve(f"{method}, {kind}", found) for (method, kind), found in points.items()]
-
-
-def _kind(label: str) -> str:
-    name = re.split(r"\W", label)[0]
-    if name != "integer":
-        return name
-    return "derived fractions" if label.endswith("auto") else "fixed fractions"
