@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from chop.actions.settings.bench import BenchModelConfig
+from chop.actions.settings.formats import FormatSettings
 from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.settings.sweep import PruneSweepConfig
@@ -133,7 +134,7 @@ def test_choices_are_those_of_the_registries():
         return get_args(inspect.get_annotations(cls, eval_str=True)[name])
 
     assert choices(NasConfig, "compression") == get_args(Mode)
-    assert choices(PrecisionConfig.__mro__[1], "rule") == get_args(Rule)
+    assert choices(FormatSettings, "rule") == get_args(Rule)
     assert choices(BenchCompileConfig, "modes")[0] == Literal[tuple(MODES)]
     assert choices(BenchDequantizeConfig, "formats")[0] == Literal[tuple(FORMATS)]
     assert choices(BenchAttentionConfig, "dtypes")[0] == Literal[tuple(DTYPES)]

@@ -71,9 +71,11 @@ class Allocation:
         if not self.limits:
             return np.zeros(0)
         try:
-            return self._costs(way) - self._base
+            costs = self._costs(way)
         except NotANumberError:
             return None
+        added: np.ndarray = costs - self._base
+        return added
 
     def _costs(self, changed: Config) -> np.ndarray:
         """(limits,): the costs of the base but for some choices, turned to be made small."""

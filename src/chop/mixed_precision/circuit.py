@@ -173,9 +173,10 @@ def begin(
     Raises:
         ConfigError: no such mix has a circuit.
     """
-    folds, base, refused = tuple[int, ...](), None, dict[str, str]()
+    folds, refused = tuple[int, ...](), dict[str, str]()
+    base: Config | None = None
     for text in reversed(options):
-        mix = dict.fromkeys(names, text)
+        mix: Config = dict.fromkeys(names, text)
         try:
             folds = folds or costs.folds(formats_of(mix))
             costs.design(formats_of(mix), folds[-1])

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from chop.actions.sweep.grid import parse_range, whole
+from chop.actions.settings.circuits import CircuitOptions
+from chop.actions.settings.formats import FormatSettings
 from chop.config import MORE
 from chop.errors import ConfigError, check_known
 from chop.workloads.settings import Ranges, WorkloadConfig
 
 if TYPE_CHECKING:
-    from chop.formats import NumberFormat
-    from chop.mixed_precision.circuit import CircuitSettings
-    from chop.mixed_precision.problem import PrecisionProblem, Score
     from chop.nas.compression import Compression
     from chop.search import Constraint, Goal, Search, SearchSpace
     from chop.search.objective import Goals, Measure
-    from chop.train import Rows
-    from chop.workloads.workload import Workload
 
 USUAL_BITS = 4.0
 """The budget of bits per weight where none is given."""
-OF_LANGUAGE_MODELS = {"operands": ("weight",), "bias": "float"}
-"""What has a format where nobody says it: what a recipe can hold."""
-OF_OTHERS = {"operands": ("data_in", "weight"), "bias": "8.mse"}
-TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Kinds that a model runs on; other devices are those of circuits."""
 
 
 @dataclass(frozen=True)
@@ -101,127 +92,6 @@ class SearchConfig(WorkloadConfig):
 
 
 @dataclass(frozen=True)
-class FormatSettings:
-    """Candidate number formats.
-
-    Attributes:
-        formats: formats by name (`integer`, `mxint`), each with its usual fields; `all` of them; or
-            single ones: `4.auto`, `mxint:width=4`.
-        widths: bit widths of the formats given by name: numbers by commas, or ranges
-            `first:last:step`; formats of one width keep it. Default: usual for the job.
-        ranges: values of further fields, by field. Example: `block_size=16,32`. Default: none.
-        rule: calibration of fractions and exponent biases: mse (least squared error), minmax
-            (nothing saturates) or percentile (one value in 1,000 saturates).
-        operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
-        operands: operands in the chosen format: data_in, weight, bias. Default: data_in and weight;
-            of language models (causal-lm) weight.
-        per: `layer` for one choice per layer, `operand` for one per operand of a layer.
-        bias: format of biases. Default: 8.mse; of language models float.
-        calibration_rows: training rows that calibrate scales.
-        eval_batch_size: rows of an evaluation step. Default: chosen for speed.
-    """
-
-    RANGES: ClassVar[Ranges] = {"calibration_rows": (1, 10**9), "eval_batch_size": (1, 10**6)}
-    USUAL_WIDTHS: ClassVar[str | None] = None
-
-    formats: tuple[str, ...] = ("integer",)
-    widths: str | int | tuple[int, ...] | None = None
-    ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, metadata=MORE)
-    rule: Literal["mse", "minmax", "percentile"] = field(default="mse", metadata=MORE)
-    operators: tuple[str, ...] | None = field(default=None, metadata=MORE)
-    operands: tuple[str, ...] | None = field(default=None, metadata=MORE)
-    per: Literal["layer", "operand"] = field(default="layer", metadata=MORE)
-    bias: str | None = field(default=None, metadata=MORE)
-    calibration_rows: int = field(default=256, metadata=MORE)
-    eval_batch_size: int | None = field(default=None, metadata=MORE)
-
-    def read_formats(self) -> None:
-        """Names the formats that `all` stands for.
-
-        Raises:
-            ConfigError: a setting is wrong; nothing is loaded yet.
-        """
-        from chop.formats import parse_format_string
-        from chop.mixed_precision.candidates import every_format
-        from chop.quantization.named_operators import check_operators
-
-        if "all" in self.formats:
-            if len(self.formats) > 1:
-                raise ConfigError("formats: 'all' has every format; give it alone.")
-            object.__setattr__(self, "formats", every_format())
-        self.candidates()
-        if self.bias is not None:
-            parse_format_string(self.bias)
-        if self.operators is not None:
-            check_operators(self.operators)
-
-    def all_ranges(self) -> dict[str, tuple[Any, ...]]:
-        """Values by field, widths among them."""
-        from chop.mixed_precision.candidates import fields_of
-
-        widths = self.widths
-        if widths is not None and "width" in self.ranges:
-            raise ConfigError("widths and ranges.width are the same: give one of them.")
-        if widths is None and any("width" in fields_of(given) for given in self.formats):
-            widths = self.USUAL_WIDTHS
-        usual = {} if widths is None else {"width": whole(parse_range(widths, "widths"), "widths")}
-        return {**usual, **self.ranges}
-
-    def problem(
-        self,
-        workload: Workload,
-        rows: Rows,
-        goal: Score | None = "metric",
-        training: Mapping[str, Any] | None = None,
-    ) -> PrecisionProblem:
-        """The mixed-precision problem of a workload, measured on `rows`."""
-        from chop.mixed_precision.problem import PrecisionProblem
-        from chop.workloads.workload import raise_to_graph
-
-        own = self._of_problem()
-        usual = OF_LANGUAGE_MODELS if workload.task.name == "causal-lm" else OF_OTHERS
-        mg, circuit = raise_to_graph(workload), self.circuit()
-        if circuit is not None:  # a float bias has no circuit
-            usual = {**usual, "bias": OF_OTHERS["bias"]}
-        own |= {name: value for name, value in usual.items() if own[name] is None}
-        if circuit is not None:
-            from chop.passes import conv_bn_fusion_transform_pass
-
-            mg, _ = conv_bn_fusion_transform_pass(mg)
-        return PrecisionProblem(
-            mg,
-            workload.train,
-            rows,
-            ranges=self.all_ranges(),
-            batch_size=self.eval_batch_size,
-            goal=goal,
-            task=workload.task,
-            training=training,
-            circuit=circuit,
-            **own,
-        )
-
-    def circuit(self) -> CircuitSettings | None:
-        """What a circuit is made for, whose costs are measured; None for no circuit."""
-        return None
-
-    def _of_problem(self) -> dict[str, Any]:
-        """The settings that a problem takes as they are."""
-        names = ("formats", "rule", "operators", "operands", "per", "bias", "calibration_rows")
-        return {name: getattr(self, name) for name in names}
-
-    def identity(self) -> dict[str, Any]:
-        """All of these settings that a result depends on, as plain JSON."""
-        return {**self._of_problem(), "formats": list(self.candidates())}
-
-    def candidates(self) -> dict[str, NumberFormat]:
-        """The formats to choose from by format string, those of few bits first."""
-        from chop.mixed_precision.candidates import format_candidates
-
-        return format_candidates(self.formats, self.all_ranges(), self.rule)
-
-
-@dataclass(frozen=True)
 class SensitivityConfig(FormatSettings, WorkloadConfig):
     """Settings of `chop search sensitivity`.
 
@@ -249,7 +119,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
 
 
 @dataclass(frozen=True)
-class PrecisionConfig(FormatSettings, SearchConfig):
+class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
     """Settings of `chop search precision`.
 
     Attributes:
@@ -270,20 +140,8 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             are fewer than 100 validation rows and nothing is trained.
         epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
-        device: torch device, or with a goal or budget of a circuit the device whose lookup tables,
-            multipliers and memories are counted and are budgets: ice40-hx8k, ecp5-25, ecp5-45,
-            xc7a100t, ecp5-85, or what there is, as in lut=20000,dsp=0,bram=50, whose products are
-            made of lookup tables. Default: a GPU if there is one, else the CPU; resources of
-            7-series.
-        folds: most cycles of a component of the circuit for a sample: several are a choice of the
-            search. Default: about 256 multipliers, or fewer that the device holds; with a goal
-            or budget interval or latency_us a quarter to four times as many cycles, too.
-        clock_mhz: the clock that latency_us is told at: no estimate tells it.
-        others: format of the operators that the search is not about, where there is a circuit.
-        emit: emits and verifies the circuit of the best, in OUT/NAME/circuit.
-        place: places and routes it as well, on the device.
 
-    The other settings are those of `FormatSettings` and `SearchConfig`.
+    The other settings are those of `CircuitOptions`, `FormatSettings` and `SearchConfig`.
     """
 
     JOB_NAME: ClassVar[str] = "precision"
@@ -291,11 +149,9 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         "search_rows": (1, 10**9),
         "epochs": (0, 10_000),
         "lr": (1e-12, 1e3),
-        "clock_mhz": (1e-3, 1e5),
     }
 
     USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
-    OF_CIRCUITS: ClassVar[tuple[str, ...]] = ("folds", "clock_mhz", "others", "emit", "place")
 
     out: Path = Path("runs/search")
     goals: tuple[str, ...] = ("kl",)
@@ -306,12 +162,6 @@ class PrecisionConfig(FormatSettings, SearchConfig):
     search_rows: int = field(default=2000, metadata=MORE)
     epochs: int = 0
     lr: float | None = field(default=None, metadata=MORE)
-    device: str | None = None
-    folds: tuple[int, ...] = field(default=(), metadata=MORE)
-    clock_mhz: float = field(default=100.0, metadata=MORE)
-    others: str = field(default="8.auto", metadata=MORE)
-    emit: bool = False
-    place: bool = False
 
     def __post_init__(self) -> None:
         from chop.mixed_precision.costs import COSTS
@@ -320,7 +170,9 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         super().__post_init__()
         self.read_formats()
         objectives_of(self.all_goals())
-        self._check_circuit()
+        self.check_circuit()
+        if self.emit and self.epochs:
+            raise ConfigError("emit: a circuit of weights that trials train is not emitted.")
         if self.pruner is not None and self.goals[0] in COSTS:
             raise ConfigError(
                 f"pruner: '{self.goals[0]}' is known before a trial runs: there is nothing to stop."
@@ -328,81 +180,13 @@ class PrecisionConfig(FormatSettings, SearchConfig):
         if self.lr is not None and not self.epochs:
             raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
 
-    def _check_circuit(self) -> None:
-        """Raises ConfigError where settings of a circuit are wrong, or are about none."""
-        from chop.formats import parse_format_string
-        from chop.hardware.devices import parse_device
-
-        defaults = {each.name: each.default for each in fields(self)}
-        given = [name for name in self.OF_CIRCUITS if getattr(self, name) != defaults[name]]
-        given = ["device"] * (self.torch_device != self.device) + given
-        if given and not self.circuit_goals():
-            raise ConfigError(
-                f"{given[0]}: nothing is asked of a circuit; name a goal or budget of one: lut, "
-                "ff, dsp, bram, interval or latency_us."
-            )
-        if any(fold < 1 for fold in self.folds):
-            raise ConfigError(f"folds: got {min(self.folds)}, expected 1 or more cycles.")
-        if self.place and not self.emit:
-            raise ConfigError("place: what is placed is the circuit that emit writes; add emit.")
-        if self.emit and self.epochs:
-            raise ConfigError("emit: a circuit of weights that trials train is not emitted.")
-        circuit, kind = self.circuit(), (self.torch_device or "cpu").partition(":")[0]
-        if circuit is not None and kind not in TORCH_DEVICES:
-            parse_device(kind)
-        router = circuit and circuit.device and circuit.device.router
-        if self.place and router is None:
-            raise ConfigError(
-                f"place: no tool places on '{self.device or 'no device'}': name a device as "
-                "--device ecp5-85."
-            )
-        parse_format_string(self.others)
-
-    def circuit_goals(self) -> list[str]:
-        """Goals and budgets that are numbers of a circuit."""
-        from chop.mixed_precision.costs import COSTS
-
-        names = dict.fromkeys((*self.goals, *(self.budgets or ())))
-        return [name for name in names if name in COSTS and COSTS[name].is_of_circuit]
-
-    def circuit_columns(self) -> list[tuple[str, int]]:
-        """Numbers of a circuit that tables have, and places of their fractions."""
-        from chop.mixed_precision.costs import COSTS
-
-        names = [name for name, cost in COSTS.items() if cost.is_of_circuit]
-        return [(name, 2 * (name == "latency_us")) for name in names if self.circuit_goals()]
-
-    def circuit(self) -> CircuitSettings | None:
-        """What a circuit is made for; None where no goal or budget is about one."""
-        goals = self.circuit_goals()
-        if not goals:
-            return None
-        from chop.hardware.devices import parse_device
-        from chop.mixed_precision.circuit import CircuitSettings
-
-        device = parse_device(self.device) if self.device and not self.torch_device else None
-        varies = bool({"interval", "latency_us"} & set(goals))
-        return CircuitSettings(self.folds, device, self.clock_mhz, self.others, varies)
+    def goal_names(self) -> tuple[str, ...]:
+        """What goals and budgets are about."""
+        return (*self.goals, *(self.budgets or ()))
 
     def identity(self) -> dict[str, Any]:
-        """All of the settings that a result depends on, as plain JSON."""
-        circuit = self.circuit()
-        if circuit is None:
-            return super().identity()
-        from chop.hardware.estimate import estimates_id
-
-        device = circuit.device and circuit.device.name
-        own = {name: getattr(self, name) for name in ("clock_mhz", "others")}
-        own |= {"device": device, "folds": list(self.folds), "estimates": estimates_id()}
-        return super().identity() | own
-
-    @property
-    def torch_device(self) -> str | None:
-        """Where the model runs."""
-        from chop.hardware.devices import DEVICES
-
-        is_circuit = self.device in DEVICES or "=" in (self.device or "")
-        return None if is_circuit else self.device
+        """All of these settings that a result depends on, as plain JSON."""
+        return super().identity() | self.circuit_identity()
 
     @property
     def begins_warm(self) -> bool:
@@ -420,17 +204,9 @@ class PrecisionConfig(FormatSettings, SearchConfig):
             narrowest = min(fmt.bits() for fmt in self.candidates().values())
             has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
             budgets = {"bits": USUAL_BITS} if has_usual else {}
-        return precision_goals(self.goals, {**self._of_device(), **budgets})
-
-    def _of_device(self) -> dict[str, float]:
-        """Budgets that the device of a circuit sets: what it has of each resource."""
-        from chop.hardware.devices import RESOURCES
-
-        circuit = self.circuit()
-        if circuit is None or circuit.device is None:
-            return {}
-        has = {name: getattr(circuit.device, name) for name in RESOURCES}
-        return {name: count for name, count in has.items() if count and name not in self.goals}
+        of_device = self.device_budgets()
+        limits = {name: most for name, most in of_device.items() if name not in self.goals}
+        return precision_goals(self.goals, {**limits, **budgets})
 
 
 @dataclass(frozen=True)
