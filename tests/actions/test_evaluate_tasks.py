@@ -96,7 +96,9 @@ def found_of(place, tmp_path, task, **given):
     config = settings(place, tmp_path, task, **given)
     model, tokenizer = load_model(place / "other"), get_tokenizer(place / "other")
     journal = Journal(tmp_path / f"{given.get('batch_size', 8)}.jsonl")
-    return ask(model, tokenizer, task, config, read_tasks(config), journal, {"model": "other"})
+    return ask(
+        model, tokenizer, task, config, read_tasks(config)[task], journal, {"model": "other"}
+    )
 
 
 def log_likelihood(model, tokenizer, context, continuation):
@@ -147,8 +149,17 @@ def test_numbers_are_those_of_lm_eval_itself(place, tmp_path):
 
     config = settings(place, tmp_path, "chop_choice", num_fewshot=2)
     model, tokenizer = load_model(place / "other"), get_tokenizer(place / "other")
-    how = (config, read_tasks(config), Journal(tmp_path / "a.jsonl"), {})
-    own = ask(model, tokenizer, "chop_choice", *how)
+    loaded = read_tasks(config)["chop_choice"]
+
+    def asked(name):
+        how = (config, loaded, Journal(tmp_path / name), {})
+        return ask(model, tokenizer, "chop_choice", *how)
+
+    own, again = asked("a.jsonl"), asked("b.jsonl")
+    # Examples are drawn anew for each model, the same ones.
+    assert again["results"] == own["results"]
+    questions = [[x["arguments"] for x in each["samples"]["chop_choice"]] for each in (own, again)]
+    assert questions[0] == questions[1]
     theirs = simple_evaluate(
         HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8),
         tasks=["chop_choice"],
@@ -161,9 +172,20 @@ def test_numbers_are_those_of_lm_eval_itself(place, tmp_path):
 
 
 def test_the_job_counts_flips_and_goes_on(place, tmp_path, monkeypatch):
+    from lm_eval.tasks import TaskManager
+
     config = settings(place, tmp_path, "chop_choice", "chop_text")
     state, global_torch = random.getstate(), torch.get_rng_state()
-    found = evaluate(config)
+    load, loaded = TaskManager.load, []
+
+    def counted(manager, names):
+        loaded.extend(names)
+        return load(manager, names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskManager, "load", counted)
+        found = evaluate(config)
+    assert loaded == ["chop_choice", "chop_text"]  # once, for both models
     assert random.getstate() == state and torch.equal(torch.get_rng_state(), global_torch)
     scores = {(score.task, score.metric): score for score in found.tasks}
     names = {("chop_choice", "acc"), ("chop_choice", "acc_norm"), ("chop_text", "word_perplexity")}

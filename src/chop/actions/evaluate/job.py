@@ -40,14 +40,14 @@ class Asked:
         judged: the models.
         own: identity of the model.
         reference: identity of the float model; "" where there is none.
-        tasks: manager of the tasks of lm-eval; None where none are named.
+        tasks: by name, what lm-eval has loaded of each.
         tokenizer: identity of the tokenizer; "" without tasks.
     """
 
     judged: Judged
     own: str
     reference: str
-    tasks: Any
+    tasks: Mapping[str, Any]
     tokenizer: str
 
 
@@ -67,7 +67,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 
 
 def _load(config: EvaluateConfig, workload: Workload | None) -> Asked:
-    tasks = read_tasks(config) if config.tasks else None
+    tasks = read_tasks(config) if config.tasks else {}
     judged = load_judged(config)
     if config.tasks:
         _check_can_be_asked(config, judged)
@@ -160,7 +160,7 @@ def _scores(
     def answers(model: nn.Module, identity: str, who: str) -> Mapping[str, Any]:
         key = {"model": identity, "tokenizer": asked.tokenizer}
         with stages.stage(TASK, f"{task}, {who}") as advance:
-            how = (config, asked.tasks, journal, key, advance)
+            how = (config, asked.tasks[task], journal, key, advance)
             return ask(model, judged.tokenizer, task, *how)
 
     own = answers(judged.model, asked.own, "model")

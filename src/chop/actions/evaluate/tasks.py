@@ -125,20 +125,22 @@ class KeptAnswers:
         return keys
 
 
-def read_tasks(config: EvaluateConfig) -> Any:
-    """lm-eval's manager of tasks, which has read those that are named and their data.
+def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
+    """What lm-eval has loaded of each task that is named, its data among it.
 
     Raises:
         ConfigError: lm-eval has no task of a name, where the message names the nearest, or a task
             cannot be asked like this.
         UnavailableError: the data of a task are not there.
     """
-    with _quiet(), _seeded():
+    read: dict[str, Any] = {}
+    with _quiet():
         manager = _manager(config)
         for name in config.tasks:
             check_known(name, manager.all_tasks, "tasks: lm-eval has no task or group")
             try:
-                found = manager.load([name])["tasks"]
+                with _seeded():
+                    read[name] = manager.load([name])
             except Exception as error:  # of data sets, of the hub, or of the task's own code
                 raise UnavailableError(
                     f"tasks: the data of '{name}' cannot be read ({type(error).__name__}: "
@@ -146,9 +148,9 @@ def read_tasks(config: EvaluateConfig) -> Any:
                     "them by HF_DATASETS_CACHE, copied from another machine, or give "
                     "--include-path FOLDER with a YAML file whose dataset_kwargs name local files."
                 ) from error
-            for task, each in found.items():
+            for task, each in read[name]["tasks"].items():
                 _check_task(task, each, config)
-    return manager
+    return read
 
 
 def _check_task(name: str, task: Any, config: EvaluateConfig) -> None:
@@ -184,7 +186,7 @@ def ask(
     tokenizer: Any,
     task: str,
     config: EvaluateConfig,
-    manager: Any,
+    loaded: Any,
     journal: Journal,
     identity: Mapping[str, Any],
     advance: Callable[[float], None] = lambda share: None,
@@ -194,9 +196,9 @@ def ask(
     Args:
         model: a language model of transformers.
         tokenizer: its own.
-        task: a name that `read_tasks` has read.
+        task: its name.
         config: the settings.
-        manager: see `read_tasks`.
+        loaded: what `read_tasks` has of it.
         journal: of answers; those that it has are not asked again.
         identity: of the model, in the journal.
         advance: takes the share of the questions that is done.
@@ -214,7 +216,6 @@ def ask(
             max_length=config.max_length,
         )
         kept: Any = KeptAnswers(asked, config.batch_size, journal, identity, advance)
-        loaded = manager.load([task])
         for each in loaded["tasks"].values():
             _set_examples(each, config.num_fewshot)
         try:
