@@ -16,6 +16,7 @@ from chop.actions.settings.shard import ShardConfig
 from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
 from chop.cli.values import is_list
 from chop.errors import ConfigError
+from chop.formats import INPUT_OPERANDS, OPERANDS
 from chop.studies.settings import StudyConfig
 from chop.workloads.settings import WorkloadConfig
 
@@ -66,3 +67,8 @@ def test_lists_paths_and_numpy_numbers_are_as_those_of_files():
     assert (config.formats, config.out) == (("8.auto", "mxint"), Path("runs/x"))
     assert (config.dataset, config.limit, config.max_drop) == ("data.csv", 3, 0.5)
     assert type(config.limit) is int and type(config.max_drop) is float
+
+
+def test_the_operands_of_compress_are_those_that_an_operator_reads():
+    """Help imports no format: the default is a text of its own."""
+    assert CompressConfig.operands == INPUT_OPERANDS == OPERANDS[:-1]

@@ -49,6 +49,7 @@ from chop.quantization.named_operators import present_operators
 from chop.quantization.row_weights import quantizers_off
 from chop.report.report import Note, Report, announce, show
 from chop.runs.progress import Stages
+from chop.train import CAUSAL_LM
 from chop.train.calibration import calibration_batches, example_inputs
 from chop.train.intervals import Score
 from chop.train.rows import Rows
@@ -115,8 +116,8 @@ def _load(config: CompressConfig, _: Workload | None) -> Decoder:
         model, data, task = load_checkpoint(config, _without_weights)
     except CheckpointError as error:
         raise NoBlocksError(f"its weights cannot be read in parts: {error}") from None
-    if task.name != "causal-lm":
-        raise NoBlocksError(f"its task is {task.name}, expected causal-lm")
+    if task.name != CAUSAL_LM:
+        raise NoBlocksError(f"its task is {task.name}, expected {CAUSAL_LM}")
     rows = rows_of(data, task)
     blocks = block_paths(model)
     if not blocks:

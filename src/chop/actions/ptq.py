@@ -10,7 +10,7 @@ from typing import Any
 from chop import passes
 from chop.errors import check_known
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
-from chop.formats.base import OPERANDS
+from chop.formats.base import INPUT_OPERANDS, OPERANDS
 from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
 from chop.quantization.float_calls import leave_calls_of_forwards
@@ -53,7 +53,7 @@ def quantize_after_training(
     inplace: bool = False,
     leaves_calls: bool = False,
     recipe: Recipe | None = None,
-    operands: Sequence[str] = ("data_in", "weight", "bias"),
+    operands: Sequence[str] = INPUT_OPERANDS,
     rotation: str = "group",
     tell: Tell = lambda *_: None,
 ) -> MaseGraph:

@@ -1,6 +1,7 @@
 """Number formats: one file per format; everything else is derived from it."""
 
 from chop.formats.base import (
+    INPUT_OPERANDS,
     OPERANDS,
     REGISTRY,
     NumberFormat,
@@ -36,6 +37,7 @@ from chop.formats.ternary import Ternary
 
 __all__ = [
     "FP8",
+    "INPUT_OPERANDS",
     "MXFP",
     "NVFP4",
     "OPERANDS",

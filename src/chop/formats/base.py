@@ -26,7 +26,9 @@ from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
 from chop.private.torch_api import is_transformed
 
-OPERANDS = ("data_in", "weight", "bias", "data_out")
+INPUT_OPERANDS = ("data_in", "weight", "bias")
+"""What an operator reads and can have in a format."""
+OPERANDS = (*INPUT_OPERANDS, "data_out")
 """What an operator can have in a format."""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
-from chop.formats.base import OPERANDS, NumberFormat, get_format, parse_format
+from chop.formats.base import INPUT_OPERANDS, OPERANDS, NumberFormat, get_format, parse_format
 from chop.formats.float import Float
 from chop.formats.lsq import LearnableFormat, learnable_names, learns
 from chop.formats.mase_config import read_config, read_fields, without_spare_keys
@@ -54,7 +54,7 @@ class QuantSpec:
     def parse(
         cls,
         settings: Mapping[str, Any] | QuantSpec,
-        operands: Sequence[str] = ("data_in", "weight", "bias"),
+        operands: Sequence[str] = INPUT_OPERANDS,
         fallback: Mapping[str, str] | None = None,
         where: str = "config",
     ) -> QuantSpec:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, check_known, did_you_mean
-from chop.formats import NumberFormat, parse_format_string
+from chop.formats import INPUT_OPERANDS, NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.candidates import Ranges, Rule, format_candidates
 from chop.mixed_precision.costs import COSTS, Costs, bits_of
@@ -35,7 +35,6 @@ Cost = Callable[[MaseGraph], float]
 
 Targets = dict[str, tuple[str, tuple[str, ...]]]
 PER = ("layer", "operand")
-OPERANDS = ("data_in", "weight", "bias")
 Score = str
 """The name of the task's metric, "loss" or "kl"."""
 METRIC = "metric"
@@ -118,7 +117,7 @@ class PrecisionProblem:
         circuit: CircuitSettings | None = None,
     ) -> None:
         for operand in operands:
-            check_known(operand, OPERANDS, "operands: unknown")
+            check_known(operand, INPUT_OPERANDS, "operands: unknown")
         check_known(per, PER, "per: got")
         self.options = format_candidates(formats, ranges, rule)
         asked = None if task is None else find_task(task)

@@ -15,11 +15,12 @@ from chop.train.pretrained import default_dataset, load_trained
 from chop.train.pruning import PRUNING_SCHEDULES, GradualPruning
 from chop.train.rows import VALIDATION_SHARE, Rows, read_label_column, read_rows, split_rows
 from chop.train.seeds import seed_everything
-from chop.train.tasks import TASKS, Metric, Task, find_task
+from chop.train.tasks import CAUSAL_LM, TASKS, Metric, Task, find_task
 from chop.train.train_loop import SCHEDULES, evaluate, fit, fit_and_report, predict
 from chop.train.trainer import get_trainer
 
 __all__ = [
+    "CAUSAL_LM",
     "METRICS",
     "PRUNING_SCHEDULES",
     "SCHEDULES",

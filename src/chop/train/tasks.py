@@ -256,7 +256,7 @@ def _one_class_per_token(logits: Tensor, labels: Tensor) -> Pair:
 
 def _next_token(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
-        raise _unfit("causal-lm", "(B, T, C) and labels of (B, T)", logits, labels)
+        raise _unfit(CAUSAL_LM, "(B, T, C) and labels of (B, T)", logits, labels)
     return _one_class_per_token(logits[:, :-1], labels[:, 1:])
 
 
@@ -307,11 +307,13 @@ def _over_classes(
     )
 
 
+CAUSAL_LM = "causal-lm"
+"""The task of models that continue texts."""
 _ROWS = (
     _over_classes("classification", "accuracy", _one_class_each, _OF_CLASSES),
     Task("regression", _OF_NUMBERS["r2"], F.mse_loss, _numbers, metrics=_OF_NUMBERS),
     _over_classes("token-classification", "accuracy", _one_class_per_token),
-    _over_classes("causal-lm", "perplexity", _next_token, labels_from="input_ids"),
+    _over_classes(CAUSAL_LM, "perplexity", _next_token, labels_from="input_ids"),
 )
 TASKS: dict[str, Task] = {row.name: row for row in _ROWS}
 """The tasks by name: accuracy of classes, R2 of numbers, accuracy of each token's class, and
@@ -353,9 +355,8 @@ def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | li
     if first.is_floating_point():
         return TASKS["regression"]
     ids = columns.get("input_ids")
-    return TASKS[
-        "causal-lm" if ids is not None and _are_same(ids, labels) else "token-classification"
-    ]
+    is_language = ids is not None and _are_same(ids, labels)
+    return TASKS[CAUSAL_LM if is_language else "token-classification"]
 
 
 def _are_same(ids: Tensor | list[Tensor], labels: Tensor | list[Tensor]) -> bool:

@@ -26,7 +26,7 @@ from chop.data import (
 from chop.errors import ConfigError, did_you_mean
 from chop.files import make_folder
 from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
-from chop.train import TASKS, Task, find_task, read_label_column
+from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.workloads.pictures import SETTINGS, pictures_for
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from chop.workloads.settings import WorkloadConfig
 
-AUTO_TASKS = {"token-classification": "token-classification", "causal-lm": "text-generation"}
+AUTO_TASKS = {"token-classification": "token-classification", CAUSAL_LM: "text-generation"}
 """Tasks whose model is of another class than the classifiers'."""
 
 
@@ -106,7 +106,7 @@ def _task_of(config: WorkloadConfig, data: DatasetDict) -> Task:
         return find_task(config.task)
     column = label_column(data["train"].column_names)
     if column is None:
-        return TASKS["causal-lm"]
+        return TASKS[CAUSAL_LM]
     if class_names(data) is not None:
         return TASKS["classification"]
     return read_label_column(data["train"])[1]

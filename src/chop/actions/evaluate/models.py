@@ -16,7 +16,7 @@ from chop.data.tokenizer import get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
-from chop.train import VALIDATION_SHARE, load_trained
+from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_output
 from chop.workloads.checkpoint import AUTO_TASKS
 from chop.workloads.probe import check_forward, check_weights
@@ -24,8 +24,6 @@ from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload, load_workload
 
 STORIES = "stories"
-LANGUAGE = "causal-lm"
-"""The task of models that continue texts."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Judged:
     @property
     def is_language(self) -> bool:
         """Whether it continues texts."""
-        return self.workload.task.name == LANGUAGE
+        return self.workload.task.name == CAUSAL_LM
 
 
 def load_judged(config: EvaluateConfig) -> Judged:
@@ -64,7 +62,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
     settings = _settings(config, run, checkpoint)
     workload = load_workload(settings)
     check_weights(workload.model)
-    is_language = workload.task.name == LANGUAGE
+    is_language = workload.task.name == CAUSAL_LM
     model = workload.model
     if checkpoint is not None:
         graph = MaseGraph.from_checkpoint(checkpoint)

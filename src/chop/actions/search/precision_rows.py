@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chop.actions.settings.search import PrecisionConfig
-from chop.train import Rows
+from chop.train import CAUSAL_LM, Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.workload import Workload
 
@@ -39,7 +39,7 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
 
 def fitting(rows: Rows, workload: Workload) -> Rows:
     """Those whose answers fit into `ANSWER_BYTES`, spread evenly: of a vocabulary fewer do."""
-    if workload.task.name != "causal-lm":
+    if workload.task.name != CAUSAL_LM:
         return rows
     # A model of one's own does not tell its vocabulary: an answer does.
     answers = Evaluator(workload.model, rows.spread(1), task=workload.task).logits()

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 BY_BLOCK = ("smoothquant", "awq", "gptq", "learned_rounding")
 """Methods that can work with one block in memory."""
-OPERANDS = ("data_in", "weight", "bias")
 
 
 def default_operators() -> tuple[str, ...]:
@@ -119,7 +118,7 @@ class CompressConfig(QuantizationSettings):
     overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
     skip: tuple[str, ...] = field(default=(), metadata=MORE)
     skip_vision: bool = field(default=False, metadata=MORE)
-    operands: tuple[str, ...] = field(default=OPERANDS, metadata=MORE)
+    operands: tuple[str, ...] = field(default=("data_in", "weight", "bias"), metadata=MORE)
     layers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
         metadata={**MORE, "hint": """Example: --layers 'fc1={"weight": "4.auto"}'."""},
@@ -136,7 +135,7 @@ class CompressConfig(QuantizationSettings):
     def __post_init__(self) -> None:
         from chop.actions.ptq import METHODS, layer_spec
         from chop.export.onnx.export import NEEDS
-        from chop.formats import parse_format_string
+        from chop.formats import INPUT_OPERANDS, parse_format_string
         from chop.installed import require
 
         super().__post_init__()
@@ -145,7 +144,7 @@ class CompressConfig(QuantizationSettings):
         for name in self.method:
             check_known(name, METHODS, "method: unknown")
         for name in self.operands:
-            check_known(name, OPERANDS, "operands: unknown")
+            check_known(name, INPUT_OPERANDS, "operands: unknown")
         if not self.operands:
             raise ConfigError("operands: expected at least one.")
         if "weight" not in self.operands and (self.method or self.overrides):
@@ -179,11 +178,13 @@ class CompressConfig(QuantizationSettings):
             )
 
     def _check_by_block(self) -> None:
+        from chop.formats import INPUT_OPERANDS
+
         if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:
             raise ConfigError(
                 f"by_block: expected methods of {', '.join(BY_BLOCK)}, and one format."
             )
-        if set(self.operands) != {*OPERANDS}:
+        if set(self.operands) != {*INPUT_OPERANDS}:
             raise ConfigError("operands: by_block rounds all of them.")
         own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
         for name in (*own, "samples"):

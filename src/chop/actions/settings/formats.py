@@ -99,10 +99,11 @@ class FormatSettings:
     ) -> PrecisionProblem:
         """The mixed-precision problem of a workload, measured on `rows`."""
         from chop.mixed_precision.problem import PrecisionProblem
+        from chop.train import CAUSAL_LM
         from chop.workloads.workload import raise_to_graph
 
         own = self._of_problem()
-        usual = OF_LANGUAGE_MODELS if workload.task.name == "causal-lm" else OF_OTHERS
+        usual = OF_LANGUAGE_MODELS if workload.task.name == CAUSAL_LM else OF_OTHERS
         mg, circuit = raise_to_graph(workload), self.circuit()
         if circuit is not None:  # a float bias has no circuit
             usual = {**usual, "bias": OF_OTHERS["bias"]}
