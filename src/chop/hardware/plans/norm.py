@@ -8,11 +8,13 @@ from torch import Tensor
 
 from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles
+from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles, row_ends
 from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
 from chop.nn.integer.edge import bits_of
 
+STAGES = 28
+"""Cycles from the last code of a row to its first result, beside root and division; some spare."""
 Norm = IntegerLayerNorm | IntegerRMSNorm
 
 
@@ -64,8 +66,10 @@ def plan_norm(site: Site) -> ComponentPlan:
         cycles=rows.count * interval,
         memories={"WEIGHT_FILE": weight, "BIAS_FILE": bias},
         resources=_resources(parameters),
-        holds=(depth * lanes / read.size,),
+        holds=(rows.features / read.size,),
+        needs=(row_ends(read.size // lanes, beats),),
         buffers=(0,),
+        latency=root + division + STAGES,
     )
 
 

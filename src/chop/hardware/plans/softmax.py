@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -17,6 +16,10 @@ from chop.nn.integer.mask import KeptKeys
 
 PIPELINE = 12
 """Registers that a row passes beside the stages that are counted, and some to spare."""
+STAGES = 16
+"""The same of the first result of a row, from the last code: a row is summed after that."""
+MASK_STAGES = 4
+"""Cycles that a mask adds."""
 
 
 def plan_softmax(site: Site) -> ComponentPlan:
@@ -40,7 +43,6 @@ def _plan(operator: IntegerSoftmax, read: Stream, rows: Rows) -> ComponentPlan:
     division = reciprocal_cycles(reciprocal_width)
     out = read.of(operator.out).with_lanes(1)
     depth = rows.features + min(division, 2 * rows.features) + PIPELINE
-    absorbed = 2 * rows.features + division + PIPELINE
     return ComponentPlan(
         parameters={
             "FEATURES": rows.features,
@@ -59,9 +61,21 @@ def _plan(operator: IntegerSoftmax, read: Stream, rows: Rows) -> ComponentPlan:
             {(table_width, reciprocal_width): 1},
             (rows.features + PIPELINE) * read.width + depth * table_width,
         ),
-        holds=(absorbed / read.size,),
+        holds=(rows.features / read.size,),
+        needs=(row_ends(read.size, rows.features),),
         buffers=(0,),
+        latency=rows.features + division + STAGES,
     )
+
+
+def row_ends(beats: int, row: int) -> torch.Tensor:
+    """int64 (beats,): for each beat the last one of its row, which its result needs.
+
+    Args:
+        beats: of a sample.
+        row: beats of a row.
+    """
+    return torch.arange(beats) // row * row + row - 1
 
 
 def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> ComponentPlan:
@@ -76,11 +90,8 @@ def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> Comp
     if kept.is_causal and not torch.equal(rows.order, order):
         raise ConfigError("the keys of a causal mask do not travel in order")
     hidden = low - len(table.words)
-    absorbed = math.ceil(plan.holds[0] * read.size)
-    # Once a row is absorbed, so are all numbers of the mask.
-    needs = tuple(
-        (torch.arange(read.size) + absorbed).clamp(max=n - 1) for n in (read.size, mask.size)
-    )
+    # Once a row is taken in, so are all numbers of the mask.
+    needs = (*plan.needs, plan.needs[0].clamp(max=mask.size - 1))
     return replace(
         plan,
         module="chop_masked_softmax",
@@ -102,6 +113,7 @@ def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> Comp
             plan.resources, memory_bits=plan.resources.memory_bits + 2 * rows.features
         ),
         holds=(*plan.holds, 0.0),
+        latency=plan.latency + MASK_STAGES,
         needs=needs,
         buffers=(0, rows.features),
     )
