@@ -61,6 +61,18 @@ def test_a_whole_bert_of_one_layer_equals_the_integer_graph(tmp_path):
     assert dict(emit_design(mg, fold=96).files) == dict(design.files)
 
 
+@pytest.mark.long
+def test_the_latency_of_a_slow_design_is_planned(tmp_path):
+    """The plan lets a sample come in an interval, the simulation as fast as it is taken."""
+    mg, batch = lowered()
+    design = emit_design(mg, fold=500)
+    project, codes = project_of(design), codes_of(project_of(design), golden_values(mg, batch))
+    write_circuit(design, codes, tmp_path)
+    measured = run_check(tmp_path, project, codes, Check("icarus", PROFILES[0], 1, 1)).cycles
+    planned = design.connections.schedule.latency(design.netlist)
+    assert measured <= planned <= 1.1 * (measured + design.interval)
+
+
 def test_inputs_are_rows_of_tables_or_masks():
     mg, _ = lowered()
     edges = {n.target: index_edge(mg, n) for n in mg.nodes if n.op == "placeholder"}
