@@ -21,7 +21,7 @@ from chop.workloads.workload import Workload
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from chop.actions.compress_results import Candidate
+    from chop.actions.compress_table import Candidate
     from chop.actions.settings.compress import CompressConfig
 
 IDS, MASK = "input_ids", "attention_mask"
