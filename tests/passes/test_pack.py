@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
@@ -130,6 +131,35 @@ def test_unpacking_gives_a_graph_that_trains(bert_graph, bert_inputs):
         small.model.train()(**bert_inputs)
     with pytest.raises(ConfigError, match="nothing to unpack"):
         packed(large, unpack=True)
+
+
+def test_layers_that_are_not_packed_after_unpacking_say_why(net_graph):
+    small, _ = packed(quantized(net_graph, linear=MXINT8))
+    part, info = packed(small, unpack=True, include=["fc1"])
+    reasons = {row["layer"]: row["why_float"] for row in info["rows"]}
+    plain = "has no format for its weight"
+    assert reasons == {"conv": plain, "bn": plain, "fc1": "was unpacked", "fc2": ""}
+    reasons = {row["layer"]: row["why_float"] for row in packed(part, unpack=True)[1]["rows"]}
+    assert reasons == {"conv": plain, "bn": plain, "fc1": "was not packed", "fc2": "was unpacked"}
+
+
+def test_parameters_of_no_layer_are_one_line_of_the_table(monkeypatch):
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+    )
+    mg = quantized(MaseGraph(LlamaForCausalLM(config)), linear=MXINT8, embedding=MXINT8)
+    tables = []
+    monkeypatch.setattr(
+        "chop.passes.transforms.pack.print_table", lambda _, rows: tables.append(rows)
+    )
+    passes.pack_transform_pass(mg, {})
+    (line,) = [row for row in tables[0] if "reads directly" in row["why float"]]
+    assert line["modules"] == 7 and line["elements"] == 7 * 32
+    assert line["why float"].endswith("and 3 more)")
 
 
 def test_layers_are_chosen_as_for_pruning(net_graph):

@@ -25,7 +25,7 @@ from chop.actions.latency import (
 )
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
-from chop.quantization.packing import READ_DIRECTLY
+from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import plot_accuracy
 from chop.report.report import Block, Note, Report, figure
@@ -256,7 +256,7 @@ def _packed(chosen: Candidate) -> Saved:
     if not any(why_not_packable(module) is None for module in mg.model.modules()):
         return Saved(chosen, mg, 0.0, [])
     packed, info = passes.pack_transform_pass(mg.sharing_copy(), {"silent": True}, inplace=True)
-    names = ("layer", "kind", "elements", "why_float")
+    names = ("layer", "kind", "elements", "why_float", "parameters")
     floats = [{n: row[n] for n in names} for row in info["rows"] if row["why_float"]]
     return Saved(chosen, packed, info["packed_share"], floats)
 
@@ -265,15 +265,15 @@ def packing_of(result: Mapping[str, Any]) -> str:
     """The share of the parameters that are packed, and what stays float and why, as one line."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in result["float_layers"]:
-        groups.setdefault((row["kind"], row["why_float"]), []).append(row)
+        kind = "" if row["why_float"] == READ_DIRECTLY else row["kind"]
+        groups.setdefault((kind, row["why_float"]), []).append(row)
     texts = [f"Packed: {result['packed_share']:.1%} of the parameters."]
     for (kind, reason), rows in groups.items():
         names = rows[0]["layer"] + (f" ... {rows[-1]['layer']}" if len(rows) > 1 else "")
         elements = sum(row["elements"] for row in rows)
-        subject = "each" if len(rows) > 1 else "it"
-        of = f"of {len(rows)} {kind} ({names}): {subject} {reason}"
-        what = f"that {reason}" if reason.startswith(READ_DIRECTLY) else of
-        texts.append(f"Not quantized: {elements:,} numbers {what}.")
+        of = f"of {len(rows)} {kind} ({names}): {'each' if len(rows) > 1 else 'it'} {reason}"
+        direct = explained(reason, [name for row in rows for name in row["parameters"]])
+        texts.append(f"Not quantized: {elements:,} numbers {of if kind else f'that {direct}'}.")
     return " ".join(texts)
 
 

@@ -33,6 +33,7 @@ class PackedRow:
         bytes: that they take, scales included.
         bits: per element.
         why_float: why its weight is not packed; empty where it is.
+        parameters: their names in the model.
     """
 
     layer: str
@@ -41,6 +42,7 @@ class PackedRow:
     bytes: int
     bits: float
     why_float: str
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,10 @@ def pack_layers(mg: MaseGraph, selection: Selection, exact: bool) -> tuple[int, 
     return len(packable), reasons
 
 
-def unpack_layers(mg: MaseGraph, selection: Selection) -> int:
+def unpack_layers(mg: MaseGraph, selection: Selection) -> tuple[int, dict[str, str]]:
     """Gives packed layers their parameters back, with the values that were stored.
 
-    Returns: how many.
+    Returns: how many, and by path the reason for each layer that is float now.
 
     Raises:
         ConfigError: a selector means no layer, or no chosen layer is packed.
@@ -103,7 +105,16 @@ def unpack_layers(mg: MaseGraph, selection: Selection) -> int:
         mg.replace(layer.nodes[0], twin)
     if not packed:
         raise ConfigError(f"{WHERE}: there is nothing to unpack: no chosen layer is packed.")
-    return len(packed)
+    unpacked = {layer.path for layer in packed}
+    return len(packed), {
+        layer.path: "was unpacked" if layer.path in unpacked else _why_not_packed(layer)
+        for layer in _layers(mg)
+        if not isinstance(layer.module, PackedOperator)
+    }
+
+
+def _why_not_packed(layer: Layer) -> str:
+    return why_not_packable(layer.module) or "was not packed"
 
 
 def _freeze_scales(mg: MaseGraph) -> None:
@@ -182,6 +193,18 @@ def _row(mg: MaseGraph, path: str, parts: Sequence[StoredParameter], reason: str
     packed = isinstance(module, PackedOperator)
     elements = sum(part.value.numel() for part in parts)
     size = sum(part.held_bytes for part in parts)
-    names = enumerate_names([part.name for part in parts], MAX_NAMES)
-    why = "" if packed else reason or f"{READ_DIRECTLY} ({names})"
-    return PackedRow(path, class_label(module), elements, size, 8 * size / max(elements, 1), why)
+    why = "" if packed else reason or READ_DIRECTLY
+    bits, names = 8 * size / max(elements, 1), tuple(part.name for part in parts)
+    return PackedRow(path, class_label(module), elements, size, bits, why, names)
+
+
+def explained(reason: str, parameters: Sequence[str]) -> str:
+    """Why parameters stay float, with the names of those that belong to no layer.
+
+    Args:
+        reason: `PackedRow.why_float`.
+        parameters: names of all that stay float for it.
+    """
+    if reason != READ_DIRECTLY:
+        return reason
+    return f"{reason} ({enumerate_names(parameters, MAX_NAMES)})"

@@ -14,6 +14,7 @@ from chop.quantization.packing import (
     WHERE,
     PackedRow,
     Selection,
+    explained,
     pack_layers,
     packed_rows,
     unpack_layers,
@@ -75,7 +76,7 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
     selection = Selection(config.include, config.exclude)
     packed, unpacked, reasons = 0, 0, dict[str, str]()
     if config.unpack:
-        unpacked = unpack_layers(mg, selection)
+        unpacked, reasons = unpack_layers(mg, selection)
     else:
         packed, reasons = pack_layers(mg, selection, config.exact)
         if config.include is None:
@@ -110,5 +111,6 @@ def _grouped(rows: Iterable[PackedRow]) -> list[dict[str, Any]]:
         elements, size = sum(r.elements for r in members), sum(r.bytes for r in members)
         bits = f"{8 * size / max(elements, 1):.3f}"
         counts = {"modules": len(members), "elements": elements, "bytes": size, "bits": bits}
-        lines.append({"kind": kind, **counts, "why float": reason})
+        why = explained(reason, [name for r in members for name in r.parameters])
+        lines.append({"kind": kind, **counts, "why float": why})
     return lines
