@@ -83,7 +83,7 @@ def test_a_folder_without_data_is_refused(tmp_path):
 
 def test_a_data_set_without_labels_is_refused():
     plain = Dataset.from_dict({"text": ["a", "b"]})
-    told = "no column 'labels' or 'label': its columns are 'text'; --label-column names the one"
+    told = "no column 'labels' or 'label', only 'text': --task causal-lm takes it as running text"
     with pytest.raises(ConfigError, match=told):
         load_dataset(DatasetDict(train=plain))
     with pytest.raises(ConfigError, match="no labeled split 'train': found .'test'."):

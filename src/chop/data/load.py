@@ -195,6 +195,11 @@ def _without_label(splits: DatasetDict, name: str) -> str:
             f"data set '{name}' has pictures of one class, or of none: expected a folder for each "
             f"of at least two classes, as {name}/cat/1.png and {name}/dog/2.png."
         )
+    if splits["train"].column_names == ["text"]:
+        return (
+            f"data set '{name}' has no column 'labels' or 'label', only 'text': --task causal-lm "
+            "takes it as running text, by which language models are judged."
+        )
     columns = enumerate_names(list(map(repr, splits["train"].column_names)), MOST_NAMES)
     return (
         f"data set '{name}' has no column 'labels' or 'label': its columns are {columns}; "
