@@ -192,6 +192,9 @@ def test_models_of_one_s_own_are_refused(tmp_path):
     mg = quantized(nn.Sequential(nn.Linear(32, 4)).eval(), {"linear": "mxint:width=8"})
     with pytest.raises(ConfigError, match=r"expected a model of transformers.*got a Sequential"):
         target.write(mg, tmp_path)
+    mg.export(tmp_path / "own")  # a file, which has no code of the class
+    with pytest.raises(ConfigError, match=r"expected a model of transformers.*got a Sequential"):
+        target.write(MaseGraph.from_checkpoint(tmp_path / "own"), tmp_path)
 
 
 def test_nothing_quantized_is_refused(tmp_path):

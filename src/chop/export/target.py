@@ -156,11 +156,13 @@ def packed_model(
         ConfigError: the graph is of no model of transformers, or nothing in it is quantized.
         GraphError: the model cannot be given back, see `MaseGraph.to_module`.
     """
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from chop.ir.huggingface.stored import drop_masks
     from chop.quantization.packing import Selection, pack_layers
 
+    if not isinstance(mg.model.record.config, PreTrainedConfig):
+        raise _not_of_transformers(target, mg.model.record.class_name)
     packed, floats, nothing = mg.sharing_copy(), dict[str, str](), None
     try:
         _, floats = pack_layers(packed, Selection(), exact=False)
@@ -171,12 +173,16 @@ def packed_model(
     if nothing is not None and not packed_layers(model):
         raise nothing
     if not isinstance(model, PreTrainedModel):
-        raise ConfigError(
-            f"{target}: expected a model of transformers, which its engines run by code of their "
-            f"own, got a {type(model).__name__}; onnx and pt2 hold the graph of any model."
-        )
+        raise _not_of_transformers(target, type(model).__name__)
     drop_masks(model)
     return model, _reasons(model, floats, rounds_inputs)
+
+
+def _not_of_transformers(target: str, class_name: str) -> ConfigError:
+    return ConfigError(
+        f"{target}: expected a model of transformers, which its engines run by code of their own, "
+        f"got a {class_name}; onnx and pt2 hold the graph of any model."
+    )
 
 
 def _pack_tied(model: nn.Module) -> None:
