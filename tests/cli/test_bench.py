@@ -137,6 +137,19 @@ def test_a_way_that_cannot_be_taken_says_why(packed):
     assert not made and "has no quantized layer with a weight" in missing["frozen"]
 
 
+@pytest.mark.skipif("onnxruntime" not in ENGINES, reason="needs onnx, onnxscript and onnxruntime")
+def test_formats_that_an_engine_lacks_are_named_once():
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
+    rows = [{"input": torch.ones(2, 32)}]
+    mg = MaseGraph(model, dummy_in=rows[0])
+    rule = {"config": {"name": "mxint", "width": 4}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
+    mg, _ = passes.pack_transform_pass(mg, {"silent": True})
+    _, missing = make_ways(mg, ["onnxruntime"], "cpu", rows, 1)
+    told = "ONNX has no form in integers of mxint(width=4)"
+    assert missing == {"onnxruntime": told}
+
+
 class Refuses(nn.Module):
     """Takes no batch of three."""
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from chop import passes
 from chop.bench.outputs import copied, largest_difference
 from chop.bench.timing import surroundings
-from chop.errors import UnavailableError, first_line, shorten
+from chop.errors import UnavailableError, enumerate_names, first_line, shorten
 from chop.export.onnx import session
+from chop.export.onnx.qdq import MissingFormsError
 from chop.export.onnx.session import Run
 from chop.installed import require
 from chop.ir.graph import MaseGraph
@@ -26,6 +27,7 @@ SAVED, COMPILED = "compressed", "compiled"
 LOADED = "MaseGraph.from_checkpoint('{folder}/model')"
 RUNNING = "running it"
 ONNX = "{folder}/model.onnx, which chop compress --onnx writes"
+MOST_FORMATS = 3
 FROZEN = f"freeze_transform_pass({LOADED}"
 
 
@@ -105,8 +107,14 @@ def make_ways(
             except Exception as error:
                 # Engines and compilers have no class of errors in common; what was compressed
                 # is not to be lost for one of them.
-                missing[name] = shorten(first_line(error))
+                missing[name] = _why_not(error)
     return made, missing
+
+
+def _why_not(error: Exception) -> str:
+    if isinstance(error, MissingFormsError):
+        return f"ONNX has no form in integers of {enumerate_names(error.formats, MOST_FORMATS)}"
+    return shorten(first_line(error))
 
 
 def _frozen(mg: MaseGraph) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,21 @@ WAY_OUT = f"choose {CHOICE}, or export these as floats with 'float_fallback': Tr
 LINEAR = "Gemm"
 CONVOLUTION = "Conv"
 """What runtimes compute in integers only if the result is rounded too."""
+
+
+class MissingFormsError(ConfigError):
+    """Operands have formats that ONNX has no integers for.
+
+    Args:
+        message: names them.
+
+    Attributes:
+        formats: their formats, each once.
+    """
+
+    def __init__(self, message: str, formats: Iterable[str]) -> None:
+        super().__init__(message)
+        self.formats = [*dict.fromkeys(formats)]
 
 
 @dataclass(frozen=True)
@@ -172,12 +188,15 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
         float_fallback: where ONNX lacks a format, activations are not rounded, and weights are
             floats with their rounded values.
     Raises:
-        ConfigError: ONNX lacks formats and `float_fallback` is False, or learned scales wait.
+        MissingFormsError: ONNX lacks formats and `float_fallback` is False.
+        ConfigError: learned scales wait.
     """
     planned = _with_groups(plan_stand_ins(mg, _stand_in, WHERE), mg)
     missing = _texts(planned, planned.missing)
     if missing and not float_fallback:
-        raise ConfigError(missing_forms(WHERE, "ONNX has no form in integers", missing, WAY_OUT))
+        message = missing_forms(WHERE, "ONNX has no form in integers", missing, WAY_OUT)
+        labels = (getattr(planned.steps[x].spec, operand).label for x, operand in planned.missing)
+        raise MissingFormsError(message, labels)
     planned = planned.with_given_parameters()
     qdq, steps = planned.mg, planned.steps
     activations = [x for x in planned.missing if not is_parameter(steps[x[0]], x[1])]
