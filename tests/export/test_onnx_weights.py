@@ -104,6 +104,24 @@ def test_openvino_reads_the_codes(text, whole, tmp_path):
     _compare(packed, inputs, target("openvino").read(made.path), _rounds(text))
 
 
+def test_openvino_folds_a_batch_norm_into_the_scales_of_codes(tmp_path):
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)).eval()
+    nn.init.uniform_(model[1].weight, 2, 3)
+    mg = MaseGraph(model, dummy_in={"input": torch.randn(2, 3, 6, 6)})
+    rule = {"config": {"name": "integer", "width": 8, "frac_width": 6}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "conv2d": rule})
+    packed, _ = passes.pack_transform_pass(mg, {"silent": True})
+    made = target("openvino").export(packed, tmp_path / "model")
+    nodes = openvino.Core().read_model(made.path).get_ordered_ops()
+    constants = [x.data for x in nodes if x.get_type_name() == "Constant"]
+    (codes,) = [torch.tensor(x) for x in constants if x.shape == (8, 3, 3, 3)]
+    assert codes.dtype == torch.int8
+    assert torch.equal(codes / 64, packed.modules["0"].weight)
+    assert compare_weights(packed, target("openvino").weights(made.path)).difference > 0.1
+
+
 def _check_weights(packed: MaseGraph, given: dict[str, Tensor], text: str) -> None:
     """All are the graph's; zero points are taken off products, or rounded another way."""
     found = compare_weights(packed, given)

@@ -8,7 +8,7 @@ from typing import Any
 
 from chop.export.cache import from_cache
 from chop.export.flat import named_tensors
-from chop.export.onnx.decoded_weights import FOLDED, openvino_weights
+from chop.export.onnx.decoded_weights import openvino_weights
 from chop.export.onnx.export import NEEDS
 from chop.export.onnx.grouped import has_float_inputs
 from chop.export.onnx.session import named_by_openvino
@@ -21,6 +21,11 @@ ROUNDS = (
     "OpenVINO rounds the inputs of layers whose weights alone are codes, unless it compiles the "
     "model with DYNAMIC_QUANTIZATION_GROUP_SIZE 0"
 )
+FOLDED = (
+    "a batch norm is folded into the weight: by OpenVINO's converter into the scales of codes, by "
+    "torch's exporter into floats"
+)
+"""Why a weight may differ."""
 
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
