@@ -6,6 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from chop.data import load_dataset
 from chop.data.tokenizer import get_tokenizer
@@ -71,8 +74,42 @@ def my_data():
 
 
 def my_llama():
-    load_trained("gpt-tiny").save_pretrained("my-llama")
-    get_tokenizer("gpt-tiny").save_pretrained("my-llama")
+    """With a head of its own and a byte-level tokenizer, trained for some seconds."""
+    stories = "\n".join(load_dataset("stories")["train"]["text"][:400])
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer, words.decoder = bytes_of, decoders.ByteLevel()
+    letters = bytes_of.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=letters
+    )
+    words.train_from_iterator([stories], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    model = LlamaForCausalLM(config)
+    ids = torch.tensor(tokenizer(stories)["input_ids"])
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(150):
+        rows = torch.stack([ids[i : i + 64] for i in torch.randint(len(ids) - 64, (16,))])
+        optimizer.zero_grad()
+        model(input_ids=rows, labels=rows).loss.backward()
+        optimizer.step()
+    model.save_pretrained("my-llama")
+    tokenizer.save_pretrained("my-llama")
 
 
 def texts():

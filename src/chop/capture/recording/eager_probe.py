@@ -103,7 +103,7 @@ def probe_outputs(
     except Exception as error:
         raise CaptureError(
             f"the forward of {type(model).__name__} itself fails on the example inputs "
-            f"({type(error).__name__}: {error}); pass valid ones (dummy_in)"
+            f"({type(error).__name__}: {error}); pass valid ones (dummy_in; data of chop.quantize)"
         ) from error
     grown: list[Any] = []
     with contextlib.suppress(Exception):
