@@ -13,6 +13,7 @@ from the float model's answers. Killed and started again, both searches go on wh
 """
 
 import argparse
+import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -155,8 +156,7 @@ def main():
         config = problem.uniform(text)
         rows_of_table.append(row(problem, f"uniform {text}", config, None, workload.test))
     if result.best is None:
-        print("nothing within the budget yet: give more trials")
-        return
+        sys.exit("nothing within the budget yet: give more trials")
     rows_of_table.append(row(problem, "mixed", result.best.config, None, workload.test))
     print_table(f"{workload.name}, formats searched on training rows, on test rows", rows_of_table)
     for name, text in result.best.config.items():

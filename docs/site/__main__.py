@@ -1,7 +1,10 @@
 """Makes the site: `python -m docs.site`, or `make docs`.
 
 python -m docs.site --out FOLDER      (default: src/chop/site, where `chop docs` looks)
-python -m docs.site --no-reports      (without the pages of runs, which take a minute)
+python -m docs.site --no-runs         (without pages of runs and outputs of notebooks)
+
+Runs and notebooks take some minutes. Notebooks that ran are kept in `build/notebooks`, until they
+or chop change.
 """
 
 from __future__ import annotations
@@ -12,23 +15,24 @@ import sys
 import tempfile
 from pathlib import Path
 
-from docs.site import links, reports
+from docs.site import execute, links, notebooks, reports
 from docs.site.stage import stage
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "src/chop/site"
+CACHE = HERE.parents[1] / "build/notebooks"
 NOT_SERVED = (".buildinfo", "objects.inv", ".doctrees")
 REPORTS = "docs/reports"
 CAPTION = '<p class="caption" role="heading"'
 """What Sphinx writes above a part of the contents; ARIA asks for a level, too."""
 
 
-def build(out: Path, with_reports: bool = True) -> list[str]:
+def build(out: Path, with_runs: bool = True) -> list[str]:
     """Makes the site; that of an earlier call is replaced once the new one is whole.
 
     Args:
         out: its folder.
-        with_reports: runs commands whose pages it shows.
+        with_runs: runs the commands whose pages it shows, and the notebooks.
     Returns: what is wrong with its links.
 
     Raises:
@@ -39,8 +43,8 @@ def build(out: Path, with_reports: bool = True) -> list[str]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         work = Path(name)
-        shown = reports.made(work / "runs", work / "pages") if with_reports else {}
-        stage(work / "source", shown)
+        shown = reports.made(work / "runs", work / "pages") if with_runs else {}
+        stage(work / "source", shown, _executed() if with_runs else {})
         options = ["-W", "--keep-going", "-q", "-b", "html", "-c", str(HERE)]
         options += ["-d", str(work / "doctrees"), str(work / "source"), str(work / "site")]
         if code := build_main(options):
@@ -58,14 +62,19 @@ def build(out: Path, with_reports: bool = True) -> list[str]:
     return wrong
 
 
+def _executed() -> dict[str, execute.Notebook]:
+    made = {notebooks.name_of(script): notebooks.notebook(script) for script in notebooks.scripts()}
+    return execute.executed(made, CACHE)
+
+
 def main() -> int:
     """Makes the site and says where it is; 1 where a link leads nowhere."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--no-reports", action="store_true")
+    parser.add_argument("--no-runs", action="store_true")
     given = parser.parse_args()
     out = given.out.resolve()
-    wrong = build(out, not given.no_reports)
+    wrong = build(out, not given.no_runs)
     sys.stdout.write("".join(f"{text}\n" for text in wrong))
     if not wrong:
         sys.stdout.write(f"{out / 'index.html'}: chop docs opens it.\n")

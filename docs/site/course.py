@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs.site.markdown import code, escaped
+from docs.site.markdown import code
+from docs.site.notebooks import described
+from docs.site.notebooks import name_of as name_of_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "docs/course.md"
@@ -51,15 +53,17 @@ def _page(title: str, text: str, differ: str) -> str:
 
 
 def _script(script: str) -> Iterator[str]:
-    """What a script says of itself, its calls with their times, and all of it."""
-    source = (ROOT / script).read_text()
-    title, _, rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
+    """What a script says of itself, its calls with their times, its notebook, and all of it."""
+    source, name = (ROOT / script).read_text(), name_of_notebook(script)
     yield f"## `{script}`"
-    yield escaped(title)
-    for paragraph in rest.strip().split("\n\n"):
-        lines = paragraph.splitlines()
-        is_code = lines[0].startswith(("python ", "chop ", "    "))
-        yield code(paragraph) if is_code else "\n".join(map(escaped, lines))
+    yield from described(ast.get_docstring(ast.parse(source)) or "")
+    yield f"[As a notebook, with outputs](notebooks/{name}.md)."
     yield "<details>\n<summary>The whole script</summary>"
     yield code(source, "python")
     yield "</details>"
+
+
+def page_of_scripts() -> dict[str, str]:
+    """The name of the page that a script's rows are on, by script."""
+    found = sections((ROOT / PAGE).read_text())
+    return {s: name_of(title) for title, text in found.items() for s in SCRIPT.findall(text)}

@@ -6,8 +6,9 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from docs.site import api, commands, course, errors
+from docs.site import api, commands, course, errors, notebook_pages, notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
@@ -21,7 +22,7 @@ OTHERS = (
     "benchmarks/RESULTS.md",
 )
 ENTRY = re.compile(r"^- \[[^]]+\]\(([^)#]+\.md)\)", re.MULTILINE)
-LISTED = (f"{commands.FOLDER}/", f"{api.FOLDER}/")
+LISTED = (f"{commands.FOLDER}/", f"{api.FOLDER}/", f"{notebooks.FOLDER}/")
 """Folders of generated pages that a page lists. In the contents at the side, which every page has,
 they would take more room and time than all else."""
 ORPHAN = "---\norphan: true\n---\n\n"
@@ -52,7 +53,6 @@ def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
             "\n## Reference",
             f"- [Pages of runs](examples.md): {len(reports)} to look at.\n\n## Reference",
         )
-    made = {path: ORPHAN * path.startswith(LISTED) + text for path, text in made.items()}
     made[course.PAGE] += (
         f"\n{_toctree([path for path in made if path.startswith(f'{course.FOLDER}/')])}"
     )
@@ -102,22 +102,30 @@ def _examples(reports: Mapping[str, str]) -> str:
     return "\n\n".join(["# Pages of runs", text, "\n".join(lines), ""])
 
 
-def stage(folder: Path, reports: Mapping[str, str] | None = None) -> None:
+def stage(
+    folder: Path,
+    reports: Mapping[str, str] | None = None,
+    executed: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
     """Writes the tree.
 
     Args:
         folder: a new folder.
         reports: see `pages`.
+        executed: notebooks with outputs, by name.
     """
     for path in _files():
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     (folder / INDEX).unlink()
-    for name, text in pages(reports).items():
+    shown = notebook_pages.pages(course.page_of_scripts(), executed or {})
+    for name, text in {**pages(reports), **shown}.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        is_listed = name.startswith(LISTED) and name.endswith(".md")
+        data = text.encode() if isinstance(text, str) else text
+        target.write_bytes(ORPHAN.encode() * is_listed + data)
     security = folder / "SECURITY.md"  # one link leads there, from the page on trust
     security.write_text(ORPHAN + security.read_text())
     for path in folder.rglob("*.md"):

@@ -40,7 +40,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built") / "site"
-    command = [sys.executable, "-m", "docs.site", "--no-reports", "--out", str(folder)]
+    command = [sys.executable, "-m", "docs.site", "--no-runs", "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

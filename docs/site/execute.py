@@ -1,0 +1,183 @@
+"""Runs notebooks without Jupyter: cells one after the other, with what they print and show."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import linecache
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import chop
+from chop.errors import UnavailableError
+
+PROCESSES = 2
+COLUMNS = "100"
+"""Width of printed tables."""
+RICH = {"image/svg+xml": "_repr_svg_", "image/png": "_repr_png_", "text/html": "_repr_html_"}
+PRELOADED = ("torch", "transformers.trainer", "datasets", "optuna", "matplotlib.pyplot")
+"""What is slow to import: once for all notebooks."""
+Notebook = dict[str, Any]
+
+
+def executed(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, Notebook]:
+    """Notebooks with outputs; those that ran before are read, if neither they nor chop changed.
+
+    Args:
+        notebooks: by their names.
+        cache: folder of those that ran.
+    Returns: those that ran; the others need a tool that is not there, which is told.
+    Raises:
+        SystemExit: a cell failed.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    package = _fingerprint_of_package()
+    files = {
+        name: cache / f"{name}-{_digest(package, json.dumps(notebook))}.ipynb"
+        for name, notebook in notebooks.items()
+    }
+    missing = {name: notebooks[name] for name, file in files.items() if not file.is_file()}
+    for name, found in zip(missing, _run_all(missing), strict=True):
+        if isinstance(found, str):
+            sys.stdout.write(f"left out: outputs of {name}: {found}\n")
+            continue
+        for old in cache.glob(f"{name}-*.ipynb"):
+            old.unlink()
+        files[name].write_text(json.dumps(found))
+    return {name: json.loads(f.read_text()) for name, f in files.items() if f.is_file()}
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def _fingerprint_of_package() -> str:
+    root = Path(chop.__file__).parent
+    return _digest(*(path.read_text() for path in sorted(root.rglob("*.py"))))
+
+
+def _run_all(notebooks: Mapping[str, Notebook]) -> Iterator[Notebook | str]:
+    """Each in a process of its own, forked from one that has imported the libraries."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([*PRELOADED])
+    os.environ["COLUMNS"] = COLUMNS
+    with ProcessPoolExecutor(PROCESSES, forks, max_tasks_per_child=1) as pool:
+        runs = [pool.submit(run, name, notebook) for name, notebook in notebooks.items()]
+        for name, found in zip(notebooks, runs, strict=True):
+            result, problem = found.result()
+            if problem:
+                pool.shutdown(cancel_futures=True)
+                raise SystemExit(f"{name}: {problem}")
+            yield result
+
+
+def run(name: str, notebook: Notebook) -> tuple[Notebook | str, str]:
+    """Runs a notebook in a new folder, by a new `__main__`; what goes to stderr is not kept.
+
+    Args:
+        name: of the notebook, for tracebacks.
+        notebook: with cells that have not run; it stays as it is.
+    Returns: it with outputs and, in its metadata, seconds; or what is not there. And a traceback.
+    """
+    made, start = copy.deepcopy(notebook), time.perf_counter()
+    cells = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
+    with _new_folder(), _silent(), _new_main() as main:
+        for number, cell in enumerate(cells, 1):
+            cell["execution_count"] = number
+            try:
+                cell["outputs"] = _outputs(cell["source"], f"<{name} {number}>", number, main)
+            except UnavailableError as error:
+                return str(error), ""
+            except BaseException:  # SystemExit ends a script, too
+                return "", traceback.format_exc()
+    made["metadata"]["chop"] = {"seconds": time.perf_counter() - start}
+    return made, ""
+
+
+@contextlib.contextmanager
+def _new_folder() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        yield
+
+
+@contextlib.contextmanager
+def _new_main() -> Iterator[ModuleType]:
+    """A `__main__` of cells: what they define is found there, as by pickle."""
+    before, main = sys.modules["__main__"], ModuleType("__main__", "Cells of a notebook.")
+    sys.modules["__main__"] = main
+    try:
+        yield main
+    finally:
+        sys.modules["__main__"] = before
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Progress and messages of this process and of those that it starts go nowhere."""
+    before = [os.dup(number) for number in (1, 2)]
+    with Path(os.devnull).open("w") as nowhere:
+        for number in (1, 2):
+            os.dup2(nowhere.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, old in zip((1, 2), before, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+
+
+def _outputs(source: str, file: str, number: int, main: ModuleType) -> list[dict[str, Any]]:
+    """What a cell prints and shows, as nbformat has it."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    tree, printed = ast.parse(source), io.StringIO()
+    found: list[dict[str, Any]] = []
+
+    def flush() -> None:
+        if printed.getvalue():
+            found.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue()})
+            printed.seek(0)
+            printed.truncate()
+
+    def display(value: Any) -> None:
+        flush()
+        found.append({"output_type": "display_data", "data": _bundle(value), "metadata": {}})
+
+    vars(main)["display"] = display
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, file, "exec"), vars(main))
+        value = _value(last, file, vars(main)) if isinstance(last, ast.Expr) else None
+    flush()
+    if value is not None:
+        shown = {"data": _bundle(value), "metadata": {}, "execution_count": number}
+        found.append({"output_type": "execute_result", **shown})
+    return found
+
+
+def _value(last: ast.Expr, file: str, names: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(last.value), file, "eval"), names)
+
+
+def _bundle(value: Any) -> dict[str, str]:
+    """A value by media type, by IPython's protocol."""
+    found = {"text/plain": repr(value)}
+    for kind, name in RICH.items():
+        shown: Callable[[], Any] | None = getattr(value, name, None)
+        data = shown() if shown else None
+        if data is not None:
+            found[kind] = base64.b64encode(data).decode() if isinstance(data, bytes) else data
+    return found
