@@ -21,7 +21,7 @@ MADE = (
     "Made from `{script}`, which has its questions and answers in [the course](../{page}.md). "
     "[{name}.ipynb]({name}.ipynb) has the same cells. {ran}"
 )
-RAN = "chop {version} ran them in {seconds:.0f} seconds where this page was made."
+RAN = "With chop {version} they took {seconds:.0f} seconds of one core where this page was made."
 NOT_RUN = "They have not run where this page was made."
 
 

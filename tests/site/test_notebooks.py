@@ -156,7 +156,10 @@ def test_a_page_has_outputs_figures_and_the_file(monkeypatch):
     pages = notebook_pages.pages(course.page_of_scripts(), {"lab_1": made})
     folder = notebooks.FOLDER
     page = pages[f"{folder}/lab_1.md"]
-    assert page.startswith("# Lab 1\n\nMade from `examples/lab_1.py`") and "in 12 seconds" in page
+    assert (
+        page.startswith("# Lab 1\n\nMade from `examples/lab_1.py`")
+        and "took 12 seconds of one core" in page
+    )
     assert "(../lab-1.md)" in page and "```text\nfew\n```" in page
     assert "<summary>100 lines are printed</summary>" in page
     assert "![Picture runs/a.svg ](lab_1-1.svg)" in page and "(lab_1-2.png)" in page

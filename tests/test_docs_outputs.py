@@ -1,0 +1,107 @@
+"""What pages quote of runs, and lines for processes of torchrun: the runs of today say the same."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from chop import MaseGraph, passes
+from chop.actions.settings.shard import ShardConfig
+from chop.actions.shard import shard
+from chop.train import load_trained
+from tests import programs
+from tests.distributed import cluster
+from tests.test_docs_blocks import block
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+NUMBER = re.compile(r"\d[\d.,]*\d|\d")
+MACHINE = ("Speed: ", "Fastest: ")
+"""Paragraphs of the demo that depend on the processor and on what is installed."""
+
+
+def sentences(text):
+    """Paragraphs by their first word, numbers masked and lines joined."""
+    found = re.split(r"\n(?=[A-Z]\w+: |runs/)", text.strip())
+    return [NUMBER.sub("N", " ".join(each.split())) for each in found]
+
+
+def test_the_demo_ends_as_the_readme_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = programs.run(programs.COMMAND, "demo")
+    told = sentences(done.stdout[done.stdout.index("saved integer") :])
+    expected = sentences(block("README", "saved integer"))
+    quoted = [text for text in expected if not text.startswith(MACHINE)]
+    assert len(quoted) >= 5 and [text for text in quoted if text not in told] == []
+
+
+def test_the_warning_of_a_format_that_fits_badly_is_quoted():
+    mg = MaseGraph(load_trained("vit"))
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    rule = {"config": {"name": "integer", "width": 4, "frac_width": 2}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule, "conv2d": rule})
+    with pytest.warns() as found:
+        passes.summarize_quantization_analysis_pass(mg, {"silent": True})
+    said = [f"{type(each.message).__name__}: {each.message}" for each in found]
+    assert " ".join(block("guide/compress", "PoorFit").split()) in said
+
+
+def test_the_table_of_plans_is_quoted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    done = programs.run(programs.COMMAND, "shard", "--memory", "190kB", "--plan-only")
+    head, *quoted, sent = block("guide/shard", "plan  ").splitlines()
+    lines = [re.split(r"\s*[│┃]\s*", line)[1:-1] for line in done.stdout.splitlines()]
+    assert [row for row in map(str.split, quoted) if row not in lines] == []
+    assert re.split(r" {2,}", head) in lines
+    assert sent.removesuffix(" ...") in " ".join(done.stdout.split())
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
+SIZES |= {"intermediate_size": 48, "max_position_embeddings": 32}
+IMPORTS = """import json
+from transformers import AutoModelForSequenceClassification
+from transformers.distributed import DistributedConfig
+from chop import MaseGraph, passes
+from chop.models.meta import meta_model, weights_source
+"""
+
+
+def on_a_rank(folder, code, name):
+    """What a block leaves under a name, called on one input: its logits, from these processes."""
+    names = {}
+    with contextlib.chdir(folder):
+        exec(IMPORTS + code, names)
+    found = names[name]
+    with torch.no_grad():
+        outputs = getattr(found, "model", found)(input_ids=torch.arange(16).reshape(2, 8))
+    return (outputs["logits"] if isinstance(outputs, dict) else outputs.logits).clone()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "kind", "name", "result"),
+    [
+        ("model = meta_model", "LlamaForCausalLM", "my-llama", "sharded"),
+        ("config = Distributed", "BertForSequenceClassification", "my-bert", "model"),
+    ],
+)
+def test_lines_for_processes_of_torchrun_give_the_models_logits(
+    beginning, kind, name, result, tmp_path, monkeypatch
+):
+    torch.manual_seed(0)
+    made = getattr(transformers, kind)
+    whole = made(
+        made.config_class(intermediate_size=48, max_position_embeddings=32, **SIZES)
+    ).eval()
+    whole.save_pretrained(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    if name == "my-bert":
+        settings = {"mesh": 2, "plan": "megatron", "export_tp_plan": True}
+        shard(ShardConfig(model="./my-bert", out=Path("runs/shard"), **settings))
+    code = block("guide/shard", beginning)
+    with torch.no_grad():
+        expected = whole(input_ids=torch.arange(16).reshape(2, 8)).logits
+    for logits in cluster.run(on_a_rank, 2, str(tmp_path), code, result):
+        assert torch.allclose(logits, expected, atol=1e-5)
