@@ -15,7 +15,10 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 html_use_index = False
+# Options stay as they are typed: `--out` would become a dash.
+smartquotes = False
 # Summaries of found pages would be fetched, which browsers refuse for files.
 html_show_search_summary = False
 pygments_style = "a11y-high-contrast-light"

@@ -74,7 +74,7 @@ def _run_all(notebooks: Mapping[str, Notebook]) -> Iterator[Notebook | str]:
     """Each in a process of its own, forked from one that has imported the libraries."""
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([*PRELOADED])
-    os.environ["COLUMNS"] = COLUMNS
+    os.environ |= {"COLUMNS": COLUMNS, "OMP_NUM_THREADS": "1"}
     with ProcessPoolExecutor(PROCESSES, forks, max_tasks_per_child=1) as pool:
         runs = [pool.submit(run, name, notebook) for name, notebook in notebooks.items()]
         for name, found in zip(notebooks, runs, strict=True):

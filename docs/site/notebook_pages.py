@@ -66,9 +66,10 @@ def _parts(cell: dict[str, Any], name: str, figures: dict[str, str | bytes]) -> 
 
 def _printed(text: str) -> str:
     lines = len(text.splitlines())
+    shown = f"```{{code-block}} text\n:class: output\n\n{text.rstrip()}\n```"
     if lines <= LONGEST_OUTPUT:
-        return code(text)
-    return f"<details>\n<summary>{lines} lines are printed</summary>\n\n{code(text)}\n\n</details>"
+        return shown
+    return f"<details>\n<summary>{lines} lines are printed</summary>\n\n{shown}\n\n</details>"
 
 
 def _shown(data: Mapping[str, str], name: str, figures: dict[str, str | bytes]) -> str:
@@ -79,5 +80,5 @@ def _shown(data: Mapping[str, str], name: str, figures: dict[str, str | bytes]) 
             figures[file] = base64.b64decode(data[kind]) if suffix == "png" else data[kind]
             return f"![{NOT_IN_ALT.sub(' ', data['text/plain'])}]({file})"
     if "text/html" in data:
-        return f"```{{raw}} html\n{data['text/html']}\n```"
+        return f"```{{raw}} html\n<div class='shown'>\n{data['text/html']}\n</div>\n```"
     return _printed(data["text/plain"])

@@ -154,12 +154,10 @@ def _figures(script: str, out: str, cells: Sequence[Cell]) -> list[Cell]:
     """A cell for each figure of the course's page that no cell ends with."""
     rows = [item for item in items(PAGE.read_text()) if item.command == f"python {script}"]
     names = [name for row in rows for name in row.makes if name.endswith(PICTURES)]
-    ends = [cell["source"] for cell in cells]
-    found = [
-        name for name in dict.fromkeys(names) if not any(e.endswith(f'{name}")') for e in ends)
-    ]
-    uses = program("from pathlib import Path\n\nfrom chop.files import Picture")
-    return [text(FIGURES), uses, *(_figure(out, name) for name in found)] if found else []
+    sources = [cell["source"] for cell in cells]
+    shown = {name for name in names if any(each.endswith(f'"{name}")') for each in sources)}
+    made = [_figure(out, name) for name in dict.fromkeys(names) if name not in shown]
+    return [text(FIGURES), program("from chop.files import Picture"), *made] if made else []
 
 
 def _figure(out: str, name: str) -> Cell:

@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 RUNS: Mapping[str, str] = {
-    "compress": "chop compress --model vit --limit 400 --formats 8.auto,6.auto,4.auto,4.2 "
+    "demo": "chop compress --model vit --limit 400 --formats 8.auto,6.auto,4.auto,4.2 "
     "--qat-epochs 1 --max-drop 0.05 --keep-best --bench-seconds 0.2",
     "search": "chop search precision --model mlp --limit 400 --trials 30 --budget bits=5",
     "emit": "chop emit --model mlp --no-synthesis --samples 20",
@@ -20,6 +21,7 @@ RUNS: Mapping[str, str] = {
 }
 """Name of a page -> the command that leaves it."""
 PAGE = "report.html"
+PROCESSES = 2
 
 
 def made(folder: Path, into: Path) -> dict[str, str]:
@@ -36,8 +38,9 @@ def made(folder: Path, into: Path) -> dict[str, str]:
     """
     into.mkdir(parents=True, exist_ok=True)
     found = {}
-    for name, command in RUNS.items():
-        page = _run(command, folder / name)
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        pages = pool.map(lambda name: _run(RUNS[name], folder / name), RUNS)
+    for (name, command), page in zip(RUNS.items(), pages, strict=True):
         if page is None and name != "emit":
             raise SystemExit(f"{command} failed.")
         if page is None:

@@ -160,12 +160,12 @@ def test_a_page_has_outputs_figures_and_the_file(monkeypatch):
         page.startswith("# Lab 1\n\nMade from `examples/lab_1.py`")
         and "took 12 seconds of one core" in page
     )
-    assert "(../lab-1.md)" in page and "```text\nfew\n```" in page
+    assert "(../lab-1.md)" in page and ":class: output\n\nfew\n```" in page
     assert "<summary>100 lines are printed</summary>" in page
     assert "![Picture runs/a.svg ](lab_1-1.svg)" in page and "(lab_1-2.png)" in page
     assert pages[f"{folder}/lab_1-1.svg"] == "<svg/>"
     assert pages[f"{folder}/lab_1-2.png"] == b"\x89PNG"
-    assert "```{raw} html\n<h3>a</h3>\n\n<p>b</p>\n```" in page
+    assert "<div class='shown'>\n<h3>a</h3>\n\n<p>b</p>\n</div>\n```" in page
     assert json.loads(pages[f"{folder}/lab_1.ipynb"]) == made
     assert "They have not run" in pages[f"{folder}/tutorial_10.md"]
     assert "(../language-models.md)" in pages[f"{folder}/tutorial_10.md"]
