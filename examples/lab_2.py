@@ -14,10 +14,10 @@ seeds cost only what they find anew. Killed and started again, the lab goes on w
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
+from chop.files import write_json
 from chop.nas.architecture import Architectures
 from chop.nas.compression import PASS_ARGS, Compression
 from chop.nas.training import TrainedMeasure, split_rows
@@ -158,7 +158,7 @@ def main():
     table = [report(lab, mode, trial) for mode, trial in best.items()]
     MeasuredTable(f"{title}: the best of each mode", table).write(args.out)
     chosen = {mode: dict(trial.config) for mode, trial in best.items()}
-    (args.out / "best.json").write_text(json.dumps(chosen, indent=2))
+    write_json(args.out / "best.json", chosen)
 
 
 def best_of(results):

@@ -18,6 +18,7 @@ from tests.test_docs_blocks import block
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
+LAYER = re.compile(r"'vit\.[\w.]+'")
 MACHINE = ("Speed: ", "Fastest: ")
 """Paragraphs of the demo that depend on the processor and on what is installed."""
 
@@ -45,18 +46,24 @@ def test_the_warning_of_a_format_that_fits_badly_is_quoted():
     with pytest.warns() as found:
         passes.summarize_quantization_analysis_pass(mg, {"silent": True})
     said = [f"{type(each.message).__name__}: {each.message}" for each in found]
-    assert " ".join(block("guide/compress", "PoorFit").split()) in said
+    quoted = " ".join(block("guide/compress", "PoorFit").split())
+    # Which of two layers that lose everything is the worst depends on the processor.
+    assert LAYER.sub("", quoted) in [LAYER.sub("", text) for text in said]
 
 
 def test_the_table_of_plans_is_quoted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     done = programs.run(programs.COMMAND, "shard", "--memory", "190kB", "--plan-only")
-    head, *quoted, sent = block("guide/shard", "plan  ").splitlines()
+    head, auto, *quoted, sent = block("guide/shard", "plan  ").splitlines()
     lines = [re.split(r"\s*[│┃]\s*", line)[1:-1] for line in done.stdout.splitlines()]
-    assert [row for row in map(str.split, quoted) if row not in lines] == []
     assert re.split(r" {2,}", head) in lines
-    assert sent.removesuffix(" ...") in " ".join(done.stdout.split())
+    assert [row for row in map(str.split, quoted) if row not in lines] == []
+    # Among plans of the same predicted time, which one is found depends on the solver's version.
+    (found,) = [line for line in lines if line[:1] == ["auto"]]
+    for name, _, peak, predicted, *_ in (found, auto.split()):
+        assert name == "auto" and float(peak) <= 190 and float(predicted) == 0.081
+    assert sent.partition(":")[0] in " ".join(done.stdout.split())
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
@@ -69,6 +76,11 @@ from chop.models.meta import meta_model, weights_source
 """
 
 
+def inputs():
+    ids = torch.arange(16).reshape(2, 8)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 def on_a_rank(folder, code, name):
     """What a block leaves under a name, called on one input: its logits, from these processes."""
     names = {}
@@ -76,7 +88,7 @@ def on_a_rank(folder, code, name):
         exec(IMPORTS + code, names)
     found = names[name]
     with torch.no_grad():
-        outputs = getattr(found, "model", found)(input_ids=torch.arange(16).reshape(2, 8))
+        outputs = getattr(found, "model", found)(**inputs())
     return (outputs["logits"] if isinstance(outputs, dict) else outputs.logits).clone()
 
 
@@ -92,9 +104,7 @@ def test_lines_for_processes_of_torchrun_give_the_models_logits(
 ):
     torch.manual_seed(0)
     made = getattr(transformers, kind)
-    whole = made(
-        made.config_class(intermediate_size=48, max_position_embeddings=32, **SIZES)
-    ).eval()
+    whole = made(made.config_class(**SIZES)).eval()
     whole.save_pretrained(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     if name == "my-bert":
@@ -102,6 +112,6 @@ def test_lines_for_processes_of_torchrun_give_the_models_logits(
         shard(ShardConfig(model="./my-bert", out=Path("runs/shard"), **settings))
     code = block("guide/shard", beginning)
     with torch.no_grad():
-        expected = whole(input_ids=torch.arange(16).reshape(2, 8)).logits
+        expected = whole(**inputs()).logits
     for logits in cluster.run(on_a_rank, 2, str(tmp_path), code, result):
         assert torch.allclose(logits, expected, atol=1e-5)

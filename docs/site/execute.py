@@ -164,7 +164,8 @@ def _outputs(source: str, file: str, number: int, main: ModuleType) -> list[dict
         found.append({"output_type": "display_data", "data": _bundle(value), "metadata": {}})
 
     vars(main)["display"] = display
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    is_shown = isinstance(tree.body[-1], ast.Expr) and not source.endswith(";")
+    last = tree.body.pop() if is_shown else None
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, file, "exec"), vars(main))
         value = _value(last, file, vars(main)) if isinstance(last, ast.Expr) else None

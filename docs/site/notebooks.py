@@ -76,8 +76,10 @@ def text(source: str) -> Cell:
 
 
 def program(source: str) -> Cell:
-    """A cell of code that has not run."""
-    return {**text(source), "cell_type": "code", "execution_count": None, "outputs": []}
+    """A cell of code that has not run; a text that describes a constant at its end is not shown."""
+    is_text = isinstance(ast.parse(source).body[-1], ast.Expr) and source.endswith('"""')
+    shown = text(source + ";" * is_text)
+    return {**shown, "cell_type": "code", "execution_count": None, "outputs": []}
 
 
 def described(docstring: str) -> Iterator[str]:

@@ -18,7 +18,10 @@ TELL = (
     "const told = (value) => { const made = document.createElement('pre'); made.id = 'told';"
     "made.textContent = JSON.stringify(value); document.body.append(made); };"
 )
-PAGES = ("index.html", "docs/course/lab-1.html", "docs/reference/commands/compress.html")
+PAGES = (
+    *("index.html", "docs/course/lab-1.html", "docs/course/notebooks/lab_1.html"),
+    "docs/reference/commands/compress.html",
+)
 AXE = (
     "document.body.dataset.theme = '{theme}';"
     "axe.run(document, {{resultTypes: ['violations']}}).then((found) => told("

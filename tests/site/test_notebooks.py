@@ -99,6 +99,7 @@ def test_cells_print_and_show_in_order():
     assert "text/html" not in last[0]["data"]
     assert [each["output_type"] for each in both] == ["stream", "display_data", "stream"]
     assert both[1]["data"] == {"text/plain": "b''"} and none == []
+    assert outputs_of('X = 1\n"""One."""', "print(X);", "X;") == [[], [*first], []]
 
 
 def test_cells_share_a_main_that_pickle_finds():
