@@ -66,4 +66,4 @@ hardware-tools:  ## circuits' simulators and synthesis, and a browser, where thi
 	$(call installed,$(BROWSER))
 
 clean:
-	rm -rf $(VENV) runs src/chop/site
+	rm -rf $(VENV) runs src/chop/site build/notebooks
