@@ -52,8 +52,11 @@ def made(folder: Path, into: Path) -> dict[str, str]:
 
 
 def _run(command: str, out: Path) -> Path | None:
-    words = [sys.executable, "-m", "chop.cli", "-q", *shlex.split(command)[1:], "--out", str(out)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    """The page says where its run is: in a relative folder, as a reader's is."""
+    words = [sys.executable, "-m", "chop.cli", "-q", *shlex.split(command)[1:]]
+    words += ["--out", f"{out.parent.name}/{out.name}"]
+    here = out.parent.parent
+    done = subprocess.run(words, cwd=here, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stdout.write(done.stderr[-500:])
     pages = sorted(_pages(out))
