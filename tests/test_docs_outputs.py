@@ -25,7 +25,7 @@ MACHINE = ("Speed: ", "Fastest: ")
 
 def sentences(text):
     """Paragraphs by their first word, numbers masked and lines joined."""
-    found = re.split(r"\n(?=[A-Z]\w+: |runs/)", text.strip())
+    found = re.split(r"\n(?=[A-Z]\w+: |runs/|Page of )", text.strip())
     return [NUMBER.sub("N", " ".join(each.split())) for each in found]
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from docs.site import course, execute, notebook_pages, notebooks, stage
+from docs.site import course, execute, notebook_pages, notebooks
 from docs.site.notebooks import program, text
 from tests import programs
 from tests.pages import ROOT
@@ -174,7 +174,7 @@ def test_a_page_has_outputs_figures_and_the_file(monkeypatch):
 
 def test_every_script_has_a_notebook_that_its_page_links():
     assert len(SCRIPTS) == 14
-    made = stage.pages()
+    made = course.pages()
     for script, page in course.page_of_scripts().items():
         link = f"(notebooks/{notebooks.name_of(script)}.md)"
         assert link in made[f"{course.FOLDER}/{page}.md"]
