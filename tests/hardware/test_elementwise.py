@@ -1,6 +1,9 @@
 """Circuits of operators that treat each code by itself, against the operators."""
 
+import math
+import random
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ import torch
 from chop.errors import ConfigError
 from chop.hardware.components import COMPONENTS
 from chop.hardware.plan import Site
+from chop.hardware.plans.division import Division
 from chop.hardware.stream import Stream
 from chop.nn.integer import (
     Edge,
@@ -20,6 +24,7 @@ from chop.nn.integer import (
     Requantize,
     Table,
 )
+from chop.nn.integer.rounding import round_shift
 from tests.hardware.bench import Driven, check, drawn, needs_tools
 
 pytestmark = needs_tools
@@ -180,12 +185,39 @@ def test_requantizer_of_wide_accumulators(step, rounding):
     check(operator, with_ties(drawn(edge, 20, len(step))), fold=20)
 
 
-def test_requantizers_that_divide_are_refused():
-    operator = Requantize(Edge.of(1.0, -9, 9, divisor=3), Grid(0.5, -8, 7))
-    with pytest.raises(ConfigError, match="Requantize: no circuit divides by 3"):
-        COMPONENTS[Requantize].plan(
-            Site(operator, [Stream.in_order((4,), Edge.of(1.0, -9, 9, 3))], 4)
-        )
+@pytest.mark.parametrize("rounding", ["nearest_even", "floor"])
+@pytest.mark.parametrize(
+    ("low", "high", "divisor", "step", "shape", "fold"),
+    [
+        (-9, 9, 3, 0.5, (17, 5), 17),
+        (-6272, 6223, 49, 2.0**-3, (17, 12), 51),
+        (-(2**17), 2**17, 1023, 1.0, (17, 12), 17),
+        (-(2**27), 2**27, 5 * 7 * 11, 2.0, (40,), 20),
+        (0, 2**30, 3, 2.0**24, (40,), 40),
+        (-3000, -5, 20, 1.0, (40,), 10),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_requantizer_that_divides(low, high, divisor, step, shape, fold, rounding):
+    edge = Edge.of(1.0, low, high, divisor)
+    operator = Requantize(edge, Grid(step, -100, 90, rounding))
+    assert operator.divisor > 1
+    check(operator, with_ties(drawn(edge, *shape)), fold=fold)
+
+
+@pytest.mark.parametrize("divisor", [3, 5, 7, 9, 49, 65, 1023, 15015])
+@pytest.mark.parametrize("shift", [-5, 0, 3])
+def test_a_division_by_a_product_rounds_as_the_quotient(divisor, shift):
+    draw = random.Random(divisor + shift)
+    for bits in (1, 5, 13, 22):
+        low, high = -draw.randint(0, 1 << bits), draw.randint(1, 1 << bits)
+        division = Division.of(divisor, shift, low, high)
+        x = torch.tensor([low, high, *(draw.randint(low, high) for _ in range(200))])
+        product = x * division.multiplier + (1 << division.dropped - 1)
+        exact = [Fraction(n, divisor) / Fraction(2) ** shift for n in x.tolist()]
+        for rounding, expected in (("nearest_even", round), ("floor", math.floor)):
+            found = round_shift(product >> division.dropped, division.shift, rounding)
+            assert found.tolist() == list(map(expected, exact))
 
 
 def test_exact_ties_are_among_the_codes():

@@ -23,6 +23,7 @@ from tests.hardware.test_softmax import HEAD_BY_HEAD, mask_of
 
 pytestmark = needs_tools
 WIDE = Edge.of(0.3, -2000, 2000)
+THIRDS = Edge.of(1.0, -384, 381, divisor=3)
 SCORES = drawn(EDGE, 2, 5, 7, samples=6, positions=HEAD_BY_HEAD)
 SPARE_OF_ROWS = 12
 """The same where a pipeline of rows has some to spare."""
@@ -53,6 +54,7 @@ CASES = {
     "mul": (i.IntegerMul(EDGE, EDGE), drawn(EDGE, 12), drawn(EDGE, 12), 12),
     "requantize": (i.Requantize(Edge.of(1.0, -99, 99), Grid(1.0, -8, 7)), drawn(EDGE, 12), 12),
     "multiply": (i.Requantize(WIDE, Grid(1.0, -128, 127)), drawn(WIDE, 12), 12),
+    "divide": (i.Requantize(THIRDS, Grid(1.0, -128, 127)), drawn(THIRDS, 12), 12),
     "sign": (i.Requantize(WIDE, Grid(1.0, -1, 1, "sign")), drawn(WIDE, 12), 12),
     "table": (i.Table(torch.arange(256) - 128, -128, EDGE), drawn(EDGE, 12), 12),
     "embedding": (table(9, 4), drawn(Edge.of(1.0, 0, 8), 5), 20),

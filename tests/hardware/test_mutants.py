@@ -59,6 +59,16 @@ def check_wide(folder):
     check(Requantize(edge, Grid(1.0, -(2**15), 2**15 - 1)), drawn(edge, 20), fold=20)
 
 
+def check_division(folder):
+    """Means of three and of 49 codes, of all remainders."""
+    for divisor, step in ((3, 0.5), (49, 2.0)):
+        edge = Edge.of(1.0, -300, 300, divisor)
+        codes = torch.arange(-300, 300).view(-1, 1)
+        check(
+            Requantize(edge, Grid(step, -128, 127)), Driven(*drawn(edge, 1))._replace(codes=codes)
+        )
+
+
 def check_softmax(folder):
     check(IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 4, 7))
 
@@ -445,6 +455,15 @@ MUTANTS |= {
     "xor": ("chop_ternary_linear", "~(x[IN_W-1] ^ w[0])", "(x[IN_W-1] ^ w[0])", check_signs),
 }
 
+MUTANTS |= {
+    "quotients_not_rounded": (
+        "chop_requantize",
+        "+ (PRODUCT_W-DROPPED+1)'(1)",
+        "",
+        check_division,
+    ),
+}
+
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 @pytest.mark.sampled(1)
@@ -462,7 +481,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 22
+    assert len(checks) == 23
     for run in checks:
         run(RTL)
 

@@ -264,6 +264,8 @@ def _requantize(p: Parameters) -> Logic:
     lane = _round(width, p["SHIFT"], p["OUT_W"])
     # What enters a multiplier waits in its registers, and so does what leaves it.
     lane = lane.plus(Logic(0, p["IN_W"] + width if multiplies else 2 * p["IN_W"]))
+    if p.get("DROPPED"):
+        lane, stages = _quotient(p), stages + 1
     words = _words(p["CHANNEL_BEATS"]) if p.get("CHANNEL_BEATS") else Logic(0, 0)
     return (
         lane.times(lanes)
@@ -271,6 +273,13 @@ def _requantize(p: Parameters) -> Logic:
         .plus(_credits(lanes * p["OUT_W"], stages))
         .plus(Logic(2, stages))
     )
+
+
+def _quotient(p: Parameters) -> Logic:
+    """A lane of a requantizer that divides: what is left of a product is rounded twice."""
+    left = p["PRODUCT_W"] - p["DROPPED"]
+    own = Logic(0, p["IN_W"] + p["PRODUCT_W"] + left, bits=left)
+    return _round(left, p["SHIFT"], p["OUT_W"]).plus(own)
 
 
 def _reciprocal(width: int, out: int) -> Logic:

@@ -11,6 +11,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.hardware.lanes import divisors, fewest_lanes
 from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.plans.division import Division
 from chop.hardware.stream import Stream
 from chop.nn.integer import (
     IntegerAdd,
@@ -75,18 +76,11 @@ def plan_scale(site: Site) -> ComponentPlan:
 
 
 def plan_requantize(site: Site) -> ComponentPlan:
-    """Requantizer; multipliers and thresholds of channels are stored in the order of the stream.
-
-    Raises:
-        ConfigError: the codes would be divided by a number that is no power of two.
-    """
+    """Requantizer; multipliers and thresholds of channels are stored in the order of the stream."""
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, Requantize)
-    if operator.divisor != 1:
-        raise ConfigError(
-            f"Requantize: no circuit divides by {operator.divisor}, which is no power of two; "
-            "average over another number of elements, or use a format with a fitted scale."
-        )
+    if operator.divisor != 1 and operator.rounding in ("nearest_even", "floor"):
+        return _plan_division(site, operator)
     channel = _channel(operator, read)
     largest = int(channel.max())
     width = max(largest.bit_length(), 1)
@@ -112,6 +106,28 @@ def plan_requantize(site: Site) -> ComponentPlan:
         parameters["CHANNEL_BEATS"] = len(words)
         memories["CHANNEL_FILE"] = Memory.of(words, width)
     return replace(_elementwise(site, parameters, multiplier, memories), latency=latency)
+
+
+def _plan_division(site: Site, operator: Requantize) -> ComponentPlan:
+    """A requantizer of a mean: codes over a number that is no power of two, by a product."""
+    (read,) = site.inputs
+    low, high = read.edge.low, read.edge.high
+    division = Division.of(operator.divisor, operator.shift, low, high)
+    width = division.multiplier.bit_length()
+    parameters: dict[str, int | str] = {
+        "IN_W": read.width,
+        "SHIFT": division.shift,
+        "LOW": operator.out_low,
+        "HIGH": operator.out_high,
+        "ROUNDING": ROUNDINGS.index(operator.rounding),
+        "CHANNEL_W": width,
+        "MULTIPLIES": 1,
+        "PRODUCT_W": bits_of(*division.product_ends(low, high)),
+        "DROPPED": division.dropped,
+        "CHANNEL": division.multiplier,
+    }
+    plan = _elementwise(site, parameters, (read.width, width))
+    return replace(plan, latency=ROUND_STAGES + MULTIPLY_STAGES + 1)
 
 
 def _multiplies(operator: Requantize) -> bool:

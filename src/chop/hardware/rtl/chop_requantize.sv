@@ -8,8 +8,11 @@
 // ROUNDING 0: y as above, ties to even. 1: as above, towards minus infinity. 2: y = HIGH from
 //         x = 0 on, else LOW. 3: y = the sign of x where |x| > c, else 0
 // MULTIPLIES 0: c is 1 in ROUNDING 0 and 1. x c needs PRODUCT_W bits
+// DROPPED n > 0: a quotient; of x c + 2^(n-1), which has PRODUCT_W bits too, the n lowest bits are
+//         dropped before it is rounded, and SHIFT is that of what is left
 // time    one beat per cycle: fetch, two cycles | multiply, two cycles, where MULTIPLIES is 1 |
-//         round and saturate, three cycles | FIFO of chop_credits
+//         drop, one cycle, where DROPPED is above 0 | round and saturate, three cycles | FIFO of
+//         chop_credits
 // memory  CHANNEL_BEATS words of LANES * CHANNEL_W bits
 module chop_requantize #(
   parameter int LANES         = 1,
@@ -17,6 +20,7 @@ module chop_requantize #(
   parameter int OUT_W         = 8,
   parameter bit MULTIPLIES    = 1'b0,
   parameter int PRODUCT_W     = 16,
+  parameter int DROPPED       = 0,
   parameter int CHANNEL_W     = 1,
   parameter     CHANNEL       = 1,
   parameter int CHANNEL_BEATS = 0,
@@ -35,9 +39,9 @@ module chop_requantize #(
   output logic                   data_out_0_valid_o,
   input  logic                   data_out_0_ready_i
 );
-  localparam int V_W    = MULTIPLIES ? PRODUCT_W : IN_W;
+  localparam int V_W    = MULTIPLIES ? PRODUCT_W - DROPPED : IN_W;
   localparam int FULL_W = IN_W + CHANNEL_W + 1;
-  localparam int STAGES = MULTIPLIES ? 7 : 5;
+  localparam int STAGES = (MULTIPLIES ? 7 : 5) + (DROPPED > 0 ? 1 : 0);
 
   logic [LANES*IN_W-1:0] x_1_q, x_2_q;
   logic [LANES*CHANNEL_W-1:0] channel;
@@ -67,7 +71,18 @@ module chop_requantize #(
     assign x = x_2_q[i*IN_W +: IN_W];
     assign c = channel[i*CHANNEL_W +: CHANNEL_W];
 
-    if (MULTIPLIES) begin : g_multiply
+    if (DROPPED > 0) begin : g_divide
+      logic signed [PRODUCT_W-1:0] product;
+      logic signed [PRODUCT_W-DROPPED:0] quotient_q;
+      logic unused;
+      chop_product #(.A_W(IN_W), .B_W(CHANNEL_W + 1), .OUT_W(PRODUCT_W)) u_product (
+        .clk_i, .en_i(1'b1), .a_i(x), .b_i({1'b0, c}), .y_o(product));
+      // What half of 2^DROPPED more carries into.
+      always_ff @(posedge clk_i)
+        quotient_q <= (PRODUCT_W-DROPPED+1)'(product >>> (DROPPED - 1)) + (PRODUCT_W-DROPPED+1)'(1);
+      assign v = quotient_q[PRODUCT_W-DROPPED:1];
+      assign unused = &{1'b0, quotient_q[0]};
+    end else if (MULTIPLIES) begin : g_multiply
       chop_product #(.A_W(IN_W), .B_W(CHANNEL_W + 1), .OUT_W(V_W)) u_product (
         .clk_i, .en_i(1'b1), .a_i(x), .b_i({1'b0, c}), .y_o(v));
     end else begin : g_forward
