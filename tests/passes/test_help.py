@@ -122,6 +122,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "fuse_attention_transform_pass": [(graph, None)],
     "fuse_linear_activation_transform_pass": [(graph, None)],
     "fuse_lora_weights_transform_pass": [(adapted, None)],
+    "fuse_rms_norm_transform_pass": [(graph, None)],
     "gptq_transform_pass": [(quantized, {"batches": BATCHES})],
     "insert_lora_adapter_transform_pass": [(graph, None)],
     "learned_rounding_transform_pass": [(quantized, {"batches": BATCHES, "steps": 2})],

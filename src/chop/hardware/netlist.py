@@ -18,7 +18,7 @@ from chop.hardware.components import COMPONENTS
 from chop.hardware.indices import index_edge
 from chop.hardware.lanes import divisors, fewest_lanes
 from chop.hardware.plan import RTL, ComponentPlan, Site
-from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
+from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
 from chop.hardware.stream import Stream
 from chop.hardware.values import Fixed, Kept, Wire, moved, mover
 from chop.ir.graph import MaseGraph
@@ -216,7 +216,11 @@ class _Builder:
         ends = ENCODERS | Decode | Constant | KeptKeys
         known = type(module) in COMPONENTS or isinstance(module, ends)
         known |= node.op == "placeholder"
+        known |= row.layout == "copied" and len(_tensors(node)) == 1 and self._is_tensor(node)
         return known or row.only_moves or row.layout == "read" or torch.cat in row.functions
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        return len(node.meta["mase"].common.results) == 1
 
     def _visit(self, node: fx.Node) -> None:
         module = self.mg.module_of(node)
@@ -358,10 +362,15 @@ class _Builder:
         if isinstance(value, Fixed):
             return Fixed(move(value.codes), value.edge)
         places = moved(value.stream, self._shape(source)[0], move)
-        if places.numel() == value.stream.size:
+        kept = places.unique().numel()
+        if kept == places.numel() == value.stream.size:
             return Wire(value.signal, replace(value.stream, positions=places))
-        plan = select_plan(value.stream, places)
-        return self._instance(self.names[node.name], "getitem", "chop_select", plan, [value])
+        name = self.names[node.name]
+        if kept == places.numel():
+            plan = select_plan(value.stream, places)
+            return self._instance(name, "getitem", "chop_select", plan, [value])
+        plan = copies_plan(value.stream, places, self.folds.get(node.name, self.fold))
+        return self._instance(name, "expand", "chop_copies", plan, [value])
 
     def _instance(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -89,7 +89,7 @@ class Kept:
 
 
 def moved(stream: Stream, batch: int, move: Move) -> Tensor:
-    """Where the codes of a stream travel, after a layout operator: it may drop codes.
+    """Where the codes of a stream travel, after a layout operator: it may drop or repeat codes.
 
     Args:
         stream: before it.
@@ -97,7 +97,7 @@ def moved(stream: Stream, batch: int, move: Move) -> Tensor:
         move: the operator.
     Returns: int64, shape of one sample of the result: places of its elements in the stream.
     Raises:
-        ConfigError: it mixes samples, or repeats codes.
+        ConfigError: it mixes samples.
     """
     starts = torch.arange(batch).view(-1, *[1] * len(stream.shape)) * stream.size
     found = move(stream.positions + starts)
@@ -109,13 +109,11 @@ def moved(stream: Stream, batch: int, move: Move) -> Tensor:
     if not torch.equal(found - starts, found[:1].expand_as(found)):
         raise ConfigError("it moves codes from one sample to another")
     places = found[0]
-    if places.unique().numel() != places.numel():
-        raise ConfigError("it repeats codes, which no circuit does yet")
     return places
 
 
 def joined(first: Stream, second: Stream, dim: int) -> Tensor:
-    """Where codes travel when two streams are sent in turn, row by row.
+    """Where codes travel when two streams are sent in turn, row by row, in any order of rows.
 
     Args:
         first: the one that is sent first.
@@ -127,14 +125,46 @@ def joined(first: Stream, second: Stream, dim: int) -> Tensor:
     """
     outer = torch.Size(first.shape[: len(first.shape) + dim]).numel()
     parts, start, period = [], 0, (first.size + second.size) // outer
+    turns = (first.positions // (first.size // outer)).reshape(outer, -1)[:, 0]
     for stream in (first, second):
         own = stream.size // outer
-        turn = torch.arange(outer).view(*stream.shape[: len(stream.shape) + dim], *[1] * -dim)
+        turn = turns.view(*stream.shape[: len(stream.shape) + dim], *[1] * -dim)
         if bool((stream.positions // own != turn).any()):
-            raise ConfigError("what it joins does not travel in the order of the result")
+            raise ConfigError("what it joins does not travel row by row, in one order of rows")
         parts.append(turn * period + start + stream.positions % own)
         start += own
     return torch.cat(parts, dim)
+
+
+class Pieces(NamedTuple):
+    """Codes that are kept of a stream: pieces of one length at one distance.
+
+    Attributes:
+        period: from the first code of a piece to that of the next one.
+        first: how many codes are ahead of the first piece.
+        size: of a piece.
+    """
+
+    period: int
+    first: int
+    size: int
+
+    @classmethod
+    def of(cls, stream: Stream, places: Tensor) -> Pieces:
+        """The pieces of the codes at some places, int64.
+
+        Raises:
+            ConfigError: pieces differ.
+        """
+        kept = places.flatten().sort().values
+        first = int(kept[0])
+        is_next = kept - first == torch.arange(len(kept))
+        size = int(is_next.long().cumprod(0).sum())
+        period = stream.size * size // len(kept)
+        expected = first + torch.arange(len(kept)) // size * period + torch.arange(len(kept)) % size
+        if len(kept) % size or not torch.equal(kept, expected):
+            raise ConfigError("what it keeps of a stream does not travel in pieces of one length")
+        return cls(period, first, size)
 
 
 def part(stream: Stream, places: Tensor) -> Stream:
@@ -144,13 +174,27 @@ def part(stream: Stream, places: Tensor) -> Stream:
         stream: it is sent with these lanes, at most as many as it has now.
         places: int64: those that are kept.
     Raises:
-        ConfigError: they do not travel one after another.
+        ConfigError: they do not travel in pieces of one length.
     """
-    first, count = int(places.min()), places.numel()
-    if int(places.max()) - first + 1 != count:
-        raise ConfigError("what it keeps of a stream does not travel in one piece")
-    lanes = math.gcd(stream.lanes, first, count)
-    return replace(stream, positions=places - first, lanes=lanes)
+    period, first, size = Pieces.of(stream, places)
+    lanes = math.gcd(stream.lanes, period, first, size)
+    kept = places // period * size + places % period - first
+    return replace(stream, positions=kept, lanes=lanes)
+
+
+def copied(stream: Stream, places: Tensor, run: int) -> Stream:
+    """The stream that sends each `run` codes as often as they are among some places.
+
+    Args:
+        stream: it is sent with these lanes.
+        places: int64, of each element of the result; all of the stream equally often.
+        run: codes that are sent again as a whole.
+    """
+    flat, times = places.flatten(), places.numel() // stream.size
+    copy = torch.empty_like(flat)
+    copy[flat.argsort(stable=True)] = torch.arange(flat.numel()) % times
+    found = (flat // run * times + copy) * run + flat % run
+    return replace(stream, positions=found.view(places.shape))
 
 
 def mover(node: fx.Node, module: nn.Module | None) -> Move:

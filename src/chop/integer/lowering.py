@@ -31,6 +31,7 @@ from chop.nn.integer import (
     Encode,
     EncodeBlocks,
     Grid,
+    IntegerNegate,
     IntegerOperator,
     IntegerOptions,
     Table,
@@ -160,7 +161,16 @@ class GraphLowering:
             return Codes(moved, Edge.of(grid.step, low, high))
         if self.mg.operator(node).integer is Table and self._data_out(node) is None:
             return self._table(node, grid)
+        if self.mg.operator(node).integer is IntegerNegate and grid.rounding == "nearest_even":
+            return self._negated(node, grid)
         return self._round(node, grid, suffix)
+
+    def _negated(self, node: fx.Node, grid: Grid) -> Codes:
+        """What is negated is rounded before: to even, -x is as x is, where the ends change too."""
+        mirrored = replace(grid, low=-grid.high, high=-grid.low)
+        read = self.coded(node.all_input_nodes[0], mirrored)
+        operator = IntegerNegate.from_quantized(None, [read.proven], self.options)
+        return self.call(node, operator, (read,), f"_to_{grid_text(grid)}")
 
     def _code_blocks(self, node: fx.Node, grid: BlockGrid, suffix: str) -> Codes:
         """Blocks run along axes of what is read: they are rounded after layouts, not before."""

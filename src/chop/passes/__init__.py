@@ -50,6 +50,7 @@ from chop.passes.transforms.freeze import freeze_transform_pass
 from chop.passes.transforms.fuse_attention import fuse_attention_transform_pass
 from chop.passes.transforms.fuse_linear_activation import fuse_linear_activation_transform_pass
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
+from chop.passes.transforms.fuse_rms_norm import fuse_rms_norm_transform_pass
 from chop.passes.transforms.gptq import gptq_transform_pass
 from chop.passes.transforms.insert_lora_adapter import insert_lora_adapter_transform_pass
 from chop.passes.transforms.learned_rounding import learned_rounding_transform_pass
@@ -91,6 +92,7 @@ __all__ = [
     "fuse_attention_transform_pass",
     "fuse_linear_activation_transform_pass",
     "fuse_lora_weights_transform_pass",
+    "fuse_rms_norm_transform_pass",
     "get_synthesis_results",
     "gptq_transform_pass",
     "graph",

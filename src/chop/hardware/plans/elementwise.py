@@ -39,6 +39,11 @@ def plan_relu(site: Site) -> ComponentPlan:
     return _elementwise(site, {"IN_W": site.inputs[0].width})
 
 
+def plan_negate(site: Site) -> ComponentPlan:
+    """Negation."""
+    return _elementwise(site, {"IN_W": site.inputs[0].width})
+
+
 def plan_table(site: Site) -> ComponentPlan:
     """A table in each lane."""
     table = site.operator

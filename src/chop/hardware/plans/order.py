@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.plan import ComponentPlan, Memory
+from chop.hardware.lanes import converter_cycles, divisors, first_within
+from chop.hardware.plan import ComponentPlan, Memory, Resources
 from chop.hardware.stream import Stream
-from chop.hardware.values import joined, part
+from chop.hardware.values import Pieces, copied, joined, part
+
+COPY_STAGES = 4
+"""Cycles of `chop_copies` and of the FIFO behind it."""
 
 
 def constant_plan(codes: Tensor, stream: Stream) -> ComponentPlan:
@@ -74,14 +78,50 @@ def select_plan(stream: Stream, places: Tensor) -> ComponentPlan:
         stream: what is read.
         places: int64, shape of the result: the places of the stream that are kept.
     Raises:
-        ConfigError: they do not travel one after another.
+        ConfigError: they do not travel in pieces of one length.
     """
-    first, out = int(places.min()), part(stream, places)
-    parameters = {
-        "W": out.bits,
-        "PERIOD": stream.size // out.lanes,
-        "FIRST": first // out.lanes,
-        "LAST": first // out.lanes + out.beats - 1,
-    }
-    needs = first // out.lanes + torch.arange(out.beats)
+    pieces, out = Pieces.of(stream, places), part(stream, places)
+    period, first, beats = (number // out.lanes for number in pieces)
+    parameters = {"W": out.bits, "PERIOD": period, "FIRST": first, "LAST": first + beats - 1}
+    place = torch.arange(out.beats)
+    needs = place // beats * period + first + place % beats
     return ComponentPlan(parameters, (out.lanes,), out, stream.size // out.lanes, needs=(needs,))
+
+
+def copies_plan(stream: Stream, places: Tensor, fold: int) -> ComponentPlan:
+    """Plan of `chop_copies`, of the longest runs along the last dimension.
+
+    Args:
+        stream: what is read.
+        places: int64, shape of the result: the place in the stream of each element.
+        fold: most cycles for a sample.
+    Raises:
+        ConfigError: some codes are repeated more often than others.
+    """
+    counts = places.flatten().bincount(minlength=stream.size)
+    times = int(counts[0])
+    if bool((counts != times).any()):
+        raise ConfigError("it repeats some codes more often than others, which no circuit does")
+    run = next(n for n in reversed(divisors(places.size(-1))) if _are_runs(places, n))
+
+    def cycles(lanes: int) -> int:
+        return max(places.numel() // lanes, converter_cycles(stream.size, stream.lanes, lanes))
+
+    lanes = first_within(divisors(run), fold, cycles)
+    out, beats = copied(stream.with_lanes(lanes), places, run), run // lanes
+    row, rest = torch.arange(out.beats) // (beats * times), torch.arange(out.beats) % (beats * times)
+    return ComponentPlan(
+        {"W": out.bits, "BEATS": beats, "TIMES": times},
+        (lanes,),
+        out,
+        out.beats,
+        resources=Resources(memory_bits=beats * out.bits),
+        needs=(row * beats + rest.clamp(max=beats - 1),),
+        latency=COPY_STAGES,
+    )
+
+
+def _are_runs(places: Tensor, size: int) -> bool:
+    """Whether elements go by runs of this size, each of which begins at a multiple of it."""
+    runs = places.reshape(-1, size)
+    return bool((runs == runs[:, :1] + torch.arange(size)).all() and (runs[:, 0] % size == 0).all())

@@ -17,6 +17,7 @@ from chop.nn.integer.linear import IntegerLinear
 from chop.nn.integer.matmul import IntegerMatmul
 from chop.nn.integer.max_pool import IntegerMaxPool1d, IntegerMaxPool2d
 from chop.nn.integer.mul import IntegerMul, IntegerScale
+from chop.nn.integer.negate import IntegerNegate
 from chop.nn.integer.norm import IntegerLayerNorm, IntegerRMSNorm
 from chop.nn.integer.reduce import IntegerMean, IntegerSum
 from chop.nn.integer.relu import IntegerReLU
@@ -49,6 +50,7 @@ __all__ = [
     "IntegerMaxPool2d",
     "IntegerMean",
     "IntegerMul",
+    "IntegerNegate",
     "IntegerOperator",
     "IntegerOptions",
     "IntegerRMSNorm",

@@ -1,0 +1,159 @@
+"""Fusion of RMSNorms that are written out: square, mean, inverse root and products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from chop.fusion.matching import argument, erase_calls, is_cast, is_number, operation, result_of
+from chop.ir.annotate import common_metadata
+from chop.ir.graph import MaseGraph
+from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
+from chop.ir.metadata import MaseMetadata
+from chop.private.modules import children_of, members_of
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenNorm:
+    """An RMSNorm as nodes.
+
+    Attributes:
+        end: the product by the weight.
+        weight: the `get_attr` node of the weight.
+        read: what is normalized.
+        eps: added to the mean of the squares.
+    """
+
+    end: fx.Node
+    weight: fx.Node
+    read: fx.Node
+    eps: float
+
+
+def fuse_rms_norms(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
+    """Replaces each RMSNorm that is written out by `nn.RMSNorm`; the graph is changed.
+
+    Returns: the path of each norm that was made, and by name the reason for each other.
+    """
+
+    def match(node: fx.Node) -> Match[WrittenNorm] | None:
+        found = _written(mg, node)
+        if found is None:
+            return None
+        path = _owner(found)
+        reason = _why_infeasible(mg, found)
+        if reason is not None:
+            raise NotRewritableError(reason, path)
+        return Match(path, found)
+
+    return rewrite(mg, match, lambda found: _fuse(mg, found))
+
+
+def _owner(found: WrittenNorm) -> str:
+    """Path of the module that has the weight."""
+    return str(found.weight.target).rpartition(".")[0]
+
+
+def _written(mg: MaseGraph, node: fx.Node) -> WrittenNorm | None:
+    """The norm that ends at a product: weight * (x * rsqrt(mean(x^2) + eps))."""
+    for weight, normalized in _factors(mg, node):
+        if isinstance(weight, fx.Node) and weight.op == "get_attr":
+            for read, inverse in _factors(mg, _uncast(mg, normalized)):
+                eps = _epsilon(mg, inverse, read)
+                if eps is not None:
+                    return WrittenNorm(node, weight, _uncast(mg, read), eps)
+    return None
+
+
+def _factors(mg: MaseGraph, node: Any) -> list[tuple[Any, Any]]:
+    """Both orders of the factors of a product of two; nothing of another node."""
+    is_product = operation(mg, node) == "mul" and len(node.args) == 2 and not node.kwargs
+    return [tuple(node.args), tuple(reversed(node.args))] if is_product else []
+
+
+def _uncast(mg: MaseGraph, node: Any) -> Any:
+    while is_cast(mg, node):
+        node = node.args[0]
+    return node
+
+
+def _epsilon(mg: MaseGraph, node: Any, read: Any) -> float | None:
+    """Of rsqrt(mean(x^2) + eps) of what is read; None of any other node."""
+    if operation(mg, node) != "rsqrt":
+        return None
+    total = node.all_input_nodes[0]
+    if operation(mg, total) != "add" or len(total.args) != 2 or total.kwargs:
+        return None
+    mean, eps = total.args if is_number(total.args[1]) else reversed(total.args)
+    if not is_number(eps) or operation(mg, mean) != "mean":
+        return None
+    dim = argument(mean, 1, "dim")
+    is_of_rows = dim in (-1, [-1], (-1,)) and argument(mean, 2, "keepdim", False) is True
+    squares = mean.args[0]
+    return float(eps) if is_of_rows and _is_square(mg, squares, read) else None
+
+
+def _is_square(mg: MaseGraph, node: Any, read: Any) -> bool:
+    name = operation(mg, node)
+    if name == "pow":
+        return node.args[0] is read and argument(node, 1, "exponent") == 2
+    if name == "square":
+        return node.args[0] is read
+    return name == "mul" and tuple(node.args) == (read, read)
+
+
+def _why_infeasible(mg: MaseGraph, found: WrittenNorm) -> str | None:
+    """Why a norm stays written out; None if it need not."""
+    owner: nn.Module = mg.model.get_submodule(_owner(found))
+    weight = mg.model.get_parameter(str(found.weight.target))
+    results = result_of(found.read), result_of(found.end)
+    if len({result.torch_dtype for result in results} | {weight.dtype}) > 1:
+        return "it computes in another dtype than that of what it reads"
+    if weight.dim() != 1 or results[0].shape[-1:] != tuple(weight.shape):
+        return "its weight has not one element for each feature"
+    is_made = isinstance(owner, nn.RMSNorm) and owner.eps == found.eps
+    if not is_made and (children_of(owner) or [*_members(owner)] != ["weight"]):
+        return "its weight is not alone in its module"
+    return None
+
+
+def _members(module: nn.Module) -> dict[str, Any]:
+    """Parameters, buffers and modules of a module itself, by name."""
+    return {name: value for members in members_of(module) for name, value in members.items()}
+
+
+def _fuse(mg: MaseGraph, found: WrittenNorm) -> None:
+    path = _owner(found)
+    owner = mg.model.get_submodule(path)
+    if not isinstance(owner, nn.RMSNorm):
+        weight = mg.model.get_parameter(str(found.weight.target))
+        norm = nn.RMSNorm(weight.numel(), eps=found.eps, device="meta")
+        norm.weight = weight
+        parent, _, name = path.rpartition(".")
+        children_of(mg.model.get_submodule(parent))[name] = norm.train(owner.training)
+    with mg.fx_graph.inserting_before(found.end):
+        fused = mg.fx_graph.call_module(path, (found.read,))
+    fused.meta.update(found.end.meta)
+    found.end.replace_all_uses_with(fused)
+    results = {
+        node: torch.empty(result_of(node).shape, dtype=result_of(node).torch_dtype, device="meta")
+        for node in (found.read, found.end)
+    }
+    fused.meta["mase"] = MaseMetadata(fused)
+    common = common_metadata(mg, fused, {found.read: results[found.read], fused: results[found.end]})
+    fused.meta["mase"].common.update(common)
+    _erase(mg, found.end, found.read)
+
+
+def _erase(mg: MaseGraph, node: fx.Node, kept: fx.Node) -> None:
+    """Erases a node that nothing reads, and what only it has read, up to `kept`."""
+    if node.users or node is kept or node.op == "placeholder":
+        return
+    sources = node.all_input_nodes
+    erase_calls(mg, [node])
+    for source in sources:
+        if source in mg.nodes:
+            _erase(mg, source, kept)
