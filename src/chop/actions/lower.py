@@ -125,7 +125,8 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
         ConfigError: the model has no integer form.
     """
     announce(workload.title, "quantizing and lowering")
-    mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload))
+    mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload, with_cache=False))
+    mg, _ = passes.fuse_rms_norm_transform_pass(mg)
     number_format = parse_format_string(config.formats)
     quantized = quantize_after_training(
         mg, number_format, quantizable_operators(), workload, config.calibration_rows

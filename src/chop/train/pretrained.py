@@ -68,17 +68,22 @@ def _trained(name: str, seed: int, progress: bool, held_out: float) -> nn.Module
     return model
 
 
-def default_dataset(name: str, *, limit: int | None = None) -> DatasetDict:
+def default_dataset(
+    name: str, *, limit: int | None = None, max_length: int | None = None
+) -> DatasetDict:
     """The data set of a built-in model, ready to train on: tokenized where it is text.
 
     Args:
         name: a built-in model.
         limit: keep that many rows of each split.
+        max_length: of texts, tokens of a row at most.
     """
     check_known(name, BUILTIN_MODELS, "unknown built-in model")
     dataset = BUILTIN_MODELS[name].dataset
     if dataset in TEXT_DATASETS:
-        return get_tokenized_dataset(dataset, checkpoint=dataset, limit=limit)
+        return get_tokenized_dataset(
+            dataset, checkpoint=dataset, limit=limit, max_length=max_length
+        )
     return load_dataset(dataset, limit=limit)
 
 

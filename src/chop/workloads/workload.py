@@ -302,7 +302,8 @@ def load_workload(config: WorkloadConfig) -> Workload:
                 f"'{config.dataset}'; give a model of your own by --model FOLDER."
             )
         make_folder(config.out)
-        rows = _limited(rows_of(default_dataset(config.model), task), config.limit)
+        data = default_dataset(config.model, max_length=config.max_length)
+        rows = _limited(rows_of(data, task), config.limit)
         model = load_trained(
             config.model, progress=True, held_out=VALIDATION_SHARE, seed=config.seed
         )
@@ -350,9 +351,16 @@ def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
     return drawn
 
 
-def raise_to_graph(workload: Workload) -> MaseGraph:
-    """The workload's model as a graph with metadata."""
-    mg = MaseGraph(workload.model, dummy_in=workload.example())
+def raise_to_graph(workload: Workload, *, with_cache: bool = True) -> MaseGraph:
+    """The workload's model as a graph with metadata.
+
+    Args:
+        workload: the model, and rows for an example.
+        with_cache: a decoder's graph takes keys and values of tokens before, too.
+    """
+    example = workload.example()
+    names = None if with_cache else [*example]
+    mg = MaseGraph(workload.model, hf_input_names=names, dummy_in=example)
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     return mg
