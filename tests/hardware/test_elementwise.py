@@ -18,6 +18,8 @@ from chop.nn.integer import (
     Grid,
     IntegerAdd,
     IntegerMul,
+    IntegerNegate,
+    IntegerOptions,
     IntegerReLU,
     IntegerScale,
     IntegerSub,
@@ -28,6 +30,7 @@ from chop.nn.integer.rounding import round_shift
 from tests.hardware.bench import Driven, check, drawn, needs_tools
 
 pytestmark = needs_tools
+OPTIONS = IntegerOptions()
 SHAPES = [((17, 12), 204), ((17, 12), 17), ((10,), 2), ((1,), 1), ((3, 5), 5), ((2, 3, 7), 21)]
 
 
@@ -47,6 +50,16 @@ def test_relu(low, high, shape, fold):
     edge = Edge.of(0.5, low, high)
     out = replace(edge, low=max(low, 0), high=max(high, 0))
     check(IntegerReLU(out), drawn(edge, *shape), fold=fold)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shape", "fold"),
+    [(-128, 127, (17, 12), 51), (-127, 128, (10,), 2), (-1, 0, (1,), 1), (-(2**40), 7, (6,), 3)],
+)
+@pytest.mark.sampled(1)
+def test_negation(low, high, shape, fold):
+    edge = Edge.of(0.5, low, high)
+    check(IntegerNegate.from_quantized(None, [edge], OPTIONS), drawn(edge, *shape), fold=fold)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def conv(*settings, fold=400, **more):
 
 CASES = {
     "relu": (i.IntegerReLU(EDGE), drawn(EDGE, 12), 12),
+    "negate": (i.IntegerNegate(Edge.of(0.5, -127, 128)), drawn(EDGE, 12), 12),
     "add": (i.IntegerAdd(EDGE, EDGE), drawn(EDGE, 12), drawn(EDGE, 12), 12),
     "mul": (i.IntegerMul(EDGE, EDGE), drawn(EDGE, 12), drawn(EDGE, 12), 12),
     "requantize": (i.Requantize(Edge.of(1.0, -99, 99), Grid(1.0, -8, 7)), drawn(EDGE, 12), 12),

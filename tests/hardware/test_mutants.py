@@ -15,6 +15,7 @@ from chop.nn.integer import (
     IntegerLayerNorm,
     IntegerLinear,
     IntegerMatmul,
+    IntegerNegate,
     IntegerOptions,
     IntegerSoftmax,
     Requantize,
@@ -67,6 +68,21 @@ def check_division(folder):
         check(
             Requantize(edge, Grid(step, -128, 127)), Driven(*drawn(edge, 1))._replace(codes=codes)
         )
+
+
+def check_negate(folder):
+    check(IntegerNegate(Edge.of(0.5, -127, 128)), drawn(EDGE, 12), fold=6)
+
+
+def check_copies_of_runs(folder):
+    """Each run of three beats leaves twice."""
+    beats = drawn(EDGE, 60, 1, samples=1).codes[0]
+    twice = beats.view(20, 1, 3).expand(-1, 2, -1).reshape(-1, 1)
+    ports = {
+        Port("data_in_0", 1, 8, 3, True): beats,
+        Port("data_out_0", 1, 8, 6, False): twice,
+    }
+    check_module("chop_copies", {"W": 8, "BEATS": 3, "TIMES": 2}, ports, folder=folder)
 
 
 def check_softmax(folder):
@@ -462,6 +478,20 @@ MUTANTS |= {
         "",
         check_division,
     ),
+    "not_negated": ("chop_negate", "-(OUT_W'(x))", "OUT_W'(x)", check_negate),
+    "copies_ignore_back_pressure": (
+        "chop_copies",
+        "takes = can_take && has_beat;",
+        "takes = has_beat;",
+        check_copies_of_runs,
+    ),
+    "copies_without_a_beat": (
+        "chop_copies",
+        "takes = can_take && has_beat;",
+        "takes = can_take;",
+        check_copies_of_runs,
+    ),
+    "not_copied": ("chop_copies", ".TIMES(TIMES)", ".TIMES(1)", check_copies_of_runs),
 }
 
 
@@ -481,7 +511,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 23
+    assert len(checks) == 25
     for run in checks:
         run(RTL)
 

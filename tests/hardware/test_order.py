@@ -1,15 +1,15 @@
-"""Circuits of constants, concatenations and selections."""
+"""Circuits of constants, concatenations, selections and copies."""
 
 import pytest
 import torch
 
 from chop.errors import ConfigError
 from chop.hardware.emit import emit
-from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
+from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
 from chop.hardware.port import Port
 from chop.hardware.stream import Stream
 from chop.nn.integer import Edge
-from tests.hardware.bench import check_interval, check_module, drawn, needs_tools
+from tests.hardware.bench import Driven, check_interval, check_module, drawn, needs_tools
 
 pytestmark = needs_tools
 EDGE = Edge.of(0.5, -100, 90)
@@ -97,6 +97,54 @@ def test_selection_in_every_period(period, first, last):
     parameters = {"W": 16, "PERIOD": period, "FIRST": first, "LAST": last}
     runs = check_module("chop_select", parameters, ports)
     check_interval(runs["none"].left["data_out_0"], 6 * period)
+
+
+def by_head(heads, rows, size, lanes, **more):
+    """Codes (heads, rows, size) that travel row by row, each head by head."""
+    places = torch.arange(heads * rows * size).view(rows, heads, size).transpose(0, 1)
+    return drawn(EDGE, heads, rows, size, lanes=lanes, positions=places, **more)
+
+
+@pytest.mark.parametrize(("kept", "lanes"), [(slice(3), 1), (slice(2, 6), 2), (slice(5, 6), 2)])
+def test_halves_of_heads_are_selected_and_joined(kept, lanes):
+    """As rotary embeddings do: pieces of each head in turn, whose rows have another order."""
+    given = by_head(3, 5, 6, lanes)
+    plan = select_plan(given.stream, given.stream.positions[..., kept])
+    run("chop_select", plan, (given,), given.codes[..., kept])
+    assert plan.out.beats * plan.parameters["PERIOD"] == plan.cycles * (
+        plan.parameters["LAST"] - plan.parameters["FIRST"] + 1
+    )
+    other = by_head(3, 5, 4, 1, seed=1)
+    part = Driven(plan.out, given.codes[..., kept])
+    joined = concat_plan(part.stream, other.stream, -1)
+    run("chop_concat", joined, (part, other), torch.cat((part.codes, other.codes), -1))
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "size", "times", "lanes", "fold"),
+    [(2, 3, 6, 2, 1, 99), (1, 4, 5, 3, 5, 99), (3, 2, 4, 4, 2, 24), (2, 2, 1, 2, 1, 99)],
+)
+@pytest.mark.sampled(2)
+def test_copies_of_heads(heads, rows, size, times, lanes, fold):
+    given = by_head(heads, rows, size, lanes)
+
+    def repeated(x):
+        return x.unsqueeze(-3).expand(*x.shape[:-2], times, -1, -1)
+
+    plan = copies_plan(given.stream, repeated(given.stream.positions), fold)
+    assert plan.cycles <= fold
+    run("chop_copies", plan, (given,), repeated(given.codes))
+    heads_in_turn = torch.arange(heads * times).view(heads, times)
+    found = plan.out.positions[:, :, 0, 0] // size
+    assert torch.equal(found, heads_in_turn)
+
+
+def test_codes_that_are_kept_or_repeated_otherwise_are_refused():
+    stream = Stream.in_order((4, 6), EDGE)
+    with pytest.raises(ConfigError, match="not travel in pieces of one length"):
+        select_plan(stream, stream.positions.flatten()[[0, 1, 2, 7, 8]])
+    with pytest.raises(ConfigError, match="repeats some codes more often than others"):
+        copies_plan(stream, torch.cat((stream.positions, stream.positions[:1])), 99)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from chop.fusion.matching import argument, erase_calls, is_cast, is_number, operation, result_of
 from chop.ir.annotate import common_metadata
@@ -97,27 +97,34 @@ def _epsilon(mg: MaseGraph, node: Any, read: Any) -> float | None:
 
 
 def _is_square(mg: MaseGraph, node: Any, read: Any) -> bool:
+    """Whether a node is the square of what is read, be it cast before."""
     name = operation(mg, node)
-    if name == "pow":
-        return node.args[0] is read and argument(node, 1, "exponent") == 2
-    if name == "square":
-        return node.args[0] is read
-    return name == "mul" and tuple(node.args) == (read, read)
+    if name not in ("pow", "square", "mul"):
+        return False
+    factors = node.args if name == "mul" else node.args[:1]
+    is_two = name != "pow" or argument(node, 1, "exponent") == 2
+    return is_two and all(_uncast(mg, x) is _uncast(mg, read) for x in factors)
 
 
 def _why_infeasible(mg: MaseGraph, found: WrittenNorm) -> str | None:
     """Why a norm stays written out; None if it need not."""
     owner: nn.Module = mg.model.get_submodule(_owner(found))
     weight = mg.model.get_parameter(str(found.weight.target))
-    results = result_of(found.read), result_of(found.end)
-    if len({result.torch_dtype for result in results} | {weight.dtype}) > 1:
+    dtypes = {result_of(node).torch_dtype for node in _steps(found.end, found.read)}
+    if len(dtypes | {weight.dtype}) > 1:
         return "it computes in another dtype than that of what it reads"
-    if weight.dim() != 1 or results[0].shape[-1:] != tuple(weight.shape):
+    if weight.dim() != 1 or result_of(found.read).shape[-1:] != tuple(weight.shape):
         return "its weight has not one element for each feature"
     is_made = isinstance(owner, nn.RMSNorm) and owner.eps == found.eps
     if not is_made and (children_of(owner) or [*_members(owner)] != ["weight"]):
         return "its weight is not alone in its module"
     return None
+
+
+def _steps(node: fx.Node, read: fx.Node) -> set[fx.Node]:
+    """A node of a norm with those that it is made of, up to what is read."""
+    before = () if node is read else node.all_input_nodes
+    return {node}.union(*(_steps(source, read) for source in before))
 
 
 def _members(module: nn.Module) -> dict[str, Any]:
@@ -138,14 +145,16 @@ def _fuse(mg: MaseGraph, found: WrittenNorm) -> None:
         fused = mg.fx_graph.call_module(path, (found.read,))
     fused.meta.update(found.end.meta)
     found.end.replace_all_uses_with(fused)
-    results = {
-        node: torch.empty(result_of(node).shape, dtype=result_of(node).torch_dtype, device="meta")
-        for node in (found.read, found.end)
-    }
+    results = {found.read: _like(found.read), fused: _like(found.end)}
     fused.meta["mase"] = MaseMetadata(fused)
-    common = common_metadata(mg, fused, {found.read: results[found.read], fused: results[found.end]})
-    fused.meta["mase"].common.update(common)
+    fused.meta["mase"].common.update(common_metadata(mg, fused, results))
     _erase(mg, found.end, found.read)
+
+
+def _like(node: fx.Node) -> Tensor:
+    """A tensor without data, as a node returns it."""
+    info = result_of(node)
+    return torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
 
 
 def _erase(mg: MaseGraph, node: fx.Node, kept: fx.Node) -> None:

@@ -61,9 +61,7 @@ COMPONENTS: dict[type[nn.Module], Component] = {
     integer.IntegerMul: Component(
         "chop_mul", elementwise.plan_mul, is_broadcast=True, kind=Kind.ARITHMETIC
     ),
-    integer.IntegerNegate: Component(
-        "chop_negate", elementwise.plan_negate, kind=Kind.ARITHMETIC
-    ),
+    integer.IntegerNegate: Component("chop_negate", elementwise.plan_negate, kind=Kind.ARITHMETIC),
     integer.IntegerRMSNorm: Component("chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
     integer.IntegerReLU: Component("chop_relu", elementwise.plan_relu, kind=Kind.ACTIVATION),
     integer.IntegerScale: Component("chop_scale", elementwise.plan_scale, kind=Kind.ARITHMETIC),

@@ -387,6 +387,11 @@ def _embedding(p: Parameters) -> Logic:
     return Logic(2 * beat + HANDSHAKE, 2 * address + beat + 4, bits=2 * address)
 
 
+def _copies(p: Parameters) -> Logic:
+    found = _repeat(p["W"], p["BEATS"], p["TIMES"])
+    return found.plus(_credits(p["W"], 2)).plus(Logic(2, 2))
+
+
 def _concat(p: Parameters) -> Logic:
     bits, count = p["LANES"] * p["OUT_W"], _log2(p["BEATS_0"] + p["BEATS_1"])
     return Logic(3 * count + HANDSHAKE, bits + count + 1, bits=bits)
@@ -403,6 +408,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_block_linear": _block_linear,
     "chop_concat": _concat,
     "chop_constant": _stored_constant,
+    "chop_copies": _copies,
     "chop_conv": _conv,
     "chop_depthwise_conv": _depthwise_conv,
     "chop_downsize": _downsize,
@@ -415,6 +421,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_matmul": _matmul,
     "chop_max_pool": _max_pool,
     "chop_mul": _product,
+    "chop_negate": _relu,
     "chop_relu": _relu,
     "chop_requantize": _requantize,
     "chop_scale": _product,

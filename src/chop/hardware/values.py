@@ -108,8 +108,7 @@ def moved(stream: Stream, batch: int, move: Move) -> Tensor:
     starts = torch.arange(batch).view(-1, *[1] * (found.dim() - 1)) * stream.size
     if not torch.equal(found - starts, found[:1].expand_as(found)):
         raise ConfigError("it moves codes from one sample to another")
-    places = found[0]
-    return places
+    return found[0]
 
 
 def joined(first: Stream, second: Stream, dim: int) -> Tensor:

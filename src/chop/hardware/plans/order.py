@@ -109,7 +109,8 @@ def copies_plan(stream: Stream, places: Tensor, fold: int) -> ComponentPlan:
 
     lanes = first_within(divisors(run), fold, cycles)
     out, beats = copied(stream.with_lanes(lanes), places, run), run // lanes
-    row, rest = torch.arange(out.beats) // (beats * times), torch.arange(out.beats) % (beats * times)
+    place = torch.arange(out.beats)
+    row, rest = place // (beats * times), place % (beats * times)
     return ComponentPlan(
         {"W": out.bits, "BEATS": beats, "TIMES": times},
         (lanes,),
