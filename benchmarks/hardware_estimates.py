@@ -76,6 +76,49 @@ class Attention(nn.Module):
         return self.out(found.transpose(1, 2).reshape(-1, 17, 24))
 
 
+class GroupedAttention(nn.Module):
+    """A causal attention of four heads of queries and two of keys, with rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.key, self.value = nn.Linear(24, 12), nn.Linear(24, 12)
+        angles = torch.arange(8)[:, None] / 100.0 ** (torch.arange(3) / 3)
+        self.register_buffer("cos", torch.cat((angles.cos(), angles.cos()), -1))
+        self.register_buffer("sin", torch.cat((angles.sin(), angles.sin()), -1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of (batch, 8, 24)."""
+        query, key, value = (
+            f(x).view(-1, 8, n, 6).transpose(1, 2)
+            for f, n in ((self.query, 4), (self.key, 2), (self.value, 2))
+        )
+        key, value = (
+            x[:, :, None].expand(-1, 2, 2, 8, 6).reshape(-1, 4, 8, 6)
+            for x in (self.turned(key), value)
+        )
+        found = nn.functional.scaled_dot_product_attention(
+            self.turned(query), key, value, is_causal=True
+        )
+        return self.out(found.transpose(1, 2).reshape(-1, 8, 24))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        """Each pair of features turned by the angle of its place."""
+        return x * self.cos + torch.cat((-x[..., 3:], x[..., :3]), -1) * self.sin
+
+
+class Means(nn.Module):
+    """The mean of what seven tokens are after a ReLU, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(24, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of (batch, 7, 24)."""
+        return self.out(x.relu().mean(1))
+
+
 def drawn_norm() -> nn.Module:
     """A layer norm with weights and biases that are not all the same."""
     norm = nn.LayerNorm(48)
@@ -122,6 +165,8 @@ LAYERS: dict[str, Made] = {
     "softmax": (lambda: nn.Softmax(-1), (4, 17), INTEGER, (68, 680)),
     "gelu": (lambda: nn.GELU(), (17, 24), INTEGER, (68, 408)),
     "attention": (Attention, (17, 24), INTEGER, (2000, 10000)),
+    "mean of 7": (Means, (7, 24), INTEGER, (24, 168)),
+    "rotary attention": (GroupedAttention, (8, 24), INTEGER, (600, 4608)),
 }
 """By name: the module, the shape of a sample, formats, and two folds."""
 TRAINED = {"mlp": (128, 32), "cnn": (2000, 576), "vit": (13872, 3468)}

@@ -1,0 +1,70 @@
+"""A decoder as a circuit: RMSNorm, rotary embeddings, grouped queries, causal masks and SwiGLU."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from chop import MaseGraph, passes
+from chop.actions.emit import emit
+from chop.actions.settings.emit import EmitConfig
+from chop.hardware.emit import emit as emit_design
+from chop.hardware.emitted import write_circuit
+from chop.hardware.profiles import PROFILES
+from chop.hardware.project import project_of
+from chop.hardware.vectors import codes_of
+from chop.hardware.verify import Check, check_sources, run_check
+from chop.integer.golden import golden_values
+
+pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
+LENGTH, WORDS, ROWS, STORIES = 4, 9, 3, 100
+
+
+def lowered():
+    """A Llama of one layer on integers, and texts of all lengths that end with padding."""
+    lengths = torch.arange(ROWS) % LENGTH + 2
+    mask = (torch.arange(LENGTH) < lengths[:, None]).long()
+    batch = {"input_ids": torch.randint(1, WORDS, (ROWS, LENGTH)) * mask, "attention_mask": mask}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    shape = {"hidden_size": 8, "intermediate_size": 6, "max_position_embeddings": 9}
+    config = LlamaConfig(vocab_size=WORDS, num_hidden_layers=1, **heads, **shape, use_cache=False)
+    mg = MaseGraph(LlamaForCausalLM(config).eval(), dummy_in=batch)
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    mg, _ = passes.fuse_rms_norm_transform_pass(mg)
+    number_format = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "default": number_format})
+    return passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})[0], batch
+
+
+def test_a_whole_decoder_of_one_layer_equals_the_integer_graph(tmp_path):
+    mg, batch = lowered()
+    design = emit_design(mg, fold=48)
+    modules = {part.module for part in design.netlist.instances}
+    assert modules > {"chop_masked_softmax", "chop_layer_norm", "chop_copies", "chop_negate"}
+    project, codes = project_of(design), codes_of(project_of(design), golden_values(mg, batch))
+    write_circuit(design, codes, tmp_path)
+    check_sources(tmp_path, project)
+    for profile in PROFILES:
+        found = run_check(tmp_path, project, codes, Check("icarus", profile, ROWS, 1))
+        assert found.equal == ROWS * LENGTH * WORDS
+        if profile.name == "none":
+            assert abs(found.interval - design.interval) <= 0.03 * design.interval
+    assert dict(emit_design(mg, fold=48).files) == dict(design.files)
+
+
+@pytest.mark.long
+def test_gpt_tiny_equals_the_integer_graph_on_stories(tmp_path):
+    config = EmitConfig(
+        model="gpt-tiny",
+        out=tmp_path / "gpt",
+        max_length=16,
+        samples=STORIES,
+        fold=24_000,
+        calibration_rows=64,
+        icarus_samples=0,
+        synthesis=False,
+    )
+    result = emit(config)
+    rows = result["verification"]
+    outputs = STORIES * 16 * 365
+    assert [(row["simulator"], row["equal"]) for row in rows] == [("verilator", outputs)] * 4
+    assert abs(rows[0]["interval"] - result["interval"]) <= 0.03 * result["interval"]
