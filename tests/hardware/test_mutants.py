@@ -15,14 +15,13 @@ from chop.nn.integer import (
     IntegerLayerNorm,
     IntegerLinear,
     IntegerMatmul,
-    IntegerNegate,
     IntegerOptions,
     IntegerSoftmax,
     Requantize,
 )
 from chop.nn.integer.mask import KeptKeys
-from tests.hardware import bench
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
+from tests.hardware.faults import check_fault_is_found
 from tests.hardware.test_block_linear import block_layer
 from tests.hardware.test_conv import convolution
 from tests.hardware.test_linear import EDGE, layer, sign_layer
@@ -58,31 +57,6 @@ def check_wide(folder):
     """A multiplier whose factors are cut into parts."""
     edge = Edge(torch.tensor(3.1e-10, dtype=torch.float64), -1, 1 - 2**50, 2**50)
     check(Requantize(edge, Grid(1.0, -(2**15), 2**15 - 1)), drawn(edge, 20), fold=20)
-
-
-def check_division(folder):
-    """Means of three and of 49 codes, of all remainders."""
-    for divisor, step in ((3, 0.5), (49, 2.0)):
-        edge = Edge.of(1.0, -300, 300, divisor)
-        codes = torch.arange(-300, 300).view(-1, 1)
-        check(
-            Requantize(edge, Grid(step, -128, 127)), Driven(*drawn(edge, 1))._replace(codes=codes)
-        )
-
-
-def check_negate(folder):
-    check(IntegerNegate(Edge.of(0.5, -127, 128)), drawn(EDGE, 12), fold=6)
-
-
-def check_copies_of_runs(folder):
-    """Each run of three beats leaves twice."""
-    beats = drawn(EDGE, 60, 1, samples=1).codes[0]
-    twice = beats.view(20, 1, 3).expand(-1, 2, -1).reshape(-1, 1)
-    ports = {
-        Port("data_in_0", 1, 8, 3, True): beats,
-        Port("data_out_0", 1, 8, 6, False): twice,
-    }
-    check_module("chop_copies", {"W": 8, "BEATS": 3, "TIMES": 2}, ports, folder=folder)
 
 
 def check_softmax(folder):
@@ -471,47 +445,17 @@ MUTANTS |= {
     "xor": ("chop_ternary_linear", "~(x[IN_W-1] ^ w[0])", "(x[IN_W-1] ^ w[0])", check_signs),
 }
 
-MUTANTS |= {
-    "quotients_not_rounded": (
-        "chop_requantize",
-        "+ (PRODUCT_W-DROPPED+1)'(1)",
-        "",
-        check_division,
-    ),
-    "not_negated": ("chop_negate", "-(OUT_W'(x))", "OUT_W'(x)", check_negate),
-    "copies_ignore_back_pressure": (
-        "chop_copies",
-        "takes = can_take && has_beat;",
-        "takes = has_beat;",
-        check_copies_of_runs,
-    ),
-    "copies_without_a_beat": (
-        "chop_copies",
-        "takes = can_take && has_beat;",
-        "takes = can_take;",
-        check_copies_of_runs,
-    ),
-    "not_copied": ("chop_copies", ".TIMES(TIMES)", ".TIMES(1)", check_copies_of_runs),
-}
-
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 @pytest.mark.sampled(1)
 def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
-    text = (RTL / f"{module}.sv").read_text()
-    assert text.count(old) == 1
-    (tmp_path / f"{module}.sv").write_text(text.replace(old, new))
-    for kind, row in list(COMPONENTS.items()):
-        monkeypatch.setitem(COMPONENTS, kind, replace(row, folder=tmp_path))
-    monkeypatch.setattr(bench, "lint", lambda *files: None)
-    with pytest.raises(AssertionError, match="FAIL"):
-        run(tmp_path)
+    check_fault_is_found(module, old, new, run, tmp_path, monkeypatch)
 
 
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 25
+    assert len(checks) == 22
     for run in checks:
         run(RTL)
 

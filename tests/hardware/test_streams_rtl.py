@@ -113,9 +113,13 @@ endmodule
 """
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-@pytest.mark.sampled(1)
-def test_fork(n, tmp_path):
+def check_fork(n, folder):
+    """Asserts that each of `n` readers gets all beats; returns the runs.
+
+    Args:
+        n: readers.
+        folder: of `chop_fork`, or one without it; a module is written into it.
+    """
     outputs = ",\n".join(
         f"  output logic [W-1:0] out_{k}_o, output logic out_{k}_valid_o,\n"
         f"  input logic out_{k}_ready_i"
@@ -126,10 +130,16 @@ def test_fork(n, tmp_path):
         f"  assign ready[{k}] = out_{k}_ready_i;"
         for k in range(n)
     )
-    (tmp_path / "chop_forked.sv").write_text(FORKED.format(n=n, outputs=outputs, wires=wires))
+    (folder / "chop_forked.sv").write_text(FORKED.format(n=n, outputs=outputs, wires=wires))
     beats = beats_of(2, 4)
     ports = [Port("data_in_0", 2, 4, 1, True)]
     ports += [Port(f"out_{k}", 2, 4, 1, False) for k in range(n)]
-    runs = check_module("chop_forked", {"W": 8}, dict.fromkeys(ports, beats), folder=tmp_path)
+    return check_module("chop_forked", {"W": 8}, dict.fromkeys(ports, beats), folder=folder)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.sampled(1)
+def test_fork(n, tmp_path):
+    runs = check_fork(n, tmp_path)
     for k in range(n):
         assert torch.tensor(runs["none"].left[f"out_{k}"]).diff().eq(1).all()

@@ -388,8 +388,12 @@ def _embedding(p: Parameters) -> Logic:
 
 
 def _copies(p: Parameters) -> Logic:
-    found = _repeat(p["W"], p["BEATS"], p["TIMES"])
-    return found.plus(_credits(p["W"], 2)).plus(Logic(2, 2))
+    """A run is stored, of one beat in a register."""
+    beats, width = p["BEATS"], p["W"]
+    counts, stored = _log2(beats) + _log2(p["TIMES"]), beats > 1
+    registers = (2 if stored else 4) * width + counts + 4
+    rams = ((beats, width),) if stored else ()
+    return _credits(width, 2).plus(Logic(2 * counts + 2, registers, rams, width))
 
 
 def _concat(p: Parameters) -> Logic:

@@ -1,0 +1,30 @@
+"""Faults that are planted in sources of the library."""
+
+from dataclasses import replace
+
+import pytest
+
+from chop.hardware.components import COMPONENTS
+from chop.hardware.plan import RTL
+from tests.hardware import bench
+
+
+def check_fault_is_found(module, old, new, run, folder, monkeypatch):
+    """Asserts that a check fails where a text of a module's source was replaced.
+
+    Args:
+        module: its name.
+        old: what is there once.
+        new: what is put in its place.
+        run: the check; it takes the folder of the changed source.
+        folder: an empty one.
+        monkeypatch: takes back what is changed.
+    """
+    text = (RTL / f"{module}.sv").read_text()
+    assert text.count(old) == 1
+    (folder / f"{module}.sv").write_text(text.replace(old, new))
+    for kind, row in list(COMPONENTS.items()):
+        monkeypatch.setitem(COMPONENTS, kind, replace(row, folder=folder))
+    monkeypatch.setattr(bench, "lint", lambda *files: None)
+    with pytest.raises(AssertionError, match="FAIL"):
+        run(folder)

@@ -1,0 +1,173 @@
+"""Faults planted in components that move codes or treat each by itself are found."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
+from chop.hardware.port import Port
+from chop.hardware.stream import Stream
+from chop.nn import integer as i
+from chop.nn.integer import Call, Edge, Grid, IntegerOptions
+from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
+from tests.hardware.faults import check_fault_is_found
+from tests.hardware.test_conv import convolution
+from tests.hardware.test_linear import EDGE
+from tests.hardware.test_pool import image
+from tests.hardware.test_streams_rtl import check_fork
+
+pytestmark = needs_tools
+WIDE = Edge.of(0.5, -100, 300)
+
+
+def check_division(folder):
+    """Means of three and of 49 codes, of all remainders."""
+    for divisor, step in ((3, 0.5), (49, 2.0)):
+        edge = Edge.of(1.0, -300, 300, divisor)
+        codes = torch.arange(-300, 300).view(-1, 1)
+        entered = Driven(*drawn(edge, 1))._replace(codes=codes)
+        check(i.Requantize(edge, Grid(step, -128, 127)), entered)
+
+
+def check_of_one(operator):
+    def run(folder):
+        check(operator, drawn(EDGE, 12), fold=6)
+
+    return run
+
+
+def check_of_two(kind):
+    def run(folder):
+        check(kind(EDGE, WIDE), drawn(EDGE, 12), drawn(WIDE, 12, seed=1), fold=6)
+
+    return run
+
+
+def check_pool(kind):
+    def run(folder):
+        call = Call([(4, 5, 5)], {"kernel_size": 2, "stride": 1, "padding": 1})
+        operator = kind.from_quantized(None, [EDGE], IntegerOptions(), call)
+        check(operator, image(EDGE, 4, 5, 5), fold=400)
+
+    return run
+
+
+def check_sum(folder):
+    check(i.IntegerMean(EDGE, (4, 7, 6), (-2,), False), drawn(EDGE, 7, 6), fold=21)
+
+
+def check_conv(folder):
+    operator = convolution(nn.Conv2d(4, 6, 2, groups=2))
+    check(operator, image(EDGE, 4, 3, 4), fold=150)
+
+
+def check_order(module, plan, inputs, expected, folder):
+    """A component of no operator."""
+    sent = {
+        Port.of(f"data_in_{k}", given.stream, True): given.stream.sent(given.codes)
+        for k, given in enumerate(inputs)
+    }
+    sent[Port.of("data_out_0", plan.out, False)] = plan.out.sent(expected)
+    files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
+    memories = {files[key]: memory for key, memory in plan.memories.items()}
+    check_module(module, {**plan.parameters, **files}, sent, memories, folder=folder)
+
+
+def check_concat(folder):
+    a, b = drawn(EDGE, 9, 3), drawn(WIDE, 9, 2, seed=1)
+    plan = concat_plan(a.stream, b.stream, -1)
+    check_order("chop_concat", plan, (a, b), torch.cat((a.codes, b.codes), -1), folder)
+
+
+def check_select(folder):
+    given = drawn(EDGE, 9, 6)
+    plan = select_plan(given.stream, given.stream.positions[:, 2:5])
+    check_order("chop_select", plan, (given,), given.codes[:, :, 2:5], folder)
+
+
+def check_constant(folder):
+    codes = drawn(EDGE, 6, 2, samples=1).codes
+    plan = constant_plan(codes[0], Stream.in_order((6, 2), EDGE))
+    check_order("chop_constant", plan, (), codes.expand(4, 6, 2), folder)
+
+
+def check_copies_of_runs(folder):
+    """Each run of three beats leaves twice."""
+    beats = drawn(EDGE, 60, 1, samples=1).codes[0]
+    twice = beats.view(20, 1, 3).expand(-1, 2, -1).reshape(-1, 1)
+    ports = {
+        Port("data_in_0", 1, 8, 3, True): beats,
+        Port("data_out_0", 1, 8, 6, False): twice,
+    }
+    check_module("chop_copies", {"W": 8, "BEATS": 3, "TIMES": 2}, ports, folder=folder)
+
+
+def check_fork_of_three(folder):
+    check_fork(3, folder)
+
+
+WAITS = "!data_out_0_valid_o || data_out_0_ready_i"
+TABLE = check_of_one(i.Table(torch.randperm(256) - 128, -128, EDGE))
+SCALE, RELU = check_of_one(i.IntegerScale(EDGE, 0.1)), check_of_one(i.IntegerReLU(EDGE))
+NEGATE = check_of_one(i.IntegerNegate(Edge.of(0.5, -127, 128)))
+SUB, MUL = check_of_two(i.IntegerSub), check_of_two(i.IntegerMul)
+MAXIMA, AVERAGES = check_pool(i.IntegerMaxPool2d), check_pool(i.IntegerAvgPool2d)
+TAKES, CREDIT = "takes = can_take && has_beat;", ".valid_i(valid_q[STAGES-1])"
+PARTIAL = "(count_q == '0 ? '0 : partial[lane*OUT_W +: OUT_W])"
+MUTANTS = {
+    "quotients_not_rounded": ("chop_requantize", "+ (PRODUCT_W-DROPPED+1)'(1)", "", check_division),
+    "negated": ("chop_add", "NEGATE ? shifted_a - shifted_b :", "", SUB),
+    "sum_overwritten": ("chop_add", f"moves = {WAITS}", "moves = 1'b1", SUB),
+    "operands_apart": ("chop_add", "= moves && data_in_1_valid_i", "= moves", SUB),
+    "product_overwritten": ("chop_mul", f"moves = {WAITS}", "moves = 1'b1", MUL),
+    "factors_apart": ("chop_mul", "= moves && data_in_0_valid_i", "= moves", MUL),
+    "not_cut": ("chop_relu", "x[IN_W-1] ? '0 : OUT_W'(x)", "OUT_W'(x)", RELU),
+    "not_negated": ("chop_negate", "-(OUT_W'(x))", "OUT_W'(x)", NEGATE),
+    "scale_too_early": ("chop_scale", CREDIT, ".valid_i(valid_q[STAGES-2])", SCALE),
+    "entry_of_another_code": ("chop_table", "- ADDR_W'(LOW)", "- ADDR_W'(LOW + 1)", TABLE),
+    "word_late": ("chop_rom", "memory[addr_i]", "memory[addr_i ^ 1'b1]", TABLE),
+    "largest_kept": ("chop_max_pool", "tap_q == '0 || code > best", "code > best", MAXIMA),
+    "largest_lost": ("chop_max_pool", f"!is_last || {WAITS}", "1'b1", MAXIMA),
+    "padding_counts": ("chop_avg_pool", ".PAD_CODE(PAD_CODE)", ".PAD_CODE(1)", AVERAGES),
+    "sums_kept": ("chop_sum", PARTIAL, "partial[lane*OUT_W +: OUT_W]", check_sum),
+    "sums_lost": ("chop_sum", f"!has_terms_q || !is_last || {WAITS}", "1'b1", check_sum),
+    "one_group": ("chop_conv", ".SETS(GROUPS)", ".SETS(1)", check_conv),
+    "turns_slip": ("chop_concat", "(count_q >= COUNT", "(count_q > COUNT", check_concat),
+    "joined_overwritten": ("chop_concat", f"= {WAITS}", "= 1'b1", check_concat),
+    "selected_overwritten": ("chop_select", f"= {WAITS}", "= 1'b1", check_select),
+    "period_slips": ("chop_select", "if (data_in_0_valid_i)", "", check_select),
+    "constant_too_early": (
+        "chop_constant",
+        "valid_i(valid_q[1])",
+        "valid_i(reads)",
+        check_constant,
+    ),
+    "copies_ignore_back_pressure": (
+        "chop_copies",
+        TAKES,
+        "takes = has_beat;",
+        check_copies_of_runs,
+    ),
+    "copies_without_a_beat": ("chop_copies", TAKES, "takes = can_take;", check_copies_of_runs),
+    "not_copied": ("chop_copies", ".TIMES(TIMES)", ".TIMES(1)", check_copies_of_runs),
+    "branch_sent_twice": (
+        "chop_fork",
+        "{N{data_in_0_valid_i}} & ~taken_q",
+        "{N{data_in_0_valid_i}}",
+        check_fork_of_three,
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
+@pytest.mark.sampled(1)
+def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
+    check_fault_is_found(module, old, new, run, tmp_path, monkeypatch)
+
+
+@pytest.mark.long
+def test_without_a_fault_the_same_checks_pass(tmp_path):
+    checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
+    assert len(checks) == 16
+    for run in checks:
+        run(tmp_path)
