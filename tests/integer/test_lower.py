@@ -9,7 +9,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GuardError
-from chop.formats import QuantSpec, parse_format, parse_format_string
+from chop.formats import Binary, Integer, QuantSpec, parse_format, parse_format_string
 from chop.nn.integer import Decode, Encode, IntegerOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.train.calibration import calibrated
@@ -268,6 +268,39 @@ def test_all_formats_without_an_integer_form_are_named_at_once(config, named):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
     assert named in str(error.value)
     assert all(f"{layer}.data_in" in str(error.value) for layer in ("first", "last"))
+
+
+class Negates(nn.Module):
+    """The halves of each row turned: (-b, a) of (a, b)."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.up(x)
+        return self.down(torch.cat((-x[..., 4:], x[..., :4]), -1))
+
+
+@pytest.mark.parametrize(
+    "data_in",
+    [Integer(8, 5), Integer(8, 5, floor=True), Integer(3, 1), Binary(bipolar=True)],
+    ids=("8", "floor", "3", "binary"),
+)
+def test_what_is_negated_is_rounded_as_the_quantized_model_does(data_in):
+    """Results beyond both ends of the format are among them, halves too."""
+    torch.manual_seed(0)
+    model = Negates().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(16).round_().div_(4)
+    batch = {"x": (torch.randn(40, 6) * 8).round() / 4}
+    mg = MaseGraph(model, dummy_in=batch)
+    config = QuantSpec(data_in, Integer(8, 5), Integer(8, 5))
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": config}})
+    integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
+    with torch.no_grad():
+        assert torch.equal(integer.model(**batch), quantized.model(**batch))
 
 
 class ReturnsMore(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Sums, differences and ReLU against Python's integers."""
+"""Sums, differences, negation and ReLU against Python's integers."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chop.errors import ConfigError
-from chop.nn.integer import Call, Edge, IntegerAdd, IntegerReLU, IntegerSub
+from chop.nn.integer import Call, Edge, IntegerAdd, IntegerNegate, IntegerReLU, IntegerSub
 from tests.nn.integer import oracles as o
 
 SIGNS = {IntegerAdd: 1, IntegerSub: -1}
@@ -55,3 +55,12 @@ def test_relu_keeps_what_is_above_zero(given):
     operator = IntegerReLU.from_quantized(None, [edge], o.SMALL)
     assert operator(torch.tensor(codes)).tolist() == [max(code, 0) for code in codes]
     assert (operator.out.low, operator.out.high) == (max(codes[0], 0), max(codes[-1], 0))
+
+
+@settings(deadline=None)
+@given(coded())
+def test_negation_exchanges_the_bounds(given):
+    edge, codes = given
+    operator = IntegerNegate.from_quantized(None, [edge], o.SMALL)
+    assert operator(torch.tensor(codes)).tolist() == [-code for code in codes]
+    assert (operator.out.low, operator.out.high) == (-codes[-1], -codes[0])
