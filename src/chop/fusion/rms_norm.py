@@ -99,11 +99,14 @@ def _epsilon(mg: MaseGraph, node: Any, read: Any) -> float | None:
 def _is_square(mg: MaseGraph, node: Any, read: Any) -> bool:
     """Whether a node is the square of what is read, be it cast before."""
     name = operation(mg, node)
-    if name not in ("pow", "square", "mul"):
-        return False
-    factors = node.args if name == "mul" else node.args[:1]
-    is_two = name != "pow" or argument(node, 1, "exponent") == 2
-    return is_two and all(_uncast(mg, x) is _uncast(mg, read) for x in factors)
+    is_power = name == "pow" and argument(node, 1, "exponent") == 2
+    if is_power:
+        factors = node.args[:1]
+    elif name == "square":
+        factors = node.args
+    else:
+        factors = node.args if name == "mul" else ()
+    return bool(factors) and all(_uncast(mg, x) is _uncast(mg, read) for x in factors)
 
 
 def _why_infeasible(mg: MaseGraph, found: WrittenNorm) -> str | None:
