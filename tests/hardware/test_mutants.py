@@ -53,6 +53,11 @@ def check_requantize(folder):
     check(Requantize(edge, Grid(1.0, -128, 127)), drawn(edge, 4, 3), fold=12)
 
 
+def check_every_code(folder):
+    edge, codes = Edge.of(1.0, -32, 31), torch.arange(-32, 32).view(-1, 1)
+    check(Requantize(edge, Grid(2.0, -8, 7)), drawn(edge, 1)._replace(codes=codes))
+
+
 def check_wide(folder):
     """A multiplier whose factors are cut into parts."""
     edge = Edge(torch.tensor(3.1e-10, dtype=torch.float64), -1, 1 - 2**50, 2**50)
@@ -61,6 +66,10 @@ def check_wide(folder):
 
 def check_softmax(folder):
     check(IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 4, 7))
+
+
+def check_short_softmax(folder):
+    check(IntegerSoftmax(EDGE, 2, -1, IntegerOptions()), drawn(EDGE, 20, 2))
 
 
 def check_embedding(folder):
@@ -129,7 +138,13 @@ MUTANTS = {
     "floor": (ROUND, "&& half &&", "&& 1'b0 &&", check_requantize),
     "half_up": (ROUND, "((below != '0) || is_odd)", "1'b1", check_requantize),
     "no_sticky_bit": (ROUND, "((below != '0) || is_odd)", "is_odd", check_requantize),
-    "no_saturation": (ROUND, "(wide > WIDE_W'(MOST))", "1'b0", check_requantize),
+    "no_saturation": (ROUND, "is_above_q ? OUT_W'(HIGH_64) :", "", check_requantize),
+    "saturated_before_rounding": (
+        ROUND,
+        "(up_q ? WIDE_W'(MOST - 1) : WIDE_W'(MOST))",
+        "WIDE_W'(MOST)",
+        check_every_code,
+    ),
     "not_cleared": ("chop_matvec", "(first_q[STAGES-1] ? '0 : sum_q)", "sum_q", check_linear),
     "no_back_pressure": (
         "chop_credits",
@@ -220,9 +235,21 @@ MUTANTS |= {
     ),
     "softmax_sum_kept": (
         "chop_softmax",
-        "(sum_count_q == '0 ? '0 : partial_q)",
+        "(is_first_q ? '0 : partial_q)",
         "partial_q",
         check_softmax,
+    ),
+    "sum_of_softmax_overwritten": (
+        "chop_softmax",
+        "!(is_last && is_row_taken_q)",
+        "1'b1",
+        check_short_softmax,
+    ),
+    "maximum_lost": (
+        "chop_softmax",
+        "(!is_load_last || maxima_ready)",
+        "1'b1",
+        check_short_softmax,
     ),
     "norm_sum_kept": (
         "chop_layer_norm",
@@ -238,8 +265,8 @@ MUTANTS |= {
     ),
     "triple_root_lost": (
         "chop_isqrt",
-        "triple_q + TRIPLE_W'(1), 2'd2}",
-        "triple_q, 2'd2}",
+        "(is_odd ? triple_q + TRIPLE_W'(1) : triple_q)",
+        "triple_q",
         check_norm,
     ),
     "triple_divisor_lost": (

@@ -87,9 +87,9 @@ def _fifo(p: Parameters) -> Logic:
     return Logic(7 * index + 4, 2 * index + count + 1, ((words, p["W"]),))
 
 
-def _credits(bits: int, latency: int, every: int = 1) -> Logic:
+def _credits(bits: int, latency: int, every: int = 1, places: int = 0) -> Logic:
     """`chop_credits`, which ends each pipeline: a FIFO with a place for each credit."""
-    places = (latency + 4) // every + 2
+    places = places or (latency + 4) // every + 2
     count = places.bit_length()
     return _fifo({"W": bits, "DEPTH": places}).plus(Logic(3.5 * count, count + 1))
 
@@ -255,7 +255,7 @@ def _round(width: int, shift: int, out: int) -> Logic:
     """`chop_round_saturate`: a sum, comparisons with both ends, a choice."""
     kept = max(width - max(shift, 0) + 1, 2) if shift > 0 else width
     below = max(min(shift, width), 0) / 3
-    return Logic(0.6 * kept + below + out, 2 * kept + 1 + out, bits=kept)
+    return Logic(0.6 * kept + below + out, 2 * kept + 3 + out, bits=kept)
 
 
 def _requantize(p: Parameters) -> Logic:
@@ -292,15 +292,14 @@ def _softmax(p: Parameters) -> Logic:
     total, count = p["TABLE_W"] + _log2(p["FEATURES"]), _log2(p["FEATURES"])
     reciprocal = p["POWER"] - p["TABLE_W"] + 1
     found = _fifo({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 12})
-    found = found.plus(_fifo({"W": p["TABLE_W"], "DEPTH": p["DEPTH"]}))
-    found = found.plus(_reciprocal(total, reciprocal))
+    found = found.plus(_credits(p["TABLE_W"], 3, places=p["DEPTH"]))
+    found = found.plus(_skid({"W": p["IN_W"]})).plus(_reciprocal(total, reciprocal))
     own = Logic(
-        4 * count + 20,
-        3 * p["IN_W"] + 2 * total + reciprocal + 4 * count + 16,
-        bits=3 * p["IN_W"] + 2 * total,
-        enabled=2 * (p["TABLE_W"] + 1) + reciprocal + 1 + p["OUT_W"],
+        3 * count + 20,
+        2 * p["IN_W"] + 2 * total + reciprocal + p["OUT_W"] + 3 * count + 14,
+        bits=2 * p["IN_W"] + 2 * total + p["OUT_W"],
     )
-    return found.plus(own)
+    return found.plus(own).plus(_credits(p["OUT_W"], 3))
 
 
 def _masked_softmax(p: Parameters) -> Logic:
@@ -330,14 +329,15 @@ def _layer_norm(p: Parameters) -> Logic:
     square_root = Logic(
         2.5 * root + 12, 3 * variance + 2 * p["RADICAND_W"] + 2 * root + 12, bits=3 * root
     )
-    sent = Logic(0, 3 * reciprocal + 2 * total + 10 + count, bits=p["RADICAND_W"] + variance)
+    sent = Logic(0, 4 * reciprocal + 2 * total + 10 + count, bits=p["RADICAND_W"] + variance)
     found = lane.times(lanes).plus(load).plus(square_root).plus(sent)
-    found = found.plus(_reciprocal(max(root, p["ROOT"] + 1), reciprocal))
+    divisor = max(root, p["ROOT"] + 1)
+    found = found.plus(_skid({"W": divisor})).plus(_reciprocal(divisor, reciprocal))
     found = found.plus(_fifo({"W": lanes * p["IN_W"], "DEPTH": p["DEPTH"]}))
     found = found.plus(_fifo({"W": total, "DEPTH": 4}))
     beats = p["FEATURES"] // lanes
     words = _words(beats).plus(_words(beats))
-    return found.plus(words).plus(_credits(lanes * p["OUT_W"], 10))
+    return found.plus(words).plus(_credits(lanes * p["OUT_W"], 13))
 
 
 def _max_pool(p: Parameters) -> Logic:

@@ -6,11 +6,12 @@
 //         which something begins that will leave the pipeline
 // time    a beat per cycle, where a beat has LATENCY cycles from starts_i to valid_i at most; where
 //         one starts in EVERY cycles at most, fewer places are needed
-// memory  a FIFO of (LATENCY + 4) / EVERY + 2 beats
+// memory  a FIFO of PLACES beats, of more than (LATENCY + 4) / EVERY + 2 where beats wait
 module chop_credits #(
   parameter int W       = 8,
   parameter int LATENCY = 1,
-  parameter int EVERY   = 1
+  parameter int EVERY   = 1,
+  parameter int PLACES  = (LATENCY + 4) / EVERY + 2
 ) (
   input  logic         clk_i,
   input  logic         rst_ni,
@@ -22,7 +23,6 @@ module chop_credits #(
   output logic         data_out_0_valid_o,
   input  logic         data_out_0_ready_i
 );
-  localparam int PLACES  = (LATENCY + 4) / EVERY + 2;
   localparam int COUNT_W = $clog2(PLACES + 1);
 
   logic [COUNT_W-1:0] taken_q, taken;

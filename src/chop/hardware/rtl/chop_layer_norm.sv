@@ -12,9 +12,9 @@
 //           load    beats into a FIFO; codes | squares | sums of a beat | sums of the row
 //           root    sums | C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | FIFO of
 //                   chop_credits | chop_isqrt; S waits in a FIFO
-//           divide  chop_reciprocal
-//           send    x | C x | C x - S | times R, two cycles | round and saturate, three cycles |
-//                   times G, two cycles | plus B | FIFO of chop_credits
+//           divide  D, 2^ROOT at least, in chop_skid | chop_reciprocal
+//           send    x | C x | C x - S | factors | times R, two cycles | round and saturate, three
+//                   cycles | factors | times G, two cycles | plus B | FIFO of chop_credits
 // memory  a FIFO of DEPTH beats: more than a row, and those that come until a row has its
 //         reciprocal; WEIGHT_FILE and BIAS_FILE, for each beat of a row a word of LANES numbers
 //         of WEIGHT_W and of BIAS_W bits
@@ -67,7 +67,7 @@ module chop_layer_norm #(
   localparam int ROOT_CYCLES = (ROOT_W + 1) / 2 + 1;
   localparam int LOAD_STAGES = 3;
   localparam int ROOT_STAGES = 5;
-  localparam int STAGES = 11;
+  localparam int STAGES = 13;
   localparam int ROWS = 8;
 
   initial if (DEPTH < BEATS + 2)
@@ -170,18 +170,25 @@ module chop_layer_norm #(
   chop_isqrt #(.IN_W(RADICAND_W)) u_root (
     .clk_i, .rst_ni, .data_in_0_i(radicand), .data_in_0_valid_i(has_radicand),
     .data_in_0_ready_o(root_in_ready), .data_out_0_o(root), .data_out_0_valid_o(has_root),
-    .data_out_0_ready_i(divisor_ready));
+    .data_out_0_ready_i(root_ready));
 
   // ---- divide ----
-  logic [DIVISOR_W-1:0] divisor;
+  logic [DIVISOR_W-1:0] least_divisor, divisor;
   logic [RECIPROCAL_W-1:0] quotient, reciprocal_q;
   logic signed [SUM_W-1:0] waiting_sum, subtrahend_q;
-  logic divisor_ready, has_quotient, is_reciprocal_free, has_reciprocal_q, has_sum;
+  logic root_ready, has_divisor, divisor_ready, has_quotient, is_reciprocal_free;
+  logic has_reciprocal_q, has_sum;
 
-  assign divisor = DIVISOR_W'(root) >> ROOT == '0 ? DIVISOR_W'(1) << ROOT : DIVISOR_W'(root);
+  assign least_divisor =
+    DIVISOR_W'(root) >> ROOT == '0 ? DIVISOR_W'(1) << ROOT : DIVISOR_W'(root);
+
+  chop_skid #(.W(DIVISOR_W)) u_divisor (
+    .clk_i, .rst_ni, .data_in_0_i(least_divisor), .data_in_0_valid_i(has_root),
+    .data_in_0_ready_o(root_ready), .data_out_0_o(divisor), .data_out_0_valid_o(has_divisor),
+    .data_out_0_ready_i(divisor_ready));
 
   chop_reciprocal #(.POWER(POWER), .IN_W(DIVISOR_W), .OUT_W(RECIPROCAL_W)) u_reciprocal (
-    .clk_i, .rst_ni, .data_in_0_i(divisor), .data_in_0_valid_i(has_root),
+    .clk_i, .rst_ni, .data_in_0_i(divisor), .data_in_0_valid_i(has_divisor),
     .data_in_0_ready_o(divisor_ready), .data_out_0_o(quotient),
     .data_out_0_valid_o(has_quotient), .data_out_0_ready_i(is_reciprocal_free && has_sum));
 
@@ -195,7 +202,7 @@ module chop_layer_norm #(
   logic [LANES*IN_W-1:0] beat;
   logic [LANES*WEIGHT_W-1:0] weights;
   logic [LANES*BIAS_W-1:0] biases;
-  logic [RECIPROCAL_W-1:0] reciprocal_1_q, reciprocal_2_q, reciprocal_3_q;
+  logic [RECIPROCAL_W-1:0] reciprocal_1_q, reciprocal_2_q, reciprocal_3_q, reciprocal_4_q;
   logic signed [SUM_W-1:0] subtrahend_1_q, subtrahend_2_q;
   logic [LANES*IN_W-1:0] beat_q;
   logic [LANES*OUT_W-1:0] results_q;
@@ -211,9 +218,9 @@ module chop_layer_norm #(
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
 
   chop_words #(.W(LANES * WEIGHT_W), .BEATS(BEATS), .FILE(WEIGHT_FILE)) u_weights (
-    .clk_i, .rst_ni, .takes_i(valid_q[5]), .data_o(weights));
+    .clk_i, .rst_ni, .takes_i(valid_q[7]), .data_o(weights));
   chop_words #(.W(LANES * BIAS_W), .BEATS(BEATS), .FILE(BIAS_FILE)) u_biases (
-    .clk_i, .rst_ni, .takes_i(valid_q[7]), .data_o(biases));
+    .clk_i, .rst_ni, .takes_i(valid_q[9]), .data_o(biases));
 
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) begin
@@ -223,6 +230,7 @@ module chop_layer_norm #(
     reciprocal_1_q <= reciprocal_q;
     reciprocal_2_q <= reciprocal_1_q;
     reciprocal_3_q <= reciprocal_2_q;
+    reciprocal_4_q <= reciprocal_3_q;
     subtrahend_1_q <= subtrahend_q;
     subtrahend_2_q <= subtrahend_1_q;
     beat_q <= beat;
@@ -239,20 +247,22 @@ module chop_layer_norm #(
 
   for (genvar lane = 0; lane < LANES; lane++) begin : g_lane
     logic signed [SUM_W-1:0] multiple_q;
-    logic signed [CENTERED_W-1:0] centered_q;
+    logic signed [CENTERED_W-1:0] centered_q, centered_1_q;
     logic signed [PRODUCT_W-1:0] product;
-    logic signed [LIMIT_W-1:0] normalized;
+    logic signed [LIMIT_W-1:0] normalized, normalized_q;
     logic signed [OUT_W-1:0] scaled;
 
     always_ff @(posedge clk_i) begin
       multiple_q <= SUM_W'($signed(beat_q[lane*IN_W +: IN_W])) * SUM_W'(FEATURES);
       centered_q <= CENTERED_W'(multiple_q) - CENTERED_W'(subtrahend_2_q);
+      centered_1_q <= centered_q;
+      normalized_q <= normalized;
       results_q[lane*OUT_W +: OUT_W] <=
         (scaled <<< SCALE_SHIFT) + OUT_W'($signed(biases[lane*BIAS_W +: BIAS_W]));
     end
 
     chop_product #(.A_W(CENTERED_W), .B_W(RECIPROCAL_W + 1), .OUT_W(PRODUCT_W)) u_product (
-      .clk_i, .en_i(1'b1), .a_i(centered_q), .b_i({1'b0, reciprocal_3_q}), .y_o(product));
+      .clk_i, .en_i(1'b1), .a_i(centered_1_q), .b_i({1'b0, reciprocal_4_q}), .y_o(product));
 
     chop_round_saturate #(
       .IN_W(PRODUCT_W), .SHIFT(POWER - ROOT - FRACTION), .OUT_W(LIMIT_W),
@@ -260,7 +270,7 @@ module chop_layer_norm #(
     ) u_round (.clk_i, .en_i(1'b1), .v_i(product), .y_o(normalized));
 
     chop_product #(.A_W(LIMIT_W), .B_W(WEIGHT_W), .OUT_W(OUT_W)) u_scaled (
-      .clk_i, .en_i(1'b1), .a_i(normalized), .b_i(weights[lane*WEIGHT_W +: WEIGHT_W]),
+      .clk_i, .en_i(1'b1), .a_i(normalized_q), .b_i(weights[lane*WEIGHT_W +: WEIGHT_W]),
       .y_o(scaled));
   end
 

@@ -39,6 +39,7 @@ module chop_matmul #(
   localparam int OUT_FOLDS = OUT_FEATURES / OUT_LANES;
   localparam int HEAD_WORDS = IN_FOLDS * OUT_FOLDS;
   localparam int BANK_WORDS = HEADS * HEAD_WORDS;
+  localparam int BEFORE_LAST = BANK_WORDS > 1 ? BANK_WORDS - 2 : 0;
   localparam int ADDRESS_W = $clog2(2 * BANK_WORDS);
   // In a bank the words of each head lie in the order in which they are read: for each beat of
   // results, for each beat of a. They come OUTER times for each head, INNER at a time.
@@ -96,13 +97,17 @@ module chop_matmul #(
   // ---- read ----
   logic [LANES*IN_1_W-1:0] word, word_q;
   logic [OUT_LANES*OUT_W-1:0] sums;
-  logic [ADDRESS_W-1:0] read_q;
+  logic [ADDRESS_W-1:0] read_q, before_last;
   logic [ROW_W-1:0] row_q;
-  logic read_bank_q, is_read, is_row_end, is_bank_end, starts, is_ready, has_sums, unused;
+  logic [1:0] filled, emptied;
+  logic read_bank_q, is_read, is_row_end_q, is_bank_end, starts, is_ready, has_sums, unused;
 
-  assign is_row_end =
-    read_q == (read_bank_q ? ADDRESS_W'(2 * BANK_WORDS - 1) : ADDRESS_W'(BANK_WORDS - 1));
-  assign is_bank_end = is_row_end && row_q == ROW_W'(ROWS - 1);
+  assign is_bank_end = is_row_end_q && row_q == ROW_W'(ROWS - 1);
+  assign filled  = {write_bank_q, !write_bank_q} & {2{is_written && is_bank_full}};
+  assign emptied = {read_bank_q, !read_bank_q} & {2{is_read && is_bank_end}};
+
+  assign before_last =
+    read_bank_q ? ADDRESS_W'(BANK_WORDS + BEFORE_LAST) : ADDRESS_W'(BEFORE_LAST);
 
   always_ff @(posedge clk_i) begin
     word   <= banks[read_q];
@@ -111,17 +116,18 @@ module chop_matmul #(
       read_q <= '0;
       row_q <= '0;
       read_bank_q <= 1'b0;
+      is_row_end_q <= BANK_WORDS == 1;
       full_q <= '0;
     end else begin
       if (is_read) begin
-        if (is_row_end) row_q <= is_bank_end ? '0 : row_q + 1'b1;
+        if (is_row_end_q) row_q <= is_bank_end ? '0 : row_q + 1'b1;
         if (is_bank_end) read_bank_q <= !read_bank_q;
         // All rows of a sample read the same bank.
-        if (!is_row_end) read_q <= read_q + 1'b1;
+        if (!is_row_end_q) read_q <= read_q + 1'b1;
         else read_q <= read_bank_q == is_bank_end ? '0 : ADDRESS_W'(BANK_WORDS);
+        is_row_end_q <= BANK_WORDS == 1 || (!is_row_end_q && read_q == before_last);
       end
-      if (is_written && is_bank_full) full_q[write_bank_q] <= 1'b1;
-      if (is_read && is_bank_end) full_q[read_bank_q] <= 1'b0;
+      full_q <= (full_q | filled) & ~emptied;
     end
   end
 

@@ -5,8 +5,8 @@
 // time    ceil(OUT_W / 2) + 1 cycles between two numbers; one is inside at a time
 //
 // Restoring division, two bits of the quotient per cycle: one, two and three times the divisor are
-// subtracted side by side. The bits of the dividend above those of
-// the quotient are the first remainder, which is below the divisor because the quotient fits.
+// subtracted side by side. The bits of the dividend above those of the quotient are the first
+// remainder, which is below the divisor because the quotient fits.
 module chop_reciprocal #(
   parameter int POWER = 30,
   parameter int IN_W = 16,
@@ -38,24 +38,17 @@ module chop_reciprocal #(
   logic [IN_W-1:0] divisor_q, remainder_q, remainder;
   logic [IN_W+1:0] triple_q;
   logic [IN_W+2:0] taken, difference_1, difference_2, difference_3;  // the highest bit is the sign
-  logic [1:0] bits_q, digit;
-  logic is_valid_q, is_taken, is_two;
+  logic [1:0] bits_q;
+  logic is_valid_q, is_taken, is_two, is_odd;
 
   assign taken = {1'b0, remainder_q, bits_q};
   assign difference_1 = taken - (IN_W + 3)'(divisor_q);
   assign difference_2 = taken - (IN_W + 3)'({divisor_q, 1'b0});
   assign difference_3 = taken - (IN_W + 3)'(triple_q);
   assign is_two = !difference_2[IN_W+2];
-  assign digit = {is_two, is_two ? !difference_3[IN_W+2] : !difference_1[IN_W+2]};
-
-  always_comb begin
-    case (digit)
-      2'd0: remainder = IN_W'(taken);
-      2'd1: remainder = IN_W'(difference_1);
-      2'd2: remainder = IN_W'(difference_2);
-      default: remainder = IN_W'(difference_3);
-    endcase
-  end
+  assign is_odd = is_two ? !difference_3[IN_W+2] : !difference_1[IN_W+2];
+  assign remainder = is_two ? (is_odd ? IN_W'(difference_3) : IN_W'(difference_2))
+                            : (is_odd ? IN_W'(difference_1) : IN_W'(taken));
 
   assign data_in_0_ready_o = left_q == '0 && (!is_valid_q || data_out_0_ready_i);
   assign data_out_0_valid_o = is_valid_q;
@@ -71,7 +64,7 @@ module chop_reciprocal #(
     end else if (left_q != '0) begin
       remainder_q <= remainder;
       bits_q <= 2'b00;
-      data_out_0_o <= OUT_W'({data_out_0_o, digit});
+      data_out_0_o <= OUT_W'({data_out_0_o, is_two, is_odd});
     end
     if (!rst_ni) begin
       left_q <= '0;

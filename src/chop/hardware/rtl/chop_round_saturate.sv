@@ -1,6 +1,6 @@
 // Rounding primitive: y = min(max(round(v / 2^SHIFT), LOW), HIGH); the only place where bits fall.
 //
-// time    LATENCY 3, while en_i is high: what falls | sum | saturate
+// time    LATENCY 3, while en_i is high: what falls | sum, and whether it is beyond | saturate
 //
 // SHIFT may be below zero, then zeros are appended, and larger than IN_W.
 // ROUNDING 0: to nearest, ties to even (IEEE 754-2019, section 4.3.1). 1: towards minus infinity.
@@ -30,7 +30,7 @@ module chop_round_saturate #(
 
   logic signed [ROUND_W-1:0] kept, kept_q, rounded_q;
   logic signed [WIDE_W-1:0] wide;
-  logic up, up_q;
+  logic up, up_q, is_above_q, is_below_q;
 
   if (SHIFT <= 0) begin : g_exact
     assign kept = v_i;
@@ -51,15 +51,17 @@ module chop_round_saturate #(
     assign up     = (ROUNDING == 0) && half && ((below != '0) || is_odd);
   end
 
-  assign wide = WIDE_W'(rounded_q);
+  assign wide = WIDE_W'(kept_q);
 
   always_ff @(posedge clk_i) begin
     if (en_i) begin
       kept_q    <= kept;
       up_q      <= up;
       rounded_q <= kept_q + {{(ROUND_W - 1){1'b0}}, up_q};
-      y_o <= (wide > WIDE_W'(MOST))  ? OUT_W'(HIGH_64) :
-             (wide < WIDE_W'(LEAST)) ? OUT_W'(LOW_64) : OUT_W'(wide <<< ZEROS);
+      is_above_q <= wide > (up_q ? WIDE_W'(MOST - 1) : WIDE_W'(MOST));
+      is_below_q <= wide < (up_q ? WIDE_W'(LEAST - 1) : WIDE_W'(LEAST));
+      y_o <= is_above_q ? OUT_W'(HIGH_64) :
+             is_below_q ? OUT_W'(LOW_64) : OUT_W'(WIDE_W'(rounded_q) <<< ZEROS);
     end
   end
 endmodule

@@ -6,10 +6,10 @@
 //         results of one leave, the next one is divided or summed, and one more loaded. A stage
 //         takes a row only when the stage after it has a place for what it finds of the row.
 //           load    codes into a FIFO, and their maximum
-//           sum     distance to the maximum | TABLE | register | exponentials into a FIFO, and
-//                   their sum
+//           sum     distance to the maximum | TABLE | register | exponentials into the FIFO of
+//                   chop_credits, and their sum
 //           divide  chop_reciprocal
-//           send    exponential times reciprocal, two cycles
+//           send    exponential | times reciprocal, two cycles | FIFO of chop_credits
 // memory  FIFOs of FEATURES + 12 codes and of DEPTH exponentials: more than a row, and those that
 //         come while a row is divided
 //
@@ -38,6 +38,8 @@ module chop_softmax #(
   localparam int ADDRESS_W = TABLE_DEPTH > 1 ? $clog2(TABLE_DEPTH) : 1;
   localparam int SUM_W = TABLE_W + $clog2(FEATURES);
   localparam int RECIPROCAL_W = POWER - TABLE_W + 1;
+  localparam int SUM_STAGES = 3;
+  localparam int SEND_STAGES = 3;
   localparam logic [COUNT_W-1:0] LAST = COUNT_W'(FEATURES - 1);
 
   initial if (DEPTH < FEATURES + 2)
@@ -45,75 +47,73 @@ module chop_softmax #(
 
   // ---- load ----
   logic [COUNT_W-1:0] load_q;
-  logic signed [IN_W-1:0] largest_q, largest, maximum_q;
-  logic is_loaded, is_load_last, codes_ready, is_maximum_free, has_maximum_q;
+  logic signed [IN_W-1:0] largest_q, largest, maximum;
+  logic is_loaded, is_load_last, codes_ready, maxima_ready, has_maximum;
 
   assign is_load_last = load_q == LAST;
-  assign data_in_0_ready_o = codes_ready && (!is_load_last || is_maximum_free);
+  assign data_in_0_ready_o = codes_ready && (!is_load_last || maxima_ready);
   assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
   assign largest =
     load_q == '0 || $signed(data_in_0_i) > largest_q ? $signed(data_in_0_i) : largest_q;
 
   always_ff @(posedge clk_i) begin
     if (is_loaded) largest_q <= largest;
-    if (is_loaded && is_load_last) maximum_q <= largest;
-    if (!rst_ni) begin
-      load_q <= '0;
-      has_maximum_q <= 1'b0;
-    end else begin
-      if (is_loaded) load_q <= is_load_last ? '0 : load_q + 1'b1;
-      if (is_loaded && is_load_last) has_maximum_q <= 1'b1;
-      else if (is_maximum_free) has_maximum_q <= 1'b0;
-    end
+    if (!rst_ni) load_q <= '0;
+    else if (is_loaded) load_q <= is_load_last ? '0 : load_q + 1'b1;
   end
 
+  chop_skid #(.W(IN_W)) u_maxima (
+    .clk_i, .rst_ni, .data_in_0_i(largest), .data_in_0_valid_i(is_loaded && is_load_last),
+    .data_in_0_ready_o(maxima_ready), .data_out_0_o(maximum), .data_out_0_valid_o(has_maximum),
+    .data_out_0_ready_i(is_read_last));
+
   // ---- sum ----
-  logic [COUNT_W-1:0] read_q, sum_count_q;
+  // The pipeline never stalls: a row's last code is read when the row before has left sum_q.
+  logic [COUNT_W-1:0] read_q;
   logic [IN_W-1:0] code;
   logic [ADDRESS_W-1:0] distance_q;
-  logic [TABLE_W-1:0] word, exponential;
+  logic [TABLE_W-1:0] word, exponential_q;
   logic [SUM_W-1:0] partial_q, partial, sum_q;
-  logic has_code, is_read, is_pipe_moving, has_distance_q, has_word_q, has_exponential_q;
-  logic is_summed, is_sum_last, exponentials_ready, is_sum_free, has_sum_q, reciprocal_ready;
+  logic [SUM_STAGES-1:0] summed_q, last_q;
+  logic has_code, is_read, is_last, is_read_last, exponentials_ready, reciprocal_ready;
+  logic is_first_q, is_row_taken_q, has_sum_q;
 
   chop_fifo #(.W(IN_W), .DEPTH(FEATURES + 12)) u_codes (
     .clk_i, .rst_ni, .data_in_0_i(data_in_0_i), .data_in_0_valid_i(is_loaded),
     .data_in_0_ready_o(codes_ready), .data_out_0_o(code), .data_out_0_valid_o(has_code),
     .data_out_0_ready_i(is_read));
 
-  assign is_read = has_code && has_maximum_q && is_pipe_moving;
-  assign is_maximum_free = !has_maximum_q || (is_read && read_q == LAST);
+  assign is_last = read_q == LAST;
+  assign is_read =
+    has_code && has_maximum && exponentials_ready && !(is_last && is_row_taken_q);
+  assign is_read_last = is_read && is_last;
 
   chop_rom #(.W(TABLE_W), .DEPTH(TABLE_DEPTH), .FILE(TABLE_FILE)) u_table (
-    .clk_i, .en_i(is_pipe_moving), .addr_i(distance_q), .data_o(word));
+    .clk_i, .en_i(1'b1), .addr_i(distance_q), .data_o(word));
 
-  assign is_sum_last = sum_count_q == LAST;
-  assign is_sum_free = !has_sum_q || reciprocal_ready;
-  assign is_summed = has_exponential_q && exponentials_ready && (!is_sum_last || is_sum_free);
-  assign is_pipe_moving = !has_exponential_q || is_summed;
-  assign partial = (sum_count_q == '0 ? '0 : partial_q) + SUM_W'(exponential);
+  assign partial = (is_first_q ? '0 : partial_q) + SUM_W'(exponential_q);
 
   always_ff @(posedge clk_i) begin
-    if (is_pipe_moving) exponential <= word;
-    if (is_read) distance_q <= ADDRESS_W'(maximum_q - $signed(code));
-    if (is_summed) partial_q <= partial;
-    if (is_summed && is_sum_last) sum_q <= partial;
+    distance_q    <= ADDRESS_W'(maximum - $signed(code));
+    exponential_q <= word;
+    last_q        <= {last_q[SUM_STAGES-2:0], is_last};
+    if (summed_q[SUM_STAGES-1]) begin
+      partial_q <= partial;
+      if (last_q[SUM_STAGES-1]) sum_q <= partial;
+    end
     if (!rst_ni) begin
-      read_q <= '0;
-      sum_count_q <= '0;
-      has_distance_q <= 1'b0;
-      has_word_q <= 1'b0;
-      has_exponential_q <= 1'b0;
-      has_sum_q <= 1'b0;
+      read_q         <= '0;
+      summed_q       <= '0;
+      is_first_q     <= 1'b1;
+      is_row_taken_q <= 1'b0;
+      has_sum_q      <= 1'b0;
     end else begin
-      if (is_read) read_q <= read_q == LAST ? '0 : read_q + 1'b1;
-      if (is_summed) sum_count_q <= is_sum_last ? '0 : sum_count_q + 1'b1;
-      if (is_pipe_moving) begin
-        has_distance_q <= is_read;
-        has_word_q <= has_distance_q;
-        has_exponential_q <= has_word_q;
-      end
-      if (is_summed && is_sum_last) has_sum_q <= 1'b1;
+      if (is_read) read_q <= is_last ? '0 : read_q + 1'b1;
+      summed_q <= {summed_q[SUM_STAGES-2:0], is_read};
+      if (summed_q[SUM_STAGES-1]) is_first_q <= last_q[SUM_STAGES-1];
+      if (is_read_last) is_row_taken_q <= 1'b1;
+      else if (has_sum_q && reciprocal_ready) is_row_taken_q <= 1'b0;
+      if (summed_q[SUM_STAGES-1] && last_q[SUM_STAGES-1]) has_sum_q <= 1'b1;
       else if (reciprocal_ready) has_sum_q <= 1'b0;
     end
   end
@@ -129,36 +129,39 @@ module chop_softmax #(
 
   // ---- send ----
   logic [COUNT_W-1:0] send_q;
-  logic [TABLE_W-1:0] kept;
-  logic has_kept, has_terms_q, is_out_moving, is_sent;
+  logic [TABLE_W-1:0] kept, kept_q;
+  logic [RECIPROCAL_W-1:0] reciprocal_1_q;
+  logic [OUT_W-1:0] result;
+  logic [SEND_STAGES-1:0] sent_q;
+  logic has_kept, is_ready, is_sent;
 
-  chop_fifo #(.W(TABLE_W), .DEPTH(DEPTH)) u_exponentials (
-    .clk_i, .rst_ni, .data_in_0_i(exponential), .data_in_0_valid_i(is_summed),
-    .data_in_0_ready_o(exponentials_ready), .data_out_0_o(kept), .data_out_0_valid_o(has_kept),
-    .data_out_0_ready_i(is_sent));
+  chop_credits #(.W(TABLE_W), .LATENCY(SUM_STAGES), .PLACES(DEPTH)) u_exponentials (
+    .clk_i, .rst_ni, .starts_i(is_read), .ready_o(exponentials_ready), .data_i(exponential_q),
+    .valid_i(summed_q[SUM_STAGES-1]), .data_out_0_o(kept), .data_out_0_valid_o(has_kept),
+    .data_out_0_ready_i(has_reciprocal_q && is_ready));
 
-  assign is_out_moving = !data_out_0_valid_o || data_out_0_ready_i;
-  assign is_sent = has_kept && has_reciprocal_q && is_out_moving;
+  assign is_sent = has_kept && has_reciprocal_q && is_ready;
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
 
   chop_product #(.A_W(TABLE_W + 1), .B_W(RECIPROCAL_W + 1), .OUT_W(OUT_W)) u_product (
-    .clk_i, .en_i(is_out_moving), .a_i({1'b0, kept}), .b_i({1'b0, reciprocal_q}),
-    .y_o(data_out_0_o));
+    .clk_i, .en_i(1'b1), .a_i({1'b0, kept_q}), .b_i({1'b0, reciprocal_1_q}), .y_o(result));
 
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) reciprocal_q <= quotient;
+    kept_q         <= kept;
+    reciprocal_1_q <= reciprocal_q;
     if (!rst_ni) begin
       send_q <= '0;
       has_reciprocal_q <= 1'b0;
-      has_terms_q <= 1'b0;
-      data_out_0_valid_o <= 1'b0;
+      sent_q <= '0;
     end else begin
       if (is_sent) send_q <= send_q == LAST ? '0 : send_q + 1'b1;
       if (is_reciprocal_free) has_reciprocal_q <= has_quotient;
-      if (is_out_moving) begin
-        has_terms_q <= is_sent;
-        data_out_0_valid_o <= has_terms_q;
-      end
+      sent_q <= {sent_q[SEND_STAGES-2:0], is_sent};
     end
   end
+
+  chop_credits #(.W(OUT_W), .LATENCY(SEND_STAGES)) u_results (
+    .clk_i, .rst_ni, .starts_i(is_sent), .ready_o(is_ready), .data_i(result),
+    .valid_i(sent_q[SEND_STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
