@@ -141,8 +141,8 @@ MUTANTS = {
     "no_saturation": (ROUND, "is_above_q ? OUT_W'(HIGH_64) :", "", check_requantize),
     "saturated_before_rounding": (
         ROUND,
-        "(up_q ? WIDE_W'(MOST - 1) : WIDE_W'(MOST))",
-        "WIDE_W'(MOST)",
+        "? MOST : MOST - 1",
+        "? MOST : MOST",
         check_every_code,
     ),
     "not_cleared": ("chop_matvec", "(first_q[STAGES-1] ? '0 : sum_q)", "sum_q", check_linear),

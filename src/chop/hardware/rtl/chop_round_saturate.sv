@@ -27,6 +27,9 @@ module chop_round_saturate #(
   // What saturates once zeros are appended does so before, too.
   localparam logic signed [63:0] LEAST = -((-LOW_64) >>> ZEROS);
   localparam logic signed [63:0] MOST  = HIGH_64 >>> ZEROS;
+  // What is rounded up to HIGH + 1 is HIGH before, and what is rounded up to LOW is below it: LOW
+  // and HIGH are what they become, so that the comparisons need not wait for the sum.
+  localparam logic signed [63:0] UNCHANGED = (ZEROS > 0) ? MOST : MOST - 1;
 
   logic signed [ROUND_W-1:0] kept, kept_q, rounded_q;
   logic signed [WIDE_W-1:0] wide;
@@ -58,8 +61,8 @@ module chop_round_saturate #(
       kept_q    <= kept;
       up_q      <= up;
       rounded_q <= kept_q + {{(ROUND_W - 1){1'b0}}, up_q};
-      is_above_q <= wide > (up_q ? WIDE_W'(MOST - 1) : WIDE_W'(MOST));
-      is_below_q <= wide < (up_q ? WIDE_W'(LEAST - 1) : WIDE_W'(LEAST));
+      is_above_q <= wide > WIDE_W'(UNCHANGED);
+      is_below_q <= wide < WIDE_W'(LEAST);
       y_o <= is_above_q ? OUT_W'(HIGH_64) :
              is_below_q ? OUT_W'(LOW_64) : OUT_W'(WIDE_W'(rounded_q) <<< ZEROS);
     end
