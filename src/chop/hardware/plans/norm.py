@@ -13,7 +13,7 @@ from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
 from chop.nn.integer.edge import bits_of
 
-STAGES = 28
+STAGES = 31
 """Cycles from the last code of a row to its first result, beside root and division; some spare."""
 Norm = IntegerLayerNorm | IntegerRMSNorm
 
