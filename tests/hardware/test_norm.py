@@ -65,8 +65,7 @@ def test_norm(name):
     operator = norm(case.kind, case.edge, (case.features,), case.mode, case.shift)
     plan = check(operator, entered, fold=case.fold, profiles=case.profiles)
     in_each_lane, of_the_row = 4, 1 + case.kind.is_centered
-    multipliers = sum(plan.resources.multipliers.values())
-    assert multipliers == plan.lanes[0] * in_each_lane + of_the_row
+    assert plan.resources.products == plan.lanes[0] * in_each_lane + of_the_row
 
 
 def test_norm_along_two_dimensions_in_another_order():

@@ -22,6 +22,25 @@ RESOURCES: tuple[Resource, ...] = ("lut", "ff", "dsp", "bram")
 
 
 @dataclass(frozen=True)
+class SmallRam:
+    """A memory that a few lookup tables make.
+
+    Attributes:
+        words: that it stores.
+        width: of a word in bits.
+        luts: lookup tables that it takes.
+        cost: what Yosys' `memory_libmap` takes it for.
+        by_width: the part of it that is less where not all of the width is used.
+    """
+
+    words: int
+    width: int
+    luts: int
+    cost: float
+    by_width: float = 0.0
+
+
+@dataclass(frozen=True)
 class Family:
     """What the parts of a device can do.
 
@@ -32,13 +51,14 @@ class Family:
         block_shapes: words of a block memory, by their width in bits.
         least_rom: bits that a read-only memory has to fill of each block; smaller ones are made
             of lookup tables.
-        least_ram: the same of a memory that is written to.
+        block_cost: what Yosys' `memory_libmap` takes a block for, of a memory that is written to.
         table_words: that one lookup table stores of one bit.
-        ram_bits: of a small memory that lookup tables make together: words, width and how many of
-            them it takes; None where lookup tables cannot be written to.
+        small_rams: memories that a few lookup tables make together; none where lookup tables cannot
+            be written to.
         logic: lookup tables in the place of one of 6 inputs, on average.
         input_registers: of each factor that a multiplier takes; it takes that of the product, too.
             Those of ECP5 `chop.hardware.absorb` finds, where they have no enable.
+        added: of sums of two products, the share that multipliers add up themselves, on average.
         absorbs_words: block memories take the register behind the word that is read, as
             `chop.hardware.absorb` finds it.
     """
@@ -47,11 +67,12 @@ class Family:
     least_product: int
     block_shapes: Mapping[int, int]
     least_rom: int
-    least_ram: int
+    block_cost: float
     table_words: int
-    ram_bits: tuple[int, int, int] | None
+    small_rams: tuple[SmallRam, ...]
     logic: float
     input_registers: int
+    added: float
     absorbs_words: bool
 
     @property
@@ -65,11 +86,12 @@ XC7 = Family(
     9,
     MappingProxyType({1: 16384, 2: 8192, 4: 4096, 9: 2048, 18: 1024, 36: 512}),
     36 * 512 // 2,
-    2048,
+    129,
     64,
-    (32, 6, 4),
+    (SmallRam(32, 6, 4, 8, 7), SmallRam(64, 3, 4, 8, 7)),
     0.55,
     2,
+    0.5,
     False,
 )
 """7-series of Xilinx; block memories are those of 18 Kbit."""
@@ -78,15 +100,16 @@ ECP5 = Family(
     4,
     MappingProxyType({1: 16384, 2: 8192, 4: 4096, 9: 2048, 18: 1024, 36: 512}),
     2048,
-    2048,
+    128,
     16,
-    (16, 4, 4),
+    (SmallRam(16, 4, 4, 4),),
     1.6,
     1,
+    0.0,
     True,
 )
 ICE40 = Family(
-    0, 0, MappingProxyType({2: 2048, 4: 1024, 8: 512, 16: 256}), 1024, 0, 16, None, 1.6, 0, False
+    0, 0, MappingProxyType({2: 2048, 4: 1024, 8: 512, 16: 256}), 1024, 0, 16, (), 1.6, 0, 0.0, False
 )
 """HX and LP: without multipliers."""
 

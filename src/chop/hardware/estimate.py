@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chop.hardware.connect import Connections, connect
-from chop.hardware.devices import XC7, Family
+from chop.hardware.devices import XC7, Family, SmallRam
 from chop.hardware.logic import logic_of
 from chop.hardware.netlist import Instance, Netlist, netlist
 from chop.hardware.plan import ComponentPlan, Memory
+from chop.hardware.products import cut
 from chop.ir.graph import MaseGraph
 
 ESTIMATED = (
@@ -114,9 +115,7 @@ def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
     memories = [memory for plan in every for memory in plan.memories.values()]
     return Estimate(
         sum(
-            dsp_blocks(*widths) * count
-            for plan in every
-            for widths, count in plan.resources.multipliers.items()
+            dsp_blocks(*widths) * count for plan in every for widths, count in plan.resources.parts
         ),
         sum(block_memories(memory) * memory.copies for memory in memories),
         sum(table_luts(memory) * memory.copies for memory in memories),
@@ -146,9 +145,8 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
         plan: of the instance.
         family: of the device.
     """
-    total = module_usage(module, plan.parameters, family)
-    has_multipliers = False
-    for (a, b), count in plan.resources.multipliers.items():
+    total, has_multipliers = Usage(), False
+    for (a, b), count in plan.resources.parts:
         blocks = dsp_blocks(a, b, family)
         has_multipliers |= blocks > 0
         soft = 0.0 if blocks else SOFT_PRODUCT * max(min(a, b) - 1, 1) * (a + b)
@@ -159,7 +157,7 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
         feeds = has_multipliers and name == WEIGHTS
         each = _memory_usage(memory, family, feeds and family.input_registers > 1)
         total = total.plus(Usage(*(memory.copies * number for number in each)))
-    return total
+    return total.plus(module_usage(module, plan.parameters, family, has_multipliers))
 
 
 def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:
@@ -177,11 +175,24 @@ def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:
     return Usage(table_luts(memory, family), ffs, 0, blocks)
 
 
-def module_usage(module: str, parameters: Mapping[str, Any], family: Family = XC7) -> Usage:
-    """What an instance of a module takes, without products and read-only memories."""
+def module_usage(
+    module: str,
+    parameters: Mapping[str, Any],
+    family: Family = XC7,
+    has_multipliers: bool = False,
+) -> Usage:
+    """What an instance of a module takes, without products and read-only memories.
+
+    Args:
+        module: its name.
+        parameters: of the instance.
+        family: of the device.
+        has_multipliers: whether products are made by multipliers of the device.
+    """
     logic = logic_of(module, parameters)
     enabled = 0 if family.input_registers > 1 else logic.enabled
-    total = Usage(logic.lut * family.logic + logic.bits, logic.ff + enabled)
+    added = logic.added * (1 - family.added * has_multipliers)
+    total = Usage(logic.lut * family.logic + logic.bits + added, logic.ff + enabled)
     for words, width in logic.rams:
         total = total.plus(_ram(words, width, family))
     return total
@@ -190,13 +201,22 @@ def module_usage(module: str, parameters: Mapping[str, Any], family: Family = XC
 def _ram(words: int, width: int, family: Family) -> Usage:
     """A memory that is written to: blocks, or lookup tables and a register of the word read."""
     blocks = _blocks(words, width, family)
-    if words * width >= blocks * family.least_ram or family.ram_bits is None:
+    costs = {small: _small_cost(words, width, small) for small in family.small_rams}
+    cheapest = min(costs, key=costs.__getitem__, default=None)
+    if cheapest is None or costs[cheapest] >= blocks * family.block_cost:
         return Usage(bram=blocks)
-    depth, bits, luts = family.ram_bits
-    rows = -(-words // depth)
+    rows = -(-words // cheapest.words)
     # What is read is chosen among rows of tables, and the row that is written to.
     choice = family.logic * (CHOICE * (rows - 1) * width + 2 * (rows - 1))
-    return Usage(rows * -(-width // bits) * luts + choice, width)
+    return Usage(rows * -(-width // cheapest.width) * cheapest.luts + choice, width)
+
+
+def _small_cost(words: int, width: int, small: SmallRam) -> float:
+    """What `memory_libmap` of Yosys 0.23 counts: tables, and half a table for each choice."""
+    rows = -(-words // small.words)
+    tables = rows * -(-width // small.width)
+    cost = (small.cost - small.by_width) * tables + small.by_width * rows * width / small.width
+    return cost + ((rows - 1) * width + rows * (rows > 1)) / 2
 
 
 def _blocks(words: int, width: int, family: Family) -> int:
@@ -207,20 +227,12 @@ def _blocks(words: int, width: int, family: Family) -> int:
 def dsp_blocks(a: int, b: int, family: Family = XC7) -> int:
     """Multipliers of a signed product of `a` by `b` bits; 0 where it is made of lookup tables.
 
-    A wide factor is cut in parts; all but the highest are unsigned and lose the sign's bit.
-
     >>> [dsp_blocks(8, 8), dsp_blocks(25, 18), dsp_blocks(32, 16), dsp_blocks(4, 4)]
     [1, 2, 2, 0]
     """
-    limit = family.dsp_width
-    if a + b < family.least_product or not limit:
+    if not family.dsp_width:
         return 0
-    return _parts(a, limit) * _parts(b, limit)
-
-
-def _parts(width: int, limit: int) -> int:
-    """One bit more than a multiplier has is added to its product."""
-    return max(1, -(-(width - 2) // (limit - 1)))
+    return sum(x + y >= family.least_product for x in cut(a) for y in cut(b))
 
 
 def block_memories(memory: Memory, family: Family = XC7) -> int:

@@ -74,7 +74,7 @@ class Instance:
             "lanes": f"{', '.join(map(str, plan.lanes)) or '-'} to {plan.out.lanes}",
             "bits": plan.out.width,
             "cycles": plan.cycles,
-            "multipliers": sum(plan.resources.multipliers.values()),
+            "multipliers": plan.resources.products,
             "rom_bits": sum(memory.bits for memory in plan.memories.values()),
         }
 

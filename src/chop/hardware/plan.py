@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from chop.hardware.products import by_constant, cut
 from chop.hardware.stream import Stream
 from chop.ir.ops import Kind
 from chop.nn.integer.mask import KeptKeys
@@ -101,10 +102,25 @@ class Resources:
     Attributes:
         multipliers: widths in bits of the two factors, and how many such multipliers.
         memory_bits: of read-write memories; read-only ones are the plan's `memories`.
+        scalings: products by a constant: bits of the factor and the constant, and how many.
     """
 
     multipliers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     memory_bits: int = 0
+    scalings: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def products(self) -> int:
+        """Of all kinds."""
+        return sum(self.multipliers.values()) + sum(self.scalings.values())
+
+    @property
+    def parts(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Widths of the factors of products as they are cut, and how many such products."""
+        for (a, b), count in self.multipliers.items():
+            yield from (((x, y), count) for x in cut(a) for y in cut(b))
+        for (width, factor), count in self.scalings.items():
+            yield from ((widths, count) for widths in by_constant(width, factor))
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ def plan_scale(site: Site) -> ComponentPlan:
     """Product by a constant."""
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerScale)
-    multiplier = (read.width, bits_of(operator.factor, operator.factor))
-    plan = _elementwise(site, {"IN_W": read.width, "FACTOR": operator.factor}, multiplier)
-    return replace(plan, latency=SCALE_STAGES)
+    plan = _elementwise(site, {"IN_W": read.width, "FACTOR": operator.factor})
+    resources = Resources(scalings={(read.width, operator.factor): plan.out.lanes})
+    return replace(plan, resources=resources, latency=SCALE_STAGES)
 
 
 def plan_requantize(site: Site) -> ComponentPlan:
@@ -102,7 +102,7 @@ def plan_requantize(site: Site) -> ComponentPlan:
         latency += MULTIPLY_STAGES
         product = bits_of(read.edge.low * largest, read.edge.high * largest)
         parameters |= {"MULTIPLIES": 1, "PRODUCT_W": product}
-        multiplier = (read.width, width)
+        multiplier = (read.width, width + 1)
     memories = {}
     if channel.numel() == 1:
         parameters["CHANNEL"] = largest

@@ -92,16 +92,17 @@ def _resources(parameters: dict[str, int | str]) -> Resources:
     sizes = {key: value for key, value in parameters.items() if isinstance(value, int)}
     lanes, read = sizes["LANES"], sizes["IN_W"]
     total = read + (sizes["FEATURES"] - 1).bit_length()
+    squares = 2 * read + (sizes["FEATURES"] - 1).bit_length()
     variance = max(sizes["RADICAND_W"] - 2 * sizes["ROOT"], 1)
     reciprocal = sizes["POWER"] - sizes["ROOT"] + 1
     multipliers: Counter[tuple[int, int]] = Counter()
     for widths, count in (
         ((read, read), lanes),
         ((total, total), sizes["CENTERED"]),
-        ((variance, sizes["FEATURES"].bit_length()), 1),
-        ((total, sizes["FEATURES"].bit_length()), lanes),
         ((total + 1, reciprocal + 1), lanes),
         ((sizes["LIMIT_W"], sizes["WEIGHT_W"]), lanes),
     ):
         multipliers[widths] += count
-    return Resources(multipliers, sizes["DEPTH"] * lanes * read + 4 * total)
+    scalings = Counter({(total, sizes["FEATURES"]): lanes})
+    scalings[min(squares, variance) + 1, sizes["FEATURES"]] += 1
+    return Resources(multipliers, sizes["DEPTH"] * lanes * read + 8 * total, scalings)

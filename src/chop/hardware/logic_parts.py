@@ -1,0 +1,164 @@
+"""Lookup tables and flip-flops of what components are made of, and of what stands between them.
+
+Registers are those of the sources in `rtl/`, counted as they are declared there. A bit of a sum or
+of a choice between two values takes one lookup table; constants of control were fitted to what
+Yosys 0.23 counts of the designs of `benchmarks/hardware_estimates.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Parameters = Mapping[str, Any]
+HANDSHAKE = 4
+"""Lookup tables of `valid`, `ready` and the enable of a pipeline."""
+LARGE_FIFO = 50
+"""Depth from which on a FIFO has a second register, LARGE of `chop_fifo`."""
+WIDEST = 10**9
+
+
+class Logic(NamedTuple):
+    """What a module takes.
+
+    Attributes:
+        lut: lookup tables of 6 inputs, without those of products and memories.
+        ff: flip-flops, without those of multipliers and memories.
+        rams: read-write memories: words, and bits of a word.
+        bits: of sums and of choices between two values: a lookup table each, however many inputs
+            it has.
+        enabled: flip-flops beside multipliers that have an enable, or that are the second ones
+            behind a product: not every multiplier takes them.
+        added: bits of sums of two products, which some multipliers add up themselves.
+    """
+
+    lut: float
+    ff: float
+    rams: tuple[tuple[int, int], ...] = ()
+    bits: float = 0
+    enabled: float = 0
+    added: float = 0
+
+    def plus(self, other: Logic) -> Logic:
+        """Both."""
+        return Logic(
+            self.lut + other.lut,
+            self.ff + other.ff,
+            self.rams + other.rams,
+            self.bits + other.bits,
+            self.enabled + other.enabled,
+            self.added + other.added,
+        )
+
+    def times(self, count: int) -> Logic:
+        """So many of it."""
+        rams = self.rams * count
+        numbers = (self.bits * count, self.enabled * count, self.added * count)
+        return Logic(self.lut * count, self.ff * count, rams, *numbers)
+
+
+def count_bits(n: int) -> int:
+    """Bits of a counter of `n` states."""
+    return max(n - 1, 1).bit_length()
+
+
+def skid_logic(p: Parameters) -> Logic:
+    """`chop_skid`: two registers, and a choice between them."""
+    return Logic(3, 2 * p["W"] + 2, bits=p["W"])
+
+
+def fifo_logic(p: Parameters) -> Logic:
+    """`chop_fifo`: a beat is in the register of the memory's output, and of large ones one more."""
+    depth, bits = p["DEPTH"], p["W"]
+    if depth <= 2:
+        return skid_logic(p)
+    is_large = depth >= LARGE_FIFO
+    words = depth - 1 - is_large
+    index, count = count_bits(words), count_bits(words + 1)
+    logic = Logic(7 * index + 4, 2 * index + count + 1, ((words, bits),))
+    return logic.plus(Logic(8, bits + 1)) if is_large else logic
+
+
+def credits_logic(bits: int, latency: int, every: int = 1, places: int = 0) -> Logic:
+    """`chop_credits`, which ends each pipeline: a FIFO with a place for each credit."""
+    places = places or (latency + 4) // every + 2
+    count = places.bit_length()
+    return fifo_logic({"W": bits, "DEPTH": places}).plus(Logic(3.5 * count, count + 1))
+
+
+def fork_logic(p: Parameters) -> Logic:
+    """`chop_fork`: who has taken the beat."""
+    return Logic(2 * p["N"] + 1, p["N"])
+
+
+def downsize_logic(p: Parameters) -> Logic:
+    """`chop_downsize`: a register that is loaded or shifted; its last lanes are only loaded."""
+    bits, count = p["IN_LANES"] * p["W"], count_bits(p["IN_LANES"] // p["OUT_LANES"] + 1)
+    return Logic(2 * count, bits + count, bits=2 * (bits - p["OUT_LANES"] * p["W"]))
+
+
+def upsize_logic(p: Parameters) -> Logic:
+    """`chop_upsize`: a register that is shifted."""
+    if p["IN_LANES"] == p["OUT_LANES"]:
+        return Logic(HANDSHAKE, p["OUT_LANES"] * p["W"] + 1)
+    count = count_bits(p["OUT_LANES"] // p["IN_LANES"])
+    return Logic(count + HANDSHAKE, p["OUT_LANES"] * p["W"] + count + 1)
+
+
+def words_logic(beats: int) -> Logic:
+    """`chop_words` without its memory and the register behind."""
+    count = count_bits(beats)
+    return Logic(4 * count, count)
+
+
+def constant_logic(beats: int, bits: int) -> Logic:
+    """`chop_constant`, without its memory."""
+    return words_logic(beats).plus(credits_logic(bits, 2)).plus(Logic(1, 2))
+
+
+def repeat_logic(bits: int, beats: int, times: int) -> Logic:
+    """`chop_repeat`: rows that are read again."""
+    if times == 1:
+        return Logic(0, 2 * bits)
+    counts = count_bits(beats) + count_bits(times)
+    return Logic(4 * counts, 2 * bits + counts + 2, ((beats, bits),), bits=bits)
+
+
+def tree_logic(inputs: int, term: int, total: int = WIDEST) -> Logic:
+    """An adder tree with a register behind each sum; the last one of `total` bits at most."""
+    levels = range(1, (inputs - 1).bit_length() + 1)
+    sums = [((inputs >> k) + bool(inputs % (1 << k))) * min(term + k, total) for k in levels]
+    return Logic(0, sum(sums), bits=sum(sums[1:]), added=sum(sums[:1]))
+
+
+def rows_logic(bits: int, beats: int, groups: int, stages: int) -> Logic:
+    """What sends rows of a product again, and what tells their first and last terms."""
+    count = count_bits(beats)
+    return repeat_logic(bits, beats, groups).plus(
+        Logic(3 * count + HANDSHAKE, count + 3 * stages + 2)
+    )
+
+
+def sums_logic(outputs: int, tree: Logic, total: int) -> Logic:
+    """Of each output a tree, and an accumulator."""
+    return tree.times(outputs).plus(Logic(0, outputs * total, bits=outputs * total))
+
+
+def round_logic(width: int, shift: int, out: int) -> Logic:
+    """`chop_round_saturate`: a sum, comparisons with both ends, a choice."""
+    kept = max(width - max(shift, 0) + 1, 2) if shift > 0 else width
+    below = max(min(shift, width), 0)
+    return Logic(1.7 * kept + below / 4 + out / 2, 2 * kept + 3 + out)
+
+
+def reciprocal_logic(width: int, out: int) -> Logic:
+    """`chop_reciprocal`: of a divisor three differences side by side, two bits in a cycle."""
+    count = count_bits(out // 2 + 2)
+    return Logic(width + 2 * count + 6, 3 * width + out + count + 5, bits=6 * width)
+
+
+def isqrt_logic(width: int) -> Logic:
+    """`chop_isqrt`: three differences side by side, and three times the root so far."""
+    root = (width + 1) // 2
+    count = count_bits((root + 1) // 2 + 1)
+    return Logic(6.5 * root + 3, 5 * root + count + 6, bits=3 * root + 23)
