@@ -239,13 +239,13 @@ def block_memories(memory: Memory, family: Family = XC7) -> int:
     """Block memories of one copy of a memory; 0 where it is made of lookup tables.
 
     Yosys 0.23 makes a read-only memory that fills less than a share of each block of lookup tables:
-    half of it in the family XC7, a ninth in the family ECP5.
+    half of it in the family XC7, more than a ninth in the family ECP5.
     """
     depth = len(memory.words)
     columns = -(-memory.width // max(family.block_shapes))
     if depth * memory.width < columns * family.least_rom:
         return 0
-    return _blocks(depth, max(distinct_columns(memory), 1), family)
+    return _blocks(depth, max(_varying_columns(memory), 1), family)
 
 
 def table_luts(memory: Memory, family: Family = XC7) -> int:
@@ -280,9 +280,19 @@ def distinct_columns(memory: Memory) -> int:
     >>> distinct_columns(Memory((0b001, 0b111), 3))
     1
     """
+    return len(set(_columns(memory)))
+
+
+def _varying_columns(memory: Memory) -> int:
+    """Bits of a word that differ between words; in block memories equal ones stay apart."""
+    return len(_columns(memory))
+
+
+def _columns(memory: Memory) -> list[bytes]:
+    """Of each bit that is not the same in all words its values."""
     size = -(-memory.width // 8)
     rows = b"".join(word.to_bytes(size, "little") for word in memory.words)
     bits = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(-1, size), axis=1, bitorder="little")
-    columns = {column.tobytes() for column in np.ascontiguousarray(bits.T[: memory.width])}
-    count = len(memory.words)
-    return len(columns - {bytes(count), b"\x01" * count})
+    columns = (column.tobytes() for column in np.ascontiguousarray(bits.T[: memory.width]))
+    constant = bytes(len(memory.words)), b"\x01" * len(memory.words)
+    return [column for column in columns if column not in constant]
