@@ -15,6 +15,7 @@ from chop.actions.compress_table import Row
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError
+from chop.report.document import read_document
 from chop.train import Metric, evaluate, fit
 from chop.workloads.workload import Workload
 from tests import workloads
@@ -49,6 +50,16 @@ def test_the_main_job_on_numbers(line, tmp_path):
     told = (tmp_path / "table.md").read_text()
     assert told.startswith("r2:\n") and "% |" not in told
     assert json.loads((tmp_path / "result.json").read_text())["config"]["model"] == "line"
+
+
+def test_a_model_that_is_one_layer_has_a_page(tmp_path):
+    torch.manual_seed(0)
+    rows = torch.randn(40, 4), torch.randn(40)
+    workload = Workload.of(nn.Linear(4, 1), rows, rows)
+    compress(settings(tmp_path, keep_best=True, force=True), workload)
+    (table,) = read_document(tmp_path).tables
+    (row,) = table.values
+    assert row[table.columns.index("layer")] == "weight" and row[table.columns.index("bits")] == 8
 
 
 @pytest.mark.long

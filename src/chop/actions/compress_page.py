@@ -113,11 +113,10 @@ def sqnr(error: float) -> Cell | None:
 
 def bits_of(mg: MaseGraph) -> dict[str, float]:
     """Bits that a number of each layer's weight is stored in, scales included."""
-    ends = ".weight"
     return {
-        each.name.removesuffix(ends): each.bits
+        each.name.removesuffix(".weight"): each.bits
         for each in stored_parameters(mg)
-        if each.name.endswith(ends)
+        if each.operand == "weight"
     }
 
 
@@ -177,11 +176,12 @@ def input_histograms(
         layers: their paths.
         batch: what the graph reads.
     """
-    modules = {layer: mg.model.get_submodule(layer) for layer in layers}
+    modules = dict(mg.model.named_modules(remove_duplicate=False))
     formats = {
         layer: module.spec.data_in
-        for layer, module in modules.items()
-        if isinstance(module, QuantizedOperator)
+        for layer in layers
+        # A weight that is a parameter of the model itself has no module.
+        if isinstance(module := modules.get(layer), QuantizedOperator)
         and isinstance(module.spec.data_in, NumberFormat)
         and not module.spec.data_in.is_identity
     }
