@@ -6,7 +6,7 @@ import pytest
 from chop.actions.compress_table import Candidate, Row, about_operators, table_of, terminal_table
 from chop.report.report import show
 from chop.statistics.intervals import wilson_of_share
-from chop.tables import print_table
+from chop.tables import markdown_table, print_table
 from chop.train.intervals import Score
 from chop.train.tasks import CLASSIFICATION
 
@@ -124,3 +124,9 @@ def test_texts_of_others_are_neither_markup_nor_escape_codes(monkeypatch, capsys
     told = capsys.readouterr().out
     assert told.count(r"[red]a[/] \x1b]0;title\x07 \x1b[2J") == 3
     assert "\x1b" not in told and "\x07" not in told
+
+
+def test_a_text_of_others_is_one_cell_of_markdown():
+    head, rule, row = markdown_table([{"a|b": "x | y\nz", "c": "\x1b[2J|"}]).splitlines()
+    assert head == r"| a\|b | c |" and rule == "| --- | --- |"
+    assert row == r"| x \| y z | \x1b[2J\| |"

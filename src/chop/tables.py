@@ -179,8 +179,18 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     if not rows:
         return ""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(_format, row.values()) for row in rows)]
+    lines = [map(_markdown_cell, rows[0]), ["---"] * len(rows[0])]
+    lines += [map(_markdown_cell, row.values()) for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _markdown_cell(value: Any) -> str:
+    r"""A cell on one line, in which a bar ends no column.
+
+    >>> print(_markdown_cell("a|b"))
+    a\|b
+    """
+    return " ".join(shown(value).split("\n")).replace("|", r"\|")
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
