@@ -5,10 +5,23 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from chop.report.charts import (
+    Axis,
+    Bar,
+    BarChart,
+    GraphChart,
+    GraphNode,
+    Histogram,
+    Histograms,
+    LineChart,
+    Mark,
+    Series,
+)
 from chop.report.document import document_of
 from chop.report.page.page import PageRun, render
 from tests.report.test_page import read_like, report_of
@@ -101,3 +114,25 @@ def test_tables_sort_and_copy_and_the_graph_unfolds(tmp_path):
     assert zoomed == after and printed[1] <= 0 and printed[3] > 3 * 40
     assert "stays" not in told["words"] and "zeros: 0.5" in told["words"]
     assert told["tip"].splitlines() == ["PTQ", "bits 4", "accuracy 50 % (40 % to 60 %)"]
+
+
+def test_long_names_leave_a_page_as_narrow_as_the_window(tmp_path):
+    long = "x" * 300
+    axes = Axis("bits", log=False), Axis("loss", log=False)
+    series = tuple(Series(f"{n}{long}", (Mark(1, n), Mark(2, n))) for n in range(2))
+    node = GraphNode((long, long), long, (long,), brief=long, marks=(long,))
+    charts = (
+        LineChart(long, *axes, series),
+        BarChart(long, axes[0], (Bar(long, (1.0,)),), limits={long: 1.0}),
+        Histograms(long, (Histogram(long, (1, 2), -1, 1, {long: (0,)}),)),
+        GraphChart(long, (node,), {long: long}, {long: long}),
+    )
+    document = document_of(replace(report_of(long), charts=charts))
+    script = (
+        "told([document.documentElement.scrollWidth, document.documentElement.clientWidth,"
+        "document.querySelector('.legend').scrollWidth])"
+    )
+    whole, window, legend = opened(
+        render([PageRun(long, read_like(), document)]), script, tmp_path, 500
+    )
+    assert legend < whole == window
