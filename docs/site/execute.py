@@ -24,6 +24,7 @@ from typing import Any
 
 import chop
 from chop.errors import UnavailableError
+from chop.files import write_text
 
 PROCESSES = 2
 COLUMNS = "100"
@@ -31,6 +32,8 @@ COLUMNS = "100"
 RICH = {"image/svg+xml": "_repr_svg_", "image/png": "_repr_png_", "text/html": "_repr_html_"}
 PRELOADED = ("torch", "transformers.trainer", "datasets", "optuna", "matplotlib.pyplot")
 """What is slow to import: once for all notebooks."""
+SOURCES = (".py", ".h", ".cpp", ".cu", ".cuh", ".sv", ".jinja")
+"""Suffixes of what cells can run of chop."""
 Notebook = dict[str, Any]
 
 
@@ -57,7 +60,7 @@ def executed(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, Notebo
             continue
         for old in cache.glob(f"{name}-*.ipynb"):
             old.unlink()
-        files[name].write_text(json.dumps(found))
+        write_text(files[name], json.dumps(found))
     return {name: json.loads(f.read_text()) for name, f in files.items() if f.is_file()}
 
 
@@ -67,7 +70,8 @@ def _digest(*texts: str) -> str:
 
 def _fingerprint_of_package() -> str:
     root = Path(chop.__file__).parent
-    return _digest(*(path.read_text() for path in sorted(root.rglob("*.py"))))
+    files = (path for path in sorted(root.rglob("*")) if path.suffix in SOURCES)
+    return _digest(*(path.read_text() for path in files))
 
 
 def _run_all(notebooks: Mapping[str, Notebook]) -> Iterator[Notebook | str]:

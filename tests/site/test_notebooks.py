@@ -136,6 +136,16 @@ def test_what_is_not_there_is_told_and_what_ran_is_kept(tmp_path, monkeypatch, c
     assert len([*tmp_path.iterdir()]) == 1
 
 
+def test_notebooks_run_again_where_any_source_of_chop_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(execute.chop, "__file__", str(tmp_path / "__init__.py"))
+    found = []
+    for name, source in (("a.py", "1"), ("rtl/a.sv", "1"), ("rtl/a.sv", "2"), ("site/a.html", "1")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+        found.append(execute._fingerprint_of_package())
+    assert len({*found}) == 3 and found[2] == found[3]  # the site is made of them
+
+
 def test_an_unavailable_tool_is_no_failure():
     source = "from chop.errors import UnavailableError\nraise UnavailableError('needs verilator')"
     assert execute.run("here", notebook_of(source)) == ("needs verilator", "")
