@@ -15,7 +15,7 @@ from chop.report.report import Block, Heading, Note, Report, Table
 from chop.train.feed import module_mode
 from chop.train.model_io import fed_columns, read_output
 from chop.train.rows import Rows, has_pictures_in_text
-from chop.train.tasks import TASKS
+from chop.train.tasks import CAUSAL_LM, TASKS
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check_samples(config: CompressConfig, workload: Workload) -> None:
     if not config.samples:
         return
     task = workload.task.name
-    if task != TASKS["causal-lm"].name or IDS not in workload.test.columns:
+    if task != CAUSAL_LM or IDS not in workload.test.columns:
         raise ConfigError(f"samples: expected a causal language model on texts, got task '{task}'.")
     if has_pictures_in_text(workload.test):
         raise ConfigError("samples: texts with pictures are not continued; expected 0.")
@@ -117,7 +117,7 @@ def continued(
     longest: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Continuation:
-    """How two models go on with the first half of a row.
+    """How two models go on with the first half of a row, of a long one with its first tokens.
 
     Args:
         exact: the float model.
@@ -136,7 +136,7 @@ def continued(
 @torch.inference_mode()
 def _greedy(model: nn.Module, prompt: Sequence[int], most: int, end: int | None) -> tuple[int, ...]:
     """The tokens of largest logits, one after another, without a cache."""
-    names = fed_columns(model, (IDS, MASK), TASKS["causal-lm"])
+    names = fed_columns(model, (IDS, MASK), TASKS[CAUSAL_LM])
     place = next(model.parameters(), torch.empty(0)).device
     tokens = list(prompt)
     with module_mode(model, training=False), matmul_precision("highest"):

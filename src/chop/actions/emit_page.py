@@ -58,7 +58,9 @@ def equal_outputs(design: Design, verification: Sequence[Mapping[str, Any]]) -> 
             counts = [row["samples"] * port.beats * port.lanes for row in verification]
             rows.append({"output": port.name, **dict(zip(titles, map(_all, counts), strict=True))})
     streams = [_all(len(design.streams))] * len(titles)
-    rows.append({"output": "inner streams in order", **dict(zip(titles, streams, strict=True))})
+    rows.append(
+        {"output": "inner streams that keep the rules", **dict(zip(titles, streams, strict=True))}
+    )
     return Table("Equal codes by output and simulation", rows, is_printed=False)
 
 
@@ -75,7 +77,7 @@ def charts_of_circuit(design: Design, integer: MaseGraph, result: Mapping[str, A
         result: of the job.
     """
     path = result["placement"].get("critical_path", {}).get("through", ())
-    fills = {row["profile"]: row["fills"] for row in reversed(result["verification"])}
+    fills = {row["profile"]: row["fills"] for row in result["verification"] if row["fills"]}
     charts: list[Chart] = [cycles_chart(design, result["verification"][0]["interval"])]
     used = utilization_chart(result)
     charts += [used] if used.bars else []
