@@ -1,27 +1,42 @@
 """The command lines of README and docs run as they stand there, section by section."""
 
+import json
 import re
 import runpy
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
 
+from chop import ChopConfig
 from chop.data import load_dataset
 from chop.data.tokenizer import get_tokenizer
 from chop.train import load_trained
 from tests import programs
 from tests.pages import PAGES, ROOT, command_lines, name_of, python_of
+from tests.test_docs_blocks import block
 
 ELSEWHERE = {
     "prajjwal1/": "a model of the hub: needs a network",
     "postgresql://": "needs a server of PostgreSQL",
     "--device cuda": "needs a GPU",
+    "--tasks hellaswag": "data of the hub: needs a network",
 }
 """Part of a command line that is not run here -> why."""
+
+LIBRARIES = {"--tasks": "lm_eval"}
+"""Option -> the library without which its lines are left out."""
 
 SMALLER = {
     "chop search precision --budget bits=4 --trials 100": "--trials 6",
@@ -73,34 +88,37 @@ def my_data():
         split.to_csv(f"my-data/{name}.csv", index=False)
 
 
-def my_llama():
-    """With a head of its own and a byte-level tokenizer, trained for some seconds."""
-    stories = "\n".join(load_dataset("stories")["train"]["text"][:400])
+def byte_level_tokenizer(stories):
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words = Tokenizer(models.BPE())
     words.pre_tokenizer, words.decoder = bytes_of, decoders.ByteLevel()
     letters = bytes_of.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=letters
+        vocab_size=400, special_tokens=["<s>", "</s>", "<image>"], initial_alphabet=letters
     )
     words.train_from_iterator([stories], trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="</s>"
     )
+
+
+def trained_for_seconds(make, folder):
+    """The model that `make` gives for settings of its decoder, with a tokenizer."""
+    stories = "\n".join(load_dataset("stories")["train"]["text"][:400])
+    tokenizer = byte_level_tokenizer(stories)
     torch.manual_seed(0)
-    config = LlamaConfig(
+    model = make(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=1,
     )
-    model = LlamaForCausalLM(config)
     ids = torch.tensor(tokenizer(stories)["input_ids"])
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(150):
@@ -108,8 +126,45 @@ def my_llama():
         optimizer.zero_grad()
         model(input_ids=rows, labels=rows).loss.backward()
         optimizer.step()
-    model.save_pretrained("my-llama")
-    tokenizer.save_pretrained("my-llama")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def my_llama():
+    """With a head of its own."""
+    trained_for_seconds(lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes)), "my-llama")
+
+
+def my_packed_llama():
+    """As the page packs a folder while it is read."""
+    if not Path("my-llama").exists():
+        my_llama()
+    packed = LlamaForCausalLM.from_pretrained("my-llama", quantization_config=ChopConfig("mxint4"))
+    packed.save_pretrained("my-llama-4bit")
+    AutoTokenizer.from_pretrained("my-llama").save_pretrained("my-llama-4bit")
+
+
+def my_smolvlm():
+    def with_tower(**sizes):
+        tower = {"num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 16}
+        tower |= {"hidden_size": 32, "intermediate_size": 64, "patch_size": 8}
+        text = LlamaConfig(**sizes)
+        config = SmolVLMConfig(
+            vision_config=tower, text_config=text, image_token_id=2, scale_factor=2
+        )
+        return SmolVLMForConditionalGeneration(config)
+
+    trained_for_seconds(with_tower, "my-smolvlm")
+
+
+def my_tasks():
+    """The page's task, with questions of one word."""
+    questions = [{"question": word, "choices": ["a", "b"], "answer": 0} for word in "xyzuvw"]
+    Path("questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    Path("tasks").mkdir()
+    task = block("guide/language-models", "task: my_task")
+    assert "/data/questions.jsonl" in task
+    Path("tasks/my_task.yaml").write_text(task.replace("/data", str(Path.cwd())))
 
 
 def texts():
@@ -133,6 +188,9 @@ NEEDED = {
     "./my-bert": my_bert,
     "./my-data": my_data,
     "./my-llama": my_llama,
+    "./my-llama-4bit": my_packed_llama,
+    "./my-smolvlm": my_smolvlm,
+    "./tasks": my_tasks,
     "./texts.txt": texts,
     "net.py:Net": my_pictures,
     "runs/tpe": lambda: small_search("tpe", "random"),
@@ -169,6 +227,8 @@ def test_command_lines_run_as_they_stand(section, tmp_path, monkeypatch):
         if "--clean" in line:
             monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
         words = words_of(line)
+        if not all(find_spec(LIBRARIES[word]) for word in words if word in LIBRARIES):
+            continue
         for word in words:
             if word in NEEDED and not Path(word).exists():
                 NEEDED[word]()

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from datasets import Dataset
 from chop.data import load_dataset
 from chop.errors import ConfigError
 from chop.train import read_rows
+from chop.train.rows import padding_token
 
 
 def texts(lengths):
@@ -118,3 +120,25 @@ def test_a_mask_of_infinities_has_no_gaps():
     mask = torch.tensor([[0.0, -math.inf], [0.0, 0.0]])
     rows = read_rows({"mask": mask, "labels": torch.tensor([0, 1])})
     assert torch.equal(rows.columns["mask"], mask)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "expected"),
+    [
+        ({"vocab_size": 50, "pad_token_id": 3}, None, 3),
+        ({"vocab_size": 50, "pad_token_id": 50}, None, 0),
+        ({"vocab_size": 50, "pad_token_id": -1}, None, 0),
+        ({"vocab_size": 50, "pad_token_id": None}, None, 0),
+        ({"pad_token_id": 7}, None, 7),
+        ({"pad_token_id": 128002}, {"vocab_size": 50, "pad_token_id": 2}, 2),
+        ({"pad_token_id": 128002}, {"vocab_size": 50, "pad_token_id": None}, 0),
+        ({"pad_token_id": 4}, {"vocab_size": 50, "pad_token_id": None}, 4),
+        ({}, None, 0),
+    ],
+)
+def test_padding_is_a_token_of_the_texts_vocabulary(whole, text, expected):
+    config = SimpleNamespace(**whole)
+    if text is not None:
+        config.text_config = SimpleNamespace(**text)
+    assert padding_token(SimpleNamespace(config=config)) == expected
+    assert padding_token(SimpleNamespace()) == 0

@@ -318,5 +318,15 @@ def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
 
 
 def padding_token(model: nn.Module) -> int:
-    """The padding token that a model's configuration names, else 0."""
-    return getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    """The padding token that a model's configuration names within its vocabulary, else 0.
+
+    Of a model that sees, the decoder's: what the whole names may be a default of larger ones.
+    """
+    config = getattr(model, "config", None)
+    text = getattr(config, "text_config", config)
+    vocabulary = getattr(text, "vocab_size", None)
+    for named in (text, config):
+        token = getattr(named, "pad_token_id", None)
+        if isinstance(token, int) and 0 <= token < (vocabulary or token + 1):
+            return token
+    return 0
