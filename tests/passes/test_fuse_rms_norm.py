@@ -27,6 +27,16 @@ class Norm(nn.Module):
         return self.compute(x, self.weight)
 
 
+class Stored(Norm):
+    """A norm whose weight is a buffer."""
+
+    def __init__(self, compute):
+        super().__init__(compute)
+        weight = self.weight.detach()
+        del self.weight
+        self.register_buffer("weight", weight)
+
+
 class Model(nn.Module):
     """A layer, a norm once or twice, and a layer."""
 
@@ -51,6 +61,7 @@ FORMS = {
     "method": lambda x, w: x.mul((1e-5 + rows(x)).rsqrt()) * w,
     "square": lambda x, w: torch.rsqrt(x.square().mean(dim=[-1], keepdim=True) + 0.1) * x * w,
     "product": lambda x, w: w * (x * torch.rsqrt(torch.mean(x * x, -1, True) + 1e-3)),
+    "names": lambda x, w: w * (x * torch.rsqrt(torch.mean(input=x * x, dim=-1, keepdim=True) + 1)),
 }
 OTHERS = {
     "offset": lambda x, w: (1 + w) * (x * torch.rsqrt(rows(x) + 1e-6)),
@@ -94,8 +105,9 @@ def test_what_computes_something_else_stays(form):
     [
         (Norm(FORMS["llama"]), torch.bfloat16, "another dtype"),
         (Norm(FORMS["llama"], other=nn.Parameter(torch.ones(3))), torch.float32, "not alone"),
+        (Stored(FORMS["llama"]), torch.float32, "no parameter"),
     ],
-    ids=("dtype", "member"),
+    ids=("dtype", "member", "buffer"),
 )
 def test_norms_that_stay_are_told(norm, dtype, reason):
     mg, _ = raised(Model(norm), dtype)
@@ -109,6 +121,36 @@ def test_a_norm_that_is_called_twice_is_one_module():
     mg, x = raised(model)
     fused, info = passes.fuse_rms_norm_transform_pass(mg)
     assert info["fused"] == ["norm", "norm"]
+    torch.testing.assert_close(fused.model(x), model(x))
+
+
+def test_a_model_that_is_a_norm_stays():
+    mg = with_metadata(MaseGraph(Norm(FORMS["llama"]).eval(), dummy_in={"x": torch.randn(3, WIDTH)}))
+    fused, info = passes.fuse_rms_norm_transform_pass(mg)
+    assert info["fused"] == [] and fused.diff(mg) == []
+    assert "not alone" in next(iter(info["skipped"].values()))
+
+
+def test_norms_that_share_a_weight_and_have_their_own_eps_keep_it():
+    first, second = Norm(FORMS["llama"]), Norm(FORMS["square"])
+    second.weight = first.weight
+    model = Model(nn.Sequential(first, second))
+    mg, x = raised(model)
+    fused, info = passes.fuse_rms_norm_transform_pass(mg)
+    assert info["fused"] == ["norm.0"] and "another eps" in info["skipped"]["norm.0"]
+    torch.testing.assert_close(fused.model(x), model(x))
+
+
+def test_a_subclass_that_writes_a_norm_out_has_the_eps_that_it_computes_with():
+    class Own(nn.RMSNorm):
+        def forward(self, x):
+            return FORMS["square"](x, self.weight)
+
+    model = Model(Own(WIDTH, eps=1e-6))
+    mg, x = raised(model)
+    fused, info = passes.fuse_rms_norm_transform_pass(mg)
+    assert info["fused"] == ["norm"]
+    assert type(fused.model.norm) is nn.RMSNorm and fused.model.norm.eps == 0.1
     torch.testing.assert_close(fused.model(x), model(x))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,7 +13,7 @@ from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph
 from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.metadata import MaseMetadata
-from chop.private.modules import children_of, members_of
+from chop.private.modules import children_of, members_of, parameters_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def _epsilon(mg: MaseGraph, node: Any, read: Any) -> float | None:
         return None
     dim = argument(mean, 1, "dim")
     is_of_rows = dim in (-1, [-1], (-1,)) and argument(mean, 2, "keepdim", False) is True
-    squares = mean.args[0]
+    squares = argument(mean, 0, "input")
     return float(eps) if is_of_rows and _is_square(mg, squares, read) else None
 
 
@@ -111,17 +111,26 @@ def _is_square(mg: MaseGraph, node: Any, read: Any) -> bool:
 
 def _why_infeasible(mg: MaseGraph, found: WrittenNorm) -> str | None:
     """Why a norm stays written out; None if it need not."""
-    owner: nn.Module = mg.model.get_submodule(_owner(found))
-    weight = mg.model.get_parameter(str(found.weight.target))
+    path, _, name = str(found.weight.target).rpartition(".")
+    owner: nn.Module = mg.model.get_submodule(path)
+    weight = parameters_of(owner).get(name)
+    if weight is None:
+        return "its weight is no parameter"
     dtypes = {result_of(node).torch_dtype for node in _steps(found.end, found.read)}
     if len(dtypes | {weight.dtype}) > 1:
         return "it computes in another dtype than that of what it reads"
     if weight.dim() != 1 or result_of(found.read).shape[-1:] != tuple(weight.shape):
         return "its weight has not one element for each feature"
-    is_made = isinstance(owner, nn.RMSNorm) and owner.eps == found.eps
-    if not is_made and (children_of(owner) or [*_members(owner)] != ["weight"]):
-        return "its weight is not alone in its module"
+    if not path or children_of(owner) or [*_members(owner)] != ["weight"]:
+        return "its weight is not alone in a module of its own"
+    if _is_made(owner) and owner.eps != found.eps:
+        return "its weight is that of a norm with another eps"
     return None
+
+
+def _is_made(owner: nn.Module) -> TypeGuard[nn.RMSNorm]:
+    """Whether a module computes the norm itself; a subclass may compute something else."""
+    return type(owner) is nn.RMSNorm
 
 
 def _steps(node: fx.Node, read: fx.Node) -> set[fx.Node]:
@@ -138,7 +147,7 @@ def _members(module: nn.Module) -> dict[str, Any]:
 def _fuse(mg: MaseGraph, found: WrittenNorm) -> None:
     path = _owner(found)
     owner = mg.model.get_submodule(path)
-    if not isinstance(owner, nn.RMSNorm):
+    if not _is_made(owner):
         weight = mg.model.get_parameter(str(found.weight.target))
         norm = nn.RMSNorm(weight.numel(), eps=found.eps, device="meta")
         norm.weight = weight
