@@ -94,6 +94,12 @@ def test_folds_are_a_choice_and_the_device_a_budget(tmp_path, workload):
         run_search(JOB, small)
 
 
+def test_what_a_device_has_none_of_is_a_budget_too(tmp_path):
+    config = settings(tmp_path, device="lut=900,dsp=0,bram=0", budgets={"lut": 500})
+    limits = {goal.name: goal.bound for goal in constraints_of(config.all_goals())}
+    assert limits == {"lut": 500, "ff": 1800, "bram": 0}  # no circuit takes multipliers
+
+
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("goals", [("kl",), ("kl", "lut")], ids=str)
 def test_mixes_without_a_circuit_fail_and_the_search_goes_on(tmp_path, workload, goals):

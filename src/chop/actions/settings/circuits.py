@@ -12,6 +12,7 @@ from chop.workloads.settings import Ranges
 
 if TYPE_CHECKING:
     from chop.mixed_precision.circuit import CircuitSettings
+    from chop.search import Constraint
 
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Kinds that a model runs on; other devices are those of circuits."""
@@ -125,12 +126,17 @@ class CircuitOptions(ABC):
         is_circuit = self.device in DEVICES or "=" in (self.device or "")
         return None if is_circuit else self.device
 
-    def device_budgets(self) -> dict[str, float]:
-        """Budgets that the device of a circuit sets: what it has of each resource."""
+    def device_limits(self) -> dict[str, Constraint]:
+        """By name the budgets that the device of a circuit sets: what it has of each resource, be
+        it nothing."""
         from chop.hardware.devices import RESOURCES
+        from chop.search import Constraint
 
         circuit = self.circuit()
         if circuit is None or circuit.device is None:
             return {}
-        has = {name: getattr(circuit.device, name) for name in RESOURCES}
-        return {name: count for name, count in has.items() if count}
+        # Of a device without multipliers no circuit takes any.
+        names = [name for name in RESOURCES if name != "dsp" or circuit.device.dsp]
+        return {
+            name: Constraint(name, getattr(circuit.device, name), "minimize") for name in names
+        }

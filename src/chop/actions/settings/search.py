@@ -204,9 +204,9 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
             narrowest = min(fmt.bits() for fmt in self.candidates().values())
             has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
             budgets = {"bits": USUAL_BITS} if has_usual else {}
-        of_device = self.device_budgets()
-        limits = {name: most for name, most in of_device.items() if name not in self.goals}
-        return precision_goals(self.goals, {**limits, **budgets})
+        given = precision_goals(self.goals, budgets)
+        limits = self.device_limits()
+        return (*given, *(limits[name] for name in limits if name not in self.goal_names()))
 
 
 @dataclass(frozen=True)
