@@ -51,7 +51,10 @@ Lower = Callable[[Workload, EmitConfig, int], Lowering]
 
 
 def emit(
-    config: EmitConfig, workload: Workload | None = None, lower: Lower = lower_workload
+    config: EmitConfig,
+    workload: Workload | None = None,
+    lower: Lower = lower_workload,
+    has_multipliers: bool | None = None,
 ) -> dict[str, Any]:
     """Quantizes and lowers a model, emits its circuit, and verifies it by simulation.
 
@@ -64,6 +67,8 @@ def emit(
         workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
             names.
         lower: gives the graph of integers, in the place of `config.formats`.
+        has_multipliers: whether products may be made of anything else than lookup tables, where
+            `config.device` does not say it.
     Returns: what is in `result.json`; with `check_only` the verification alone.
     Raises:
         CheckpointError: with `check_only`: the folder has no emitted circuit.
@@ -82,7 +87,8 @@ def emit(
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
     with atomic_folder(config.out) as folder:
-        return run_job(replace(EMIT, run=partial(_emit, lower)), config, workload, folder)
+        has = config.has_multipliers if has_multipliers is None else has_multipliers
+        return run_job(replace(EMIT, run=partial(_emit, lower, has)), config, workload, folder)
 
 
 def _check_folder(out: Path) -> None:
@@ -104,7 +110,7 @@ def _check_folder(out: Path) -> None:
 
 
 def _emit(
-    lower: Lower, config: EmitConfig, workload: Workload, output: Output
+    lower: Lower, has_multipliers: bool, config: EmitConfig, workload: Workload, output: Output
 ) -> Report[dict[str, Any]]:
     folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
     folding = _folding(config, lowering, folder)
@@ -120,7 +126,7 @@ def _emit(
     resources: list[dict[str, Any]] = []
     if config.synthesis:
         with shown_step("synthesizing with Yosys"):
-            resources = synthesize(folder, project, has_multipliers=config.has_multipliers)
+            resources = synthesize(folder, project, has_multipliers=has_multipliers)
     placement: dict[str, Any] = {}
     if config.place:
         measured = found[0].interval or design.interval
@@ -130,7 +136,7 @@ def _emit(
             config.placed_on,
             config.place_seeds or 3,
             measured,
-            config.has_multipliers,
+            has_multipliers,
         )
     if config.wave:
         with shown_step("tracing the first sample"):
@@ -167,7 +173,7 @@ def _emit(
 
 EMIT = Job(
     KIND,
-    partial(_emit, lower_workload),
+    partial(_emit, lower_workload, True),
     load_checked,
     lambda config: f"nothing was written to {config.out}/; the same command starts again.",
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from chop.actions.emit import emit
-from chop.actions.search import precision
+from chop.actions.search import precision, precision_circuit
 from chop.actions.search.job import run_search, settings_of
 from chop.actions.search.manage import resume_search
 from chop.actions.search.precision import JOB, problem_of
@@ -19,13 +19,14 @@ from chop.actions.search.several import run_several
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.settings.search import PrecisionConfig
 from chop.config import parse
-from chop.errors import ConfigError, VerificationError
+from chop.errors import ConfigError, UnavailableError, VerificationError
 from chop.hardware.devices import parse_device
 from chop.hardware.estimate import DesignCost, Usage, design_cost
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.costs import COSTS
 from chop.notices import forget_notices
 from chop.runs import read_manifest, start
+from chop.search import TrialRecord
 from chop.search.objective import constraints_of
 from chop.train import fit
 from chop.workloads.workload import Workload
@@ -193,6 +194,25 @@ def test_a_kill_before_the_circuit_is_made_good_by_the_same_command(
     shutil.rmtree(second / CIRCUIT)
     resume_search(str(tmp_path), second.name)
     assert emitted[4:] == [emitted[1]] and read_manifest(second / CIRCUIT).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("device", "has"), [("lut=20000,dsp=0,bram=9", False), ("ice40-hx8k", False), (None, True)]
+)
+def test_yosys_counts_the_best_as_its_device_makes_products(
+    tmp_path, workload, monkeypatch, device, has
+):
+    config = settings(tmp_path, device=device)
+    problem, given = problem_of(config, workload), []
+
+    def emit_nothing(settings, workload, lower, has_multipliers):
+        given.append(has_multipliers)
+        raise UnavailableError("no tools")
+
+    monkeypatch.setattr(precision_circuit, "emit", emit_nothing)
+    with pytest.raises(UnavailableError):
+        emit_best(config, problem, TrialRecord(0, "measured", problem.base()), workload)
+    assert given == [has]
 
 
 @pytest.mark.long

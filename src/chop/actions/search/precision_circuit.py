@@ -90,9 +90,10 @@ def emit_best(
         observed = {"observed": found.circuit.batches}
         return lowering_of(found.graph(best.config), label, workload, rows, observed)
 
-    result = emit(settings, workload, lower)
+    family = found.circuit.settings.family
+    result = emit(settings, workload, lower, family.has_multipliers)
     written = MaseGraph.from_checkpoint(out / "model")
-    measured = design_cost(written, fold, found.circuit.settings.family)
+    measured = design_cost(written, fold, family)
     numbers = {**measured.usage._asdict(), "interval": measured.interval}
     if measured != expected or any(best.values[name] != number for name, number in numbers.items()):
         raise VerificationError(
