@@ -55,7 +55,15 @@ def multiplier_model():
 @pytest.mark.parametrize("fold", [36, 12])
 @pytest.mark.sampled(1)
 def test_a_netlist_whose_registers_are_absorbed_computes_the_same(fold, tmp_path):
-    operator, driven = layer(4, 9), bench.drawn(EDGE, 3, 9)
+    plan, netlist = synthesized_layer(layer(4, 9), bench.drawn(EDGE, 3, 9), fold, tmp_path)
+    found = absorb_registers(netlist, "top")
+    multipliers = plan.lanes[0] * plan.out.lanes
+    assert (found["inputs"], found["products"]) == (multipliers, multipliers)
+    check_netlist(netlist, tmp_path, {"multiplier.v": multiplier_model()})
+
+
+def synthesized_layer(operator, driven, fold, folder):
+    """The plan and the netlist of a linear layer, whose testbench is written beside it."""
     plan = COMPONENTS[IntegerLinear].plan(Site(operator, [driven.stream], fold))
     read = driven.stream.with_lanes(plan.lanes[0])
     sent = {
@@ -63,27 +71,29 @@ def test_a_netlist_whose_registers_are_absorbed_computes_the_same(fold, tmp_path
         Port.of("data_out_0", plan.out, False): plan.out.sent(operator(driven.codes)),
     }
     files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
-    text = bench._top("chop_linear", {**plan.parameters, **files}, list(sent))
+    module = plan.module or "chop_linear"
+    text = bench._top(module, {**plan.parameters, **files}, list(sent))
     memories = {files[key]: memory for key, memory in plan.memories.items()}
-    paths = bench._written(tmp_path, text, sent, memories, bench.RTL)
-    netlist = synthesized(tmp_path, paths)
-    found = absorb_registers(netlist, "top")
-    multipliers = plan.lanes[0] * plan.out.lanes
-    assert (found["inputs"], found["products"]) == (multipliers, multipliers)
-    (tmp_path / "absorbed.json").write_text(json.dumps(netlist))
-    yosys(tmp_path, "read_json absorbed.json; write_verilog -noattr netlist.v")
-    (tmp_path / "multiplier.v").write_text(multiplier_model())
+    return plan, synthesized(folder, bench._written(folder, text, sent, memories, bench.RTL))
+
+
+def check_netlist(netlist, folder, models):
+    """Simulates a netlist of an ECP5 under each profile; `models` are of cells Yosys has none of."""
+    (folder / "absorbed.json").write_text(json.dumps(netlist))
+    yosys(folder, "read_json absorbed.json; write_verilog -noattr netlist.v")
+    for name, text in models.items():
+        (folder / name).write_text(text)
     program = shutil.which("yosys")
     assert program is not None
     for path in (Path(program).resolve().parents[1] / "share" / "yosys" / "ecp5").glob(
         "cells_*.v*"
     ):
-        shutil.copy(path, tmp_path)
-    testbench = sources((tmp_path / "testbench.sv").read_text()).values()
-    files = ["netlist.v", "multiplier.v", "cells_sim.v", *testbench, "testbench.sv"]
-    compile_testbench(tmp_path, files, "bench.vvp")
+        shutil.copy(path, folder)
+    testbench = sources((folder / "testbench.sv").read_text()).values()
+    files = ["netlist.v", *models, "cells_sim.v", *testbench, "testbench.sv"]
+    compile_testbench(folder, files, "bench.vvp")
     for profile in bench.PROFILES:
-        assert run_testbench(tmp_path, "bench.vvp", profile).passed, profile
+        assert run_testbench(folder, "bench.vvp", profile).passed, profile
 
 
 def yosys(folder, script):

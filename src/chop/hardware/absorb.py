@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Bit = int | str
-"""The number of a net, or a constant: "0", "1" or "x"."""
-REGISTER, MULTIPLIER, MEMORY = "TRELLIS_FF", "MULT18X18D", "DP16KD"
+from chop.hardware.retime import CONSTANTS, MEMORY, Bit, is_plain, retime_choices
+
+MULTIPLIER = "MULT18X18D"
 WIDTH, PRODUCT_WIDTH = 18, 36
-CONSTANTS = ("0", "1", "x")
 
 
 @dataclass
@@ -43,11 +42,12 @@ def absorb_registers(netlist: dict[str, Any], top: str) -> Counter[str]:
     Args:
         netlist: what Yosys' `write_json` writes, flat; it is changed.
         top: name of the module.
-    Returns: how many multipliers have `inputs`, how many `products`, and how many ports of block
-        memories have `words` in registers of their own.
+    Returns: how many multipliers have `inputs`, how many `products`, how many ports of block
+        memories have `words` in registers of their own, and how many memories had `choices` ahead
+        of theirs.
     """
+    found = Counter(choices=retime_choices(netlist, top))
     module = _module(netlist["modules"][top])
-    found: Counter[str] = Counter()
     for cell in [cell for cell in module.cells.values() if cell["type"] == MULTIPLIER]:
         found["products"] += _absorb_product(module, cell)
         found["inputs"] += _absorb_inputs(module, cell)
@@ -63,10 +63,10 @@ def _module(found: Mapping[str, Any]) -> _Module:
         for port, (bit,) in ((p, b) for p, b in cell["connections"].items() if len(b) == 1):
             if cell["port_directions"][port] == "input":
                 module.sinks[bit] += 1
-                reading[bit] += [name] if port == "DI" and _is_plain(cell) else []
+                reading[bit] += [name] if port == "DI" and is_plain(cell) else []
         wide = (b for b in cell["connections"].values() if len(b) > 1)
         module.sinks.update(bit for bits in wide for bit in bits)
-        if _is_plain(cell):
+        if is_plain(cell):
             module.drivers[cell["connections"]["Q"][0]] = name
     for port in found["ports"].values():
         module.sinks.update(port["bits"] if port["direction"] == "output" else ())
@@ -74,19 +74,6 @@ def _module(found: Mapping[str, Any]) -> _Module:
         bit: names[0] for bit, names in reading.items() if names and module.sinks[bit] == 1
     }
     return module
-
-
-def _is_plain(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell is a register that takes its input in each cycle."""
-    if cell["type"] != REGISTER:
-        return False
-    parameters, connections = cell["parameters"], cell["connections"]
-    return (
-        parameters.get("CEMUX", "1").strip() == "1"
-        and parameters.get("CLKMUX", "CLK") == "CLK"
-        and connections.get("LSR", ["0"]) == ["0"]
-        and connections.get("CE", ["1"])[0] in ("1", "x")
-    )
 
 
 def _absorb_product(module: _Module, cell: dict[str, Any]) -> bool:
