@@ -125,7 +125,9 @@ def test_a_norm_that_is_called_twice_is_one_module():
 
 
 def test_a_model_that_is_a_norm_stays():
-    mg = with_metadata(MaseGraph(Norm(FORMS["llama"]).eval(), dummy_in={"x": torch.randn(3, WIDTH)}))
+    mg = with_metadata(
+        MaseGraph(Norm(FORMS["llama"]).eval(), dummy_in={"x": torch.randn(3, WIDTH)})
+    )
     fused, info = passes.fuse_rms_norm_transform_pass(mg)
     assert info["fused"] == [] and fused.diff(mg) == []
     assert "not alone" in next(iter(info["skipped"].values()))

@@ -137,6 +137,4 @@ class CircuitOptions(ABC):
             return {}
         # Of a device without multipliers no circuit takes any.
         names = [name for name in RESOURCES if name != "dsp" or circuit.device.dsp]
-        return {
-            name: Constraint(name, getattr(circuit.device, name), "minimize") for name in names
-        }
+        return {name: Constraint(name, getattr(circuit.device, name), "minimize") for name in names}
