@@ -78,7 +78,7 @@ def synthesized_layer(operator, driven, fold, folder):
 
 
 def check_netlist(netlist, folder, models):
-    """Simulates a netlist of an ECP5 under each profile; `models` are of cells Yosys has none of."""
+    """Simulates an ECP5 netlist under each profile; `models` are of cells Yosys has none of."""
     (folder / "absorbed.json").write_text(json.dumps(netlist))
     yosys(folder, "read_json absorbed.json; write_verilog -noattr netlist.v")
     for name, text in models.items():
