@@ -28,13 +28,19 @@ module MEMORY({ports}, input CLKA, CLKB, CEA, CEB, OCEA, OCEB, WEA, WEB, RSTA, R
   parameter CLKAMUX = ""; parameter CLKBMUX = ""; parameter WRITEMODE_A = "";
   parameter WRITEMODE_B = "";
   localparam IS_WIDE = DATA_WIDTH_B == 36;
-  localparam [20479:0] WORDS = {{{words}}};
+  reg [17:0] words [0:1023];
+  wire [319:0] slices [0:63];
+  {slices}
+  initial begin
+    #0;
+    for (integer k = 0; k < 1024; k = k + 1) words[k] = slices[k / 16][k % 16 * 20 +: 18];
+  end
   wire [13:0] ada = {{{ada}}}, adb = {{{adb}}};
   wire [9:0] row_a = IS_WIDE ? {{adb[13:5], 1'b0}} : ada[13:4];
   wire [9:0] row_b = IS_WIDE ? {{adb[13:5], 1'b1}} : adb[13:4];
   reg [17:0] a, b, a_q, b_q;
   always @(posedge CLKB) begin
-    if (CEB) begin a <= WORDS[row_a * 20 +: 18]; b <= WORDS[row_b * 20 +: 18]; end
+    if (CEB) begin a <= words[row_a]; b <= words[row_b]; end
     a_q <= a; b_q <= b;
   end
   assign {{{doa}}} = REGMODE_A == "OUTREG" ? a_q : a;
@@ -52,17 +58,18 @@ def memory_model():
     joined = {n.lower(): ", ".join(f"{n}{k}" for k in reversed(range(w))) for n, _, w in every}
     names = [f"INITVAL_{k:02X}" for k in range(64)]
     parameters = "".join(f"parameter [319:0] {name} = 0; " for name in names)
-    words = ", ".join(reversed(names))
-    return MEMORY.format(ports=", ".join(ports), parameters=parameters, words=words, **joined)
+    slices = "".join(f"assign slices[{k}] = {name}; " for k, name in enumerate(names))
+    return MEMORY.format(ports=", ".join(ports), parameters=parameters, slices=slices, **joined)
 
 
 @needs_yosys
 @pytest.mark.parametrize("weights", [(-128, 127), (-1, 1)], ids=["products", "ternary"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_deep_memory_of_weights_computes_the_same(weights, tmp_path):
-    inputs = 80 if weights[1] > 1 else 320
-    operator, driven = layer(64, inputs, weights=weights), bench.drawn(EDGE, 2, inputs)
-    _, netlist = synthesized_layer(operator, driven, 2 * 1280, tmp_path)
+    outputs, inputs = (64, 80) if weights[1] > 1 else (160, 128)
+    operator = layer(outputs, inputs, weights=weights)
+    driven = bench.drawn(EDGE, inputs, samples=1)
+    _, netlist = synthesized_layer(operator, driven, 1280, tmp_path)
     registers = len(registers_of(netlist))
     counted = absorb_registers(netlist, "top")
     memories = [c for c in cells_of(netlist).values() if c["type"] == "DP16KD"]
