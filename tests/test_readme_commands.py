@@ -32,6 +32,7 @@ ELSEWHERE = {
     "postgresql://": "needs a server of PostgreSQL",
     "--device cuda": "needs a GPU",
     "--tasks hellaswag": "data of the hub: needs a network",
+    "chop ui": "serves until it is stopped",
 }
 """Part of a command line that is not run here -> why."""
 
@@ -178,6 +179,11 @@ def my_pictures():
     assert programs.run(program).returncode == 0
 
 
+def two_runs():
+    for name in ("first", "second"):
+        chop("compress", "--model", "mlp", "--bench-seconds", "0", "--out", f"runs/{name}")
+
+
 def small_search(*names):
     for name in names:
         small = ("--model", "mlp", "--limit", "120", "--trials", "2")
@@ -196,6 +202,7 @@ NEEDED = {
     "runs/tpe": lambda: small_search("tpe", "random"),
     "runs/none": lambda: small_search("none", "compress", "compress-train"),
     "runs/compress": lambda: chop("compress", "--model", "mlp", "--bench-seconds", "0"),
+    "runs/first": two_runs,
     "runs/demo/model": lambda: chop("demo"),
 }
 """What the reader is to have -> what makes it."""
