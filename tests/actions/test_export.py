@@ -15,7 +15,7 @@ from chop.actions.export import export
 from chop.actions.export_model import load_graph
 from chop.actions.export_proof import MOST_DYNAMIC, largest_difference
 from chop.actions.settings.export import ExportConfig
-from chop.cli.export import export as command
+from chop.cli.export import EXPORT
 from chop.errors import ChopError, ConfigError, GraphError, UnavailableError, VerificationError
 from chop.export import pt2
 from chop.export.targets import REFUSED, TARGETS, target
@@ -150,7 +150,7 @@ def test_every_target_is_complete(name):
     found = target(name)
     assert found.name == name
     assert found.engines and found.library
-    page, told = (" ".join(text.split()) for text in (PAGE.read_text(), str(command.__doc__)))
+    page, told = (" ".join(text.split()) for text in (PAGE.read_text(), str(EXPORT.help)))
     assert f"[bold]{name}[/] ({found.engines}): {found.takes}" in told
     assert f"| `{name}` | {found.engines} |" in page
     assert found.suffix == "" or found.suffix.startswith(".")

@@ -52,7 +52,7 @@ def test_the_integer_form_of_a_row_computes_its_quantized_module(name):
 
 def test_rows_without_a_module_or_with_a_reader_are_known():
     others = {row.name for row in ROWS if row.integer is not Table} - QUANTIZED.keys()
-    assert others == {"embedding", "add", "sub", "mul", "matmul", "bmm", "mean", "sum"}
+    assert others == {"embedding", "add", "sub", "mul", "neg", "matmul", "bmm", "mean", "sum"}
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "layer_norm", "rms_norm"])
