@@ -218,6 +218,25 @@ def test_requantizer_that_divides(low, high, divisor, step, shape, fold, roundin
     check(operator, with_ties(drawn(edge, *shape)), fold=fold)
 
 
+@pytest.mark.parametrize("rounding", ["nearest_even", "floor"])
+@pytest.mark.parametrize(("axis", "shape"), [(-1, (7, 3)), (-2, (3, 4))])
+@pytest.mark.sampled(1)
+def test_requantizer_that_divides_by_channel(axis, shape, rounding):
+    steps = torch.tensor([1.0, 0.5, 4.0], dtype=torch.float64)
+    edge = Edge(steps, axis, -700, 650, divisor=7)
+    operator = Requantize(edge, Grid(2.0, -100, 90, rounding))
+    assert operator.divisor == 7 and operator.multiplier.unique().numel() == 3
+    check(operator, with_ties(drawn(edge, *shape)), fold=shape[0])
+
+
+def test_a_mean_whose_multiplier_is_too_wide_is_refused():
+    edge = Edge(torch.tensor([1.0, 2.0**25], dtype=torch.float64), -1, -(2**30), 2**30, divisor=7)
+    operator = Requantize(edge, Grid(2.0**20, -100, 90))
+    given = drawn(edge, 3, 2).stream
+    with pytest.raises(ConfigError, match=r"a mean over 7 of 32 bits .* more than 62 bits"):
+        COMPONENTS[Requantize].plan(Site(operator, [given], 6))
+
+
 @pytest.mark.parametrize("divisor", [3, 5, 7, 9, 49, 65, 1023, 15015])
 @pytest.mark.parametrize("shift", [-5, 0, 3])
 def test_a_division_by_a_product_rounds_as_the_quotient(divisor, shift):

@@ -153,7 +153,7 @@ class Pieces(NamedTuple):
         """The pieces of the codes at some places, int64.
 
         Raises:
-            ConfigError: pieces differ.
+            ConfigError: pieces differ, or a sample is no whole number of periods.
         """
         kept = places.flatten().sort().values
         first = int(kept[0])
@@ -161,7 +161,8 @@ class Pieces(NamedTuple):
         size = int(is_next.long().cumprod(0).sum())
         period = stream.size * size // len(kept)
         expected = first + torch.arange(len(kept)) // size * period + torch.arange(len(kept)) % size
-        if len(kept) % size or not torch.equal(kept, expected):
+        is_whole = len(kept) % size == 0 and stream.size * size % len(kept) == 0
+        if not is_whole or not torch.equal(kept, expected):
             raise ConfigError("what it keeps of a stream does not travel in pieces of one length")
         return cls(period, first, size)
 

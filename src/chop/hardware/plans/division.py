@@ -42,7 +42,3 @@ class Division(NamedTuple):
             places += 1
         multiplier = -(-(1 << places) // divisor)
         return cls(multiplier, places - kept - zeros, max(shift, 0) + 1 + kept)
-
-    def product_ends(self, low: int, high: int) -> tuple[int, int]:
-        """The least and the largest x m + 2^(d-1), and x m."""
-        return low * self.multiplier, high * self.multiplier + (1 << self.dropped - 1)

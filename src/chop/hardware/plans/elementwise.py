@@ -21,10 +21,13 @@ from chop.nn.integer import (
     Requantize,
     Table,
 )
+from chop.nn.integer.base import MAX_BITS
 from chop.nn.integer.edge import bits_of
 
 ROUNDINGS = ("nearest_even", "floor", "sign", "threshold")
 """By the number of the parameter ROUNDING."""
+SCALED = ROUNDINGS[:2]
+"""Those of a code times the ratio of steps."""
 TABLE_STAGES = 5
 """Cycles of `chop_table` and of the FIFO behind it."""
 ROUND_STAGES = 7
@@ -81,12 +84,16 @@ def plan_scale(site: Site) -> ComponentPlan:
 
 
 def plan_requantize(site: Site) -> ComponentPlan:
-    """Requantizer; multipliers and thresholds of channels are stored in the order of the stream."""
+    """Requantizer; multipliers and thresholds of channels are stored in the order of the stream.
+
+    Raises:
+        ConfigError: the multiplier of a mean has more bits than int64.
+    """
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, Requantize)
-    if operator.divisor != 1 and operator.rounding in ("nearest_even", "floor"):
-        return _plan_division(site, operator)
-    channel = _channel(operator, read)
+    channel, division = _channel(operator, read), _division(operator, read)
+    if division is not None:
+        channel = channel * division.multiplier
     largest = int(channel.max())
     width = max(largest.bit_length(), 1)
     parameters: dict[str, int | str] = {
@@ -98,11 +105,15 @@ def plan_requantize(site: Site) -> ComponentPlan:
         "CHANNEL_W": width,
     }
     multiplier, latency = None, ROUND_STAGES
-    if _multiplies(operator):
+    if division is not None or _multiplies(operator):
         latency += MULTIPLY_STAGES
-        product = bits_of(read.edge.low * largest, read.edge.high * largest)
+        half = 0 if division is None else 1 << division.dropped - 1
+        product = bits_of(read.edge.low * largest, read.edge.high * largest + half)
         parameters |= {"MULTIPLIES": 1, "PRODUCT_W": product}
         multiplier = (read.width, width + 1)
+    if division is not None:
+        latency += 1
+        parameters |= {"SHIFT": division.shift, "DROPPED": division.dropped}
     memories = {}
     if channel.numel() == 1:
         parameters["CHANNEL"] = largest
@@ -113,30 +124,23 @@ def plan_requantize(site: Site) -> ComponentPlan:
     return replace(_elementwise(site, parameters, multiplier, memories), latency=latency)
 
 
-def _plan_division(site: Site, operator: Requantize) -> ComponentPlan:
-    """A requantizer of a mean: codes over a number that is no power of two, by a product."""
-    (read,) = site.inputs
-    low, high = read.edge.low, read.edge.high
-    division = Division.of(operator.divisor, operator.shift, low, high)
-    width = division.multiplier.bit_length()
-    parameters: dict[str, int | str] = {
-        "IN_W": read.width,
-        "SHIFT": division.shift,
-        "LOW": operator.out_low,
-        "HIGH": operator.out_high,
-        "ROUNDING": ROUNDINGS.index(operator.rounding),
-        "CHANNEL_W": width,
-        "MULTIPLIES": 1,
-        "PRODUCT_W": bits_of(*division.product_ends(low, high)),
-        "DROPPED": division.dropped,
-        "CHANNEL": division.multiplier,
-    }
-    plan = _elementwise(site, parameters, (read.width, width))
-    return replace(plan, latency=ROUND_STAGES + MULTIPLY_STAGES + 1)
+def _division(operator: Requantize, read: Stream) -> Division | None:
+    """Of a mean over a number that is no power of two: what its codes are multiplied by first."""
+    if operator.divisor == 1 or operator.rounding not in SCALED:
+        return None
+    largest = int(_channel(operator, read).max())
+    ends = read.edge.low * largest, read.edge.high * largest
+    found = Division.of(operator.divisor, operator.shift, *ends)
+    if largest * found.multiplier >= 2**MAX_BITS:
+        raise ConfigError(
+            f"Requantize: a mean over {operator.divisor} of {read.width} bits is multiplied by "
+            f"more than {MAX_BITS} bits, expected fewer bits or a number that is a power of two."
+        )
+    return found
 
 
 def _multiplies(operator: Requantize) -> bool:
-    return operator.has_multiplier and operator.rounding in ("nearest_even", "floor")
+    return operator.has_multiplier and operator.rounding in SCALED
 
 
 def _channel(operator: Requantize, read: Stream) -> Tensor:
