@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chop.hardware.retime import CONSTANTS, MEMORY, Bit, is_plain, retime_choices
+from chop.hardware.ecp5_cells import CONSTANTS, MEMORY, MULTIPLIER, Bit, is_plain
+from chop.hardware.retime import retime_choices
 
-MULTIPLIER = "MULT18X18D"
 WIDTH, PRODUCT_WIDTH = 18, 36
 
 

@@ -4,7 +4,7 @@ A read-only memory of more words than a block memory has is several of them, and
 choose among their words: 5.8 ns from the clock to a word, with the choice on top. Where a register
 takes what is chosen, here each word and each net that chooses has a register instead, of which
 `chop.hardware.absorb` moves those of the words into the memories. The function is the same, and so
-is the latency. Names of cells are Lattice's, as in Yosys' `ecp5/cells_bb.v`.
+is the latency.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Bit = int | str
-"""The number of a net, or a constant: "0", "1" or "x"."""
-REGISTER, MEMORY = "TRELLIS_FF", "DP16KD"
-CONSTANTS = ("0", "1", "x")
+from chop.hardware.ecp5_cells import CONSTANTS, MEMORY, Bit, is_plain
+
 TABLES: Mapping[str, tuple[str, ...]] = {
     "LUT4": (),
     "PFUMX": ("ALUT", "BLUT"),
@@ -87,19 +85,6 @@ def retime_choices(netlist: dict[str, Any], top: str) -> int:
             _retime(module, choice)
             done |= set(choice.memories)
     return len(done)
-
-
-def is_plain(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell is a register that takes its input in each cycle."""
-    if cell["type"] != REGISTER:
-        return False
-    parameters, connections = cell["parameters"], cell["connections"]
-    return (
-        parameters.get("CEMUX", "1").strip() == "1"
-        and parameters.get("CLKMUX", "CLK") == "CLK"
-        and connections.get("LSR", ["0"]) == ["0"]
-        and connections.get("CE", ["1"])[0] in ("1", "x")
-    )
 
 
 def _module(found: Mapping[str, Any]) -> _Module:

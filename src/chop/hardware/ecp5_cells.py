@@ -1,0 +1,24 @@
+"""Cells of an ECP5 in a netlist of Yosys; names are Lattice's, as in Yosys' `ecp5/cells_bb.v`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Bit = int | str
+"""The number of a net, or a constant: "0", "1" or "x"."""
+CONSTANTS = ("0", "1", "x")
+REGISTER, MULTIPLIER, MEMORY = "TRELLIS_FF", "MULT18X18D", "DP16KD"
+
+
+def is_plain(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell is a register that takes its input in each cycle."""
+    if cell["type"] != REGISTER:
+        return False
+    parameters, connections = cell["parameters"], cell["connections"]
+    return (
+        parameters.get("CEMUX", "1").strip() == "1"
+        and parameters.get("CLKMUX", "CLK") == "CLK"
+        and connections.get("LSR", ["0"]) == ["0"]
+        and connections.get("CE", ["1"])[0] in ("1", "x")
+    )
