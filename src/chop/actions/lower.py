@@ -22,7 +22,7 @@ from chop.statistics.intervals import Interval, wilson_of_share
 from chop.train.calibration import calibration_batches
 from chop.train.intervals import format_interval
 from chop.train.tasks import CLASSIFICATION
-from chop.workloads.workload import Workload, raise_to_graph
+from chop.workloads.workload import Workload, raise_for_integers
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -125,8 +125,7 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
         ConfigError: the model has no integer form.
     """
     announce(workload.title, "quantizing and lowering")
-    mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload, with_cache=False))
-    mg, _ = passes.fuse_rms_norm_transform_pass(mg)
+    mg = raise_for_integers(workload)
     number_format = parse_format_string(config.formats)
     quantized = quantize_after_training(
         mg, number_format, quantizable_operators(), workload, config.calibration_rows

@@ -21,6 +21,7 @@ from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS
+from chop.notices import warn_once
 from chop.train import (
     VALIDATION_SHARE,
     Metric,
@@ -363,6 +364,19 @@ def raise_to_graph(workload: Workload, *, with_cache: bool = True) -> MaseGraph:
     mg = MaseGraph(workload.model, hf_input_names=names, dummy_in=example)
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    return mg
+
+
+def raise_for_integers(workload: Workload) -> MaseGraph:
+    """The workload's model as a graph of operators that have integer forms, where it can be one.
+
+    It takes no cache, batch norms are folded, and RMSNorms that are written out are a module each;
+    one that is not is told with the reason.
+    """
+    mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload, with_cache=False))
+    mg, info = passes.fuse_rms_norm_transform_pass(mg)
+    for path, reason in info["skipped"].items():
+        warn_once(f"{path}: an RMSNorm that is written out has no integer form: {reason}.")
     return mg
 
 

@@ -19,6 +19,7 @@ from chop.actions.search.several import run_several
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.settings.search import PrecisionConfig
 from chop.config import parse
+from chop.data.points import toy
 from chop.errors import ConfigError, UnavailableError, VerificationError
 from chop.hardware.devices import parse_device
 from chop.hardware.estimate import DesignCost, Usage, design_cost
@@ -29,7 +30,7 @@ from chop.runs import read_manifest, start
 from chop.search import TrialRecord
 from chop.search.objective import constraints_of
 from chop.train import fit
-from chop.workloads.workload import Workload
+from chop.workloads.workload import Workload, raise_for_integers
 from tests.hardware.bench import TOOLS
 from tests.workloads import rows
 
@@ -117,6 +118,36 @@ def test_mixes_without_a_circuit_fail_and_the_search_goes_on(tmp_path, workload,
     lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
     labels = [row["formats"] for row in csv.DictReader(lines)]
     assert {"float", "8.mse"} <= set(labels) and blocks not in labels
+
+
+class Normed(nn.Module):
+    """Layers with an RMSNorm that is written out between, in another dtype if it is told so."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 8), nn.Module(), nn.Linear(8, 5)
+        self.norm.weight = nn.Parameter(torch.rand(8) + 0.5)
+        self.dtype = dtype
+
+    def forward(self, x):
+        x = self.up(x)
+        squares = x.to(self.dtype).pow(2).mean(-1, keepdim=True)
+        return self.down(self.norm.weight * (x * torch.rsqrt(squares + 1e-6)).to(x.dtype))
+
+
+def test_a_norm_that_is_written_out_has_a_circuit_in_a_search(tmp_path):
+    torch.manual_seed(0)
+    given = Workload.of(Normed(), *toy().values())
+    found = problem_of(settings(tmp_path, operators=("linear",)), given)
+    assert isinstance(found.layers.mg.model.norm, nn.RMSNorm)
+    assert found.costs_of(found.uniform("8.mse"))["lut"] > 0
+
+
+def test_why_a_norm_has_no_integer_form_is_told():
+    given = Workload.of(Normed(torch.float64), *toy().values())
+    forget_notices()
+    with pytest.warns(UserWarning, match=r"norm: an RMSNorm .*another dtype than"):
+        raise_for_integers(given)
 
 
 @pytest.mark.parametrize(

@@ -100,18 +100,15 @@ class FormatSettings:
         """The mixed-precision problem of a workload, measured on `rows`."""
         from chop.mixed_precision.problem import PrecisionProblem
         from chop.train import CAUSAL_LM
-        from chop.workloads.workload import raise_to_graph
+        from chop.workloads.workload import raise_for_integers, raise_to_graph
 
         own = self._of_problem()
         usual = OF_LANGUAGE_MODELS if workload.task.name == CAUSAL_LM else OF_OTHERS
-        mg, circuit = raise_to_graph(workload), self.circuit()
+        circuit = self.circuit()
+        mg = raise_to_graph(workload) if circuit is None else raise_for_integers(workload)
         if circuit is not None:  # a float bias has no circuit
             usual = {**usual, "bias": OF_OTHERS["bias"]}
         own |= {name: value for name, value in usual.items() if own[name] is None}
-        if circuit is not None:
-            from chop.passes import conv_bn_fusion_transform_pass
-
-            mg, _ = conv_bn_fusion_transform_pass(mg)
         return PrecisionProblem(
             mg,
             workload.train,
