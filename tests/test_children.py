@@ -93,7 +93,9 @@ def test_a_program_ends_as_it_would_alone(supervised, tmp_path):
 
     done = run("pwd; echo of errors >&2; exit 7")
     assert (done.stdout, done.stderr) == (f"{tmp_path}\n", "of errors\n") and done.returncode == 7
-    assert run("kill -TERM $$").returncode == -signal.SIGTERM
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        ended = run(f"kill -{number.value} $$")
+        assert (ended.returncode, ended.stderr) == (-number, "")
     with pytest.raises(FileNotFoundError, match="no-such-tool"):
         children.run(["no-such-tool"], supervised=supervised)
     with pytest.raises(subprocess.TimeoutExpired):

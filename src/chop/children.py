@@ -97,7 +97,8 @@ def _supervise(parent: int, command: Sequence[str]) -> int:
     end_with(parent, group=True)
     code = subprocess.call(command)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 

@@ -126,6 +126,13 @@ def test_products_are_estimated_by_the_widths_of_a_multiplier():
 
 
 @needs_tools
+@pytest.mark.parametrize("name", ["KILL", "TERM"])
+def test_a_tool_that_others_end_says_nothing_of_the_design(name):
+    with pytest.raises(UnavailableError, match=rf"^router was ended by SIG{name}, .*try again$"):
+        tools.run(["sh", "-c", f"kill -{name} $$"], None, 60, "router")
+    assert tools.run(["sh", "-c", "exit 3"], None, 60).returncode == 3
+
+
 def test_versions_are_numbers():
     found = tools.versions()
     assert list(found) == ["verilator", "iverilog", "yosys"]

@@ -192,7 +192,7 @@ def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[s
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
     command += ["--report", "report.json", f"--{router.netlist}", "routed.config"]
     # The sandbox of YoWASP sees its working folder.
-    done = run(command, work, PLACE_SECONDS)
+    done = run(command, work, PLACE_SECONDS, router.tool)
     if done.returncode or not (work / "report.json").is_file():
         raise ConfigError(f"the design does not fit {name}: {_reason(done.stdout + done.stderr)}")
     report = _summary(parse_json((work / "report.json").read_bytes()))

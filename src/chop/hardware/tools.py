@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ VERSIONS = {
 """By tool: the option that asks for its version, and where the answer has it."""
 INSTALL = "apt-get install --no-install-recommends verilator iverilog yosys"
 LINT_SECONDS = 300
+ENDED = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit statuses of what others have ended."""
 
 
 def version(tool: str) -> str | None:
@@ -97,7 +100,7 @@ def elaborate(sources: Sequence[Path], top: str, folder: Path) -> str:
 
 
 def run(
-    command: Sequence[str], folder: Path | None, seconds: float
+    command: Sequence[str], folder: Path | None, seconds: float, name: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a tool; what it prints is text, and its exit status is not looked at.
 
@@ -105,14 +108,21 @@ def run(
         command: path of the tool, and its arguments.
         folder: to run in; None for the working folder.
         seconds: time limit.
+        name: of the tool in messages; default, that of its program.
     Raises:
-        UnavailableError: it takes longer.
+        UnavailableError: it takes longer, or is ended from elsewhere, as for want of memory.
     """
+    name = name or Path(command[0]).name
     try:
-        return children.run(command, folder, seconds)
+        done = children.run(command, folder, seconds)
     except subprocess.TimeoutExpired:
-        name = Path(command[0]).name
         raise UnavailableError(f"{name} takes longer than {seconds:g} seconds") from None
+    if done.returncode in ENDED:
+        raise UnavailableError(
+            f"{name} was ended by {signal.Signals(-done.returncode).name}, perhaps for want of "
+            "memory: what it found is lost; try again"
+        )
+    return done
 
 
 def read_command(sources: Sequence[Path], option: str = "-defer") -> str:
