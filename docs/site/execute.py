@@ -78,8 +78,8 @@ def _run_all(notebooks: Mapping[str, Notebook]) -> Iterator[Notebook | str]:
     """Each in a process of its own, forked from one that has imported the libraries."""
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([*PRELOADED])
-    os.environ |= {"COLUMNS": COLUMNS, "OMP_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(PROCESSES, forks, max_tasks_per_child=1) as pool:
+    pool = ProcessPoolExecutor(PROCESSES, forks, max_tasks_per_child=1)
+    with _environment({"COLUMNS": COLUMNS, "OMP_NUM_THREADS": "1"}), pool:
         runs = [pool.submit(run, name, notebook) for name, notebook in notebooks.items()]
         for name, found in zip(notebooks, runs, strict=True):
             result, problem = found.result()
@@ -87,6 +87,17 @@ def _run_all(notebooks: Mapping[str, Notebook]) -> Iterator[Notebook | str]:
                 pool.shutdown(cancel_futures=True)
                 raise SystemExit(f"{name}: {problem}")
             yield result
+
+
+@contextlib.contextmanager
+def _environment(own: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ |= own
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
 
 
 def run(name: str, notebook: Notebook) -> tuple[Notebook | str, str]:

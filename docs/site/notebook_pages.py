@@ -66,7 +66,9 @@ def _parts(cell: dict[str, Any], name: str, figures: dict[str, str | bytes]) -> 
 
 def _printed(text: str) -> str:
     lines = len(text.splitlines())
-    shown = f"```{{code-block}} text\n:class: output\n\n{text.rstrip()}\n```"
+    # Longer than any of the text's own, which would end the block.
+    fence = "`" * max([3, *(1 + len(each) for each in re.findall("`+", text))])
+    shown = f"{fence}{{code-block}} text\n:class: output\n\n{text.rstrip()}\n{fence}"
     if lines <= LONGEST_OUTPUT:
         return shown
     return f"<details>\n<summary>{lines} lines are printed</summary>\n\n{shown}\n\n</details>"

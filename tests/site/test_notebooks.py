@@ -212,3 +212,10 @@ def test_every_notebook_runs(script):
         kinds = {kind for each in cell["outputs"] for kind in each["data"]}
         assert kinds & {*notebook_pages.SUFFIX}, cell["source"]
     assert any(cell["outputs"] for cell in cells)
+
+
+def test_backticks_of_an_output_do_not_end_its_block():
+    output = {"output_type": "stream", "name": "stdout", "text": "a\n```\n````b"}
+    cell = {"cell_type": "code", "source": "1", "outputs": [output]}
+    _, shown = notebook_pages._parts(cell, "n", {})
+    assert shown.startswith("`````{code-block} text") and shown.endswith("\n````b\n`````")
