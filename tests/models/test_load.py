@@ -96,6 +96,9 @@ def test_bad_names_are_one_sentence_and_quick(tmp_path):
     assert time.perf_counter() - start < 10
     with pytest.raises(ConfigError, match=r"holds no model: expected a config\.json"):
         load_model(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match="the run in it saved none, or did not end; expected"):
+        load_model(tmp_path)
     with pytest.raises(UnavailableError, match="'no such thing': a model not found"):
         load_model("no such thing")
     (tmp_path / "config.json").write_text('{"model_type": "brt"}')

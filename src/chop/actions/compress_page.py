@@ -187,9 +187,10 @@ def input_histograms(
     }
     read = _read_by(mg, {layer: modules[layer] for layer in formats}, batch) if formats else {}
     panels = [_counted(layer, x, formats[layer]) for layer, x in read.items()]
+    count = len(next(iter(batch.values())))
     title = (
-        f"Inputs of the same layers, of {len(next(iter(batch.values())))} training rows, above the "
-        "values that they are rounded to"
+        f"Inputs of the same layers in their last call, of {count} training "
+        f"row{'s' * (count > 1)}, above the values that they are rounded to"
     )
     return Histograms(title, tuple(panel for panel in panels if panel is not None))
 
@@ -198,7 +199,7 @@ def input_histograms(
 def _read_by(
     mg: MaseGraph, modules: Mapping[str, nn.Module], batch: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The first input of each module, of those that are called."""
+    """The first input of each module that is called, of its last call."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(layer: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:

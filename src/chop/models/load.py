@@ -29,6 +29,7 @@ from chop.ir.huggingface.layers import check_layers, spare_layers
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.own import build_own, is_own
 from chop.models.places import place_of
+from chop.runs import MANIFEST
 
 if TYPE_CHECKING:
     from torch import nn
@@ -202,7 +203,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             "Hugging Face model."
         )
     if is_folder and not (Path(name) / "config.json").is_file():
-        raise ConfigError(f"folder '{name}' holds no model: expected a config.json in it.")
+        saved = "the run in it saved none, or did not end; " * (Path(name) / MANIFEST).is_file()
+        raise ConfigError(f"folder '{name}' holds no model: {saved}expected a config.json in it.")
     if is_folder:
         check_config(Path(name))
     labels = {} if num_labels is None else {"num_labels": num_labels}
