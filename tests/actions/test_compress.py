@@ -3,8 +3,6 @@ import errno
 import json
 import math
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from chop import MaseGraph, passes
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress, measure
 from chop.actions.compress_table import Row
-from chop.actions.doctor import OK, examine
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.formats import parse_format_string
 from chop.report.document import read_document
@@ -443,27 +440,6 @@ def test_models_and_data_that_do_not_fit_are_named(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [MANIFEST]
     manifest = read_manifest(tmp_path)
     assert manifest.state == "failed" and "none of the operators conv2d" in manifest.error
-
-
-def test_doctor_finds_what_is_here():
-    findings = {finding.what: finding for finding in examine()}
-    assert findings["torch"].detail == torch.__version__
-    assert findings["python"].state == findings["import chop"].state == OK
-    assert not any(finding.is_fatal for finding in findings.values())
-    assert "pip install -e '.[onnx]'" in findings["onnx"].detail or findings["onnx"].state == OK
-
-
-@pytest.mark.long
-def test_doctor_sees_a_package_that_shadows_chop(tmp_path):
-    other = tmp_path / "chop"
-    other.mkdir()
-    (other / "__init__.py").write_text("")
-    code = (
-        f"import sys, chop.actions.doctor as d; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "print([f.detail for f in d.examine() if f.what == 'import chop' and f.is_fatal])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "shadows" in run.stdout
 
 
 def test_pruned_layers_in_float_are_not_counted_as_quantized():

@@ -12,23 +12,17 @@ from chop.hardware.port import Port
 from chop.nn.integer import (
     Edge,
     Grid,
-    IntegerLayerNorm,
     IntegerLinear,
     IntegerMatmul,
-    IntegerOptions,
-    IntegerSoftmax,
     Requantize,
 )
-from chop.nn.integer.mask import KeptKeys
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
 from tests.hardware.faults import check_fault_is_found
 from tests.hardware.test_block_linear import block_layer
 from tests.hardware.test_conv import convolution
 from tests.hardware.test_linear import EDGE, layer, sign_layer
 from tests.hardware.test_lookup import table
-from tests.hardware.test_norm import norm
 from tests.hardware.test_pool import image
-from tests.hardware.test_softmax import HEAD_BY_HEAD, mask_of
 
 pytestmark = needs_tools
 
@@ -64,22 +58,8 @@ def check_wide(folder):
     check(Requantize(edge, Grid(1.0, -(2**15), 2**15 - 1)), drawn(edge, 20), fold=20)
 
 
-def check_softmax(folder):
-    check(IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 4, 7))
-
-
-def check_short_softmax(folder):
-    check(IntegerSoftmax(EDGE, 2, -1, IntegerOptions()), drawn(EDGE, 20, 2))
-
-
 def check_embedding(folder):
     check(table(9, 4), drawn(Edge.of(1.0, 0, 8), 5), fold=10)
-
-
-def check_masked_softmax(folder):
-    scores = drawn(EDGE, 2, 5, 7, samples=6, positions=HEAD_BY_HEAD)
-    operator, kept = IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), KeptKeys(5, 7, True)
-    check(operator, scores, mask_of(7), kept=kept, profiles=("none", "uniform", "bursts"))
 
 
 def check_block_linear(folder):
@@ -103,15 +83,6 @@ def check_ternary(folder):
 
 def check_signs(folder):
     check(*sign_layer(4, 6, 0), fold=36)
-
-
-def check_norm(folder):
-    check(norm(IntegerLayerNorm, EDGE, (6,)), drawn(EDGE, 4, 6), fold=12)
-
-
-def check_short_norm(folder):
-    """More rows wait in the FIFO than the root takes."""
-    check(norm(IntegerLayerNorm, EDGE, (2,)), drawn(EDGE, 20, 2), fold=40)
 
 
 def check_matmul(folder):
@@ -233,48 +204,6 @@ MUTANTS |= {
         "node_q <= '0;",
         check_odd_lanes,
     ),
-    "softmax_sum_kept": (
-        "chop_softmax",
-        "(is_first_q ? '0 : partial_q)",
-        "partial_q",
-        check_softmax,
-    ),
-    "sum_of_softmax_overwritten": (
-        "chop_softmax",
-        "!(is_last && is_row_taken_q)",
-        "1'b1",
-        check_short_softmax,
-    ),
-    "maximum_lost": (
-        "chop_softmax",
-        "(!is_load_last || maxima_ready)",
-        "1'b1",
-        check_short_softmax,
-    ),
-    "norm_sum_kept": (
-        "chop_layer_norm",
-        "(is_first_q ? '0 : partial_sum_q)",
-        "partial_sum_q",
-        check_norm,
-    ),
-    "row_overwritten": (
-        "chop_layer_norm",
-        "!(is_last_in && is_row_taken_q)",
-        "1'b1",
-        check_short_norm,
-    ),
-    "triple_root_lost": (
-        "chop_isqrt",
-        "(is_odd ? triple_q + TRIPLE_W'(1) : triple_q)",
-        "triple_q",
-        check_norm,
-    ),
-    "triple_divisor_lost": (
-        "chop_reciprocal",
-        "is_two ? !difference_3",
-        "is_two ? !difference_2",
-        check_norm,
-    ),
     "rows_counted_too_early": (
         "chop_window",
         "? spare_q + came - needed_q",
@@ -319,42 +248,6 @@ MUTANTS |= {
         ".en_i(moves)",
         ".en_i(1'b1)",
         check_embedding,
-    ),
-    "hidden_is_the_smallest": (
-        "chop_masked_softmax",
-        ": IN_W'(HIDDEN);",
-        ": IN_W'(HIDDEN + TABLE_DEPTH / 2);",
-        check_masked_softmax,
-    ),
-    "mask_slips": (
-        "chop_masked_softmax",
-        "is_mask_ready && has_mask",
-        "has_mask",
-        check_masked_softmax,
-    ),
-    "hidden_rows_stay": (
-        "chop_masked_softmax",
-        "kept ? result : '0",
-        "result",
-        check_masked_softmax,
-    ),
-    "not_causal": (
-        "chop_masked_softmax",
-        "key_q <= query_q",
-        "1'b1",
-        check_masked_softmax,
-    ),
-    "queries_go_on": (
-        "chop_masked_softmax",
-        "(query_q == COUNT_W'(QUERIES - 1)) ? '0 :",
-        "",
-        check_masked_softmax,
-    ),
-    "kept_slips": (
-        "chop_masked_softmax",
-        "(code_valid_q && softmax_ready)",
-        "(code_valid_q)",
-        check_masked_softmax,
     ),
 }
 
@@ -482,7 +375,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 22
+    assert len(checks) == 17
     for run in checks:
         run(RTL)
 
