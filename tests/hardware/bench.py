@@ -64,14 +64,14 @@ def drawn(edge, *shape, samples=5, seed=0, lanes=1, positions=None) -> Driven:
 
 
 def check(
-    operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None, kept=None
+    operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None, kept=None, is_soft=False
 ) -> ComponentPlan:
     """Asserts that the circuit of an operator computes what the operator computes, in its time.
 
     The cycles between samples without stalls are the plan's; the rest is that of `simulate`.
     """
     plan, runs = simulate(
-        operator, *inputs, fold=fold, profiles=profiles, samples=samples, kept=kept
+        operator, *inputs, fold=fold, profiles=profiles, samples=samples, kept=kept, is_soft=is_soft
     )
     left = runs["none"].left["data_out_0"] if "none" in runs else []
     if len(left) > 1:
@@ -80,7 +80,7 @@ def check(
 
 
 def simulate(
-    operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None, kept=None
+    operator, *inputs: Driven, fold=1, profiles=PROFILES, samples=None, kept=None, is_soft=False
 ) -> tuple[ComponentPlan, dict[str, BenchRun]]:
     """Asserts that the circuit of an operator computes what the operator computes.
 
@@ -94,10 +94,11 @@ def simulate(
         profiles: of stalls.
         samples: how many; needed where there are no inputs.
         kept: how the last input, (1, 1, keys), becomes the mask of a softmax.
+        is_soft: as in `Site`.
     Returns: the plan, and the runs by profile.
     """
     component = COMPONENTS[type(operator)]
-    plan = component.plan(Site(operator, [stream for stream, _ in inputs], fold, kept))
+    plan = component.plan(Site(operator, [stream for stream, _ in inputs], fold, kept, is_soft))
     given = [codes for _, codes in inputs]
     given = given if kept is None else [*given[:-1], kept(given[-1].flatten(1))]
     expected = operator(*given)

@@ -19,7 +19,9 @@ from chop.hardware.devices import DEVICES, ECP5, RESOURCES, XC7, Device, parse_d
 from chop.hardware.emit import emit
 from chop.hardware.emitted import check_emitted, read_folds
 from chop.hardware.estimate import design_usage, plan_usage
-from chop.hardware.fold import Foldable, Program, excess, fold_for
+from chop.hardware.fold import excess, fold_for
+from chop.hardware.fold_program import OUT_OF_TIME, Program
+from chop.hardware.foldable import Foldable
 from chop.hardware.integer_form import integer_form
 from chop.hardware.logic import FORMULAS
 from chop.hardware.plan import RTL, Site
@@ -72,9 +74,9 @@ def device(**counts):
     return Device("own", **({"lut": 10**6, "ff": 10**6, "dsp": 10**3, "bram": 10**3} | counts))
 
 
-def brute_force(graph, interval):
+def brute_force(graph, interval, may_be_soft):
     """The least cost of the program by trying every choice."""
-    program, best = Program(graph, interval), None
+    program, best = Program(graph, interval, may_be_soft), None
     budget = [getattr(graph.device, name) for name in RESOURCES]
     for chosen in itertools.product(*program.options):
         total = sum(
@@ -97,9 +99,9 @@ def brute_force(graph, interval):
     return best
 
 
-def cost_of(graph, interval, folds):
-    program = Program(graph, interval)
-    options = [graph.option(part, folds[part.node]) for part in graph.nodes]
+def cost_of(program, chosen):
+    graph = program.graph
+    options = [chosen[part.node] for part in graph.nodes]
     total = [sum(x) for x in zip(*(o.usage for o in options), strict=True)]
     for e in program.edges:
         link = program.link_usage(e, options[e.producer].sends, options[e.reader].reads[e.place])
@@ -110,15 +112,15 @@ def cost_of(graph, interval, folds):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("interval", [6, 24])
 @pytest.mark.parametrize("counts", [{}, {"dsp": 6}, {"lut": 700}], ids=["large", "dsp", "lut"])
-def test_the_program_finds_what_trying_every_choice_finds(name, interval, counts):
+@pytest.mark.parametrize("may_be_soft", [False, True])
+def test_the_program_finds_what_trying_every_choice_finds(name, interval, counts, may_be_soft):
     graph = Foldable(integers(name), device(**counts))
-    expected = brute_force(graph, interval) if all(Program(graph, interval).options) else None
-    folds = Program(graph, interval).solve(
-        tuple(getattr(graph.device, resource) for resource in RESOURCES)
-    )
-    assert (folds is None) == (expected is None)
+    program = Program(graph, interval, may_be_soft)
+    expected = brute_force(graph, interval, may_be_soft) if all(program.options) else None
+    chosen = program.solve(tuple(getattr(graph.device, resource) for resource in RESOURCES))
+    assert (chosen is None) == (expected is None)
     if expected is not None:
-        assert cost_of(graph, interval, folds) == pytest.approx(expected, rel=1e-6)
+        assert cost_of(program, chosen) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -127,7 +129,7 @@ def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, ds
     mg, own = integers(name), device(dsp=dsp)
     found = fold_for(mg, own)
     assert not excess(found.usage, own)
-    design = emit(mg, found.fold, folds=found.folds)
+    design = emit(mg, found.fold, folds=found.folds, soft=found.soft)
     assert design.interval == found.interval
     for uniform in (1, 2, 3, 4, 6, 8, 12, 24):
         made = emit(mg, uniform)
@@ -135,11 +137,33 @@ def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, ds
             assert found.interval <= 1.02 * made.interval + 1
 
 
+@pytest.mark.parametrize(("name", "dsp"), [("chain", 14), ("residual", 9), ("image", 1)])
+def test_products_beyond_the_multipliers_are_made_of_lookup_tables(name, dsp):
+    mg, own = integers(name), device(dsp=dsp)
+    found = fold_for(mg, own)
+    assert found.soft and not excess(found.usage, own)
+    assert found.interval == fold_for(mg, device()).interval
+    made = emit(mg, found.fold, folds=found.folds, soft=found.soft)
+    assert made.interval == found.interval
+    assert design_usage(made.netlist, made.connections, own.family) == found.usage
+    soft = {part.node for part in made.netlist.instances if part.plan.resources.is_soft}
+    assert soft == found.soft and (found.usage.dsp > 0) == (name != "image")
+
+
+def test_products_of_lookup_tables_leave_room_to_the_router():
+    """More of them would be faster, and fill the device."""
+    mg = integers("chain")
+    small, large = device(dsp=2, lut=1600), device(dsp=2)
+    found = fold_for(mg, small)
+    assert found.interval > fold_for(mg, large).interval
+    assert not found.soft or found.usage.lut <= fold.ROUTABLE * small.lut
+
+
 def test_attention_with_a_mask_is_folded():
     mg, own = lowered()[0], device(lut=12_000, dsp=50)
     found = fold_for(mg, own)
     assert not excess(found.usage, own) and found.interval < emit(mg, 2**62).interval
-    design = emit(mg, found.fold, folds=found.folds)
+    design = emit(mg, found.fold, folds=found.folds, soft=found.soft)
     assert "chop_masked_softmax" in {part.module for part in design.netlist.instances}
     assert design.interval == found.interval
     assert design_usage(design.netlist, design.connections, own.family) == found.usage
@@ -159,7 +183,7 @@ def test_a_device_without_multipliers_makes_products_of_lookup_tables():
     own = parse_device("lut=20000,dsp=0,bram=50")
     assert own.family == replace(XC7, dsp_width=0) == CircuitSettings(device=own).family
     found = fold_for(mg, own)
-    made = emit(mg, found.fold, folds=found.folds)
+    made = emit(mg, found.fold, folds=found.folds, soft=found.soft)
     with_some = design_usage(made.netlist, made.connections, XC7)
     assert found.usage.dsp == 0 < with_some.dsp and found.usage.lut > with_some.lut
     assert found.interval == fold_for(mg, device()).interval
@@ -231,7 +255,11 @@ def test_an_emitted_circuit_keeps_its_folds(tmp_path):
     taken = {row["resource"]: row["estimated"] for row in found["device"]}
     assert taken["dsp"] <= 9 and "Estimated for" in (tmp_path / "out" / "report.md").read_text()
     assert len(check_emitted(tmp_path / "out")) == 4
-    write_json(tmp_path / "out" / "folds.json", {"fold": 0, "folds": {}})
+    folds = tmp_path / "out" / "folds.json"
+    write_json(folds, {"fold": 1, "folds": {"a": 1}, "soft": ["b"]})
+    with pytest.raises(VerificationError, match=r"soft nodes without cycles: \['b'\]"):
+        read_folds(tmp_path / "out")
+    write_json(folds, {"fold": 0, "folds": {}})
     with pytest.raises(VerificationError, match="folds.json"):
         check_emitted(tmp_path / "out")
     with pytest.raises(VerificationError, match="something else than numbers of cycles"):
@@ -263,7 +291,7 @@ def test_a_layer_without_multipliers_takes_an_adder_for_each_weight():
 
 def test_intervals_that_were_not_decided_in_time_are_told(monkeypatch):
     class Late:
-        x, status = None, fold.OUT_OF_TIME
+        x, status = None, OUT_OF_TIME
 
     mg = integers("chain")
     decided = fold_for(mg, DEVICES["ecp5-85"])

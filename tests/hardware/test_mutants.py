@@ -31,6 +31,11 @@ def check_linear(folder):
     check(layer(4, 6), drawn(EDGE, 3, 6), fold=36)
 
 
+def check_soft(folder):
+    check(layer(4, 6), drawn(EDGE, 3, 6), fold=36, is_soft=True)
+    check(layer(4, 6, weights=(-16, 15)), drawn(EDGE, 3, 6), fold=36, is_soft=True)
+
+
 def check_odd_lanes(folder):
     check(layer(4, 3, weights=(-1, 1)), drawn(EDGE, 3, 3), fold=3)
 
@@ -366,6 +371,16 @@ MUTANTS |= {
 }
 
 
+SOFT = "chop_multiplier"
+MUTANTS |= {
+    "sign_added": (SOFT, "- HIGH_W'(upper)", "+ HIGH_W'(upper)", check_soft),
+    "low_bit_lost": (SOFT, "{high, row[0]}", "{high, 1'b0}", check_soft),
+    "odd_sign_added": (SOFT, "-(HIGH_W'(row))", "HIGH_W'(row)", check_soft),
+    "rows_in_one_place": (SOFT, ">>> HALF", ">>> 1", check_soft),
+    "product_too_early": ("chop_matvec", "(SOFT > 1 ? SOFT : 1)", "1", check_soft),
+}
+
+
 @pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
 @pytest.mark.sampled(1)
 def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
@@ -375,7 +390,7 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 17
+    assert len(checks) == 18
     for run in checks:
         run(RTL)
 

@@ -29,7 +29,8 @@ from chop.hardware.emitted import (
     write_folds,
 )
 from chop.hardware.estimate import ESTIMATED
-from chop.hardware.fold import Folding, fold_for
+from chop.hardware.fold import fold_for
+from chop.hardware.foldable import Folding
 from chop.hardware.place import check_device, place
 from chop.hardware.project import project_of
 from chop.hardware.synth import RESOURCES, synthesize
@@ -118,7 +119,9 @@ def _emit(
         if folding is None:
             design = emit_design(lowering.integer, config.fold)
         else:
-            design = emit_design(lowering.integer, folding.fold, folds=folding.folds)
+            design = emit_design(
+                lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft
+            )
         project, codes = project_of(design), _write(design, lowering, folder)
     found = verify(
         folder, project, codes, checks(lowering.rows, config.icarus_samples, config.seed)

@@ -59,6 +59,8 @@ class Family:
         input_registers: of each factor that a multiplier takes; it takes that of the product, too.
             Those of ECP5 `chop.hardware.absorb` finds, where they have no enable.
         added: of sums of two products, the share that multipliers add up themselves, on average.
+        soft_gates: lookup tables for each bit of the rows of a product of them, `soft_parts`: those
+            that no sum takes in.
         absorbs_words: block memories take the register behind the word that is read, as
             `chop.hardware.absorb` finds it.
     """
@@ -73,6 +75,7 @@ class Family:
     logic: float
     input_registers: int
     added: float
+    soft_gates: float
     absorbs_words: bool
 
     @property
@@ -92,6 +95,7 @@ XC7 = Family(
     0.55,
     2,
     0.5,
+    0.5,
     False,
 )
 """7-series of Xilinx; block memories are those of 18 Kbit."""
@@ -106,10 +110,22 @@ ECP5 = Family(
     1.6,
     1,
     0.0,
+    1.0,
     True,
 )
 ICE40 = Family(
-    0, 0, MappingProxyType({2: 2048, 4: 1024, 8: 512, 16: 256}), 1024, 0, 16, (), 1.6, 0, 0.0, False
+    0,
+    0,
+    MappingProxyType({2: 2048, 4: 1024, 8: 512, 16: 256}),
+    1024,
+    0,
+    16,
+    (),
+    1.6,
+    0,
+    0.0,
+    1.0,
+    False,
 )
 """HX and LP: without multipliers."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from chop.errors import ConfigError
 from chop.hardware.design import Design, design_of
@@ -18,7 +18,11 @@ UNFOLDED = 2**62
 
 
 def emit(
-    mg: MaseGraph, fold: int = 0, top: str = TOP, folds: Mapping[str, int] | None = None
+    mg: MaseGraph,
+    fold: int = 0,
+    top: str = TOP,
+    folds: Mapping[str, int] | None = None,
+    soft: Collection[str] = (),
 ) -> Design:
     """The circuit of a graph.
 
@@ -27,13 +31,14 @@ def emit(
         fold: see `chop.hardware.settings.EmitSettings`.
         top: name of the top module.
         folds: the same of single nodes, by name, as `chop.hardware.fold` chooses them.
+        soft: names of those of them whose products are made of lookup tables.
     Raises:
         ConfigError: it has no integer form, operators have no circuit, or the fold is below 0.
     """
     if fold < 0:
         raise ConfigError(f"fold: expected 0 or more cycles, got {fold}.")
     integer = integer_form(mg)
-    return design_of(netlist(integer, fold or default_fold(integer), folds), top)
+    return design_of(netlist(integer, fold or default_fold(integer), folds, soft), top)
 
 
 def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:

@@ -19,7 +19,7 @@ from chop.files.temporary import owner_mark, remove_orphans
 from chop.hardware.design import Design
 from chop.hardware.emit import UNFOLDED
 from chop.hardware.emit import emit as emit_design
-from chop.hardware.fold import Folding
+from chop.hardware.foldable import Folding
 from chop.hardware.harness import verilate
 from chop.hardware.project import DESIGN, Project, project_of, write_design
 from chop.hardware.testbench import VECTORS, testbench_files
@@ -138,13 +138,13 @@ def _circuit_files(folder: Path) -> set[str]:
 
 
 def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Design:
-    fold, folds = manifest.settings.get("fold"), None
+    fold, folds, soft = manifest.settings.get("fold"), None, frozenset[str]()
     if not isinstance(fold, int):
         raise VerificationError(f"the manifest of '{folder}' has no number of cycles, 'fold'.")
     try:
         if manifest.settings.get("device"):
-            fold, folds = read_folds(folder)
-        return emit_design(mg, fold, folds=folds)
+            fold, folds, soft = read_folds(folder)
+        return emit_design(mg, fold, folds=folds, soft=soft)
     except ChopError as error:
         raise VerificationError(f"the model of '{folder}' has no circuit: {error}") from None
 
@@ -155,11 +155,13 @@ def write_folds(folding: Folding, folder: Path) -> None:
     Raises:
         WriteError: the disk is full or read-only.
     """
-    write_json(folder / FOLDS, {"fold": folding.fold, "folds": dict(folding.folds)})
+    folds = {"fold": folding.fold, "folds": dict(folding.folds), "soft": sorted(folding.soft)}
+    write_json(folder / FOLDS, folds)
 
 
-def read_folds(folder: Path) -> tuple[int, dict[str, int]]:
-    """Cycles of nodes without a choice, and by name those of the others, of `FOLDS`.
+def read_folds(folder: Path) -> tuple[int, dict[str, int], frozenset[str]]:
+    """Of `FOLDS`: cycles of nodes without a choice, by name those of the others, and the names of
+    nodes whose products are made of lookup tables.
 
     Raises:
         VerificationError: it cannot be read, or has something else than cycles.
@@ -167,12 +169,17 @@ def read_folds(folder: Path) -> tuple[int, dict[str, int]]:
     try:
         found = read_json(folder / FOLDS)
         fold, folds = found["fold"], found["folds"]
+        soft = frozenset(found.get("soft", ()))
         numbers = [fold, *folds.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise VerificationError(f"'{folder / FOLDS}' cannot be read: {error}") from None
     if not all(isinstance(number, int) and 0 < number <= UNFOLDED for number in numbers):
         raise VerificationError(f"'{folder / FOLDS}' has something else than numbers of cycles.")
-    return fold, folds
+    if not soft <= folds.keys():
+        raise VerificationError(
+            f"'{folder / FOLDS}' has soft nodes without cycles: {sorted(soft - folds.keys())}."
+        )
+    return fold, folds, soft
 
 
 def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:

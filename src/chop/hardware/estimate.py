@@ -15,8 +15,8 @@ from chop.hardware.connect import Connections, connect
 from chop.hardware.devices import XC7, Family, SmallRam
 from chop.hardware.logic import logic_of
 from chop.hardware.netlist import Instance, Netlist, netlist
-from chop.hardware.plan import ComponentPlan, Memory
-from chop.hardware.products import cut
+from chop.hardware.plan import ComponentPlan, Memory, Resources
+from chop.hardware.products import cut, soft_parts
 from chop.ir.graph import MaseGraph
 
 ESTIMATED = (
@@ -145,19 +145,30 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
         plan: of the instance.
         family: of the device.
     """
-    total, has_multipliers = Usage(), False
-    for (a, b), count in plan.resources.parts:
-        blocks = dsp_blocks(a, b, family)
-        has_multipliers |= blocks > 0
-        soft = 0.0 if blocks else SOFT_PRODUCT * max(min(a, b) - 1, 1) * (a + b)
-        # That of the product, and that of a weight ahead of it.
-        register = 0 if blocks else a + 2 * b
-        total = total.plus(Usage(soft * count, register * count, blocks * count))
+    total = _products(plan.resources, family)
+    has_multipliers = total.dsp > 0
     for name, memory in plan.memories.items():
         feeds = has_multipliers and name == WEIGHTS
         each = _memory_usage(memory, family, feeds and family.input_registers > 1)
         total = total.plus(Usage(*(memory.copies * number for number in each)))
     return total.plus(module_usage(module, plan.parameters, family, has_multipliers))
+
+
+def _products(resources: Resources, family: Family) -> Usage:
+    """Products, and the registers of weights ahead of those that no multiplier makes."""
+    total = Usage()
+    if resources.is_soft:
+        for (a, b), count in resources.multipliers.items():
+            parts = soft_parts(a, b)
+            luts = parts.sums + family.soft_gates * parts.gates
+            total = total.plus(Usage(luts * count, (parts.registers + b) * count))
+        return total
+    for (a, b), count in resources.parts:
+        blocks = dsp_blocks(a, b, family)
+        soft = 0.0 if blocks else SOFT_PRODUCT * max(min(a, b) - 1, 1) * (a + b)
+        register = 0 if blocks else a + 2 * b
+        total = total.plus(Usage(soft * count, register * count, blocks * count))
+    return total
 
 
 def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:

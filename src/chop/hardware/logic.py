@@ -50,12 +50,13 @@ def logic_of(module: str, parameters: Parameters) -> Logic:
 
 
 def _matvec(
-    inputs: int, outputs: int, beats: int, groups: int, widths: tuple[int, int, int]
+    inputs: int, outputs: int, beats: int, groups: int, widths: tuple[int, int, int], soft: int
 ) -> Logic:
-    """`widths`: of a code, of a weight and of a sum."""
+    """`widths`: of a code, of a weight and of a sum; `soft`: SOFT of `chop_multiplier`."""
     code, weight, total = widths
     tree = tree_logic(inputs, min(code + weight, total), total)
-    rows = rows_logic(inputs * code, beats, groups, 4 + (inputs - 1).bit_length())
+    stages = 3 + max(soft, 1) + (inputs - 1).bit_length()
+    rows = rows_logic(inputs * code, beats, groups, stages)
     return rows.plus(sums_logic(outputs, tree, total))
 
 
@@ -71,8 +72,8 @@ def _results(p: Parameters, latency: int) -> Logic:
 def _linear(p: Parameters) -> Logic:
     beats, groups = p["IN_FEATURES"] // p["IN_LANES"], p["OUT_FEATURES"] // p["OUT_LANES"]
     widths = p["IN_W"], p["WEIGHT_W"], max(p["OUT_W"] - p["SHIFT"], 1)
-    vector = _matvec(p["IN_LANES"], p["OUT_LANES"], beats, groups, widths)
-    return vector.plus(_results(p, 5))
+    vector = _matvec(p["IN_LANES"], p["OUT_LANES"], beats, groups, widths, p["SOFT"])
+    return vector.plus(_results(p, 4 + max(p["SOFT"], 1)))
 
 
 def _block_linear(p: Parameters) -> Logic:
@@ -148,9 +149,9 @@ def _matmul(p: Parameters) -> Logic:
     inputs, outputs = (p["LANES"], 1) if p["TRANSPOSED"] else (1, p["LANES"])
     beats, groups = p["IN_FEATURES"] // inputs, p["OUT_FEATURES"] // outputs
     widths = p["IN_0_W"], p["IN_1_W"], p["OUT_W"]
-    vector = _matvec(inputs, outputs, beats, groups, widths)
+    vector = _matvec(inputs, outputs, beats, groups, widths, p["SOFT"])
     words, bits = 2 * p["HEADS"] * beats * groups, p["LANES"] * p["IN_1_W"]
-    latency = beats + 4 + (inputs - 1).bit_length()
+    latency = beats + 3 + max(p["SOFT"], 1) + (inputs - 1).bit_length()
     counts = 4 * count_bits(words) + count_bits(p["ROWS"])
     # A block memory or a multiplier takes the second register behind the word that is read.
     own = Logic(3.5 * counts + 12, counts + 4, ((words, bits),))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
@@ -19,6 +18,7 @@ from chop.hardware.indices import index_edge
 from chop.hardware.lanes import divisors, fewest_lanes
 from chop.hardware.plan import RTL, ComponentPlan, Site
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
+from chop.hardware.signals import signal_names
 from chop.hardware.stream import Stream
 from chop.hardware.values import Fixed, Kept, Wire, moved, mover
 from chop.ir.graph import MaseGraph
@@ -30,11 +30,6 @@ Value = Wire | Fixed
 WHERE = "hardware"
 ENCODERS = Encode | EncodeBlocks
 """What the host computes ahead of a circuit."""
-TAKEN = re.compile(
-    r"(clk|violated|FOLDER|(.*_)?(in|out|branch|fork|constant|part|buffer|upsize|downsize|data|valid|ready"
-    r"|i|o)(_\d+)*)"
-)
-"""Names that the signals of others could have: all are made of a node's name and such an end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +120,12 @@ class Netlist:
         )
 
 
-def netlist(mg: MaseGraph, fold: int, folds: Mapping[str, int] | None = None) -> Netlist:
+def netlist(
+    mg: MaseGraph,
+    fold: int,
+    folds: Mapping[str, int] | None = None,
+    soft: Collection[str] = (),
+) -> Netlist:
     """The circuit of an integer graph.
 
     Args:
@@ -133,35 +133,18 @@ def netlist(mg: MaseGraph, fold: int, folds: Mapping[str, int] | None = None) ->
         fold: most cycles that an operator may take for a sample.
         folds: the same of single nodes, by name; the lanes of these do not depend on those of their
             producers.
+        soft: names of those of them whose products are made of lookup tables.
     Raises:
         ConfigError: operators, or the order in which their codes travel, have no circuit.
     """
-    return _Builder(mg, fold, folds or {}).run()
-
-
-def signal_names(nodes: Sequence[str]) -> dict[str, str]:
-    """A name of its own in SystemVerilog for each node: no name made of another one meets it.
-
-    Verilator writes double underscores in its own way.
-
-    >>> signal_names(["fc", "fc_in_0", "a__b", "a_b"])
-    {'fc': 'fc', 'fc_in_0': 'fc_in_0_node', 'a__b': 'a_b', 'a_b': 'a_b_2'}
-    """
-    found: dict[str, str] = {}
-    for node in nodes:
-        plain = re.sub("_+", "_", re.sub(r"[^A-Za-z0-9]", "_", node)).strip("_") or "node"
-        plain = f"n{plain}" if plain[0].isdigit() else plain
-        plain = f"{plain}_node" if TAKEN.fullmatch(plain) else plain
-        name, number = plain, 2
-        while name in found.values():
-            name, number = f"{plain}_{number}", number + 1
-        found[node] = name
-    return found
+    return _Builder(mg, fold, folds or {}, soft).run()
 
 
 class _Builder:
-    def __init__(self, mg: MaseGraph, fold: int, folds: Mapping[str, int]) -> None:
-        self.mg, self.fold, self.folds = mg, fold, folds
+    def __init__(
+        self, mg: MaseGraph, fold: int, folds: Mapping[str, int], soft: Collection[str]
+    ) -> None:
+        self.mg, self.fold, self.folds, self.soft = mg, fold, folds, soft
         self.names = signal_names([node.name for node in mg.nodes])
         self.values: dict[fx.Node, Value] = {}
         self.masks: dict[fx.Node, Kept] = {}
@@ -283,7 +266,7 @@ class _Builder:
         kept = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
         site = Site(operator, [wire.stream for wire in streams], self.fold, kept)
         if node.name in self.folds:
-            site = site.alone(self.folds[node.name])
+            site = site.alone(self.folds[node.name], node.name in self.soft)
         plan, name = row.plan(site), self.names[node.name]
         module, inputs = plan.module or row.module, tuple(streams)
         made = Instance(name, kind, module, row.folder, plan, inputs, row.kind, node.name, site)

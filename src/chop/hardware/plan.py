@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from chop.hardware.products import by_constant, cut
+from chop.hardware.products import by_constant, cut, soft_levels
 from chop.hardware.stream import Stream
 from chop.ir.ops import Kind
 from chop.nn.integer.mask import KeptKeys
@@ -29,16 +29,23 @@ class Site:
         fold: most cycles that it may take for a sample. Its lanes are the fewest that reach this;
             an operator that cannot reach it has its fastest form.
         kept: of a softmax that reads a mask, its last input: how the keys of a sample become it.
+        is_soft: its products are made of lookup tables, where the circuit knows how.
     """
 
     operator: nn.Module
     inputs: Sequence[Stream]
     fold: int
     kept: KeptKeys | None = None
+    is_soft: bool = False
 
-    def alone(self, fold: int) -> Site:
+    def alone(self, fold: int, is_soft: bool = False) -> Site:
         """The same with a fold of its own, whose lanes do not depend on those of producers."""
-        return replace(self, inputs=[each.with_lanes(1) for each in self.inputs], fold=fold)
+        inputs = [each.with_lanes(1) for each in self.inputs]
+        return replace(self, inputs=inputs, fold=fold, is_soft=is_soft)
+
+    def soft(self, a: int, b: int) -> int:
+        """SOFT of `chop_multiplier` for factors of so many bits."""
+        return soft_levels(a, b) if self.is_soft else 0
 
 
 @dataclass(frozen=True)
@@ -103,11 +110,13 @@ class Resources:
         multipliers: widths in bits of the two factors, and how many such multipliers.
         memory_bits: of read-write memories; read-only ones are the plan's `memories`.
         scalings: products by a constant: bits of the factor and the constant, and how many.
+        is_soft: products are `chop_multiplier` of lookup tables, whatever the device has.
     """
 
     multipliers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     memory_bits: int = 0
     scalings: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    is_soft: bool = False
 
     @property
     def products(self) -> int:

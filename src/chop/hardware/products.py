@@ -1,6 +1,8 @@
-"""Parts of wide factors, as `chop_product` cuts them."""
+"""Products: parts of wide factors, as `chop_product` cuts them; those of lookup tables."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 PART = 17
 """Bits of a part without its sign."""
@@ -14,6 +16,48 @@ def cut(width: int) -> list[int]:
     """
     count = max(width - 2, 0) // PART + 1
     return [PART + 1] * (count - 1) + [width - PART * (count - 1)]
+
+
+def soft_levels(a: int, b: int) -> int:
+    """Levels of the tree of a product of lookup tables: SOFT of `chop_multiplier`.
+
+    Args:
+        a: bits of a factor.
+        b: of the other one.
+
+    >>> [soft_levels(8, 8), soft_levels(9, 6), soft_levels(4, 1)]
+    [3, 3, 1]
+    """
+    return max((min(a, b) - 1).bit_length(), 1)
+
+
+class SoftParts(NamedTuple):
+    """What a product of lookup tables is made of.
+
+    Attributes:
+        gates: bits of the rows: of the wider factor, for each bit of the narrower one.
+        sums: bits of all sums.
+        registers: bits behind them.
+    """
+
+    gates: int
+    sums: int
+    registers: int
+
+
+def soft_parts(a: int, b: int) -> SoftParts:
+    """Of `chop_multiplier` with factors of so many bits.
+
+    >>> soft_parts(8, 8)
+    SoftParts(gates=64, sums=68, registers=80)
+    """
+    wide, nodes, sums, registers = max(a, b), min(a, b), 0, 0
+    for level in range(1, soft_levels(a, b) + 1):
+        half = 1 << level - 1
+        pairs, nodes = nodes // 2, -(-nodes // 2)
+        sums += pairs * (wide + half)
+        registers += nodes * (wide + 2 * half)
+    return SoftParts(a * b, sums, registers)
 
 
 def by_constant(width: int, factor: int) -> list[tuple[int, int]]:

@@ -76,7 +76,8 @@ def block_plan(
     code_width = min(blocks.data_in_width, read.width)
     shift_width = max(read.width - code_width, 1).bit_length()
     weight_shift_width = max(int(split.shift.max()).bit_length(), 1)
-    parameters = {name: plan.parameters[name] for name in plan.parameters if name != "WEIGHT_W"}
+    unknown = ("WEIGHT_W", "SOFT")
+    parameters = {name: plan.parameters[name] for name in plan.parameters if name not in unknown}
     stored = lanes.inputs * code_width + shift_width
     return ComponentPlan(
         parameters={

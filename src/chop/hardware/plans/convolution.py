@@ -41,7 +41,7 @@ def plan_conv(site: Site) -> ComponentPlan:
     # A window's group waits here while the one before is multiplied for all of its outputs.
     depth = 2 * inputs // lanes.inputs if outputs > lanes.outputs else 2
     weight, bias = _as_sent(operator.weight, window), operator.bias.flatten()
-    bias_width = width_of(bias)
+    bias_width, soft = width_of(bias), site.soft(read.width, width_of(weight))
     out = channels_last(shape, read, lanes.outputs).of(operator.out)
     parameters = window.parameters(read.width, 0) | {
         "DEPTH": depth,
@@ -53,6 +53,7 @@ def plan_conv(site: Site) -> ComponentPlan:
         "BIAS_W": bias_width,
         "OUT_W": out.width,
         "SHIFT": operator.shift,
+        "SOFT": soft,
     }
     stored = depth * lanes.inputs + (inputs if outputs > lanes.outputs else 0)
     return ComponentPlan(
@@ -67,10 +68,14 @@ def plan_conv(site: Site) -> ComponentPlan:
         resources=Resources(
             {(read.width, width_of(weight)): lanes.inputs * lanes.outputs},
             window.memory_bits(read.width) + stored * read.width,
+            is_soft=site.is_soft,
         ),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + inputs // window.lanes + GATHER_STAGES + product_stages(lanes),
+        latency=WINDOW_STAGES
+        + inputs // window.lanes
+        + GATHER_STAGES
+        + product_stages(lanes, soft),
     )
 
 

@@ -33,7 +33,7 @@ def plan_matmul(site: Site) -> ComponentPlan:
     lanes = first_within(divisors(terms if transposed else columns), site.fold, cycles)
     result = _head_by_head(heads, rows, columns).reshape(*a.shape[:-1], columns)
     out = Stream(result, operator.out, 1 if transposed else lanes)
-    lanes_0 = lanes if transposed else 1
+    lanes_0, soft = lanes if transposed else 1, site.soft(a.width, b.width)
     return ComponentPlan(
         parameters={
             "LANES": lanes,
@@ -45,15 +45,20 @@ def plan_matmul(site: Site) -> ComponentPlan:
             "IN_0_W": a.width,
             "IN_1_W": b.width,
             "OUT_W": out.width,
+            "SOFT": soft,
         },
         lanes=(lanes_0, lanes),
         out=out,
         cycles=products // lanes,
-        resources=Resources({(a.width, b.width): lanes}, 2 * b.size * b.width + terms * a.width),
+        resources=Resources(
+            {(a.width, b.width): lanes},
+            2 * b.size * b.width + terms * a.width,
+            is_soft=site.is_soft,
+        ),
         holds=(1 / (heads * rows), 1.0),
         buffers=(ROWS_AHEAD * terms // lanes_0, 0),
         # Once the second operand is there, a row of the first one is read.
-        latency=terms // lanes_0 + PRODUCT_STAGES + (lanes_0 - 1).bit_length(),
+        latency=terms // lanes_0 + PRODUCT_STAGES + max(soft - 1, 0) + (lanes_0 - 1).bit_length(),
     )
 
 

@@ -16,7 +16,8 @@ from chop.nn.integer.edge import bits_of
 from chop.nn.integer.linear import SharedBlocks
 
 PRODUCT_STAGES = 7
-"""Cycles of `chop_matvec` and of the FIFO behind it, without the levels of its adder tree."""
+"""Cycles of `chop_matvec` and of the FIFO behind it, without the levels of its adder tree, where a
+product takes one."""
 BIAS_STAGES = 1
 FACTOR_STAGES = 1
 """Cycles by which `chop_ternary_linear`, without a stage for factors, is faster."""
@@ -37,6 +38,8 @@ def plan_linear(site: Site) -> ComponentPlan:
     lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes, choices)
     weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
     weight_width, bias_width = width_of(weight), width_of(bias)
+    is_ternary = bool((weight.abs() <= 1).all())
+    soft = 0 if is_ternary or blocks else site.soft(read.width, weight_width)
     positions = rows.places[..., None] * outputs + torch.arange(outputs)
     out = Stream(positions, operator.out, lanes.outputs)
     beats, groups = rows.features // lanes.inputs, outputs // lanes.outputs
@@ -51,6 +54,7 @@ def plan_linear(site: Site) -> ComponentPlan:
             "BIAS_W": bias_width,
             "OUT_W": out.width,
             "SHIFT": operator.shift,
+            "SOFT": soft,
         },
         lanes=(lanes.inputs,),
         out=out,
@@ -62,13 +66,14 @@ def plan_linear(site: Site) -> ComponentPlan:
         resources=Resources(
             {(read.width, weight_width): lanes.inputs * lanes.outputs},
             rows.features * read.width if groups > 1 else 0,
+            is_soft=soft > 0,
         ),
         holds=(1 / rows.count,),
         # A row waits here while the one before is multiplied by all groups of outputs.
         buffers=(2 * beats if groups > 1 else 0,),
-        latency=product_stages(lanes),
+        latency=product_stages(lanes, soft),
     )
-    if bool((weight.abs() <= 1).all()):
+    if is_ternary:
         return _ternary_plan(plan, operator, weight, lanes)
     return plan if blocks is None else block_plan(plan, operator, read, rows, lanes, blocks)
 
@@ -83,7 +88,8 @@ def _ternary_plan(
         shift, bias = shift + 1, bias - (weight.size(1) << shift)
         weight = (weight < 0).long()
     width = width_of(bias)
-    parameters = {name: plan.parameters[name] for name in plan.parameters if name != "WEIGHT_W"}
+    unknown = ("WEIGHT_W", "SOFT")
+    parameters = {name: plan.parameters[name] for name in plan.parameters if name not in unknown}
     return replace(
         plan,
         parameters={**parameters, "BINARY": int(is_binary), "BIAS_W": width, "SHIFT": shift},
@@ -97,9 +103,9 @@ def _ternary_plan(
     )
 
 
-def product_stages(lanes: MatrixLanes) -> int:
-    """Cycles of `chop_linear` from the last beat of a row to its result."""
-    return PRODUCT_STAGES + BIAS_STAGES + (lanes.inputs - 1).bit_length()
+def product_stages(lanes: MatrixLanes, soft: int) -> int:
+    """Cycles of `chop_linear`, with its SOFT, from the last beat of a row to its result."""
+    return PRODUCT_STAGES + BIAS_STAGES + max(soft - 1, 0) + (lanes.inputs - 1).bit_length()
 
 
 def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int = 0) -> Memory:

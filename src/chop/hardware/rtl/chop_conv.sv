@@ -7,7 +7,8 @@
 // time    windows need max(window beats, (window codes / IN_LANES) * (OUT_FEATURES / OUT_LANES))
 //         cycles each, where a window has FOLDS * KERNEL_Y * KERNEL_X beats of LANES codes; and
 //         what chop_window waits for rows
-//           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_linear
+//           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_linear, which
+//         has SOFT
 // memory  that of chop_window; the codes of a group under a window, where its outputs are computed
 //         in several turns; WEIGHT_FILE and BIAS_FILE of chop_linear, a set for each group: inputs
 //         are in the order in which chop_window sends them, beat of the pixel, kernel row, kernel
@@ -41,6 +42,7 @@ module chop_conv #(
   parameter int BIAS_W = 8,
   parameter int OUT_W = 21,
   parameter int SHIFT = 0,
+  parameter int SOFT = 0,
   parameter     WEIGHT_FILE = "",
   parameter     BIAS_FILE = ""
 ) (
@@ -80,7 +82,7 @@ module chop_conv #(
     .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES),
     .IN_FEATURES(FOLDS * KERNEL_Y * KERNEL_X * LANES / GROUPS), .OUT_FEATURES(OUT_FEATURES),
     .SETS(GROUPS), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .BIAS_W(BIAS_W), .OUT_W(OUT_W),
-    .SHIFT(SHIFT), .WEIGHT_FILE(WEIGHT_FILE), .BIAS_FILE(BIAS_FILE)
+    .SHIFT(SHIFT), .SOFT(SOFT), .WEIGHT_FILE(WEIGHT_FILE), .BIAS_FILE(BIAS_FILE)
   ) u_linear (
     .clk_i, .rst_ni, .data_in_0_i(waiting), .data_in_0_valid_i(has_waiting),
     .data_in_0_ready_o(is_waiting_ready), .data_out_0_o, .data_out_0_valid_o,

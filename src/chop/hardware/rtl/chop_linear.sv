@@ -4,7 +4,7 @@
 // in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
 // out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
 // time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
-//         chop_matvec | bias | FIFO of chop_credits
+//         chop_matvec, which has SOFT | bias | FIFO of chop_credits
 // memory  WEIGHT_FILE, for each set, for each group of OUT_LANES outputs, for each beat of a row: a
 //         word of OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane
 //         o * IN_LANES + i; BIAS_FILE, for each set, for each group: a word of OUT_LANES biases of
@@ -20,6 +20,7 @@ module chop_linear #(
   parameter int BIAS_W       = 8,
   parameter int OUT_W        = 17,
   parameter int SHIFT        = 0,
+  parameter int SOFT         = 0,
   parameter     WEIGHT_FILE  = "",
   parameter     BIAS_FILE    = ""
 ) (
@@ -52,7 +53,8 @@ module chop_linear #(
 
   chop_matvec #(
     .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES), .IN_FEATURES(IN_FEATURES),
-    .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .OUT_W(SUM_W)
+    .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .OUT_W(SUM_W),
+    .SOFT(SOFT)
   ) u_matvec (
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
     .weight_i(weight), .weight_valid_i(1'b1), .takes_o(takes), .ready_i(is_ready),
@@ -69,7 +71,8 @@ module chop_linear #(
   always_ff @(posedge clk_i) has_results_q <= rst_ni && has_sums;
 
   chop_credits #(
-    .W(OUT_LANES * OUT_W), .LATENCY(BEATS + 5 + $clog2(IN_LANES)), .EVERY(BEATS)
+    .W(OUT_LANES * OUT_W), .LATENCY(BEATS + 4 + (SOFT > 1 ? SOFT : 1) + $clog2(IN_LANES)),
+    .EVERY(BEATS)
   ) u_results (
     .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(results_q),
     .valid_i(has_results_q), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);

@@ -7,7 +7,7 @@
 // out     OUT_FEATURES exact sums m of OUT_W bits for each h of each n: one per beat where
 //         TRANSPOSED is 1, else LANES
 // time    ROWS * HEADS * IN_FEATURES * OUT_FEATURES / LANES cycles between two samples: LANES
-//         products per cycle, in chop_matvec; b of the next sample is stored meanwhile
+//         products per cycle, in chop_matvec, which has SOFT; b of the next sample is stored meanwhile
 // memory  two banks of HEADS * IN_FEATURES * OUT_FEATURES / LANES beats of b: one is read while
 //         the other is written; and what chop_matvec keeps of a row of a
 module chop_matmul #(
@@ -20,6 +20,7 @@ module chop_matmul #(
   parameter int IN_0_W = 8,
   parameter int IN_1_W = 8,
   parameter int OUT_W = 18,
+  parameter int SOFT = 0,
   localparam int IN_LANES = TRANSPOSED != 0 ? LANES : 1,
   localparam int OUT_LANES = TRANSPOSED != 0 ? 1 : LANES
 ) (
@@ -133,7 +134,8 @@ module chop_matmul #(
 
   chop_matvec #(
     .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES), .IN_FEATURES(IN_FEATURES),
-    .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_0_W), .WEIGHT_W(IN_1_W), .OUT_W(OUT_W)
+    .OUT_FEATURES(OUT_FEATURES), .IN_W(IN_0_W), .WEIGHT_W(IN_1_W), .OUT_W(OUT_W),
+    .SOFT(SOFT)
   ) u_matvec (
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
     .weight_i(word_q), .weight_valid_i(full_q[read_bank_q]), .takes_o(is_read),
@@ -141,7 +143,8 @@ module chop_matmul #(
     .sum_valid_o(has_sums));
 
   chop_credits #(
-    .W(OUT_LANES * OUT_W), .LATENCY(IN_FOLDS + 4 + $clog2(IN_LANES)), .EVERY(IN_FOLDS)
+    .W(OUT_LANES * OUT_W), .LATENCY(IN_FOLDS + 3 + (SOFT > 1 ? SOFT : 1) + $clog2(IN_LANES)),
+    .EVERY(IN_FOLDS)
   ) u_results (
     .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(sums), .valid_i(has_sums),
     .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);

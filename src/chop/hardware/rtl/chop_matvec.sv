@@ -7,8 +7,9 @@
 // out     OUT_LANES sums of OUT_W bits, two's complement: bits above are dropped. The pipeline
 //         never stalls: sums begin with starts_o, which needs ready_i, see chop_credits, and are
 //         there with sum_valid_o, LATENCY cycles after their last beat and two after finishes_o
-// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; LATENCY 5 and
-//         the levels of the adder tree: fetch, two cycles | factors | multiply | tree | accumulate
+// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; LATENCY 4, that of
+//         chop_multiplier, see there for SOFT, and the levels of the adder tree: fetch, two cycles |
+//         factors | multiply | tree | accumulate
 // memory  a row of codes, where there are several groups of outputs
 module chop_matvec #(
   parameter int IN_LANES     = 1,
@@ -17,7 +18,8 @@ module chop_matvec #(
   parameter int OUT_FEATURES = 1,
   parameter int IN_W         = 8,
   parameter int WEIGHT_W     = 8,
-  parameter int OUT_W        = 16
+  parameter int OUT_W        = 16,
+  parameter int SOFT         = 0
 ) (
   input  logic                                   clk_i,
   input  logic                                   rst_ni,
@@ -38,7 +40,7 @@ module chop_matvec #(
   localparam int FULL_W    = IN_W + WEIGHT_W;
   localparam int PRODUCT_W = (FULL_W < OUT_W) ? FULL_W : OUT_W;
   localparam int LEVELS    = $clog2(IN_LANES);
-  localparam int STAGES    = 4 + LEVELS;
+  localparam int STAGES    = 3 + (SOFT > 1 ? SOFT : 1) + LEVELS;
 
   if (IN_FEATURES % IN_LANES != 0 || OUT_FEATURES % OUT_LANES != 0) begin : g_refused
     initial $fatal(1, "chop_matvec: lanes divide features");
@@ -94,13 +96,12 @@ module chop_matvec #(
         if (l == 0) begin : g_product
           logic signed [IN_W-1:0] x;
           logic signed [WEIGHT_W-1:0] w;
-          logic signed [PRODUCT_W-1:0] product_q;
-          logic unused;  // bits beyond those of a narrow sum
-          assign unused = &{1'b0, x, w};
+          logic signed [PRODUCT_W-1:0] product;
           assign x   = row_q[n*IN_W +: IN_W];
           assign w   = weight_q[(o*IN_LANES+n)*WEIGHT_W +: WEIGHT_W];
-          assign sum = OUT_W'(product_q);
-          always_ff @(posedge clk_i) product_q <= PRODUCT_W'(x) * PRODUCT_W'(w);
+          assign sum = OUT_W'(product);
+          chop_multiplier #(.A_W(IN_W), .B_W(WEIGHT_W), .OUT_W(PRODUCT_W), .SOFT(SOFT)) u_product (
+            .clk_i, .a_i(x), .b_i(w), .y_o(product));
         end else begin : g_sum
           logic signed [OUT_W-1:0] node_q;
           assign sum = node_q;
