@@ -18,7 +18,7 @@ from chop.hardware import components, fold, place
 from chop.hardware.devices import DEVICES, ECP5, RESOURCES, XC7, Device, parse_device
 from chop.hardware.emit import emit
 from chop.hardware.emitted import check_emitted, read_folds
-from chop.hardware.estimate import design_usage, plan_usage
+from chop.hardware.estimate import design_usage, estimate, plan_usage
 from chop.hardware.fold import excess, fold_for
 from chop.hardware.fold_program import OUT_OF_TIME, Program
 from chop.hardware.foldable import Foldable
@@ -146,7 +146,10 @@ def test_products_beyond_the_multipliers_are_made_of_lookup_tables(name, dsp):
     made = emit(mg, found.fold, folds=found.folds, soft=found.soft)
     assert made.interval == found.interval
     assert design_usage(made.netlist, made.connections, own.family) == found.usage
-    soft = {part.node for part in made.netlist.instances if part.plan.resources.is_soft}
+    parts = made.netlist.instances
+    soft = {part.node for part in parts if part.plan.resources.is_soft}
+    assert all((part.row["soft_multipliers"] > 0) == (part.node in soft) for part in parts)
+    assert estimate(p.plan for p in parts if p.node in soft).dsp == 0
     assert soft == found.soft and (found.usage.dsp > 0) == (name != "image")
 
 

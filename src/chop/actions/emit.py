@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
-from chop.actions.emit_page import charts_of_circuit, equal_outputs, tiles_of
+from chop.actions.emit_page import SOFT, charts_of_circuit, equal_outputs, tiles_of
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
@@ -231,7 +231,7 @@ def _blocks(title: str, result: Mapping[str, Any], equal: Table) -> list[Block]:
         used = _utilization(result["placement"])
         blocks += [Heading("Placement"), Note(placed_sentence(result["placement"]))]
         blocks += [Table("Used after routing", used, is_printed=False)]
-    components = Table("Lanes and cycles by component", result["components"], is_printed=False)
+    components = Table("Lanes and cycles by component", _shown_parts(result), is_printed=False)
     return [*blocks, Heading("Components"), components]
 
 
@@ -257,6 +257,13 @@ def _utilization(placement: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {"resource": name, **numbers} for name, numbers in sorted(placement["utilization"].items())
     ]
+
+
+def _shown_parts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Components; products in lookup tables where there are some."""
+    rows = result["components"]
+    hidden = set() if any(row[SOFT] for row in rows) else {SOFT}
+    return [{name: row[name] for name in row if name not in hidden} for row in rows]
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from chop.ir.graph import MaseGraph
 from chop.report.charts import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
 from chop.report.report import Cell, Table, Tile
 
+SOFT = "soft_multipliers"
+"""The column of components' products in lookup tables."""
 BOTTLENECK, CRITICAL = "bottleneck", "critical path"
 MOST_BARS = 24
 """Components whose cycles are drawn: the slowest."""
@@ -25,15 +27,19 @@ def tiles_of(result: Mapping[str, Any]) -> list[Tile]:
         result: of the job.
     """
     equal = sum(row["equal"] for row in result["verification"])
-    multipliers = sum(row["multipliers"] for row in result["components"])
+    multipliers, soft = (
+        sum(row[name] for row in result["components"]) for name in ("multipliers", SOFT)
+    )
     simulated, planned = result["verification"][0]["interval"], result["interval"]
     interval = Cell.of(planned, ",") if simulated is None else Cell.of(simulated, ",.1f")
     plan = "planned" if simulated is None else f"planned {planned:,}"
     simulations = f"of as many, in {len(result['verification'])} simulations"
+    beside = f"{len(result['components'])} components"
+    beside += f", and {soft:,} products in lookup tables" * (soft > 0)
     tiles = [
         Tile("equal outputs", Cell.of(equal, ","), simulations),
         Tile("interval (cycles)", interval, plan),
-        Tile("multipliers", Cell.of(multipliers, ","), f"{len(result['components'])} components"),
+        Tile("multipliers", Cell.of(multipliers, ","), beside),
     ]
     placement = result["placement"]
     if placement:

@@ -115,7 +115,10 @@ def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
     memories = [memory for plan in every for memory in plan.memories.values()]
     return Estimate(
         sum(
-            dsp_blocks(*widths) * count for plan in every for widths, count in plan.resources.parts
+            dsp_blocks(*widths) * count
+            for plan in every
+            if not plan.resources.is_soft
+            for widths, count in plan.resources.parts
         ),
         sum(block_memories(memory) * memory.copies for memory in memories),
         sum(table_luts(memory) * memory.copies for memory in memories),

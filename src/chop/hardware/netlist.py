@@ -62,6 +62,7 @@ class Instance:
     def row(self) -> dict[str, Any]:
         """The component for a table of the circuit."""
         plan = self.plan
+        products, is_soft = plan.resources.products, plan.resources.is_soft
         return {
             "component": self.name,
             "kind": self.kind,
@@ -69,7 +70,8 @@ class Instance:
             "lanes": f"{', '.join(map(str, plan.lanes)) or '-'} to {plan.out.lanes}",
             "bits": plan.out.width,
             "cycles": plan.cycles,
-            "multipliers": plan.resources.products,
+            "multipliers": 0 if is_soft else products,
+            "soft_multipliers": products if is_soft else 0,
             "rom_bits": sum(memory.bits for memory in plan.memories.values()),
         }
 
