@@ -25,9 +25,9 @@ class Folding:
     Attributes:
         fold: of nodes without a choice of their own, as constants are.
         folds: of the others, by node.
-        soft: those of them whose products are made of lookup tables.
         interval: cycles between two samples.
         usage: of the design.
+        soft: nodes whose products are made of lookup tables.
         undecided: shorter intervals of which it was not found out in time whether one fits.
     """
 
