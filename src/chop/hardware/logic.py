@@ -188,20 +188,23 @@ def _softmax(p: Parameters) -> Logic:
     found = fifo_logic({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 12})
     found = found.plus(credits_logic(p["TABLE_W"], 3, places=p["DEPTH"]))
     found = found.plus(skid_logic({"W": p["IN_W"]})).plus(reciprocal_logic(total, reciprocal))
+    codes = p["IN_W"] + count_bits(p["TABLE_DEPTH"])
     own = Logic(
         3 * count + 20,
-        2 * p["IN_W"] + 2 * total + reciprocal + p["OUT_W"] + 3 * count + 14,
+        codes + 2 * total + reciprocal + p["OUT_W"] + 3 * count + 13,
         bits=2 * p["IN_W"] + 2 * total + p["OUT_W"],
     )
     return found.plus(own).plus(credits_logic(p["OUT_W"], 3))
 
 
 def _masked_softmax(p: Parameters) -> Logic:
-    """`_softmax`, a bit of each key, and what counts keys, rows and queries."""
-    counts = 2 * count_bits(p["FEATURES"]) + count_bits(p["ROWS"])
+    """`_softmax`, a bit of each key, and what counts keys, and queries where these are causal."""
+    places = count_bits(max(p["FEATURES"], p["QUERIES"]))
+    inner = count_bits(p["INNER"]) if p["INNER"] > 1 else 0
+    counts = 2 * places + inner if p["CAUSAL"] else places
     found = _softmax(p).plus(repeat_logic(1, p["FEATURES"], p["ROWS"])).plus(credits_logic(1, 2))
     found = found.plus(fifo_logic({"W": 1, "DEPTH": p["FEATURES"] + p["DEPTH"] + 24}))
-    own = Logic(3 * counts, counts + p["IN_W"] + p["OUT_W"] + 6, bits=p["IN_W"] + p["OUT_W"])
+    own = Logic(3 * counts, counts + p["IN_W"] + p["OUT_W"] + 5, bits=p["IN_W"] + p["OUT_W"])
     return found.plus(own)
 
 
@@ -218,7 +221,7 @@ def _layer_norm(p: Parameters) -> Logic:
         bits=lanes * total + total + squares,
         added=lanes * squares,
     )
-    sent = Logic(2 * count + 8, 4 * reciprocal + 3 * total + 12 + count)
+    sent = Logic(2 * count + 8, 4 * reciprocal + 3 * total + 14 + count)
     beats = p["FEATURES"] // lanes
     found = load.plus(_root(p, squares, variance)).plus(sent)
     found = found.plus(fifo_logic({"W": total, "DEPTH": 8}))
@@ -244,7 +247,7 @@ def _normalized(p: Parameters, total: int, reciprocal: int) -> Logic:
     """A lane: centered, multiplied, rounded within limits that are no power of two, and scaled."""
     product = total + 2 + reciprocal
     found = round_logic(product, p["POWER"] - p["ROOT"] - p["FRACTION"], p["LIMIT_W"])
-    own = Logic(p["LIMIT_W"], 2 * p["OUT_W"], bits=total, enabled=product)
+    own = Logic(p["LIMIT_W"], 2 * p["OUT_W"], bits=total, enabled=product + total + 1)
     return found.plus(own).plus(Logic(0, 0, added=product + p["OUT_W"]))
 
 

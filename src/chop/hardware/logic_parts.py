@@ -145,20 +145,31 @@ def sums_logic(outputs: int, tree: Logic, total: int) -> Logic:
 
 
 def round_logic(width: int, shift: int, out: int) -> Logic:
-    """`chop_round_saturate`: a sum, comparisons with both ends, a choice."""
+    """`chop_round_saturate`: a sum, comparisons with both ends beside it, a choice.
+
+    Of the sum the bits of a result alone are kept; what it adds up has its sign twice.
+    """
     kept = max(width - max(shift, 0) + 1, 2) if shift > 0 else width
     below = max(min(shift, width), 0)
-    return Logic(1.7 * kept + below / 4 + out / 2, 2 * kept + 3 + out)
+    registers = kept + 2 + min(kept, out) + min(kept - min(shift, 0), out)
+    return Logic(1.7 * kept + below / 4 + out / 2, registers)
 
 
 def reciprocal_logic(width: int, out: int) -> Logic:
-    """`chop_reciprocal`: of a divisor three differences side by side, two bits in a cycle."""
-    count = count_bits(out // 2 + 2)
-    return Logic(width + 2 * count + 6, 3 * width + out + count + 5, bits=6 * width)
+    """`chop_reciprocal`: of a divisor three differences side by side, two bits in a cycle.
+
+    The lowest bit of three times the divisor is the divisor's own.
+    """
+    count = count_bits((out + 1) // 2 + 1)
+    return Logic(width + 2 * count + 6, 3 * width + out + count + 2, bits=6 * width)
 
 
 def isqrt_logic(width: int) -> Logic:
-    """`chop_isqrt`: three differences side by side, and three times the root so far."""
+    """`chop_isqrt`: three differences side by side, and three times the root so far.
+
+    One bit of these is the root's own.
+    """
     root = (width + 1) // 2
-    count = count_bits((root + 1) // 2 + 1)
-    return Logic(6.5 * root + 3, 5 * root + count + 6, bits=3 * root + 23)
+    steps = (root + 1) // 2
+    count = count_bits(steps + 1)
+    return Logic(6.5 * root + 3, 4 * steps + 3 * root + count + 3, bits=3 * root + 23)
