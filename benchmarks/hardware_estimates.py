@@ -2,8 +2,9 @@
 
 Each design is emitted with two folds and synthesized for ECP5 (`synth_ecp5`, whole; registers that
 placement moves into multipliers and memories are not counted) and for 7-series devices
-(`synth_xilinx`, read-only memories estimated). A count is kept by the digest of the sources and
-memories: a run that was stopped goes on, and a changed circuit is counted again.
+(`synth_xilinx`, read-only memories estimated; in `xc7-nodsp` products are made of lookup tables). A
+count is kept by the digest of the sources and memories: a run that was stopped goes on, and a
+changed circuit is counted again.
 
 python benchmarks/hardware_estimates.py [--designs mlp conv] [--families ecp5] [--out FOLDER]
 
@@ -17,7 +18,8 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,8 @@ from chop.runs.journal import Journal
 from chop.tables import markdown_table
 from chop.workloads.workload import workload_for
 
-SECONDS = 900
-FAMILIES = {"ecp5": ECP5, "xc7": XC7}
+SECONDS = 3600
+FAMILIES = {"ecp5": ECP5, "xc7": XC7, "xc7-nodsp": replace(XC7, dsp_width=0)}
 CELLS = {
     "lut": {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 4},
     "ff": {"TRELLIS_FF": 1},
@@ -177,7 +179,7 @@ def main() -> None:
     """Counts every design that was not counted, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--designs", nargs="+", default=DESIGNS, choices=DESIGNS)
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--families", nargs="+", default=["ecp5", "xc7"], choices=list(FAMILIES))
     parser.add_argument("--out", type=Path, default=Path("runs/hardware-estimates"))
     given = parser.parse_args()
     journal, rows = Journal(given.out / "journal.jsonl"), []
@@ -214,7 +216,8 @@ def count(design: Design, family: str, journal: Journal) -> dict[str, int]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_design(design, folder)
-            found = _count_ecp5(folder) if family == "ecp5" else _count_xc7(design, folder)
+            is_ecp5 = family == "ecp5"
+            found = _count_ecp5(folder) if is_ecp5 else _count_xc7(design, folder, family)
         known = journal.add({"family": family, "design": digest}, found)
     return known
 
@@ -232,8 +235,13 @@ def _count_ecp5(folder: Path) -> dict[str, int]:
     }
 
 
-def _count_xc7(design: Design, folder: Path) -> dict[str, int]:
-    rows = synthesize(folder, project_of(design), SECONDS)
+def _count_xc7(design: Design, folder: Path, family: str) -> dict[str, int]:
+    has_multipliers = FAMILIES[family].has_multipliers
+    return taken(synthesize(folder, project_of(design), SECONDS, has_multipliers))
+
+
+def taken(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What a whole design takes, by resource, with read-only memories: of rows of `synthesize`."""
     (whole,) = [row for row in rows if row["module"] == TOTAL]
     return {
         "lut": whole["lut"] + whole["lutram"] + whole["rom_lut"],

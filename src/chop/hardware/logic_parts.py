@@ -147,11 +147,12 @@ def sums_logic(outputs: int, tree: Logic, total: int) -> Logic:
 def round_logic(width: int, shift: int, out: int) -> Logic:
     """`chop_round_saturate`: a sum, comparisons with both ends beside it, a choice.
 
-    Of the sum the bits of a result alone are kept; what it adds up has its sign twice.
+    Of the sum the bits of a result alone are kept. What it adds up has its sign twice; bits of a
+    result beyond those that are kept are equal, but for its sign.
     """
     kept = max(width - max(shift, 0) + 1, 2) if shift > 0 else width
     below = max(min(shift, width), 0)
-    registers = kept + 2 + min(kept, out) + min(kept - min(shift, 0), out)
+    registers = kept + 2 + min(kept, out) + min(kept + 1 + (shift < 0), out)
     return Logic(1.7 * kept + below / 4 + out / 2, registers)
 
 

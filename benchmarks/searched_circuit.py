@@ -1,0 +1,65 @@
+"""What Yosys counts of the circuit that a precision search found, beside one format everywhere.
+
+The search is one with `--emit` that ended, of a device without multipliers: its circuit was counted
+as it was emitted, and that of one format everywhere, with the same fold, is counted as
+`hardware_estimates.py` does.
+
+python benchmarks/searched_circuit.py runs/search/precision [--uniform 8.mse] [--out FOLDER]
+
+Writes `FOLDER/table.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hardware_estimates import FAMILIES, count, row_of, taken
+
+from chop import runs
+from chop.actions.search.precision import problem_of
+from chop.actions.settings.search import PrecisionConfig
+from chop.config import parse
+from chop.files import write_text
+from chop.files.documents import read_json
+from chop.hardware.design import Design
+from chop.hardware.emit import emit
+from chop.runs.journal import Journal
+from chop.tables import markdown_table
+from chop.workloads.workload import workload_for
+
+FAMILY = "xc7-nodsp"
+
+
+def main() -> None:
+    """Counts both circuits, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--uniform", default="8.mse")
+    parser.add_argument("--out", type=Path, default=Path("runs/searched-circuit"))
+    given = parser.parse_args()
+    config = parse(PrecisionConfig, runs.read_manifest(given.study).settings)
+    problem = problem_of(config, workload_for(config, None))
+    assert problem.circuit is not None and problem.circuit.settings.family == FAMILIES[FAMILY]
+    found = read_json(given.study / "best.json")["choices"]
+    journal, rows = Journal(given.out / "journal.jsonl"), []
+    for name, chosen in (("found", found), (given.uniform, problem.uniform(given.uniform))):
+        fold = problem.fold_of(chosen)
+        design = emit(problem.circuit.integers(problem.formats(chosen)), fold)
+        is_found = name == "found"
+        counted = emitted(design, given.study) if is_found else count(design, FAMILY, journal)
+        rows.append(row_of(name, fold, design, FAMILY, counted))
+        print(rows[-1], flush=True)
+        write_text(given.out / "table.md", markdown_table(rows) + "\n")
+
+
+def emitted(design: Design, study: Path) -> dict[str, int]:
+    """What was counted of the circuit that the search emitted, which has the same sources."""
+    folder = study / "circuit"
+    for path, text in design.files.items():
+        assert (folder / path).read_text() == text, f"{folder / path} is another circuit's"
+    return taken(read_json(folder / "result.json")["resources"])
+
+
+if __name__ == "__main__":
+    main()
