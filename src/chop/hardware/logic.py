@@ -1,8 +1,8 @@
 """Lookup tables and flip-flops of each module of the library, by its parameters.
 
 See `chop.hardware.logic_parts` for what is counted. What multipliers and memories take, with the
-registers around them, is counted by `chop.hardware.estimate`. The masked softmax and the embedding
-were compared with nothing.
+registers around them, is counted by `chop.hardware.estimate`. The embedding was compared with
+nothing.
 """
 
 from __future__ import annotations
