@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
-from chop.actions.emit_page import SOFT, charts_of_circuit, equal_outputs, tiles_of
+from chop.actions.emit_page import SOFT, charts_of_circuit, equal_outputs, fifo_blocks, tiles_of
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
@@ -18,7 +18,7 @@ from chop.files import atomic_folder, write_text
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
 from chop.hardware.devices import RESOURCES as COUNTED
-from chop.hardware.devices import parse_device
+from chop.hardware.devices import XC7, parse_device
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.emitted import (
     KIND,
@@ -28,11 +28,12 @@ from chop.hardware.emitted import (
     write_circuit,
     write_folds,
 )
-from chop.hardware.estimate import ESTIMATED
+from chop.hardware.estimate import ESTIMATED, Usage, design_usage
 from chop.hardware.fold import fold_for
 from chop.hardware.foldable import Folding
 from chop.hardware.place import check_device, place
 from chop.hardware.project import project_of
+from chop.hardware.shrink import Verified, check_samples, verify_shrunk
 from chop.hardware.synth import RESOURCES, synthesize
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.hardware.vectors import codes_of
@@ -114,18 +115,21 @@ def _emit(
     lower: Lower, has_multipliers: bool, config: EmitConfig, workload: Workload, output: Output
 ) -> Report[dict[str, Any]]:
     folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
+    if config.shrink_fifos:
+        check_samples(lowering.rows)
     folding = _folding(config, lowering, folder)
     with shown_step("emitting SystemVerilog"):
         if folding is None:
-            design = emit_design(lowering.integer, config.fold)
+            planned = emit_design(lowering.integer, config.fold)
         else:
-            design = emit_design(
+            planned = emit_design(
                 lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft
             )
-        project, codes = project_of(design), _write(design, lowering, folder)
-    found = verify(
-        folder, project, codes, checks(lowering.rows, config.icarus_samples, config.seed)
-    )
+        codes = _write(planned, lowering, folder)
+    verified = _verified(config, planned, codes, lowering.rows, folder)
+    design, found = verified.design, verified.verification
+    project = project_of(design)
+    write_text(folder / "dataflow.svg", dataflow_svg(design))
     resources: list[dict[str, Any]] = []
     if config.synthesis:
         with shown_step("synthesizing with Yosys"):
@@ -155,7 +159,8 @@ def _emit(
         "verification": [asdict(row) for row in found],
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
-        "device": _taken(config, folding),
+        "fifos": _depths(config, planned, verified),
+        "device": _taken(config, design),
         "undecided": list(folding.undecided) if folding else [],
         "placement": placement,
     }
@@ -165,7 +170,7 @@ def _emit(
         title,
         {"report.md": _blocks(title, result, equal_outputs(design, result["verification"]))},
         result,
-        result["verification"],
+        _rows(result),
         written=written,
         verdict=_proven(result),
         warnings=_warnings(result),
@@ -192,12 +197,52 @@ def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | 
     return folding
 
 
-def _taken(config: EmitConfig, folding: Folding | None) -> list[dict[str, Any]]:
+def _verified(
+    config: EmitConfig, design: Design, codes: Codes, rows: int, folder: Path
+) -> Verified:
+    """A design that passed every simulation, in the folder."""
+    planned = checks(rows, config.icarus_samples, config.seed)
+    if config.shrink_fifos:
+        return verify_shrunk(folder, design, codes, planned)
+    return Verified(design, verify(folder, project_of(design), codes, planned))
+
+
+def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str, Any]:
+    """What became of FIFOs that were to be shrunk, and what the design takes by estimate."""
+    if not config.shrink_fifos:
+        return {}
+    before, after = _usage(config, planned), _usage(config, verified.design)
+    rows = zip(COUNTED, before, after, strict=True)
+    return {
+        "depths": [{**asdict(fifo), "saved_bits": fifo.saved_bits} for fifo in verified.fifos],
+        "kept_because": verified.reason,
+        "estimated": [{"resource": name, "planned": a, "kept": b} for name, a, b in rows],
+    }
+
+
+def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The simulations for the manifest: FIFOs that were to be shrunk have depths beside fills."""
+    fifos = result["fifos"].get("depths", [])
+    depths = {
+        f"{kind}_depths": {fifo["name"]: fifo[kind] for fifo in fifos}
+        for kind in ("planned", "kept")
+    }
+    return [{**row, **(depths if fifos and row["fills"] else {})} for row in result["verification"]]
+
+
+def _usage(config: EmitConfig, design: Design) -> Usage:
+    """What a design takes of the device, or of 7-series where none is named, by estimate."""
+    named = config.device or (config.placed_on if config.place else None)
+    family = parse_device(named).family if named else XC7
+    return design_usage(design.netlist, design.connections, family)
+
+
+def _taken(config: EmitConfig, design: Design) -> list[dict[str, Any]]:
     """What is taken of each resource of the device, estimated."""
-    if folding is None or config.device is None:
+    if config.device is None:
         return []
-    device = parse_device(config.device)
-    rows = [(name, getattr(folding.usage, name), getattr(device, name)) for name in COUNTED]
+    device, usage = parse_device(config.device), _usage(config, design)
+    rows = [(name, getattr(usage, name), getattr(device, name)) for name in COUNTED]
     return [{"resource": name, "estimated": taken, "there": there} for name, taken, there in rows]
 
 
@@ -205,7 +250,6 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     """Writes a design with its vectors and testbench; returns the codes of its ports."""
     codes = codes_of(project_of(design), lowering.write_golden(folder / GOLDEN))
     write_circuit(design, codes, folder)
-    write_text(folder / "dataflow.svg", dataflow_svg(design))
     lowering.integer.export(folder / "model")
     return codes
 
@@ -221,6 +265,7 @@ def _blocks(title: str, result: Mapping[str, Any], equal: Table) -> list[Block]:
         equal,
         Note(sentence, is_written=False),
     ]
+    blocks += fifo_blocks(result)
     if result["resources"]:
         blocks += [Heading("Resources"), Note(RESOURCES, is_printed=False)]
         blocks += [Table("Counted by Yosys", result["resources"], is_printed=False)]

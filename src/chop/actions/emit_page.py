@@ -8,10 +8,11 @@ from typing import Any
 from chop.hardware.connect import Link
 from chop.hardware.dataflow import Dataflow, dataflow_of
 from chop.hardware.design import Design
+from chop.hardware.estimate import ESTIMATED
 from chop.hardware.netlist import Instance
 from chop.ir.graph import MaseGraph
 from chop.report.charts import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
-from chop.report.report import Cell, Table, Tile
+from chop.report.report import Block, Cell, Heading, Note, Table, Tile
 
 SOFT = "soft_multipliers"
 """The column of components' products in lookup tables."""
@@ -72,6 +73,50 @@ def equal_outputs(design: Design, verification: Sequence[Mapping[str, Any]]) -> 
 
 def _all(count: int) -> Cell:
     return Cell(count, f"{count:,} of {count:,}")
+
+
+def fifo_blocks(result: Mapping[str, Any]) -> list[Block]:
+    """Depths of FIFOs that were to be shrunk, and what the design takes before and after.
+
+    Args:
+        result: of the job.
+    """
+    found = result["fifos"]
+    if not found:
+        return []
+    rows = [
+        {
+            "FIFO": row["name"],
+            "bits of a beat": row["bits"],
+            "planned depth": Cell.of(row["planned"], ","),
+            "used": Cell.of(row["used"], ","),
+            "kept depth": Cell.of(row["kept"], ","),
+            "bits saved": Cell.of(row["saved_bits"], ","),
+        }
+        for row in found["depths"]
+    ]
+    estimated = Table("Estimated with planned and kept depths", found["estimated"])
+    depths = Table("Depths of FIFOs, in beats", rows, is_printed=False)
+    return [Heading("FIFOs"), Note(shrunk_sentence(found)), depths, Note(ESTIMATED), estimated]
+
+
+def shrunk_sentence(found: Mapping[str, Any]) -> str:
+    """How much smaller FIFOs are, or why they are not.
+
+    Args:
+        found: `fifos` of the result.
+    """
+    rows = found["depths"]
+    if not rows:
+        return "There is no FIFO to shrink."
+    if found["kept_because"]:
+        return f"FIFOs have their planned depths: {found['kept_because'].rstrip('.')}."
+    planned, kept = (sum(row[kind] for row in rows) for kind in ("planned", "kept"))
+    saved = sum(row["saved_bits"] for row in rows)
+    return (
+        f"{len(rows)} FIFOs hold {kept:,} beats in the place of {planned:,}, {saved:,} bits less: "
+        "what they stored where samples came evenly, and a margin."
+    )
 
 
 def charts_of_circuit(design: Design, integer: MaseGraph, result: Mapping[str, Any]) -> list[Chart]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chop.hardware.fifo_depths import SKID_BEATS, Schedule, schedule
 from chop.hardware.netlist import Boundary, Instance, Netlist
@@ -107,6 +107,25 @@ def connect(netlist: Netlist) -> Connections:
             links += _chain(branch, reader)
     streams += [(target, link.bits) for link in links for target in link.targets]
     return Connections(links, streams, times)
+
+
+def with_depths(connections: Connections, depths: Mapping[str, int]) -> Connections:
+    """The same with other depths of FIFOs.
+
+    Args:
+        connections: of a netlist.
+        depths: in beats, by the name of the FIFO; the others stay.
+    """
+    links = [
+        _deep(link, depths[link.name]) if link.module == FIFO and link.name in depths else link
+        for link in connections.links
+    ]
+    return replace(connections, links=links)
+
+
+def _deep(fifo: Link, depth: int) -> Link:
+    parameters = {**fifo.parameters, "DEPTH": depth}
+    return replace(fifo, parameters=parameters, memory_bits=depth * fifo.bits)
 
 
 def _readers(netlist: Netlist, times: Schedule) -> dict[str, list[Reader]]:

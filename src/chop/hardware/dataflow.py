@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chop.hardware.connect import FIFO, Link, input_signal, output_signal
+from chop.hardware.connect import Link, input_signal, output_signal
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary, Instance
 from chop.hardware.stream import Stream
@@ -44,14 +44,13 @@ def dataflow_of(design: Design) -> Dataflow:
         design: the circuit.
     """
     parts = design.netlist.instances
-    fifos = [link for link in design.connections.links if link.module == FIFO]
     boxes = {port.wire.signal: _port(port, Kind.INPUT) for port in design.netlist.inputs}
     boxes |= {part.name: _component(part) for part in parts}
-    boxes |= {link.name: _fifo(link) for link in fifos}
+    boxes |= {link.name: _fifo(link) for link in design.fifos}
     outputs = {output_signal(port): port for port in design.netlist.outputs}
     boxes |= {signal: _port(port, Kind.OUTPUT) for signal, port in outputs.items()}
     number = {name: place for place, name in enumerate(boxes)}
-    behind = {link.targets[0]: link.name for link in fifos}
+    behind = {link.targets[0]: link.name for link in design.fifos}
     edges: list[tuple[str, str]] = []
     for part in parts:
         for k, wire in enumerate(part.inputs):
@@ -65,7 +64,9 @@ def dataflow_of(design: Design) -> Dataflow:
             uses[number[source]].append(number[target])
     title = f"{design.top}: {len(parts)} components, a sample every {design.interval:,} cycles"
     homes = _homes(design, boxes)
-    return Dataflow(title, boxes, uses, {f.name: f for f in fifos}, homes, _slowest(design, homes))
+    return Dataflow(
+        title, boxes, uses, {f.name: f for f in design.fifos}, homes, _slowest(design, homes)
+    )
 
 
 def _homes(design: Design, boxes: Mapping[str, Box]) -> dict[str, str]:

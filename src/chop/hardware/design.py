@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chop.hardware.connect import (
+    FIFO,
     Connections,
     Link,
     connect,
     input_signal,
     output_signal,
+    with_depths,
 )
 from chop.hardware.netlist import Instance, Netlist
 from chop.hardware.port import Port
@@ -41,6 +43,11 @@ class Design:
     connections: Connections
 
     @property
+    def fifos(self) -> list[Link]:
+        """FIFOs between components."""
+        return [link for link in self.connections.links if link.module == FIFO]
+
+    @property
     def memories(self) -> list[str]:
         """Paths of the files that the design reads."""
         return [path for path in self.files if path.endswith(".hex")]
@@ -62,7 +69,7 @@ def design_of(netlist: Netlist, top: str = TOP) -> Design:
     ports = [Port.of(port.name, port.wire.stream, True) for port in netlist.inputs]
     ports += [Port.of(port.name, port.wire.stream, False) for port in netlist.outputs]
     text = _top(netlist, connections, ports, top)
-    files = {f"rtl/{top}.sv": text}
+    files = {top_path(top): text}
     for folder in sorted({part.folder for part in netlist.instances}):
         for name, path in sources(text, folder).items():
             files[f"rtl/{name}"] = path.read_text()
@@ -71,6 +78,24 @@ def design_of(netlist: Netlist, top: str = TOP) -> Design:
             files[memory_path(part, parameter)] = memory.hex()
     streams = tuple(connections.streams)
     return Design(top, tuple(ports), files, streams, netlist, connections)
+
+
+def with_fifo_depths(design: Design, depths: Mapping[str, int]) -> Design:
+    """The same with other depths of FIFOs; of its files only the top module differs.
+
+    Args:
+        design: the circuit.
+        depths: in beats, by the name of the FIFO; the others stay.
+    """
+    connections = with_depths(design.connections, depths)
+    text = _top(design.netlist, connections, list(design.ports), design.top)
+    files = {**design.files, top_path(design.top): text}
+    return replace(design, files=files, connections=connections)
+
+
+def top_path(top: str) -> str:
+    """Path in the project of the top module."""
+    return f"rtl/{top}.sv"
 
 
 def memory_path(part: Instance, parameter: str) -> str:

@@ -16,12 +16,12 @@ from chop.errors import CheckpointError, ChopError, VerificationError
 from chop.files import make_folder, write_json, write_text
 from chop.files.documents import read_json
 from chop.files.temporary import owner_mark, remove_orphans
-from chop.hardware.design import Design
+from chop.hardware.design import Design, with_fifo_depths
 from chop.hardware.emit import UNFOLDED
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.foldable import Folding
 from chop.hardware.harness import verilate
-from chop.hardware.project import DESIGN, Project, project_of, write_design
+from chop.hardware.project import DESIGN, Project, project_of, read_project, write_design
 from chop.hardware.testbench import VECTORS, testbench_files
 from chop.hardware.vectors import codes_of, write_vectors
 from chop.hardware.verify import Check, Codes, Verification, check_sources, checks, run_check
@@ -144,9 +144,21 @@ def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Desi
     try:
         if manifest.settings.get("device"):
             fold, folds, soft = read_folds(folder)
-        return emit_design(mg, fold, folds=folds, soft=soft)
+        design = emit_design(mg, fold, folds=folds, soft=soft)
     except ChopError as error:
         raise VerificationError(f"the model of '{folder}' has no circuit: {error}") from None
+    return _with_depths_of(design, folder) if manifest.settings.get("shrink_fifos") else design
+
+
+def _with_depths_of(design: Design, folder: Path) -> Design:
+    """The same with the depths of a project's FIFOs, where they are less."""
+    planned = {fifo.name: fifo.parameters["DEPTH"] for fifo in design.fifos}
+    depths = {
+        fifo.name: min(fifo.depth, planned[fifo.name])
+        for fifo in read_project(folder).fifos
+        if fifo.name in planned
+    }
+    return with_fifo_depths(design, depths)
 
 
 def write_folds(folding: Folding, folder: Path) -> None:
@@ -265,13 +277,24 @@ def _read_golden(folder: Path) -> Golden:
 def verify(
     folder: Path, project: Project, codes: Codes, planned: Sequence[Check]
 ) -> list[Verification]:
-    """Lints a project and runs simulations of it, one on each core, with what goes on shown.
+    """Lints a project and runs simulations of it, with what goes on shown.
 
     Raises:
         VerificationError: one fails.
     """
     with shown_step("linting with Verilator and Yosys"):
         check_sources(folder, project)
+    return run_checks(folder, project, codes, planned)
+
+
+def run_checks(
+    folder: Path, project: Project, codes: Codes, planned: Sequence[Check]
+) -> list[Verification]:
+    """Runs simulations of a project, one on each core, with what goes on shown.
+
+    Raises:
+        VerificationError: one fails.
+    """
     with shown_step("compiling the simulation"):
         verilate(folder, project)
     console, found = get_console(), []

@@ -29,6 +29,8 @@ class Profile:
         pauses: least length in cycles of pauses, in which a port offers and takes nothing; they
             last four intervals, more than a design stores, and it is twice as long to the next
             one; 0 for none.
+        is_even: input ports offer beats evenly, those of a sample over the interval, and catch up
+            when they had to wait; of Verilator alone.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Profile:
     valid_pace: float = 0.0
     ready_pace: float = 0.0
     pauses: int = 0
+    is_even: bool = False
 
     def share(self, port: Port, interval: int) -> int:
         """Share of cycles, of `ALWAYS`, in which a port that does not pause may move.
@@ -50,6 +53,15 @@ class Profile:
         )
         bound = pace * port.beats / interval if pace else 1.0
         return max(round(ALWAYS * min(most, bound)), 1)
+
+    def pace(self, port: Port, interval: int) -> tuple[int, int]:
+        """Beats that an input port may offer, evenly, in so many cycles; 0 cycles: no bound.
+
+        Args:
+            port: of the design.
+            interval: of the design: cycles between two samples.
+        """
+        return (port.beats, interval) if self.is_even and port.is_input else (1, 0)
 
     def pause_cycles(self, interval: int) -> int:
         """Length of a pause; 0 for none."""
@@ -68,3 +80,5 @@ PROFILES = (
     Profile("bursts", pauses=256),
 )
 """The bursts are what finds units that lose a beat only when they are full for long."""
+EVEN_INPUT = Profile("even_input", is_even=True)
+"""No stalls, and no sample ahead of its time: FIFOs store what full speed needs, and no more."""

@@ -13,7 +13,6 @@ from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files import make_folder, write_json, write_text, writing
 from chop.files.documents import read_json
-from chop.hardware.connect import FIFO
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary
 from chop.hardware.port import Port
@@ -99,8 +98,7 @@ def project_of(design: Design) -> Project:
     codes = {port.name: _codes(port) for port in boundaries}
     fifos = tuple(
         Fifo(link.name, link.source, link.targets[0], link.parameters["DEPTH"])
-        for link in design.connections.links
-        if link.module == FIFO
+        for link in design.fifos
     )
     return Project(design.top, design.ports, design.streams, design.interval, codes, fifos)
 

@@ -26,6 +26,10 @@ class EmitConfig(LoweringConfig):
             in most designs that were compared. Default: none, one fold for all.
         samples: number of test rows that are simulated, under each profile of stalls. Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
+        shrink_fifos: makes each FIFO as deep as what it stores where samples come evenly, and a
+            margin, never deeper than planned, and verifies the circuit again; where that fails, or
+            a sample takes longer, depths stay as planned. It takes about twice as long, and under
+            stalls a circuit of shorter FIFOs may be slower.
         synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
             FPGAs.
         place: places and routes the circuit on a device by open tools, and tells its clock.
@@ -52,6 +56,7 @@ class EmitConfig(LoweringConfig):
     device: str | None = None
     samples: int | None = None
     icarus_samples: int = field(default=2, metadata=MORE)
+    shrink_fifos: bool = False
     synthesis: bool = True
     place: bool = False
     place_on: str | None = None
@@ -61,8 +66,11 @@ class EmitConfig(LoweringConfig):
 
     def __post_init__(self) -> None:
         from chop.hardware.devices import parse_device
+        from chop.hardware.shrink import check_samples
 
         super().__post_init__()
+        if self.shrink_fifos and self.samples is not None:
+            check_samples(self.samples)
         if self.device is not None:
             parse_device(self.device)
             if self.fold:

@@ -45,6 +45,8 @@ struct Beats {
   int64_t count;       // to send, or expected
   int64_t bytes;       // of a beat
   int64_t share;       // cycles, of 65536, in which a port that does not pause may move
+  int64_t pace_beats;  // of inputs: offered at most, evenly, in ...
+  int64_t pace_cycles; // so many cycles; 0: no bound
   int64_t moved;       // out: how many moved, surplus ones included
   int64_t violated;    // out, of outputs: first cycle that withdrew or changed a beat, or kNever
 };
@@ -105,7 +107,8 @@ class Source {
   Source(Signals signals, Beats& beats, Stalls stalls)
       : signals_(signals), beats_(beats), stalls_(stalls) {}
 
-  void drive() {
+  void drive(int64_t cycle) {
+    if (beats_.moved * beats_.pace_cycles > cycle * beats_.pace_beats) return;
     if (!*signals_.valid && beats_.moved < beats_.count && stalls_.moves()) {
       std::memcpy(signals_.data, beats_.data + beats_.moved * beats_.bytes, beats_.bytes);
       *signals_.valid = 1;
@@ -233,7 +236,7 @@ class Bench {
     int64_t idle = 0, rest = 0;
     for (int64_t& cycle = run_.cycle = 0; !context_.gotFinish(); ++cycle) {
       if (done() && rest++ == run_.drain_cycles) return kDone;
-      for (Source& source : sources_) source.drive();
+      for (Source& source : sources_) source.drive(cycle);
       for (Sink& sink : sinks_) sink.drive();
       settle();
       bool moved = false;

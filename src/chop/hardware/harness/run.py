@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,6 @@ def run_library(
     inputs = [port for port in project.ports if port.is_input]
     outputs = [port for port in project.ports if not port.is_input]
     pause = profile.pause_cycles(project.interval)
-    shares = {port.name: profile.share(port, project.interval) for port in project.ports}
     idle = idle_cycles + 10 * (project.interval + pause)
     beats = {p.name: len(sent[p.name]) // beat_bytes(p) for p in inputs} | dict(expected)
     samples = max(-(-beats[port.name] // port.beats) for port in project.ports)
@@ -110,6 +109,10 @@ def run_library(
         work = Path(name)
         for port in inputs:
             (work / f"{port.name}.in").write_bytes(sent[port.name])
+
+        def described(ports: Sequence[Port]) -> list[dict[str, Any]]:
+            return [_port(work, p, beats[p.name], profile, project.interval) for p in ports]
+
         job = {
             "library": str(library),
             "pauses": [profile.pause_every(project.interval), pause],
@@ -119,8 +122,8 @@ def run_library(
             # Without inputs the samples are endless.
             "drain_cycles": DRAIN_CYCLES + project.interval if inputs else 0,
             "wave": str(wave.absolute()) if wave else None,
-            "inputs": [_port(work, port, beats[port.name], shares[port.name]) for port in inputs],
-            "outputs": [_port(work, port, beats[port.name], shares[port.name]) for port in outputs],
+            "inputs": described(inputs),
+            "outputs": described(outputs),
             "violated_bytes": -(-violated_bits(project.streams) // 8),
             "fills": fill_bits(project.fifos) // FILL_BITS,
             "result": str(work / "result.json"),
@@ -132,14 +135,15 @@ def run_library(
         return _outcome(work, project, result, expected)
 
 
-def _port(work: Path, port: Port, count: int, share: int) -> dict[str, Any]:
+def _port(work: Path, port: Port, count: int, profile: Profile, interval: int) -> dict[str, Any]:
     suffix = "in" if port.is_input else "out"
     return {
         "file": str(work / f"{port.name}.{suffix}"),
         "cycles_file": str(work / f"{port.name}.cycles"),
         "count": count,
         "bytes": beat_bytes(port),
-        "share": share,
+        "share": profile.share(port, interval),
+        "pace": profile.pace(port, interval),
     }
 
 

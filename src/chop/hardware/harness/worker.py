@@ -43,6 +43,8 @@ class Beats(ctypes.Structure):
         ("count", c_int64),
         ("bytes", c_int64),
         ("share", c_int64),
+        ("pace_beats", c_int64),
+        ("pace_cycles", c_int64),
         ("moved", c_int64),
         ("violated", c_int64),
     )
@@ -71,6 +73,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             buffers.append((data, cycles))
             row.data, row.cycles = ctypes.addressof(data), ctypes.addressof(cycles)
             row.count, row.bytes, row.share = port["count"], port["bytes"], port["share"]
+            row.pace_beats, row.pace_cycles = port["pace"]
             row.moved, row.violated = 0, NEVER
         return beats
 
