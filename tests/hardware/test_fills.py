@@ -1,13 +1,14 @@
 """How full FIFOs were: as full as what stands behind them makes them."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from chop.hardware.plan import RTL
 from chop.hardware.port import Port
-from chop.hardware.profiles import PROFILES
+from chop.hardware.profiles import EVEN_INPUT, PROFILES
 from chop.hardware.project import Fifo, Project
 from chop.hardware.simulate import simulate
 
@@ -58,3 +59,20 @@ def test_a_slow_reader_fills_every_fifo_to_its_depth_and_no_further(tmp_path):
     assert slow.fills == {f"of_{depth}": depth for depth in DEPTHS}
     # What a beat needs from end to end: two cycles, three of a large one.
     assert free.fills == {"of_3": 2, "of_7": 2, "of_60": 3}
+
+
+def test_even_input_comes_once_in_an_interval_and_fills_no_fifo(tmp_path):
+    project = replace(write(tmp_path), interval=5)
+    codes = torch.arange(SAMPLES)[:, None] % 200 - 100
+    found = simulate(tmp_path, project, {"a": codes}, {"y": codes}, EVEN_INPUT)
+    assert found.passed and found.interval == 5.0
+    assert found.fills == {f"of_{depth}": 1 for depth in DEPTHS}
+
+
+def test_even_input_catches_up_after_it_had_to_wait(tmp_path):
+    project = replace(write(tmp_path), interval=2)
+    codes = torch.arange(SAMPLES)[:, None] % 200 - 100
+    late = replace(EVEN_INPUT, valid=0.75)
+    found = simulate(tmp_path, project, {"a": codes}, {"y": codes}, late)
+    # From beat to beat it would be 2 1/3 cycles.
+    assert found.passed and 2 * SAMPLES <= found.cycles < 2.2 * SAMPLES

@@ -66,10 +66,11 @@ class EmitConfig(LoweringConfig):
 
     def __post_init__(self) -> None:
         from chop.hardware.devices import parse_device
-        from chop.hardware.shrink import check_samples
 
         super().__post_init__()
         if self.shrink_fifos and self.samples is not None:
+            from chop.hardware.shrink import check_samples
+
             check_samples(self.samples)
         if self.device is not None:
             parse_device(self.device)
