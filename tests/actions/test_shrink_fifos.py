@@ -122,7 +122,7 @@ def test_the_page_tells_depths_and_what_they_save(shrunk):
     assert [values[0] for values in tables["Depths of FIFOs, in beats"].values] == [
         row["name"] for row in rows
     ]
-    assert "Estimated with planned and kept depths" in tables
+    assert "Estimated for 7-series with planned and kept depths" in tables
     planned, kept = (sum(row[kind] for row in rows) for kind in ("planned", "kept"))
     bits = sum(row["saved_bits"] for row in rows)
     sentence = f"{len(rows)} FIFOs hold {kept} beats in the place of {planned}, {bits} bits less"

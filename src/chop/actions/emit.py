@@ -28,7 +28,7 @@ from chop.hardware.emitted import (
     write_circuit,
     write_folds,
 )
-from chop.hardware.estimate import ESTIMATED, Usage, design_usage
+from chop.hardware.estimate import ESTIMATED, design_usage
 from chop.hardware.fold import fold_for
 from chop.hardware.foldable import Folding
 from chop.hardware.place import check_device, place
@@ -211,11 +211,17 @@ def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str
     """What became of FIFOs that were to be shrunk, and what the design takes by estimate."""
     if not config.shrink_fifos:
         return {}
-    before, after = _usage(config, planned), _usage(config, verified.design)
+    # Of 7-series, as the counts of Yosys, where no device is named.
+    named = config.device or (config.placed_on if config.place else "7-series")
+    family = parse_device(named).family if named != "7-series" else XC7
+    before, after = (
+        design_usage(each.netlist, each.connections, family) for each in (planned, verified.design)
+    )
     rows = zip(COUNTED, before, after, strict=True)
     return {
         "depths": [{**asdict(fifo), "saved_bits": fifo.saved_bits} for fifo in verified.fifos],
         "kept_because": verified.reason,
+        "estimated_for": named,
         "estimated": [{"resource": name, "planned": a, "kept": b} for name, a, b in rows],
     }
 
@@ -230,18 +236,12 @@ def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**row, **(depths if fifos and row["fills"] else {})} for row in result["verification"]]
 
 
-def _usage(config: EmitConfig, design: Design) -> Usage:
-    """What a design takes of the device, or of 7-series where none is named, by estimate."""
-    named = config.device or (config.placed_on if config.place else None)
-    family = parse_device(named).family if named else XC7
-    return design_usage(design.netlist, design.connections, family)
-
-
 def _taken(config: EmitConfig, design: Design) -> list[dict[str, Any]]:
     """What is taken of each resource of the device, estimated."""
     if config.device is None:
         return []
-    device, usage = parse_device(config.device), _usage(config, design)
+    device = parse_device(config.device)
+    usage = design_usage(design.netlist, design.connections, device.family)
     rows = [(name, getattr(usage, name), getattr(device, name)) for name in COUNTED]
     return [{"resource": name, "estimated": taken, "there": there} for name, taken, there in rows]
 

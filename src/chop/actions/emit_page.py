@@ -95,7 +95,8 @@ def fifo_blocks(result: Mapping[str, Any]) -> list[Block]:
         }
         for row in found["depths"]
     ]
-    estimated = Table("Estimated with planned and kept depths", found["estimated"])
+    title = f"Estimated for {found['estimated_for']} with planned and kept depths"
+    estimated = Table(title, found["estimated"])
     depths = Table("Depths of FIFOs, in beats", rows, is_printed=False)
     return [Heading("FIFOs"), Note(shrunk_sentence(found)), depths, Note(ESTIMATED), estimated]
 
