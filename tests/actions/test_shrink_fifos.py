@@ -176,22 +176,26 @@ def ran(check, interval, fills):
         (1, 33.0, "with smaller ones a sample takes 33.0 cycles, not 32.0"),
         (1, None, "smaller ones fail: 4 samples: timeout"),
         (1000, 32.0, "no FIFO has room to spare"),
+        (-1, 32.0, "4 samples are too few to show what they need"),
     ],
 )
 def test_depths_are_kept_by_what_verification_says(used, interval, reason, tmp_path, monkeypatch):
     mg = MaseGraph(nn.Sequential(nn.Linear(6, 4)), dummy_in={"input": torch.randn(2, 6)})
     design, written = emit_design(quantized(mg), 6), []
     assert all(fifo.parameters["DEPTH"] > 3 for fifo in design.fifos) and design.fifos
-    fills = {fifo.name: used for fifo in design.fifos}
+    growing = used < 0
+
+    def fills(samples):
+        return {fifo.name: samples if growing else used for fifo in design.fifos}
 
     def run_checks(folder, project, codes, planned):
-        return [ran(check, 32.0, fills) for check in planned]
+        return [ran(check, 32.0, fills(check.samples)) for check in planned]
 
     def verify(folder, project, codes, planned):
         written.append({fifo.name: fifo.depth for fifo in project.fifos})
         if interval is None and written[-1] != own:
             raise VerificationError("4 samples: timeout")
-        return [ran(check, interval, fills) for check in planned]
+        return [ran(check, interval, fills(check.samples)) for check in planned]
 
     monkeypatch.setattr(shrink, "run_checks", run_checks)
     monkeypatch.setattr(shrink, "verify", verify)
@@ -200,9 +204,10 @@ def test_depths_are_kept_by_what_verification_says(used, interval, reason, tmp_p
     assert found.reason == reason and len(found.verification) == 4
     depths = {fifo.name: needed_depth(used, own[fifo.name]) for fifo in design.fifos}
     assert {fifo.name: fifo.kept for fifo in found.fifos} == (own if reason else depths)
-    assert written == [depths] * (used < 1000) + [own] * bool(reason)
+    assert written == [depths] * (used == 1) + [own] * bool(reason)
     top = tmp_path / "rtl" / "top.sv"
-    assert top.exists() == (used < 1000)
+    assert top.exists() == (used == 1)
+    assert all(fifo.is_growing == growing for fifo in found.fifos)
     if top.exists():
         assert all(f".DEPTH({depth})" in top.read_text() for depth in written[-1].values())
 

@@ -114,9 +114,13 @@ def shrunk_sentence(found: Mapping[str, Any]) -> str:
         return f"FIFOs have their planned depths: {found['kept_because'].rstrip('.')}."
     planned, kept = (sum(row[kind] for row in rows) for kind in ("planned", "kept"))
     saved = sum(row["saved_bits"] for row in rows)
+    growing = sum(row["is_growing"] for row in rows)
+    more = (
+        f" {growing} of them may need more for more samples, and are as planned." if growing else ""
+    )
     return (
         f"{len(rows)} FIFOs hold {kept:,} beats in the place of {planned:,}, {saved:,} bits less: "
-        "what they stored where samples came evenly, and a margin."
+        f"what they stored where samples came evenly, and a margin.{more}"
     )
 
 

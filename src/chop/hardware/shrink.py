@@ -41,6 +41,7 @@ class FifoDepth:
         planned: depth in beats, by the plan.
         used: the most beats that it stored where samples came evenly, with the planned depths.
         kept: depth in beats, of the design that was verified.
+        is_growing: whether it stored more of all samples than of the first half of them.
     """
 
     name: str
@@ -48,6 +49,7 @@ class FifoDepth:
     planned: int
     used: int
     kept: int
+    is_growing: bool
 
     @property
     def saved_bits(self) -> int:
@@ -94,38 +96,52 @@ def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[
     """
     project = project_of(design)
     (before,) = run_checks(folder, project, codes, planned[:1])
-    used, depths = _needed(folder, project, codes, planned[0], before)
-    smaller = with_fifo_depths(design, depths)
-    own = {fifo.name: fifo.depth for fifo in project.fifos}
-    if depths == own:
+    fifos = _needed(folder, design, codes, planned[0], before)
+    depths = {fifo.name: fifo.kept for fifo in fifos}
+    if all(fifo.kept == fifo.planned for fifo in fifos):
         reason = "no FIFO has room to spare"
+        if any(fifo.is_growing for fifo in fifos):
+            reason = f"{planned[0].samples} samples are too few to show what they need"
     else:
+        smaller = with_fifo_depths(design, depths)
         found = _verified(folder, smaller, codes, planned, before)
         if not isinstance(found, str):
-            return Verified(smaller, found, _rows(design, used, depths))
+            return Verified(smaller, found, fifos)
         reason = found
         _write_top(design, folder)
     again = verify(folder, project, codes, planned)
-    return Verified(design, again, _rows(design, used, own), reason)
+    return Verified(design, again, [replace(fifo, kept=fifo.planned) for fifo in fifos], reason)
 
 
 def _needed(
-    folder: Path, project: Project, codes: Codes, full: Check, before: Verification
-) -> tuple[Mapping[str, int], dict[str, int]]:
-    """What FIFOs stored while samples came evenly at the interval, and depths by that.
+    folder: Path, design: Design, codes: Codes, full: Check, before: Verification
+) -> list[FifoDepth]:
+    """FIFOs as deep as they have to be where samples come evenly at the interval.
 
     Args:
         folder: of the project.
-        project: with planned depths.
+        design: with planned depths.
         codes: of its ports.
         full: its simulation without stalls.
         before: what came of it.
     """
+    project = project_of(design)
     paced = replace(project, interval=math.ceil(before.interval or project.interval))
     all_of_them = replace(full, profile=EVEN_INPUT)
     half = replace(all_of_them, samples=full.samples // 2)
-    found, of_half = run_checks(folder, paced, codes, [all_of_them, half])
-    return found.fills, shrunk_depths(project, found.fills, of_half.fills)
+    found, of_half = (ran.fills for ran in run_checks(folder, paced, codes, [all_of_them, half]))
+    depths = shrunk_depths(project, found, of_half)
+    return [
+        FifoDepth(
+            fifo.name,
+            fifo.bits,
+            fifo.parameters["DEPTH"],
+            found[fifo.name],
+            depths[fifo.name],
+            of_half[fifo.name] < found[fifo.name],
+        )
+        for fifo in design.fifos
+    ]
 
 
 def _verified(
@@ -175,12 +191,3 @@ def needed_depth(used: int, planned: int) -> int:
     depth = used + MARGIN
     # A large one has a second register behind its memory.
     return min(depth + (depth >= LARGE_FIFO), planned)
-
-
-def _rows(
-    design: Design, used: Mapping[str, int], kept: Mapping[str, int]
-) -> tuple[FifoDepth, ...]:
-    return tuple(
-        FifoDepth(fifo.name, fifo.bits, fifo.parameters["DEPTH"], used[fifo.name], kept[fifo.name])
-        for fifo in design.fifos
-    )
