@@ -16,6 +16,7 @@ from chop.hardware.plans import (
     matmul,
     norm,
     reduce,
+    requantize_blocks,
     softmax,
     weighted,
     window,
@@ -72,6 +73,9 @@ COMPONENTS: dict[type[nn.Module], Component] = {
     integer.IntegerSum: Component("chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
     integer.Requantize: Component(
         "chop_requantize", elementwise.plan_requantize, kind=Kind.ARITHMETIC
+    ),
+    integer.RequantizeBlocks: Component(
+        "chop_requantize_blocks", requantize_blocks.plan_requantize_blocks, kind=Kind.ARITHMETIC
     ),
     integer.Table: Component("chop_table", elementwise.plan_table, kind=Kind.ACTIVATION),
 }
