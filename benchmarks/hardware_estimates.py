@@ -144,6 +144,12 @@ LAYERS: dict[str, Made] = {
         QuantSpec(MXInt(8), MXInt(8), Integer(8, 5)),
         (8, 32),
     ),
+    "MLP MXINT8": (
+        lambda: nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 8)),
+        (48,),
+        QuantSpec.uniform(MXInt(8)),
+        (24, 96),
+    ),
     "linear ternary": (
         lambda: nn.Linear(32, 16),
         (32,),

@@ -182,6 +182,27 @@ def _quotient(p: Parameters) -> Logic:
     return round_logic(left, p["SHIFT"], p["OUT_W"]).plus(own)
 
 
+def _requantize_blocks(p: Parameters) -> Logic:
+    """In the letters of `chop_requantize_blocks`: two shifts by an exponent for each lane."""
+    lanes, read, window, out = p["LANES"], p["IN_W"], p["WINDOW"], p["OUT_W"]
+    wide, beats, exponent = read + window, p["BLOCK"] // lanes, window.bit_length()
+    counts = count_bits(beats) + count_bits(p["FEATURES"] // lanes)
+    # Of magnitudes the bits above BASE are looked at, of rounded numbers those of a code.
+    seen = max(read - p["BASE"] - 1, 1)
+    spare = max(wide - max(p["SHIFT"], 0) + 1 - (out - window), 0)
+    shifts = 0.75 * (wide + out) * exponent
+    lane = round_logic(wide, p["SHIFT"], out - window).plus(
+        Logic(shifts, read + seen + wide + out - spare, bits=read)
+    )
+    load = Logic(
+        (lanes / 4 + 0.3) * seen + 2 * window + 2 * counts + HANDSHAKE,
+        seen + window + exponent + counts + 9,
+    )
+    found = load.plus(fifo_logic({"W": lanes * read + 1, "DEPTH": beats + 12}))
+    found = found.plus(credits_logic(exponent, 4)).plus(Logic(2, 5 * exponent + 6))
+    return found.plus(lane.times(lanes)).plus(credits_logic(lanes * out, 6))
+
+
 def _softmax(p: Parameters) -> Logic:
     total, count = p["TABLE_W"] + count_bits(p["FEATURES"]), count_bits(p["FEATURES"])
     reciprocal = p["POWER"] - p["TABLE_W"] + 1
@@ -345,6 +366,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_negate": _relu,
     "chop_relu": _relu,
     "chop_requantize": _requantize,
+    "chop_requantize_blocks": _requantize_blocks,
     "chop_scale": _scale,
     "chop_select": _select,
     "chop_skid": skid_logic,

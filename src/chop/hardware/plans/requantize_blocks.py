@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,8 +13,9 @@ from chop.errors import ConfigError
 from chop.formats.groups import Blocks
 from chop.hardware.lanes import converter_cycles, divisors, first_within
 from chop.hardware.plan import ComponentPlan, Resources, Site
+from chop.hardware.plans.elementwise import plan_requantize
 from chop.hardware.stream import Stream
-from chop.nn.integer import BlockGrid, RequantizeBlocks
+from chop.nn.integer import BlockGrid, Edge, Grid, Requantize, RequantizeBlocks
 
 LOAD_STAGES = 6
 """Cycles from the last code of a block to its exponent, and of the FIFO behind it."""
@@ -44,12 +46,19 @@ class _Runs(NamedTuple):
 def plan_requantize_blocks(site: Site) -> ComponentPlan:
     """A block is stored until its exponent is known; beats have codes of one block each.
 
+    In a window of one exponent there is nothing to know: it is a plain requantizer.
+
     Raises:
         ConfigError: blocks have codes of several samples, or do not travel one after another.
     """
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, RequantizeBlocks)
     grid = BlockGrid(*operator.grid)
+    window, base = grid.highest - grid.lowest, grid.lowest - operator.exponent
+    if not window:
+        edge = Edge.of(2.0**operator.exponent, read.edge.low, read.edge.high)
+        plain = Requantize(edge, Grid(grid.step, -grid.limit, grid.limit))
+        return replace(plan_requantize(replace(site, operator=plain)), module="chop_requantize")
     block_of = _block_of_each(grid.groups, read)
     runs = _runs(block_of)
 
@@ -59,7 +68,6 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     choices = divisors(math.gcd(runs.block, runs.rest))
     lanes = first_within(choices, site.fold, cycles)
     out = read.of(operator.out).with_lanes(lanes)
-    window, base = grid.highest - grid.lowest, grid.lowest - operator.exponent
     of_beat = block_of[::lanes].contiguous()
     ends = torch.searchsorted(of_beat, of_beat, right=True) - 1
     return ComponentPlan(
@@ -97,7 +105,7 @@ def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
     shape = (2, *read.shape)
     split = groups.split(torch.zeros(shape, dtype=torch.int64))
     numbers = torch.arange(split.shape[:-1].numel()).view(*split.shape[:-1], 1)
-    first, second = groups.join(numbers.expand(split.shape), shape)
+    first, second = groups.join(numbers.expand(split.shape), shape).contiguous()
     if bool(torch.isin(first, second).any()):
         raise ConfigError("blocks that share exponents have codes of several samples")
     travels = first.flatten()[read.positions.flatten().argsort()]

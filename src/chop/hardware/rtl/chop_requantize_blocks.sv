@@ -12,8 +12,8 @@
 //                   FIFO of chop_credits
 // memory  a FIFO of a block and of the beats that come until its e is found
 //
-// BASE is at least -WINDOW. No magnitude is compared: the leading one of M is that of the bits of
-// all magnitudes, each of which is set where it is in any of them.
+// WINDOW is above 0, BASE at least -WINDOW. No magnitude is compared: the leading one of M is that
+// of the bits of all magnitudes, each of which is set where it is in any of them.
 module chop_requantize_blocks #(
   parameter int LANES    = 1,
   parameter int FEATURES = 32,
@@ -38,8 +38,7 @@ module chop_requantize_blocks #(
   localparam int ROW         = FEATURES / LANES;
   localparam int BEAT_W      = BEATS > 1 ? $clog2(BEATS) : 1;
   localparam int ROW_W       = ROW > 1 ? $clog2(ROW) : 1;
-  localparam int SPARE       = WINDOW > 0 ? WINDOW : 1;
-  localparam int EXPONENT_W  = $clog2(SPARE + 1);
+  localparam int EXPONENT_W  = $clog2(WINDOW + 1);
   localparam int WIDE_W      = IN_W + WINDOW;
   localparam int CODE_W      = OUT_W - WINDOW;
   localparam int LOAD_STAGES = 4;
@@ -55,10 +54,11 @@ module chop_requantize_blocks #(
   logic [LANES*IN_W-1:0] magnitudes, magnitudes_q;
   logic [IN_W-1:0] bits, bits_q;
   logic [WIDE_W-1:0] placed;
-  logic [SPARE-1:0] used, used_q;
+  logic [WINDOW-1:0] used, used_q;
   logic [EXPONENT_W-1:0] found, found_q;
   logic [LOAD_STAGES-1:0] loaded_q, last_q;
-  logic is_loaded, is_row_last, is_last, is_first_q, beats_ready, exponents_ready;
+  logic is_loaded, is_row_last, is_last, is_first_q, above;
+  logic beats_ready, exponents_ready;
 
   assign data_in_0_ready_o = beats_ready && exponents_ready;
   assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
@@ -76,20 +76,15 @@ module chop_requantize_blocks #(
     for (int i = 0; i < LANES; i++) bits = bits | magnitudes_q[i*IN_W +: IN_W];
   end
 
-  // Bit k - 1 for e = k; what lies above the window is in the highest.
+  // Bit k - 1 for e = k; what lies above the window counts as its end.
   assign placed = (WIDE_W'(bits_q) << WINDOW) >> (BASE + WINDOW + 1);
-  always_comb begin
-    used = '0;
-    if (WINDOW > 0) begin
-      used = SPARE'(placed);
-      used[SPARE-1] = |(placed >> (SPARE - 1));
-    end
-    if (!is_first_q) used = used | used_q;
-  end
+  assign above  = placed >> WINDOW != '0;
+  assign used   = (is_first_q ? '0 : used_q) | WINDOW'(placed)
+                  | (WINDOW'(above) << (WINDOW - 1));
 
   always_comb begin
     found = '0;
-    for (int k = 0; k < SPARE; k++) if (used_q[k]) found = EXPONENT_W'(k + 1);
+    for (int k = 0; k < WINDOW; k++) if (used_q[k]) found = EXPONENT_W'(k + 1);
   end
 
   always_ff @(posedge clk_i) begin
