@@ -10,6 +10,8 @@ from chop.nn.integer import Edge, Grid, IntegerAdd, IntegerMul, IntegerScale, Re
 from tests.hardware import bench
 from tests.hardware.bench import check, drawn, needs_tools
 from tests.hardware.test_linear import EDGE, layer
+from tests.hardware.test_requantize_blocks import EDGE as FINE
+from tests.hardware.test_requantize_blocks import requantizer
 
 pytestmark = needs_tools
 SUMS = Edge.of(0.037, -5000, 4000)
@@ -37,6 +39,7 @@ def compile_netlist(folder, files, program):
         (Requantize(SUMS, Grid(0.01, -(2**40), 2**40, "floor")), (SUMS,)),
         (Requantize(SUMS, Grid(1.0, -1, 1, "threshold", 3.3)), (SUMS,)),
         (Requantize(CHANNELS, Grid(1.0, -100, 90)), (CHANNELS,)),
+        (requantizer(FINE, size=4), (FINE,)),
         (IntegerAdd(EDGE, Edge.of(0.125, -3, 9)), (EDGE, Edge.of(0.125, -3, 9))),
         (IntegerMul(EDGE, WIDE), (EDGE, WIDE)),
         (IntegerScale(EDGE, -0.1), (EDGE,)),
@@ -49,6 +52,7 @@ def compile_netlist(folder, files, program):
         "left",
         "threshold",
         "channels",
+        "blocks",
         "add",
         "mul",
         "scale",

@@ -19,6 +19,8 @@ from tests.hardware.test_lookup import table
 from tests.hardware.test_matmul import head_by_head
 from tests.hardware.test_norm import norm
 from tests.hardware.test_pool import image
+from tests.hardware.test_requantize_blocks import EDGE as FINE
+from tests.hardware.test_requantize_blocks import requantizer
 from tests.hardware.test_softmax import HEAD_BY_HEAD, mask_of
 
 pytestmark = needs_tools
@@ -63,6 +65,8 @@ CASES = {
     "linear_of_lanes": (layer(4, 8), drawn(EDGE, 3, 8), 1),
     "ternary": (layer(4, 6, weights=(-1, 1)), drawn(EDGE, 3, 6), 9),
     "blocks": (*block_layer(4, 16, size=8), 12),
+    "to_blocks": (requantizer(FINE, size=8), drawn(FINE, 3, 16), 48),
+    "to_blocks_of_a_beat": (requantizer(FINE, size=8), drawn(FINE, 3, 16), 6),
     "matmul": (*product(False), 90),
     "matmul_transposed": (*product(True), 30),
     "conv": conv(1, 2, 3, padding=1),

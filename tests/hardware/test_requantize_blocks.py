@@ -8,8 +8,10 @@ from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import MXInt
 from chop.hardware.components import COMPONENTS
+from chop.hardware.devices import ECP5
 from chop.hardware.emit import emit
 from chop.hardware.emitted import write_circuit
+from chop.hardware.estimate import module_usage
 from chop.hardware.plan import Site
 from chop.hardware.profiles import PROFILES as STALLS
 from chop.hardware.project import project_of
@@ -97,6 +99,19 @@ def test_what_no_stream_of_blocks_has_is_refused(operator, positions, reason):
     stream = Stream.in_order((10,), EDGE) if positions is None else Stream(positions, EDGE, 1)
     with pytest.raises(ConfigError, match=reason):
         COMPONENTS[RequantizeBlocks].plan(Site(operator, [stream], 24))
+
+
+@pytest.mark.parametrize(
+    ("lanes", "window", "base", "shift", "bits", "counted"),
+    [(1, 5, 9, 8, 21, (581, 261)), (4, 8, 9, 11, 24, (2073, 789)), (16, 5, 9, 8, 21, (4609, 2377))],
+)
+def test_what_it_takes_is_what_yosys_counts(lanes, window, base, shift, bits, counted):
+    """Counts are those of synth_ecp5 of Yosys 0.23."""
+    sizes = {"LANES": lanes, "FEATURES": 64, "BLOCK": 32, "IN_W": bits, "OUT_W": 8 + window}
+    parameters = {**sizes, "BASE": base, "WINDOW": window, "SHIFT": shift, "LIMIT": 127}
+    usage = module_usage("chop_requantize_blocks", parameters, ECP5)
+    assert usage.lut == pytest.approx(counted[0], rel=0.2)
+    assert usage.ff == pytest.approx(counted[1], rel=0.02)
 
 
 def mlp(*sizes):
