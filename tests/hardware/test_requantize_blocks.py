@@ -1,5 +1,7 @@
 """Circuit that rounds to blocks with shared exponents, and whole models in MXINT."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -29,13 +31,15 @@ WIDE = Edge.of(2.0**-30, -(2**50), 2**50)
 
 
 def drawn_blocks(edge, *shape, samples=5, seed=0, positions=None):
-    """Codes of all sizes, one of a row negative and a power of two; a row of zeros, and the ends."""
+    """Codes of all sizes, some negative and powers of two; a row of zeros, and the ends."""
     driven = drawn(edge, *shape, samples=samples, seed=seed, positions=positions)
     generator = torch.Generator().manual_seed(seed)
     rows = driven.codes.view(-1, shape[-1])
     places = torch.randint(0, edge.bits, rows.shape, generator=generator)
     rows >>= places.amin(1, keepdim=True) + torch.randint(0, edge.bits, (len(rows), 1))
-    rows[::3, :1] = -(rows[::3].abs().amax(1, keepdim=True).clamp(min=1).log2().ceil().exp2().long())
+    rows[::3, :1] = -(
+        rows[::3].abs().amax(1, keepdim=True).clamp(min=1).log2().ceil().exp2().long()
+    )
     rows[1] = 0
     rows[-1, 0], rows[-1, -1] = edge.low, edge.high
     return Driven(driven.stream, driven.codes.clamp(edge.low, edge.high))
@@ -117,7 +121,7 @@ def test_what_it_takes_is_what_yosys_counts(lanes, window, base, shift, bits, co
 def mlp(*sizes):
     """Layers with a ReLU between, whose features are smaller from block to block."""
     torch.manual_seed(0)
-    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
     for layer in layers:
         small = torch.exp2(-1.0 * (torch.arange(layer.out_features) // 8 % 4))
         layer.weight.data *= small[:, None]

@@ -22,7 +22,7 @@ IGNORED = ("cache_quantized_weight", "noparse")
 NOT_BUILT = {
     "lutnet": "no lookup-table networks are built yet; 'binary_residual' has their inputs' format.",
     "logicnets": "no LogicNets are built yet; 'integer' has their formats.",
-    "mxint_hardware": "no circuits are emitted yet; 'mxint' is the format with its software.",
+    "mxint_hardware": "no format for circuits alone yet; chop emit makes those of 'mxint'.",
 }
 LAYER_KEYS = ("floor", "binary_training", "additional_layers_inputs", "additional_layers_outputs")
 """Keys of some layer of MASE's that have no operand before them."""

@@ -51,7 +51,7 @@ REASONS: dict[str, str] = {
     "no action runs passes yet; chop.pipelines.Pipeline runs those that a TOML file lists.": (
         "transform"
     ),
-    "no circuits are emitted yet; mxint_quantizer is the format with its software.": (
+    "no format for circuits alone yet; chop emit makes those of mxint; mxint_quantizer is it.": (
         "mxint_hardware"
     ),
 }

@@ -86,9 +86,7 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
         lanes=(lanes,),
         out=out,
         cycles=out.beats,
-        resources=Resources(
-            memory_bits=(runs.block // lanes + WAITING) * (lanes * read.width + 1)
-        ),
+        resources=Resources(memory_bits=(runs.block // lanes + WAITING) * (lanes * read.width + 1)),
         holds=(runs.block / read.size,),
         needs=(ends,),
         buffers=(0,),
