@@ -129,6 +129,15 @@ def drawn_norm() -> nn.Module:
     return norm
 
 
+def blocks_of_two_sizes() -> nn.Module:
+    """Two layers with a ReLU between; a block of features of the first is 2^-4 of the other one."""
+    first = nn.Linear(48, 64)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter[32:] *= 2.0**-4
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(64, 8))
+
+
 Made = tuple[Callable[[], nn.Module], tuple[int, ...], QuantSpec, tuple[int, int]]
 LAYERS: dict[str, Made] = {
     "linear 8 bits": (lambda: nn.Linear(48, 24), (48,), INTEGER, (36, 288)),
@@ -145,7 +154,7 @@ LAYERS: dict[str, Made] = {
         (8, 32),
     ),
     "MLP MXINT8": (
-        lambda: nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 8)),
+        blocks_of_two_sizes,
         (48,),
         QuantSpec.uniform(MXInt(8)),
         (24, 96),

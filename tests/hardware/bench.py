@@ -16,8 +16,12 @@ from torch import Tensor
 from chop.hardware import profiles as stalls
 from chop.hardware import tools
 from chop.hardware.components import COMPONENTS
+from chop.hardware.design import Design
+from chop.hardware.emit import emit
+from chop.hardware.emitted import write_circuit
 from chop.hardware.plan import RTL, ComponentPlan, Memory, Site
 from chop.hardware.port import Port
+from chop.hardware.project import project_of
 from chop.hardware.stream import Stream
 from chop.hardware.testbench import (
     VECTORS,
@@ -27,7 +31,10 @@ from chop.hardware.testbench import (
     testbench,
     vectors,
 )
+from chop.hardware.vectors import codes_of
+from chop.hardware.verify import Check, check_sources, run_check
 from chop.hardware.verilog import instance, sources
+from chop.integer.golden import golden_values
 
 PROFILES = tuple(profile.name for profile in stalls.PROFILES)
 TOOLS = ("iverilog", "verilator", "yosys")
@@ -118,6 +125,29 @@ def simulate(
     parameters = {**plan.parameters, **files}
     module = plan.module or component.module
     return plan, check_module(module, parameters, sent, memories, profiles, component.folder)
+
+
+def check_graph(integer, batch, fold, folder, simulator="icarus") -> tuple[Design, Tensor]:
+    """Asserts that the circuit of a graph of integers computes what the graph does.
+
+    Args:
+        integer: the graph, of one output.
+        batch: its inputs by name.
+        fold: most cycles for a sample.
+        folder: an empty one.
+        simulator: that runs the circuit under each profile of stalls.
+    Returns: the circuit, and the output.
+    """
+    design = emit(integer, fold=fold)
+    project, golden = project_of(design), golden_values(integer, batch)
+    codes = codes_of(project, golden)
+    write_circuit(design, codes, folder)
+    check_sources(folder, project)
+    (outputs,) = (value for name, value in golden.items() if name.startswith("outputs."))
+    for profile in stalls.PROFILES:
+        found = run_check(folder, project, codes, Check(simulator, profile, len(outputs), 1))
+        assert found.equal == outputs.numel()
+    return design, outputs
 
 
 def check_interval(left, cycles):

@@ -20,7 +20,7 @@ from chop.hardware.plan import RTL, ComponentPlan, Site
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
 from chop.hardware.signals import signal_names
 from chop.hardware.stream import Stream
-from chop.hardware.values import Fixed, Kept, Wire, moved, mover
+from chop.hardware.values import Fixed, Kept, Wire, in_turn, moved, mover
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import Constant, Decode, Encode, EncodeBlocks
@@ -201,11 +201,20 @@ class _Builder:
         ends = ENCODERS | Decode | Constant | KeptKeys
         known = type(module) in COMPONENTS or isinstance(module, ends)
         known |= node.op == "placeholder"
-        known |= row.layout == "copied" and len(_tensors(node)) == 1 and self._is_tensor(node)
-        return known or row.only_moves or row.layout == "read" or torch.cat in row.functions
+        known |= row.layout == "copied" and len(_tensors(node)) == 1
+        return known or row.only_moves or row.layout == "read" or self._joins(node)
 
-    def _is_tensor(self, node: fx.Node) -> bool:
-        return len(node.meta["mase"].common.results) == 1
+    def _joins(self, node: fx.Node) -> bool:
+        """Whether a node joins tensors, along a dimension that they have or a new one."""
+        given = node.args[0] if node.args else node.kwargs.get("tensors")
+        return self.mg.operator(node).layout == "copied" and isinstance(given, tuple | list)
+
+    def _is_parted(self, node: fx.Node) -> bool:
+        """Whether a node gives a tuple, of parts of the one tensor that it reads."""
+        if self.mg.operator(node).layout != "copied" or len(_tensors(node)) != 1:
+            return False
+        shape = self._shape(_tensors(node)[0])
+        return isinstance(mover(node, self.mg.module_of(node))(torch.empty(shape)), tuple | list)
 
     def _visit(self, node: fx.Node) -> None:
         module = self.mg.module_of(node)
@@ -224,9 +233,9 @@ class _Builder:
         elif type(module) in COMPONENTS:
             assert module is not None
             self.values[node] = self._operate(node, module)
-        elif torch.cat in self.mg.operator(node).functions:
+        elif self._joins(node):
             self.values[node] = self._join(node)
-        else:
+        elif not self._is_parted(node):  # parts are moved where they are read
             self.values[node] = self._move(node)
 
     def _encode(self, node: fx.Node, encode: Encode | EncodeBlocks) -> None:
@@ -310,7 +319,7 @@ class _Builder:
         return self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
 
     def _join(self, node: fx.Node) -> Wire:
-        """Streams of `torch.cat`, two at a time."""
+        """Streams of `torch.cat` or `torch.stack`, two at a time."""
         sources = _tensors(node)
         rank = len(self._shape(node))
         dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
@@ -326,6 +335,8 @@ class _Builder:
                 beside = Stream.in_order(self._shape(source)[1:], value.edge)
                 beside = beside.with_lanes(math.gcd(beside.size, *(w.stream.lanes for w in live)))
                 value = self._constant(f"{self.names[node.name]}_constant_{number}", value, beside)
+            if len(self._shape(source)) < rank:
+                value = value.unsqueezed(from_end)
             if result is None:
                 result = value
             else:
@@ -340,10 +351,11 @@ class _Builder:
         return self._instance(name, "cat", "chop_concat", plan, [first, second])
 
     def _move(self, node: fx.Node) -> Value:
-        (source,) = _tensors(node)
-        value = self.values[source]
-        module = self.mg.module_of(node)
-        move = mover(node, module)
+        (source,), moves = _tensors(node), [mover(node, self.mg.module_of(node))]
+        while self._is_parted(source):
+            moves.append(mover(source, self.mg.module_of(source)))
+            (source,) = _tensors(source)
+        value, move = self.values[source], in_turn(moves[::-1])
         if isinstance(value, Fixed):
             return Fixed(move(value.codes), value.edge)
         places = moved(value.stream, self._shape(source)[0], move)

@@ -7,8 +7,9 @@ codes travel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -36,6 +37,11 @@ class Wire:
 
     signal: str
     stream: Stream
+
+    def unsqueezed(self, dim: int) -> Self:
+        """The same with another dimension of one place, `dim` from the end."""
+        positions = self.stream.positions.unsqueeze(dim)
+        return replace(self, stream=replace(self.stream, positions=positions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,3 +216,8 @@ def mover(node: fx.Node, module: nn.Module | None) -> Move:
         return result
 
     return move
+
+
+def in_turn(moves: Sequence[Move]) -> Move:
+    """Several layout operators, the first one first."""
+    return lambda tensor: reduce(lambda found, move: move(found), moves, tensor)

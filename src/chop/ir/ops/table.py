@@ -250,7 +250,7 @@ TABLE: tuple[Operator, ...] = (
         weight_arguments=WeightArguments(1, 2, 0, Weight(1, 0)),
         flops=flops.addmm,
     ),
-    *_rows("stack chunk split", layout="copied"),
+    *_rows("stack chunk split unbind repeat repeat_interleave", layout="copied"),
     *_rows("expand", layout="copied", follow=d.expanded),
     *_rows("arange"),
     _row("update_cache", others=(update_cache,), follow=d.cached),
