@@ -36,3 +36,20 @@ def test_parts_of_a_weight_count_as_the_whole(text, monkeypatch):
     assert 0 < whole.weight_error == pytest.approx(error.item(), rel=1e-4)
     beyond = number_format.saturates(weight).sum() / alive.sum()
     assert whole.share_saturated == pytest.approx(beyond.item())
+
+
+@pytest.mark.parametrize(
+    ("text", "way_out"), [("4.0", "frac_width 'auto'"), ("4.auto", "more bits")]
+)
+def test_a_derived_fraction_is_no_way_out_of_itself(text, way_out):
+    model = nn.Sequential(nn.Linear(64, 2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.linspace(-0.03, 0.03, 128).view(2, 64))
+        model[0].weight[:, :8] = 0.4
+    mg, _ = passes.quantize_transform_pass(
+        MaseGraph(model, dummy_in={"input": torch.ones(1, 64)}),
+        {"linear": {"config": {"weight": parse_format_string(text)}}},
+    )
+    mg, _ = passes.calibrate_transform_pass(mg, {"batches": [{"input": torch.ones(1, 64)}]})
+    rows = summary.layer_rows(mg)
+    assert summary.poor_fit(mg, rows).endswith(f"Try {way_out}.")

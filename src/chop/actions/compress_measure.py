@@ -48,7 +48,7 @@ def measure(
     operators = map(mg.module_of, mg.nodes)
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
-    lost = poor_fit(layer_rows(mg))
+    lost = poor_fit(mg, layer_rows(mg))
     unreached = describe_unreached(mg, "formats")
     row = Row(
         method,

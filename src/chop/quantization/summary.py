@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
@@ -135,8 +135,13 @@ def format_rows(mg: MaseGraph) -> list[dict[str, str]]:
     return [{"layer": path, **formats} for path, formats in found.items()]
 
 
-def poor_fit(layers: Sequence[LayerRow]) -> str | None:
-    """One sentence on the layers whose weights their format fits badly; None where none are."""
+def poor_fit(mg: MaseGraph, layers: Sequence[LayerRow]) -> str | None:
+    """One sentence on the layers whose weights their format fits badly; None where none are.
+
+    Args:
+        mg: the graph.
+        layers: its `layer_rows`.
+    """
     poor = [
         row
         for row in layers
@@ -145,10 +150,20 @@ def poor_fit(layers: Sequence[LayerRow]) -> str | None:
     if not poor:
         return None
     worst = max(poor, key=lambda row: max(row.share_rounded_to_zero, row.share_saturated))
-    way_out = "frac_width 'auto'" if worst.format.startswith(Integer.name) else "more bits"
+    way_out = "frac_width 'auto'" if _derives_another(mg, worst.layer) else "more bits"
     fit = "layers fits badly" if len(poor) == 1 else "layers fit badly, worst of all"
     return (
         f"{len(poor)} of {len(layers)} {fit} '{worst.layer}' in {worst.format}: "
         f"{worst.share_rounded_to_zero:.0%} of its weights become zero, "
         f"{worst.share_saturated:.0%} are clipped. Try {way_out}."
+    )
+
+
+def _derives_another(mg: MaseGraph, layer: str) -> bool:
+    """Whether the weights of a layer derive another fraction than its integers have."""
+    parameters = (p for p in stored_parameters(mg) if p.operand == "weight")
+    found = next(p for p in parameters if p.name.removesuffix(".weight") == layer)
+    kept = found.format
+    return (
+        isinstance(kept, Integer) and replace(kept, frac_width="auto").fitted(found.value) != kept
     )

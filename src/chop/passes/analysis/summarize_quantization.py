@@ -52,7 +52,7 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
         bits_after: average bits per parameter after.
     """
     operators, layers = operator_rows(mg), layer_rows(mg)
-    lost = poor_fit(layers)
+    lost = poor_fit(mg, layers)
     if lost:
         warnings.warn(lost, PoorFitWarning, stacklevel=3)
     unreached = [dataclasses.asdict(one) for one in unreached_matrices(mg)]
