@@ -10,6 +10,7 @@ or chop change.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tempfile
@@ -25,6 +26,8 @@ NOT_SERVED = (".buildinfo", "objects.inv", ".doctrees")
 REPORTS = "docs/reports"
 CAPTION = '<p class="caption" role="heading"'
 """What Sphinx writes above a part of the contents; ARIA asks for a level, too."""
+LONG = re.compile(r'<span class="pre">(?=[^<]{24,}<)')
+"""A word of code that a narrow column has to break."""
 
 
 def build(out: Path, with_runs: bool = True) -> list[str]:
@@ -52,7 +55,8 @@ def build(out: Path, with_runs: bool = True) -> list[str]:
         for file in NOT_SERVED:
             (work / "site" / file).unlink(missing_ok=True)
         for page in (work / "site").rglob("*.html"):
-            page.write_text(page.read_text().replace(CAPTION, f'{CAPTION} aria-level="2"'))
+            text = page.read_text().replace(CAPTION, f'{CAPTION} aria-level="2"')
+            page.write_text(LONG.sub('<span class="pre long">', text))
         if shown:
             shutil.copytree(work / "pages", work / "site" / REPORTS)
         wrong = links.problems(work / "site")

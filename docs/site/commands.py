@@ -43,8 +43,8 @@ def path_of(name: str) -> str:
 
 def page(name: str, command: Any, context: Any) -> str:
     """The page of a command: what it does, its arguments, its options by heading."""
-    usage = " ".join(part for p in command.params for part in p.get_usage_pieces(context))
-    parts = [f"# `chop {name}`", f"Usage: `chop {name} {usage}`", help_text(command.help or "")]
+    usage = " ".join([f"chop {name}", *command.collect_usage_pieces(context)])
+    parts = [f"# `chop {name}`", f"Usage: `{usage}`", help_text(command.help or "")]
     panels: dict[str, list[Any]] = {}
     for parameter in command.params:
         is_argument = parameter.param_type_name == "argument"

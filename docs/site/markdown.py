@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
-from chop.docstrings import entries, split_section
+from chop.docstrings import split_section
 
 SPECIAL = re.compile(r"([<>*_\[\]$|~#{}\\])")
 CODE = re.compile(r"(`[^`\n]+`)")
 STYLE = re.compile(r"\[bold\](.*?)\[/\]")
-LISTED = ("Args", "Attributes", "Raises")
-SECTIONS = (*LISTED, "Returns", "Yields", "Example", "Source")
+SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields", "Example", "Source")
+ENTRY = re.compile(r"(?P<name>\*{0,2}\w[\w.]*)(?P<kind> \(.*\))?: (?P<text>.*)", re.DOTALL)
+"""`name: text`, or `name (type, default ...): text`."""
 
 
 def escaped(text: str) -> str:
@@ -69,16 +71,38 @@ def docstring(text: str) -> str:
         if heading == "Example":
             parts.append(code(_unindented(section.partition("\n")[2]), "python"))
             continue
-        parts.append(f"**{heading}**")
-        found = entries(section, heading) if heading in LISTED else {}
-        said = " ".join(section.partition(":")[2].split())
-        parts.append(definitions(found) if found else escaped(said))
+        first, _, below = section.partition(":")[2].partition("\n")
+        lines = [*filter(None, (first.strip(), *_unindented(below).splitlines()))]
+        parts += [f"**{heading}**", "\n".join(_entries(lines))]
     return "\n\n".join(part for part in parts if part)
 
 
-def definitions(found: Mapping[str, str]) -> str:
-    """A list of names with their texts."""
-    return "\n".join(f"- `{name}`: {escaped(text)}" for name, text in found.items())
+def _entries(lines: Sequence[str]) -> Iterator[str]:
+    """Named entries as a list, below the prose that stands before them."""
+    starts = [number for number, line in enumerate(lines) if ENTRY.match(line)]
+    ends = [*starts, len(lines)]
+    if prose := lines[: ends[0]]:
+        said, below = _announced(prose)
+        yield escaped(said)
+        yield from ["", *_entries(below)] if below else ()
+    for start, end in pairwise(ends):
+        said, below = _announced(lines[start:end])
+        name, kind, text = ENTRY.match(said).groups()  # type: ignore[union-attr]
+        yield f"- `{name}`{escaped(kind or '')}: {escaped(text)}"
+        yield from (f"  {line}" for line in _entries(below))
+
+
+def _announced(lines: Sequence[str]) -> tuple[str, list[str]]:
+    """A text on one line, and the lines of the entries that its last colon announces."""
+    for count in range(1, len(lines)):
+        below = _unindented("\n".join(lines[count:])).splitlines()
+        if lines[count - 1].endswith(":") and any(map(ENTRY.match, below)):
+            return _joined(lines[:count]), below
+    return _joined(lines), []
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return " ".join(line.strip() for line in lines)
 
 
 def _paragraphs(text: str) -> Iterator[str]:

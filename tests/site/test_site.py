@@ -40,6 +40,7 @@ def test_every_command_has_its_options_and_defaults(made):
         assert f"[`chop {name}`]" in made["docs/guide/commands.md"]
         assert "[bold]" not in page
     page = made[f"{commands.FOLDER}/compress.md"]
+    assert "\nUsage: `chop compress [OPTIONS]`\n" in page
     assert "| `--max-drop <float>` |" in page and "| `0.01` |" in page
     assert "```text\nchop compress --model cnn --out runs/cnn\n" in page
 
@@ -90,6 +91,13 @@ def test_every_page_of_the_index_is_in_the_contents(made):
         ("a_b <c> `d_e` [f]", "a\\_b \\<c\\> `d_e` \\[f\\]"),
         ("Adds.\n\nReturns: a sum.", "Adds.\n\n**Returns**\n\na sum."),
         ("Adds.\n\nArgs:\n    a_b: one.", "Adds.\n\n**Args**\n\n- `a_b`: one."),
+        (
+            "Args:\n    a: settings:\n        Or a path.\n        b (list[int]): one\n"
+            "            more.\n    c: three,\n        four.\n"
+            "Returns:\n    a pair:\n        d: five.",
+            "**Args**\n\n- `a`: settings:\n  Or a path.\n  - `b` (list\\[int\\]): one more."
+            "\n- `c`: three, four.\n\n**Returns**\n\na pair:\n\n- `d`: five.",
+        ),
         (">>> 1 + 1\n2", "```pycon\n>>> 1 + 1\n2\n```"),
         ("", ""),
     ],
