@@ -1,9 +1,9 @@
 """Lab 1: accuracy against bits, and accuracy against sparsity, as figures and tables.
 
-python examples/lab_1.py                          (built-in vision transformer and digits)
+python examples/lab_1.py                          (built-in model and digits, a quarter of an hour)
 python examples/lab_1.py --model DIR --dataset DIR --max-length 256 --epochs 1
 python examples/lab_1.py --seeds 3                (mean and range of three seeds)
-python examples/lab_1.py --quick                  (a few points, to see that it works)
+python examples/lab_1.py --quick                  (few points, to see that it works, half a minute)
 
 The same as four commands; killed and started again it goes on where it was:
 

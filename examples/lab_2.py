@@ -3,7 +3,7 @@
 python examples/lab_2.py            (built-in vision transformer and digits, five minutes)
 python examples/lab_2.py --model DIR --dataset DIR --max-length 256 --limit 2000
 python examples/lab_2.py --sampler tpe      (which searches the three modes)
-python examples/lab_2.py --quick    (a few trials, to see that it works)
+python examples/lab_2.py --quick    (a few trials, to see that it works, half a minute)
 
 Part 1: the best accuracy so far against trials, for each sampler, over several seeds. Part 2: the
 same for one sampler in three modes: as trained; quantized to 4 bits and half pruned; trained again

@@ -2,7 +2,7 @@
 
 python examples/lab_3.py            (built-in vision transformer and digits, ten minutes)
 python examples/lab_3.py --model DIR --dataset DIR --max-length 256 --limit 2000
-python examples/lab_3.py --quick    (a few trials, to see that it works)
+python examples/lab_3.py --quick    (a few trials, to see that it works, two minutes)
 
 Part 1: integers whose width and fraction are chosen for each layer. Part 2: every format, one curve
 each, its fields chosen for inputs and weights of each layer. Part 3: the same, and each trial is

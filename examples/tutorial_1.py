@@ -1,6 +1,6 @@
 """Tutorial 1: a model as a graph. Draw it, compare two, write two passes, save it, read it back.
 
-python examples/tutorial_1.py
+python examples/tutorial_1.py                      (built-in BERT-tiny, seconds)
 python examples/tutorial_1.py --checkpoint DIR     (a local BERT classifier)
 """
 

@@ -1,9 +1,9 @@
 """Tutorial 10: a language model in four bits, and a folder that transformers loads.
 
-python examples/tutorial_10.py                       (the built-in decoder, first trained: 30 s)
+python examples/tutorial_10.py                       (the built-in decoder, half a minute)
 python examples/tutorial_10.py --model smollm2       (SmolLM2-135M-Instruct; see below)
 python examples/tutorial_10.py --model ./my-llama    (a folder with a decoder and its tokenizer)
-python examples/tutorial_10.py --quick               (random weights, to see that it works)
+python examples/tutorial_10.py --quick               (random weights, to see that it works, seconds)
 
 A decoder is captured, its linear layers and its embedding are quantized in several formats, and
 each is judged by perplexity. In the coarsest, a recipe leaves some layers more bits, and roundings

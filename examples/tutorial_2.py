@@ -1,6 +1,6 @@
 """Tutorial 2: fine-tune a text classifier in full, then with low-rank adapters (LoRA).
 
-python examples/tutorial_2.py                                   (built-in reviews, no network)
+python examples/tutorial_2.py                                   (built-in reviews, a few minutes)
 python examples/tutorial_2.py --checkpoint DIR --dataset DIR    (your own, or hub names)
 
 How many parameters does LoRA spare? On the course's BERT-tiny (4,386,178 parameters) 413,314 train

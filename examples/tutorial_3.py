@@ -1,6 +1,6 @@
 """Tutorial 3: quantize a text classifier after training (PTQ), then train it back (QAT).
 
-python examples/tutorial_3.py                                   (built-in reviews, no network)
+python examples/tutorial_3.py                                   (built-in reviews, a few minutes)
 python examples/tutorial_3.py --checkpoint DIR --dataset DIR    (your own, or hub names)
 """
 

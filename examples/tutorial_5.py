@@ -1,8 +1,8 @@
 """Tutorial 5: architecture search, and compression of what was found.
 
-python examples/tutorial_5.py            (built-in vision transformer and digits, some minutes)
+python examples/tutorial_5.py            (built-in vision transformer and digits, a few minutes)
 python examples/tutorial_5.py --model DIR --dataset DIR --max-length 256 --limit 2000
-python examples/tutorial_5.py --quick    (a few trials, to see that it works)
+python examples/tutorial_5.py --quick    (a few trials, to see that it works, half a minute)
 
 The space of the course: how many layers and heads, which sizes, and Linear or Identity for every
 square layer. The course sets `num_layers` and `num_heads`, which no configuration of BERT has, and

@@ -2,7 +2,7 @@
 
 python examples/tutorial_6.py            (built-in vision transformer and digits, two minutes)
 python examples/tutorial_6.py --model DIR --dataset DIR --max-length 256 --limit 2000
-python examples/tutorial_6.py --quick    (a few trials, to see that it works)
+python examples/tutorial_6.py --quick    (a few trials, to see that it works, half a minute)
 
 First as the course writes it, in plain Optuna: each trial puts a class in the place of each Linear,
 with a width and a fraction that are drawn too. Then with `chop.search`: only formats and widths are

@@ -1,7 +1,7 @@
 """Tutorial 7: a model on several processes, by a plan that is searched for.
 
-python examples/tutorial_7.py            (under two minutes)
-python examples/tutorial_7.py --quick    (fewer budgets, to see that it works)
+python examples/tutorial_7.py            (four processes, simulated, two minutes)
+python examples/tutorial_7.py --quick    (fewer budgets, to see that it works, half a minute)
 
 A plan says which process keeps what of the parameters, and in which layout each node reads its
 inputs. The search runs on this process alone, others are simulated. It is asked for the fastest

@@ -1,8 +1,8 @@
 """Tutorial 8: from a trained model to a verified circuit.
 
-python examples/tutorial_8.py                (built-in MLP and digits, under a minute)
+python examples/tutorial_8.py                (built-in MLP and digits, a minute)
 python examples/tutorial_8.py --model vit    (the vision transformer, minutes)
-python examples/tutorial_8.py --quick        (few samples and no synthesis, to see that it works)
+python examples/tutorial_8.py --quick        (few samples, no synthesis, half a minute)
 
 First pass by pass: the model is quantized and lowered to integers; the integer graph is emitted as
 SystemVerilog and simulated with vectors that the graph computes. Then a fault is planted in a copy

@@ -1,8 +1,8 @@
 """Tutorial 9: kernel fusion, on softmax.
 
-python examples/tutorial_9.py                  (two minutes; on a CPU too)
+python examples/tutorial_9.py                  (on a CPU too, two minutes)
 python examples/tutorial_9.py --device cuda    (with the Triton kernel among those timed)
-python examples/tutorial_9.py --quick          (a small matrix, to see that it works)
+python examples/tutorial_9.py --quick          (a small matrix, to see that it works, half a minute)
 
 Softmax written out in five operations sends every intermediate to memory and reads it back. The
 numbers that move are counted first, as the operations run. A fused kernel keeps a row on the chip

@@ -16,6 +16,13 @@ PAGE = "docs/course.md"
 FOLDER = "docs/course"
 LINK = re.compile(r"\]\((?!#|\w+:)")
 SCRIPT = re.compile(r"`python (examples/\w+\.py)")
+CALL = re.compile(r"python \S+ *(?P<options>.*?) *\(.*, (?P<time>[^,()\n]+)\)$", re.MULTILINE)
+"""A call in a script's docstring, whose remark ends with a time."""
+TIMES = (
+    *("seconds", "half a minute", "a minute", "two minutes", "a few minutes", "five minutes"),
+    *("ten minutes", "a quarter of an hour"),
+)
+"""Rough, of one core of a laptop."""
 DIFFER = "If your numbers differ"
 
 
@@ -46,10 +53,24 @@ def pages() -> dict[str, str]:
 
 
 def _page(title: str, text: str, differ: str) -> str:
-    parts = [f"# {title}", text.strip(), f"## {DIFFER}", differ.strip()]
     scripts = list(dict.fromkeys(SCRIPT.findall(text)))
+    taken = [*map(_taken, scripts)]
+    parts = [f"# {title}", *taken, text.strip(), f"## {DIFFER}", differ.strip()]
     page = LINK.sub("](../", "\n\n".join(parts))
     return "\n\n".join([page, *(part for script in scripts for part in _script(script))]) + "\n"
+
+
+def times(script: str) -> dict[str, str]:
+    """The times of a script's calls as its docstring has them, by their options."""
+    said = ast.get_docstring(ast.parse((ROOT / script).read_text())) or ""
+    found = {call["options"]: call["time"] for call in CALL.finditer(said)}
+    return {options: time for options, time in found.items() if time in TIMES}
+
+
+def _taken(script: str) -> str:
+    found = times(script)
+    quick = f", with `--quick` {found['--quick']}" if "--quick" in found else ""
+    return f"`python {script}` takes {found['']}{quick}, roughly, on one core of a laptop."
 
 
 def _script(script: str) -> Iterator[str]:

@@ -118,8 +118,8 @@ def test_a_visitor_tells_what_is_wide_missing_or_broken(tmp_path):
     word = "<code><span class='pre{}'>{}</span></code>"
     row = "<td>1234567890123456789012345678901234567890</td>" * 3
     shown = (
-        f"<article><table style='width: 100%'><tr>{row}</tr></table><div style='width: 4em'>aaaa"
-        f"{word.format('', '--max-length')} {word.format(' long', 'long_' * 30)}</div></article>"
+        f"<article><table style='width: 100%'><tr>{row}</tr></table><p style='width: 4em'>aaaa"
+        f"{word.format('', '--max-length')} {word.format(' long', 'long_' * 30)}</p></article>"
     )
     for name, style in (("ours", STYLE.read_text()), ("none", "")):
         (tmp_path / f"{name}.html").write_text(

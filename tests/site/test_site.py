@@ -78,6 +78,16 @@ def test_the_course_has_a_page_for_each_section(made):
     assert (ROOT / "examples/lab_1.py").read_text().strip() in lab
 
 
+def test_every_script_of_the_course_says_how_long_its_calls_take(made):
+    for script, page in course.page_of_scripts().items():
+        found = course.times(script)
+        assert "" in found, script
+        assert ("--quick" in found) == ('"--quick"' in (ROOT / script).read_text()), script
+        assert f"\n`python {script}` takes {found['']}" in made[f"{course.FOLDER}/{page}.md"]
+    lab = made[f"{course.FOLDER}/lab-3.md"]
+    assert "takes ten minutes, with `--quick` two minutes, roughly, on one core" in lab
+
+
 def test_every_page_of_the_index_is_in_the_contents(made):
     trees = re.findall(r"^/(\S+)$", made["index.md"], re.M)
     assert {"README", "docs/start", "docs/reference/passes", "benchmarks/RESULTS"} <= {*trees}

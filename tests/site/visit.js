@@ -22,7 +22,7 @@ const opening = (element) => element.outerHTML.slice(0, 150);
 // code on two lines.
 const layout = async (page) => {
   const whole = page.documentElement;
-  const words = page.querySelectorAll("article code .pre:not(.long)");
+  const words = page.querySelectorAll("article :is(p, li, td, th) code .pre:not(.long)");
   return [
     ...(whole.scrollWidth > whole.clientWidth ? [`${whole.scrollWidth} pixels wide`] : []),
     ...[...page.images].filter((each) => !each.naturalWidth).map(opening),
