@@ -3,8 +3,8 @@
 python -m docs.site --out FOLDER      (default: src/chop/site, where `chop docs` looks)
 python -m docs.site --no-runs         (without pages of runs and outputs of notebooks)
 
-Runs and notebooks take some minutes. Notebooks that ran are kept in `build/notebooks`, until they
-or chop change.
+Runs and notebooks take ten times as long as `chop demo`. Notebooks that ran are kept
+in `build/notebooks`, until they or chop change.
 """
 
 from __future__ import annotations
