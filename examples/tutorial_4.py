@@ -1,6 +1,6 @@
 """Tutorial 4: prune a text classifier, train it again, and make the zeros permanent.
 
-python examples/tutorial_4.py                                   (built-in reviews, a few minutes)
+python examples/tutorial_4.py                                   (built-in reviews, two minutes)
 python examples/tutorial_4.py --checkpoint DIR --dataset DIR    (your own, or hub names)
 """
 
