@@ -6,9 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from chop.actions.emit import emit
 from chop.actions.settings.emit import EmitConfig
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ConfigError, UnavailableError, VerificationError
 from chop.hardware import place as placement
 from chop.hardware.absorb import absorb_registers
 from chop.hardware.components import COMPONENTS
@@ -18,6 +21,7 @@ from chop.hardware.project import Project
 from chop.hardware.testbench import compile_testbench, run_testbench
 from chop.hardware.verilog import sources
 from chop.nn.integer import IntegerLinear
+from chop.workloads.workload import Workload
 from tests.hardware import bench
 from tests.hardware.test_linear import EDGE, layer
 
@@ -195,6 +199,48 @@ def test_a_circuit_is_placed_on_the_device_that_it_is_folded_for():
         EmitConfig(place_on="ecp5-25")
     with pytest.raises(ConfigError, match="place_seeds: nothing is placed"):
         EmitConfig(place_seeds=3)
+
+
+def wide_layer(**settings):
+    """Emits a layer of 64 products, up to its simulation: what it is folded for, or a refusal."""
+    torch.manual_seed(0)
+    x, labels = torch.randn(40, 8), torch.arange(40) % 8
+    model = nn.Sequential(nn.Linear(8, 8))
+    rows = Workload.of(model, (x, labels), (x, labels), device="cpu")
+    config = EmitConfig(place=True, force=True, calibration_rows=20, samples=2, **settings)
+    with pytest.raises(VerificationError) as found:
+        emit(config, rows)
+    return found.value.args[0]
+
+
+@pytest.fixture
+def simulation_raises(monkeypatch):
+    def reached(folder, *_):
+        found = folder / "folds.json"
+        raise VerificationError(json.loads(found.read_text()) if found.exists() else None)
+
+    monkeypatch.setattr("chop.actions.emit.check_device", lambda device: None)
+    monkeypatch.setattr("chop.actions.emit.tool_path", lambda tool: tool)
+    monkeypatch.setattr("chop.actions.emit.verify", reached)
+
+
+def test_what_cannot_fit_is_refused_before_it_is_simulated(simulation_raises, tmp_path):
+    out = tmp_path / "out"
+    said = "place: the design does not fit ecp5-25: by estimate it takes 64 multipliers of 28; "
+    for settings in ({"fold": 1}, {"device": "lut=90000,dsp=64,bram=9"}):
+        with pytest.raises(ConfigError, match=said):
+            wide_layer(out=out, place_on="ecp5-25", **settings)
+    assert not out.exists()
+    assert wide_layer(out=out, place_on="ecp5-25", fold=2) is None
+    assert wide_layer(out=out, place_on="ecp5-85", fold=1) is None
+
+
+@pytest.mark.parametrize("device", ["ecp5-25", "ice40-hx8k"])
+def test_without_a_fold_one_is_chosen_that_fits_what_is_placed_on(
+    device, simulation_raises, tmp_path
+):
+    folds = wide_layer(out=tmp_path / "out", place_on=device)
+    assert all(2 <= fold <= 64 for fold in folds["folds"].values())
 
 
 def test_the_slowest_path_is_told_by_components():

@@ -31,7 +31,7 @@ from chop.hardware.emitted import (
 from chop.hardware.estimate import ESTIMATED, design_usage
 from chop.hardware.fold import fold_for
 from chop.hardware.foldable import Folding
-from chop.hardware.place import check_device, place
+from chop.hardware.place import check_device, check_fits, place
 from chop.hardware.project import project_of
 from chop.hardware.shrink import Verified, check_samples, verify_shrunk
 from chop.hardware.synth import RESOURCES, synthesize
@@ -85,6 +85,8 @@ def emit(
         return {"verification": [asdict(row) for row in check_emitted(config.out)]}
     if config.place:
         check_device(config.placed_on)
+        if not (config.fold or config.device):
+            config = replace(config, device=config.placed_on)
     # A link would be replaced by the folder.
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     _check_folder(config.out)
@@ -125,6 +127,8 @@ def _emit(
             planned = emit_design(
                 lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft
             )
+        if config.place:
+            check_fits(planned, config.placed_on, has_multipliers)
         codes = _write(planned, lowering, folder)
     verified = _verified(config, planned, codes, lowering.rows, folder)
     design, found = verified.design, verified.verification

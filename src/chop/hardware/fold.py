@@ -78,18 +78,23 @@ def _intervals(graph: Foldable, slowest: int) -> list[int]:
     return sorted({math.ceil(graph.fastest * 1.02**step) for step in range(count + 1)})
 
 
-def excess(usage: Usage, device: Device) -> dict[str, float]:
-    """What is taken beyond a device, by resource; empty where it fits."""
-    pairs = {name: (getattr(usage, name), getattr(device, name)) for name in RESOURCES}
+def excess(usage: Usage, device: Device, times: float = 1.0) -> dict[str, float]:
+    """What is taken beyond so many times a device, by resource; empty where it fits."""
+    pairs = {name: (getattr(usage, name), times * getattr(device, name)) for name in RESOURCES}
     return {name: taken - there for name, (taken, there) in pairs.items() if taken > there}
 
 
-def _refusal(mg: MaseGraph, usage: Usage, device: Device) -> str:
+def beyond(usage: Usage, device: Device) -> str:
+    """The same in words."""
     names = {"lut": "lookup tables", "ff": "flip-flops", "dsp": "multipliers", "bram": "memories"}
-    missing = ", ".join(
+    return ", ".join(
         f"{getattr(usage, name):,.0f} {names[name]} of {getattr(device, name):,}"
         for name in excess(usage, device)
     )
+
+
+def _refusal(mg: MaseGraph, usage: Usage, device: Device) -> str:
+    missing = beyond(usage, device)
     fitting = next((other.name for other in DEVICES.values() if _fits(mg, other)), None)
     larger = f"the smallest device that fits is {fitting}" if fitting else "no known device fits"
     return (

@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.files import atomic_file, write_text
 from chop.files.documents import parse_json
 from chop.hardware.absorb import absorb_registers
+from chop.hardware.design import Design
 from chop.hardware.devices import DEVICES, Router
+from chop.hardware.estimate import design_usage
+from chop.hardware.fold import beyond, excess
 from chop.hardware.project import Project, sources_of
 from chop.hardware.synth import WITHOUT_MULTIPLIERS
 from chop.hardware.tools import read_command, run, tool_path, version
@@ -31,6 +34,8 @@ from chop.runs.progress import Stages
 PLACE_SECONDS = 7200
 TARGET_MHZ = 150
 """What routing strives for; it goes on where a path is slower."""
+CERTAIN = 1.3
+"""Times a device that an estimate has to be before a design is sure not to fit."""
 INSTALLED_BY = {"nextpnr-ecp5": "place", "ecppack": "place"}
 """Tools that an optional part of chop installs; others are packages of Debian."""
 _SYNTHESIS = "{read}; synth_{family}{flags} -top {top} -json netlist.json"
@@ -46,6 +51,25 @@ def check_device(device: str) -> None:
         UnavailableError: its tool is not installed; says how to install it.
     """
     _command(_router(device).tool)
+
+
+def check_fits(design: Design, name: str, has_multipliers: bool = True) -> None:
+    """Does nothing where a design fits a device, or where its estimate may be wrong about that.
+
+    Args:
+        design: what is to be placed.
+        name: of the device.
+        has_multipliers: else products are made of lookup tables, whatever the device has.
+    Raises:
+        ConfigError: it is estimated to take far more than there is; says by how much.
+    """
+    device = DEVICES[name] if has_multipliers else replace(DEVICES[name], dsp=0)
+    usage = design_usage(design.netlist, design.connections, device.family)
+    if excess(usage, device, CERTAIN):
+        raise ConfigError(
+            f"place: the design does not fit {name}: by estimate it takes "
+            f"{beyond(usage, device)}; without fold, or with device, folds that fit are chosen."
+        )
 
 
 def _router(name: str) -> Router:

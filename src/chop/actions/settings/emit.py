@@ -23,7 +23,8 @@ class EmitConfig(LoweringConfig):
             that of fewest lookup tables: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85, or what
             there is, as in lut=20000,dsp=40,bram=50; with dsp=0 products are made of lookup tables,
             by Yosys too. What is taken is estimated: lookup tables and flip-flops are within 20 %
-            in most designs that were compared. Default: none, one fold for all.
+            in most designs that were compared. Default: with place and without fold the device
+            that is placed on, else none, one fold for all.
         samples: number of test rows that are simulated, under each profile of stalls. Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
         shrink_fifos: makes each FIFO as deep as what it stores where samples come evenly, and a
