@@ -24,6 +24,7 @@ from chop.data import load_dataset
 from chop.data.tokenizer import get_tokenizer
 from chop.train import load_trained
 from tests import programs
+from tests.cli import test_shown_commands as shown
 from tests.pages import PAGES, ROOT, command_lines, name_of, python_of
 from tests.test_docs_blocks import block
 
@@ -204,9 +205,8 @@ def my_pictures():
     assert programs.run(program).returncode == 0
 
 
-def two_runs():
-    for name in ("first", "second"):
-        chop("compress", "--model", "mlp", "--bench-seconds", "0", "--out", f"runs/{name}")
+def mlp_run(name):
+    chop("compress", "--model", "mlp", "--bench-seconds", "0", "--out", f"runs/{name}")
 
 
 def small_search(*names):
@@ -224,10 +224,14 @@ NEEDED = {
     "./tasks": my_tasks,
     "./texts.txt": texts,
     "net.py:Net": my_pictures,
-    "runs/tpe": lambda: small_search("tpe", "random"),
-    "runs/none": lambda: small_search("none", "compress", "compress-train"),
-    "runs/compress": lambda: chop("compress", "--model", "mlp", "--bench-seconds", "0"),
-    "runs/first": two_runs,
+    "runs/tpe": lambda: small_search("tpe"),
+    "runs/random": lambda: small_search("random"),
+    "runs/none": lambda: small_search("none", "compress"),
+    "runs/compress-train": lambda: small_search("compress-train"),
+    "runs/compress": lambda: mlp_run("compress"),
+    "runs/first": lambda: mlp_run("first"),
+    "runs/second": lambda: mlp_run("second"),
+    "runs/demo": lambda: chop("demo"),
     "runs/demo/model": lambda: chop("demo"),
 }
 """What the reader is to have -> what makes it."""
@@ -247,6 +251,25 @@ def test_all_command_lines_are_found():
     assert set(NEEDED) <= {word for line in lines for word in line.split()}
     assert SMALLER.keys() <= set(lines)
     assert not [line for line in lines if re.search(r"\b[A-Z]{3,}\b", line)]  # names to fill in
+
+
+def out_of(line):
+    """The folder that a command line writes."""
+    name, words = shown.words_of(line.removeprefix("chop "))
+    return str(shown.parse(name, words).params.get("out"))
+
+
+@pytest.mark.parametrize("section", COMMANDS)
+def test_what_command_lines_read_is_made_before(section):
+    made = {*NEEDED}
+    for line in COMMANDS[section]:
+        if line != "chop --help":
+            written = out_of(line)
+            paths = {word for word in line.split() if word.startswith(("./", "runs/"))} - {written}
+            assert [
+                path for path in paths if not made & {path, *map(str, Path(path).parents)}
+            ] == []
+            made |= {written} - {"None"}
 
 
 @pytest.mark.slow
