@@ -1,5 +1,7 @@
 """Proof of exports: weights, test rows, and what rounding again costs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,6 +12,7 @@ from chop.actions.export import export
 from chop.actions.export_model import Loaded, decoded, load_graph
 from chop.actions.export_proof import (
     MOST_DYNAMIC,
+    RowProof,
     check_unrounded,
     compare_weights,
     exact_graph,
@@ -24,6 +27,7 @@ from chop.export.target import packed_layers
 from chop.export.targets import target
 from chop.formats import QuantSpec, parse_format_string
 from chop.pipelines.packed_weights import pack_weights
+from chop.train.tasks import IGNORED, TASKS
 from tests.export.decoders import captured
 
 TALL, SQUARE = "0", "2"
@@ -175,3 +179,21 @@ def test_a_wrong_layer_is_found_where_found_scales_of_inputs_would_hide_it(text,
     # The graph still rounds what its layers are given.
     linear = [m for m in packed_layers(mg.model).values() if isinstance(m, nn.Linear)]
     assert linear and all(not m.spec.data_in.is_identity for m in linear)
+
+
+@pytest.mark.parametrize("anything", [40.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("task", ["causal-lm", "token-classification"])
+def test_what_an_engine_makes_of_padding_is_no_difference(anything, task):
+    workload = SimpleNamespace(task=TASKS[task])
+    labels = torch.tensor([[1, 2, 3, 4], [1, 2, IGNORED, IGNORED]])
+    own = torch.randn(2, 4, 5)
+    found = own + 1e-6
+    found[1, 2:] = anything
+    proof = RowProof()
+    proof.add(workload, found, own, labels)
+    assert proof.difference == pytest.approx(1e-6, rel=0.5) and proof.agreed == proof.answers
+    found[1, 0] = anything
+    proof.add(workload, found, own, labels)
+    assert not proof.difference < 1
+    with pytest.raises(VerificationError, match=r"expected logits \[2, 4, 5\], got \[2, 3, 5\]"):
+        proof.add(workload, found[:, :3], own, labels)

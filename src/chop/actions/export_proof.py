@@ -96,8 +96,8 @@ class RowProof:
     Attributes:
         agreed: answers whose largest logit is the graph's; None where answers are no classes.
         answers: that were compared: rows, or tokens.
-        difference: the largest one between outputs.
-        largest: of the graph's outputs.
+        difference: the largest one between answers.
+        largest: of the graph's answers.
     """
 
     agreed: int | None = None
@@ -108,14 +108,20 @@ class RowProof:
     _labels: list[Tensor] = field(default_factory=list, repr=False)
 
     def add(self, workload: Workload, found: Tensor, expected: Tensor, labels: Tensor) -> None:
-        """Takes the logits of a batch."""
+        """Takes the logits of a batch; of padding, which is no answer, an engine makes anything.
+
+        Raises:
+            VerificationError: logits have another shape than the graph's.
+        """
         task = workload.task
-        self.difference = max(self.difference, _apart(found, expected))
-        if expected.numel():
-            self.largest = max(self.largest, expected.abs().max().item())
+        if found.shape != expected.shape:
+            raise VerificationError(f"expected logits {[*expected.shape]}, got {[*found.shape]}.")
         answers, right = task.compare(found, labels)
         own, _ = task.compare(expected, labels)
         self.answers += len(answers)
+        self.difference = max(self.difference, _apart(answers, own))
+        if own.numel():
+            self.largest = max(self.largest, own.abs().max().item())
         if task.is_categorical:
             same = (answers.argmax(-1) == own.argmax(-1)).reshape(len(answers), -1).all(-1)
             self.agreed = (self.agreed or 0) + int(same.sum())

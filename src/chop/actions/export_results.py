@@ -33,8 +33,8 @@ class RowResult:
         score: the task's metric.
         agreed: answers that are the reference's; None where answers are no classes.
         answers: how many there are: rows, or tokens.
-        difference: the largest one between outputs and the reference's.
-        largest: of the reference's outputs.
+        difference: the largest one between answers and the reference's.
+        largest: of the reference's answers.
     """
 
     model: str
