@@ -41,7 +41,7 @@ LIBRARIES = {"--tasks": "lm_eval", "openvino": "openvino", "--place": "yowasp_ne
 """Part of a command line -> the library without which it is left out."""
 
 A_FEW = "--limit 60 --bench-seconds 0.02"
-PLACED_ONCE = "--samples 20 --place-seeds 1"
+PLACED_ONCE = "--samples 20 --no-synthesis --place-seeds 1"
 TINY = "chop compress --model gpt-tiny --formats"
 FEWER_BITS = (
     "chop compress --model ./my-llama --dataset ./texts.txt --formats mxint4 "
@@ -55,7 +55,7 @@ FEWER_BITS = (
 )
 SMALLER = {
     **dict.fromkeys(FEWER_BITS, A_FEW),
-    "chop emit --place": f"--model mlp {PLACED_ONCE}",
+    "chop emit --place": f"--model mlp --place-on ecp5-25 {PLACED_ONCE}",
     "chop emit --model mlp --fold 128 --place": PLACED_ONCE,
     "chop emit --model gpt-tiny --max-length 16 --fold 24000 --samples 100 --icarus-samples 0": (
         "--samples 2 --no-synthesis"
