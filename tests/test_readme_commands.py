@@ -49,12 +49,12 @@ FEWER_BITS = (
     f"{TINY} mxint:width=4 --method rotate,gptq",
     f"{TINY} mxint:width=4 --method rotate --rotation all",
     f"{TINY} mxint:width=4,group_integer:width=3 --method gptq",
-    f"{TINY} group_integer:width=3 --method learned_rounding",
     "chop compress --model ./my-llama --dataset ./texts.txt --task causal-lm "
     "--operators linear,embedding",
 )
 SMALLER = {
     **dict.fromkeys(FEWER_BITS, A_FEW),
+    f"{TINY} group_integer:width=3 --method learned_rounding": f"{A_FEW} --calibration-rows 16",
     "chop emit --place": f"--model mlp --place-on ecp5-25 {PLACED_ONCE}",
     "chop emit --model mlp --fold 128 --place": PLACED_ONCE,
     "chop emit --model gpt-tiny --max-length 16 --fold 24000 --samples 100 --icarus-samples 0": (
