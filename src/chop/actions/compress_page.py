@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from chop.actions.compress_sensitivity import about_sensitivity
 from chop.actions.latency import speed_tiles
 from chop.actions.ways import SAVED
 from chop.formats import NumberFormat
@@ -81,7 +82,7 @@ def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
         mg: the quantized graph, weights not packed.
     """
     formats = {row["layer"]: row for row in result["formats"]}
-    bits = bits_of(mg)
+    bits, about = bits_of(mg), result.get("sensitivity")
     rows = []
     for row in result["layers"]:
         name, chosen = row["layer"], formats.get(row["layer"], {})
@@ -96,10 +97,19 @@ def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
                 "rounded to zero": Cell.of(row["share_rounded_to_zero"], ".1%"),
                 "clipped": Cell.of(row["share_saturated"], ".1%"),
                 "SQNR (dB)": sqnr(row["weight_error"]),
+                **({"sensitivity": _sensitivity(row)} if about else {}),
             }
         )
-    shaded = ("bits", "rounded to zero", "clipped", "SQNR (dB)")
-    return Table("Weights and formats by layer", rows, shaded=shaded)
+    shaded = ("bits", "rounded to zero", "clipped", "SQNR (dB)", "sensitivity")
+    title = "Weights and formats by layer"
+    if about:
+        title += f"; {about_sensitivity(about['metric'], about['rows'])}"
+    return Table(title, rows, shaded=shaded)
+
+
+def _sensitivity(row: Mapping[str, Any]) -> Cell | None:
+    value = row["sensitivity"]
+    return None if value is None else Cell.of(value, ".2e")
 
 
 def sqnr(error: float) -> Cell | None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from chop import passes
 from chop.actions.compress_page import charts_of_model, layer_table, tiles_of, warnings_of
+from chop.actions.compress_sensitivity import exact_weights, layer_sensitivities
 from chop.actions.compress_table import Candidate, curves_of, printed_row
 from chop.actions.job import Output
 from chop.actions.latency import (
@@ -159,7 +160,7 @@ def _save(
     result |= {
         "saved": printed_row(chosen.row, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
-        "layers": [dataclasses.asdict(row) for row in layer_rows(chosen.graph)],
+        "layers": _layers(exact, chosen, result, workload, config),
         "formats": format_rows(chosen.graph),
         "float_bytes": exported_bytes(exact.graph),
         "saved_bytes": _file_bytes(folder),
@@ -179,6 +180,32 @@ def _save(
         *(speed_tables("The saved model beside float", speed) if speed else ()),
         *(Note(text, is_printed=False) for text in _speed_of(result)),
     ]
+
+
+def _layers(
+    exact: Candidate,
+    chosen: Candidate,
+    result: dict[str, Any],
+    workload: Workload,
+    config: CompressConfig,
+) -> list[dict[str, Any]]:
+    """How each layer fits its format, and its sensitivity; what this is goes into the result."""
+    weights = exact_weights(config.method, chosen.row.method, exact.graph)
+    rows = [dataclasses.asdict(row) for row in layer_rows(chosen.graph, weights)]
+    worst = sorted(rows, key=lambda row: -row["weight_error"])
+    counts = result["row_counts"]
+    found = weights is not None and layer_sensitivities(
+        chosen.graph,
+        [row["layer"] for row in worst],
+        workload.train,
+        workload.task,
+        evaluated=len(result["rows"]) * (counts["validation"] + counts["test"]),
+        exact=weights,
+    )
+    if not found:
+        return rows
+    result["sensitivity"] = {"metric": found.metric, "rows": found.rows}
+    return [{**row, "sensitivity": found.by_layer.get(row["layer"])} for row in rows]
 
 
 @contextmanager

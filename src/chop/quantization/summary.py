@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
@@ -82,31 +82,38 @@ def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
     return sum(exact for exact, _ in widths) / count, sum(bits for _, bits in widths) / count
 
 
-def layer_rows(mg: MaseGraph) -> list[LayerRow]:
+def layer_rows(mg: MaseGraph, exact: Mapping[str, Tensor] | None = None) -> list[LayerRow]:
     """The layers whose weights are quantized, in the order of the model's parameters.
 
     Packed ones are left out: what rounding took is gone.
+
+    Args:
+        mg: the quantized graph.
+        exact: float weights by name, where those of the graph are rounded already.
     """
+    before = exact or {}
     weights = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
     stored = (parameter for parameter in weights if parameter.packed is None)
     masked = masked_weights(mg)
     return [
-        _layer_row(parameter, masked.get(id(parameter.value)))
+        _layer_row(parameter, masked.get(id(parameter.value)), before.get(parameter.name))
         for parameter in stored
         if not parameter.format.is_identity
     ]
 
 
-def _layer_row(parameter: StoredParameter, masked: Tensor | None) -> LayerRow:
+def _layer_row(parameter: StoredParameter, masked: Tensor | None, exact: Tensor | None) -> LayerRow:
     weight, number_format = parameter.value.detach(), parameter.format
+    before = weight if exact is None else exact.detach()
     if masked is not None:
-        weight = weight.masked_fill(masked, 0)
+        weight, before = weight.masked_fill(masked, 0), before.masked_fill(masked, 0)
     alive = vanished = saturated = 0
     changed = total = 0.0
-    for rows in weight.split(parts_of_rows(number_format, weight, PART)):
+    size = parts_of_rows(number_format, weight, PART)
+    for given, rows in zip(weight.split(size), before.split(size), strict=True):
         is_alive = rows != 0
         alive += int(is_alive.sum())
-        rounded = number_format(rows)
+        rounded = number_format(given)
         vanished += int(((rounded == 0) & is_alive).sum())
         changed += float((rounded - rows).double().square().sum())
         total += float(rows.double().square().sum())
