@@ -435,15 +435,26 @@ def test_settings_of_tasks_are_checked(settings, message):
         ("rows.csv", {"label_column": "moood"}, "label column 'moood': did you mean 'mood'"),
         ("rows.csv", {}, "its columns are 'body', 'mood', 'id'; --label-column names"),
         ("rows.csv", {"label_column": "mood", "text_column": "bdy"}, "--text-column"),
-        ("rows.xlsx", {}, "rows.xlsx': expected one of .csv"),
+        ("rows.xlsx", {}, r"rows.xlsx': expected one of .csv.*, or a folder of pictures [^;]*\.$"),
+        (
+            "rows.npz",
+            {},
+            r"expected one of .csv.*chop.compress\(model, \(X, y\)\).*called 'labels'",
+        ),
+        ("arrays", {}, r"arrays' holds no data set.*chop.compress\(model, \(X, y\)\)"),
+        ("none.npz", {}, r"none.npz' is not there: expected one of .csv.*\(X, y\)"),
+        ("none", {}, r"none' is not there: expected one of .csv[^;]*\.$"),
         ("torn.json", {}, "torn.json' cannot be read as json"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_data_that_cannot_be_read_is_one_sentence(words, tmp_path, name, settings, message):
     rows = load_dataset("reviews", limit=5)["train"]
     as_csv(rows, tmp_path / "rows.csv", text="body", label="mood")
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    np.savez(tmp_path / "rows.npz", X=[[1.0]], y=[0])
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "X.npy", [1.0])
     (tmp_path / "torn.json").write_text('{"text": ')
     with pytest.raises(ConfigError, match=message) as caught:
         load_workload(config_of(words, tmp_path / name, tmp_path, **settings))

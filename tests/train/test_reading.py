@@ -130,7 +130,9 @@ def test_splits_may_be_of_any_kind():
         ([(Image.new("L", (4, 4)), 1)], "got a picture: give tensors, as ToTensor"),
         ((TX, ["a"] * 50), "expected rows of numbers, got 'a'"),
         (DataLoader([(TX[0], TX[0])], batch_size=None), "yields one dimension, a row or"),
-        ({"x": TX, "target": TY}, "expected rows with a column 'labels' or 'label'"),
+        ({"x": TX, "target": TY}, r"a column 'labels' or 'label'.*, or \(inputs, labels\), got"),
+        (TX.numpy(), r"got ndarray; arrays are given as \(inputs, labels\)"),
+        ("rows.npz", r"got the name 'rows.npz': chop.data.load_dataset reads .*\(inputs, labels\)"),
     ],
 )
 def test_what_is_no_labeled_rows_is_one_sentence(rows, message):

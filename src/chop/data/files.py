@@ -21,6 +21,12 @@ FILE_KINDS = {
     ".parquet": "parquet",
     ".txt": TEXT_BUILDER,
 }
+ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".safetensors")
+"""Ends of files of arrays, which have no columns that tell inputs from labels."""
+ACCEPTED = (
+    f"one of {', '.join(FILE_KINDS)}, a folder of them, or a folder of pictures with one for each "
+    "class"
+)
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """What columns of a table may be separated by, and its name."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
@@ -37,9 +43,7 @@ def read_file(path: Path) -> DatasetDict:
 
     kind = FILE_KINDS.get(path.suffix.lower())
     if kind is None:
-        raise ConfigError(
-            f"file '{path}': expected one of {', '.join(FILE_KINDS)}, or a folder of them."
-        )
+        raise ConfigError(f"file '{path}': expected {ACCEPTED}{_way_of_arrays(path)}.")
     settings = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
     try:
         found = datasets.load_dataset(
@@ -51,6 +55,22 @@ def read_file(path: Path) -> DatasetDict:
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         raise ConfigError(f"file '{path}' cannot be read as {kind}: {_reason(error)}") from error
     return _checked(found, f"file '{path}'")
+
+
+def check_is_there(path: Path) -> None:
+    """Raises ConfigError where a name that is no file can only be meant as one."""
+    if path.is_absolute() or path.suffix.lower() in (*FILE_KINDS, *ARRAYS):
+        raise ConfigError(f"'{path}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
+
+
+def _way_of_arrays(path: Path) -> str:
+    """What is done with arrays, where these are some; else ""."""
+    if path.suffix.lower() not in ARRAYS:
+        return ""
+    return (
+        "; arrays are given in Python, chop.compress(model, (X, y)), or are saved as such a table, "
+        "a column for each input and one called 'labels'"
+    )
 
 
 def read_folder(folder: Path) -> DatasetDict:
@@ -71,9 +91,11 @@ def read_folder(folder: Path) -> DatasetDict:
     except datasets.exceptions.DatasetGenerationError as error:
         raise ConfigError(f"folder '{folder}' cannot be read: {_reason(error)}") from error
     except (FileNotFoundError, ValueError) as error:
+        arrays = next((path for path in folder.iterdir() if _way_of_arrays(path)), folder)
         raise ConfigError(
             f"folder '{folder}' holds no data set: expected parquet, csv or json files, pictures "
-            f"in a folder for each class, or what save_to_disk writes ({first_line(error)})."
+            f"in a folder for each class, or what save_to_disk writes ({first_line(error)})"
+            f"{_way_of_arrays(arrays)}."
         ) from error
     return _checked(found, f"folder '{folder}'")
 

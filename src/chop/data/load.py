@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.data.digits import digits
-from chop.data.files import read_file, read_folder
+from chop.data.files import check_is_there, read_file, read_folder
 from chop.data.pictures import picture_column
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
@@ -82,6 +82,7 @@ def load_dataset(
     elif Path(name).is_file():
         splits = read_file(Path(name))
     else:
+        check_is_there(Path(name))
         splits = _from_hub(name)
     return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
 

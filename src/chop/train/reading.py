@@ -5,6 +5,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,11 @@ def read_columns(dataset: Any) -> dict[str, Column]:
     Raises:
         ConfigError: it is of none of these kinds, or its parts differ in length.
     """
+    if isinstance(dataset, str | os.PathLike):
+        raise ConfigError(
+            f"expected rows, got the name '{dataset}': chop.data.load_dataset reads tables and "
+            "pictures by name; arrays are given as (inputs, labels), such as two of numpy.load's."
+        )
     if isinstance(dataset, TensorDataset):
         return _of_arrays(dataset.tensors)
     if isinstance(dataset, DataLoader):
@@ -97,7 +103,8 @@ def _named(item: Any) -> Mapping[str, Any]:
     if isinstance(item, tuple | list) and len(item) > 1:
         return _by_position(item)
     raise ConfigError(
-        f"expected each row to be a mapping or (x, label), got {type(item).__name__}."
+        f"expected each row to be a mapping or (x, label), got {type(item).__name__}; arrays are "
+        "given as (inputs, labels)."
     )
 
 

@@ -178,7 +178,8 @@ def read_rows(
         held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
         raise ConfigError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
-            f"(texts have to be tokenized first), got {held} with {list(table)}."
+            f"(texts have to be tokenized first), or (inputs, labels), got {held} with "
+            f"{list(table)}."
         )
     return Rows(inputs, _labels(labels))
 
