@@ -89,9 +89,46 @@ def test_a_table_that_fits_is_one_and_its_cells_take_one_line(monkeypatch, capsy
 
 def test_a_table_that_is_cut_repeats_what_tells_its_rows_apart(monkeypatch, capsys):
     told = printed(SPEED, 60, monkeypatch, capsys)
-    assert "A title (1 of 3)" in told and "A title (3 of 3)" in told
+    assert "A title (1 of 3)" in told and "(3 of 3)" in told and told.count("A title") == 1
     assert told.count("model ") == told.count("batch ") == 3
     assert all(name in " ".join(told.split()) for name in ("rows/s", "weights", "latency"))
+
+
+def test_a_long_title_is_printed_once_and_its_place_is_not_broken(monkeypatch, capsys):
+    title = "The saved model beside float (in turns, compared by processor time, 1 thread)"
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(title, SPEED)
+    told = capsys.readouterr().out
+    assert told.count("The saved model") == 1 and told.count("of 2)") == told.count("1 of 2)") + 1
+    assert title in told and max(map(len, told.splitlines())) <= 80
+
+
+PATHS = [f"vit.layers.{i}.{name}" for i in range(2) for name in ("attention.q_proj", "mlp.fc1")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said", "left"),
+    [
+        ({"layer": PATHS}, "layer: vit.layers. ...", "0.attention.q_proj"),
+        ({"layer": PATHS[:2]}, None, "vit.layers.0.attention.q_proj"),  # 2 rows
+        ({"layer": ["a.x", "a.y", "a.z"]}, None, "a.x"),  # short
+        ({"layer": ["integer 8.25", "integer 8.5", "integer 8.75"]}, None, "integer 8.25"),
+        ({"x (95 % interval)": [1], "y (95 % interval)": [2]}, "x, y: 95 % interval", " x "),
+        ({"x (kB)": [1], "y (95 % interval)": [2]}, None, "x (kB)"),
+        ({"layer": ["model.layer"] * 3}, "layer: model. ...", "│ layer "),
+    ],
+)
+def test_what_columns_say_alike_is_said_once_where_they_are_too_wide(
+    columns, said, left, monkeypatch, capsys
+):
+    wide = {f"wide {i}": ["w" * 30] * len(next(iter(columns.values()))) for i in range(4)}
+    for others in ({}, wide):
+        table = {**columns, **others}
+        rows = [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
+        told = printed(rows, 100, monkeypatch, capsys)
+        assert (said in told if said and others else ": " not in told) and (
+            left in told or not others
+        )
 
 
 def test_two_columns_that_do_not_fit_are_printed_all_the_same(monkeypatch, capsys):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,8 @@ LONGEST_WORD = 20
 """Longer words without a digit at their start, such as paths, may be broken."""
 MOST_KEYS = 2
 """Columns that are repeated where a table is cut into several."""
+SHORT_PATH = 6
+"""Characters of a path that is repeated in each row all the same."""
 FRAME = 3
 """Characters that each column adds to its text; the table adds one more."""
 NUMBER = re.compile(r"[-+~<>±(\[]*\d")
@@ -110,15 +113,24 @@ def _least(word: str) -> int:
 
 
 def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Table]:
-    """The columns as one table, or as several where they do not fit beside one another."""
+    """The columns as one table, or as several where they do not fit beside one another.
+
+    The first has the whole title, and what columns say alike where they are too wide.
+    """
     from rich.markup import escape as escape_markup
     from rich.table import Table
     from rich.text import Text
 
-    title = escape_markup(printable(title))
+    titles = [printable(title)]
+    if sum(max(each.widest, len(each.name)) + FRAME for each in columns) >= width:
+        columns, alike = _said_once(columns)
+        titles += alike
     parts = _parts(columns, width - 1)
     for number, part in enumerate(parts, 1):
-        table = Table(title=title if len(parts) == 1 else f"{title} ({number} of {len(parts)})")
+        place = "" if len(parts) == 1 else f"({number} of {len(parts)})"
+        between = " " if len(titles[0]) + len(place) < width else "\n"
+        first = [between.join(filter(None, (titles[0], place))), *titles[1:]]
+        table = Table(title=escape_markup("\n".join(first if number == 1 else [place])))
         widths = _widths(part, width - 1)
         for column, characters in zip(part, widths, strict=True):
             justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
@@ -129,6 +141,42 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
         for row in zip(*cells, strict=True):
             table.add_row(*map(Text, row))
         yield table
+
+
+def _said_once(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
+    """The columns without the remark that several names end in, and the path that all cells of one
+    begin with; and a line on each.
+
+    >>> paths = tuple(f"model.layers.{i}.mlp" for i in range(3))
+    >>> found, said = _said_once([_Column("layer", paths)])
+    >>> found[0].cells, said
+    (('0.mlp', '1.mlp', '2.mlp'), ['layer: model.layers. ...'])
+    """
+    remarks: dict[str, list[str]] = {}
+    for column in columns:
+        name, _, remark = column.name.partition(" (")
+        if remark.endswith(")") and name:
+            remarks.setdefault(remark[:-1], []).append(name)
+    shared = {remark: names for remark, names in remarks.items() if len(names) > 1}
+    said = [f"{', '.join(names)}: {remark}" for remark, names in shared.items()]
+    found = []
+    for column in columns:
+        name, _, remark = column.name.partition(" (")
+        start = _common_path(column.cells)
+        if start:
+            said.append(f"{column.name}: {start} ...")
+        name = name if remark[:-1] in shared else column.name
+        found.append(_Column(name, tuple(cell[len(start) :] for cell in column.cells)))
+    return found, said
+
+
+def _common_path(cells: Sequence[str]) -> str:
+    """What paths begin with, to a point; "" where that is short, or of few."""
+    parents = (cell.split(".")[:-1] for cell in cells)
+    alike = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
+    path = "".join(f"{names[0]}." for names in alike)
+    is_path = len(cells) > 2 and len(path) >= SHORT_PATH and not re.search(r"[\s\d]", path)
+    return path if is_path else ""
 
 
 def _parts(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
