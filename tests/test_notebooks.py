@@ -1,7 +1,9 @@
 """Notebooks: graphs, figures and search results have the representations that IPython shows."""
 
+import copy
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -111,3 +113,25 @@ def test_a_jobs_result_is_shown_as_its_report(result, tmp_path):
 @pytest.mark.parametrize("result", [None, 4, "text", (1, 2)])
 def test_other_results_stay_as_they_are(result, tmp_path):
     assert with_display(report_of(result), tmp_path) is result
+
+
+@pytest.mark.parametrize("result", [{"saved": None, "rows": [1]}, [{"width": 4}]])
+@pytest.mark.parametrize("count", [0, 10, 13])
+def test_a_printed_result_is_its_outcome_in_short(result, count, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    report = report_of(result)
+    tables = [Table("empty", []), Table("net\x1b[2J", [{"format": f"{i}.x"} for i in range(count)])]
+    report = replace(report, documents={"table.md": tables}, closing=["saved\x1b[2J.", "more"])
+    shown = with_display(report, tmp_path)
+    lines = str(shown).splitlines()
+    assert str(shown) == repr(shown) == f"{shown}" and "\x1b" not in str(shown)
+    assert (
+        lines[0] == r"saved\x1b[2J."
+        and lines[-1] == f"Page of these results: {tmp_path}/report.html"
+    )
+    assert sum(".x" in line for line in lines) == min(count, 10) and "empty" not in str(shown)
+    assert ("3 more rows are on the page." in lines) == (count == 13)
+    assert shown == result and json.loads(json.dumps(shown)) == result
+    assert str(type(result)(shown)) == str(result)
+    assert str(pickle.loads(pickle.dumps(shown))) == str(copy.copy(shown)) == str(shown)
+    assert str(type(shown)(result)) == str(result)

@@ -52,16 +52,37 @@ def print_table(
 
     if not rows:
         return
-    names = list(rows[0]) if columns is None else columns
-    found = [_Column(printable(n), _aligned([shown(row[n]) for row in rows])) for n in names]
+    found = _columns(rows, columns)
     console = Console()
     for table in _tables(title, found, console.width):
         console.print(table)
     if save_path is not None:
-        text = io.StringIO()
-        for table in _tables(title, found, TEXT_COLUMNS):
-            Console(file=text, width=TEXT_COLUMNS).print(table)
-        write_text(save_path, text.getvalue())
+        write_text(save_path, _text(title, found, TEXT_COLUMNS))
+
+
+def text_table(
+    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
+) -> str:
+    """Rows as `print_table` prints them, as a text; "" of no rows."""
+    from rich.console import Console
+
+    return _text(title, _columns(rows, columns), Console().width) if rows else ""
+
+
+def _text(title: str, columns: Sequence[_Column], width: int) -> str:
+    from rich.console import Console
+
+    text = io.StringIO()
+    for table in _tables(title, columns, width):
+        Console(file=text, width=width).print(table)
+    return text.getvalue()
+
+
+def _columns(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
+) -> list[_Column]:
+    names = list(rows[0]) if columns is None else columns
+    return [_Column(printable(n), _aligned([shown(row[n]) for row in rows])) for n in names]
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
     found = chop.compress(trained, (X, Y), max_drop=0.1, out=tmp_path / "run", **settings)
     assert type(found.model) is Net and found.result["saved"]["format"] == "integer 8.auto"
     assert "<h3>Net on own data</h3>" in found._repr_html_()
+    assert str(found) == repr(found) == str(found.result)
+    assert str(found).startswith("saved integer 8.auto (PTQ): accuracy") and "float" in str(found)
     assert (found.folder / "model.pt").exists() and found.result["row_counts"]["test"] == 24
     agree = (found.model(X).argmax(1) == trained(X).argmax(1)).float().mean()
     assert agree > 0.9

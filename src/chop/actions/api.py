@@ -110,6 +110,10 @@ class Compressed:
     folder: Path
     result: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        """The outcome, the table and the path of the page."""
+        return repr(self.result)
+
     def _repr_html_(self) -> str:
         """The report of the job, for notebooks."""
         shown: Any = self.result
