@@ -7,8 +7,10 @@ Yellow, which is faint on white, is left out; black is for baselines and budgets
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,22 @@ HANDLE_INCHES = 0.7
 LINE_INCHES = 0.19
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP*X"
+DARK = {
+    "#ffffff": "#14181d",
+    "#000000": "#e8ebee",
+    "#666666": "#a9b3be",
+    "#595959": "#a9b3be",
+    **dict(
+        zip(
+            map(str.lower, PALETTE),
+            ("#4aa8e0", "#f08a3c", "#2cc499", "#e08fc0", "#8fcbf0", "#e6b345"),
+            strict=True,
+        )
+    ),
+}
+"""Color of an SVG -> that on a dark screen, as pages have them."""
+MARK = re.compile(r'<path (id="m[0-9a-f]+" )')
+"""The shape of a mark, which an SVG of matplotlib uses many times."""
 HASH_SALT = "chop"
 UNDATED = {
     "svg": {"Date": None, "Creator": None},
@@ -120,6 +138,11 @@ def plain(text: str) -> str:
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
+def on_cell(row: int, column: int) -> str:
+    """The `gid` of a text on a colored cell, which stays as it is on a dark screen."""
+    return f"cell_{row}_{column}"
+
+
 def save_figure(figure: Figure, path: Path) -> Picture:
     """Writes a figure in one step; the suffix of the path picks the kind. Notebooks show it.
 
@@ -131,4 +154,32 @@ def save_figure(figure: Figure, path: Path) -> Picture:
     kind = path.suffix.lstrip(".")
     with atomic_file(path) as temporary, rc_context({"svg.hashsalt": HASH_SALT}):
         figure.savefig(temporary, format=kind, dpi=DOTS_PER_INCH, metadata=UNDATED.get(kind))
+        if kind == "svg":
+            svg = temporary.read_text(encoding="utf-8")
+            temporary.write_text(_with_dark_colors(svg), encoding="utf-8")
     return Picture(path)
+
+
+def _with_dark_colors(svg: str) -> str:
+    """The same on a light screen and in print; on a dark screen dark, with its own ground."""
+    start, tag, rest = svg.partition("<svg ")
+    head, end, body = rest.partition(">")
+    # Where a mark is used, rules do not see what is around it.
+    marked = MARK.sub(r'<path class="chop-mark" \1', body)
+    return f'{start}{tag}class="chop-figure" {head}{end}{dark_style()}{marked}' if tag else svg
+
+
+@cache
+def dark_style() -> str:
+    """Style of an SVG of matplotlib, whose colors are in attributes; black texts have none."""
+    rules = [f".chop-figure {{ fill: {DARK['#000000']} }}"]
+    for kind in ("fill", "stroke"):
+        for light, dark in DARK.items():
+            colored = f'[style*="{kind}: {light}"]'
+            chosen = f".chop-figure {colored}, .chop-mark{colored}"
+            rules.append(f"{chosen} {{ {kind}: {dark} !important }}")
+    rules += [
+        '.chop-figure [id^="cell_"] { fill: #000000 }',
+        '.chop-figure [id^="cell_"] [style*="fill: #ffffff"] { fill: #ffffff !important }',
+    ]
+    return f"<style>@media screen and (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"

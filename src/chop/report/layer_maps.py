@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chop.errors import ConfigError
 from chop.report.charts import HeatMap, charted_as, heat_map
-from chop.report.figures import new_figure, plain, save_figure
+from chop.report.figures import new_figure, on_cell, plain, save_figure
 
 MOST_TOLD = 12
 """Columns up to which cells have their numbers written in."""
@@ -71,7 +71,9 @@ def plot_layer_map(
             for j, value in enumerate(row):
                 if not math.isnan(value):
                     ink = "white" if shades[i][j] < middle else "black"
-                    axes.text(j, i, f"{value:.2g}", ha="center", va="center", color=ink, fontsize=7)
+                    text = f"{value:.2g}"
+                    placed = {"ha": "center", "va": "center", "gid": on_cell(i, j)}
+                    axes.text(j, i, text, color=ink, fontsize=7, **placed)
     axes.set(xlabel=plain(xlabel))
     figure.colorbar(image, label=f"log10 of {measure}" if log else measure)
     return save_figure(figure, Path(path))

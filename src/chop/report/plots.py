@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from chop.report.axes import apply_scale, axis_label, axis_scale, draw_baselines
 from chop.report.charts import Axis, HeatMap, LineChart, Mark, Series, charted_as, heat_map
-from chop.report.figures import add_legend, line_style, new_figure, plain, save_figure
+from chop.report.figures import (
+    add_legend,
+    line_style,
+    new_figure,
+    on_cell,
+    plain,
+    save_figure,
+)
 from chop.train.tasks import CLASSIFICATION, Metric
 
 if TYPE_CHECKING:
@@ -214,7 +221,8 @@ def plot_heat_map(
             if value == value:
                 ink = "white" if value < least + 0.6 * (most - least) else "black"
                 text = f"{value:.1f}" if metric.is_share else f"{value:.3g}"
-                axes.text(j, i, text, ha="center", va="center", color=ink, fontsize=8)
+                placed = {"ha": "center", "va": "center", "gid": on_cell(i, j)}
+                axes.text(j, i, text, color=ink, fontsize=8, **placed)
     axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
     figure.colorbar(image, label=f"{metric.name} (%)" if metric.is_share else metric.name)
     return save_figure(figure, Path(path))

@@ -100,6 +100,14 @@ def to_svg(
     return picture(plan, title, inputs)
 
 
+DARK_STYLE = """<style>@media screen and (prefers-color-scheme: dark) {
+.chop-graph > rect[width="100%"] { fill: #14181d }
+.chop-graph [stroke="#ffffff"] { stroke: #14181d }
+.chop-graph > text { fill: #e8ebee } .chop-graph [fill="#41566e"] { fill: #a9b3be }
+}</style>"""
+"""On a dark screen; boxes stay pale, and their texts dark."""
+
+
 def picture(plan: ViewModel, title: str, inputs: Sequence[int] = ()) -> str:
     """The picture of boxes and frames as SVG.
 
@@ -116,8 +124,10 @@ def picture(plan: ViewModel, title: str, inputs: Sequence[int] = ()) -> str:
     height = top + block.height
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{escape(FONT)}" font-size="10">',
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{escape(FONT)}" font-size="10" '
+        'class="chop-graph">',
         f"<title>{escape(title)}</title>",
+        DARK_STYLE,
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         f'<text x="16" y="26" font-size="15" font-weight="bold">{escape(title)}</text>',
         *_draw_legend(rows),
