@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 import urllib.error
@@ -18,6 +21,7 @@ from chop.report.ui.folder import RunsFolder
 from chop.search import Choice, Goal, Search, SearchSpace
 from tests import programs
 from tests.actions.test_job import Settings
+from tests.report.test_browser import BROWSER, QUIET
 from tests.report.test_page import HOSTILE, Reader, job_of, report_of, run_job
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
@@ -39,18 +43,21 @@ def _ask(root):
     thread.start()
     port = listener.getsockname()[1]
 
-    def ask(path, **headers):
+    def whole(path, **headers):
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.headers, answer.read().decode()
+
+    def ask(path, **headers):
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, answer.read().decode()
+            return 200, whole(path, **headers)[1]
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
 
     while not running.started:
         time.sleep(0.01)
-    ask.port = port
+    ask.port, ask.whole, ask.headers = port, whole, lambda path: whole(path)[0]
     yield ask
     running.should_exit = True
     thread.join()
@@ -96,6 +103,73 @@ def test_nothing_outside_the_folder_can_be_read(path, root, ask):
         status, text = ask(f"/{kind}/{path}")
         assert status == 404 and "secret" not in text
     assert "secret" not in ask("/")[1]
+
+
+TRIES = """
+const said = [];
+const attempt = async (what, action) => {
+  try { said.push(`${what}: ${await action() ? "done" : "nothing"}`); }
+  catch { said.push(`${what}: refused`); }
+};
+const loaded = (kind, attributes) => new Promise((done, refused) => {
+  const made = Object.assign(document.createElement(kind), attributes);
+  made.onload = () => done(true);
+  made.onerror = refused;
+  document.body.append(made);
+  setTimeout(refused, 500);
+});
+(async () => {
+  await attempt("fetch", async () => (await fetch("/runs")).ok);
+  await attempt("window", () => window.open("/"));
+  await attempt("storage", () => { localStorage.x = 1; return true; });
+  await attempt("script", () => loaded("script", { src: "/runs" }));
+  await attempt("picture", () => loaded("img", { src: "/run/first" }));
+  await attempt("origin", () => self.origin !== "null");
+  document.body.textContent = said.join(", ");
+})();
+"""
+
+
+def policy(headers):
+    parts = (part.split() for part in headers["Content-Security-Policy"].split(";"))
+    return {name: values for name, *values in parts}
+
+
+@pytest.mark.parametrize("path", ["/", "/runs", "/run/first", "/run/second", "/progress/first"])
+def test_every_answer_has_a_policy(path, root, ask):
+    with runs.start("sweep quantize", {}, root / "second"):
+        found = ask.headers(path)
+    rules = policy(found)
+    assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == ["'none'"]
+    assert found["X-Content-Type-Options"] == "nosniff" and found["Cache-Control"] == "no-store"
+    assert found["Cross-Origin-Resource-Policy"] == "same-origin"
+    if path == "/run/first":  # a file that anybody may have written
+        assert rules["sandbox"] == ["allow-scripts"] and "connect-src" not in rules
+    elif path in ("/", "/run/second"):
+        (nonce,) = rules["script-src"]
+        assert nonce != policy(ask.headers(path))["script-src"][0] and "sandbox" not in rules
+    else:
+        assert rules["sandbox"] == [] and "script-src" not in rules
+
+
+def test_the_scripts_of_the_server_are_those_that_its_policy_names(root, ask):
+    with runs.start("sweep quantize", {}, root / "second"):
+        for path in ("/", "/run/second"):
+            headers, text = ask.whole(path)
+            (nonce,) = policy(headers)["script-src"]
+            assert re.findall("<script[^>]*>", text) == [f'<script nonce="{nonce[7:-1]}">']
+
+
+@pytest.mark.skipif(shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install it")
+def test_a_hostile_page_can_ask_the_server_for_nothing(root, ask, tmp_path):
+    (root / "first" / "report.html").write_text(f"<body><script>{TRIES}</script>")
+    options = [*QUIET, f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [BROWSER, *options, f"http://127.0.0.1:{ask.port}/run/first"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert re.search(r"<body>(.*?)<", done.stdout)[1] == (
+        "fetch: refused, window: nothing, storage: refused, script: refused, picture: refused, "
+        "origin: nothing"
+    )
 
 
 def test_a_finished_run_without_a_page_says_so_and_stays(root, ask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +21,24 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 """Names of the server in requests; a site that has others point here gets nothing."""
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+NOTHING = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
 )
-"""Of pages in the folder, which anybody may have written: they can ask the server for nothing."""
+PAGE_POLICY = f"{NOTHING}; script-src 'unsafe-inline'; sandbox allow-scripts"
+"""Of pages in the folder, which anybody may have written: they are of no origin, so that neither
+they nor windows that they open can ask the server for anything."""
+OWN_POLICY = NOTHING + "; connect-src 'self'; script-src 'nonce-{nonce}'"
+"""Of the server's pages, which have texts of runs: no script runs but their own."""
 HEADERS = {
-    "Content-Security-Policy": f"{POLICY}; connect-src 'self'",
     "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": f"{NOTHING}; sandbox",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
 }
+"""Of all answers; `/runs` and `/progress` show nothing by themselves."""
 
 
 def serve(folder: Path, port: int, open_browser: bool) -> None:
@@ -91,12 +99,13 @@ def application(folder: Path) -> Starlette:
 
     runs = RunsFolder(folder)
 
-    def html(text: str, status: int = 200) -> Response:
-        return HTMLResponse(text, status, HEADERS)
+    def html(name: str, status: int = 200, **values: Any) -> Response:
+        nonce = secrets.token_urlsafe()
+        policy = {"Content-Security-Policy": OWN_POLICY.format(nonce=nonce)}
+        return HTMLResponse(_render(name, nonce=nonce, **values), status, {**HEADERS, **policy})
 
     def listed(request: Request) -> Response:
-        found = runs.runs()
-        return html(_render("list.html.jinja", folder=str(runs.root), runs=found))
+        return html("list.html.jinja", folder=str(runs.root), runs=runs.runs())
 
     def rows(request: Request) -> Response:
         return JSONResponse({"html": _render("rows.html.jinja", runs=runs.runs())}, 200, HEADERS)
@@ -104,12 +113,12 @@ def application(folder: Path) -> Starlette:
     def page(request: Request) -> Response:
         run = runs.run(request.path_params["path"])
         if run is None:
-            return html(_render("missing.html.jinja"), 404)
+            return html("missing.html.jinja", 404)
         file = runs.inside(f"{run.path}/{PAGE}")
         if run.state != "running" and file is not None and file.is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
-            return HTMLResponse(text, 200, {**HEADERS, "Content-Security-Policy": POLICY})
-        return html(_render("live.html.jinja", run=run, progress=_progress(runs, run.path)))
+            return HTMLResponse(text, 200, {**HEADERS, "Content-Security-Policy": PAGE_POLICY})
+        return html("live.html.jinja", run=run, progress=_progress(runs, run.path))
 
     def progress(request: Request) -> Response:
         run = runs.run(request.path_params["path"])
