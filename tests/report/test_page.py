@@ -36,7 +36,15 @@ from chop.report.document import (
 )
 from chop.report.merge_charts import merged
 from chop.report.page.files import read_run, write_page
-from chop.report.page.page import MOST_FILES, MOST_NODES, PAGE, PageRun, render
+from chop.report.page.page import (
+    MOST_FILES,
+    MOST_NODES,
+    PAGE,
+    PageRun,
+    numeric_columns,
+    render,
+    shades_of,
+)
 from chop.report.page.svg import svg
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Cell, Heading, Note, Report, Table, Tile, figure_files
@@ -386,3 +394,24 @@ def test_texts_of_a_column_are_sorted_by_their_numbers():
     assert [row[0] for row in names.values] == ["4a", "fc"]
     signs = page_table(Table("t", [{"gain": "-3.5 %"}, {"gain": "+2,000 (1 to 3)"}]))
     assert [row[0] for row in signs.values] == [-3.5, 2000.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1e-5, 1e-4, None, 1e-3], [0, 4, None, 8]),  # decades apart: by logarithms
+        ([0.0, 1e-3, 1.0], [0, 0, 8]),  # zero has none
+        ([1.0, 2.0, 3.0], [0, 4, 8]),
+        ([-1.0, 0.0, 1.0], [0, 4, 8]),
+        ([None, None], [None, None]),
+    ],
+)
+def test_colors_are_of_logarithms_where_numbers_span_decades(values, expected):
+    found = page_table(Table("t", [{"x": x} for x in values], shaded=("x",)))
+    assert shades_of(found) == {0: expected}
+
+
+def test_a_column_of_numbers_with_gaps_is_one_of_numbers():
+    rows = [{"a": "float", "b": None, "c": "-", "d": 1.0}, {"a": "x", "b": 2, "c": "y", "d": "-"}]
+    assert numeric_columns(page_table(Table("t", rows))) == {1, 3}
+    assert numeric_columns(page_table(Table("t", []))) == set()

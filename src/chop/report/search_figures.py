@@ -103,10 +103,10 @@ def search_tiles(result: Result, space: SearchSpace) -> list[Tile]:
         return [trials]
     bounds = {limit.name: limit.bound for limit in constraints_of(result.goals)}
     values = {goal.name: result.best.values[goal.name] for goal in result.goals}
-    notes = {name: f"budget {bound:.6g}" for name, bound in bounds.items()}
+    notes = {name: f"budget {bound:,.6g}" for name, bound in bounds.items()}
     about = f"trial {result.best.number}, on the rows of the search"
     best = [
-        Tile(f"{name} of the best", Cell.of(value, ".6g"), notes.get(name, about))
+        Tile(f"{name} of the best", Cell.of(value, ",.6g"), notes.get(name, about))
         for name, value in values.items()
     ]
     return [*best, trials]

@@ -187,10 +187,10 @@ def report(
         f"{evaluation.verdict}; {config.folder}{where_model_is(config, result.best)}"
     )
     tested_best = evaluation.scores[evaluation.best]
-    about = f"float {evaluation.scores['float'].formatted(metric)}"
+    about = f"float {evaluation.scores['float'].format_cell(metric)}, {count} test rows"
     tile = Tile(
-        f"{metric.name} of the best, {count} test rows",
-        Cell(tested_best.value, tested_best.formatted(metric)),
+        f"{metric.name} of the best (95 % interval)",
+        Cell(tested_best.value, tested_best.format_cell(metric)),
         about,
     )
     told = [closing, about_recipe(config, whole, found.formats(result.best.config))]

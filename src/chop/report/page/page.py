@@ -32,6 +32,8 @@ MOST_NODES = 4000
 """Nodes of a graph that a page draws."""
 MOST_FILES = 300
 """Files that a page lists."""
+DECADES = 100
+"""Ratio of a column's numbers from which on their colors are of their logarithms."""
 HASH = 12
 """Digits of a hash that are shown; the manifest has all."""
 
@@ -175,11 +177,34 @@ def _data(chart: GraphChart) -> str:
 
 def shades_of(table: PageTable) -> dict[int, list[int | None]]:
     """The colors of the shaded columns, by place of the column and row; None of no number."""
+    found = {}
+    for place, name in enumerate(table.columns):
+        if name in table.shaded:
+            values = [_float(row[place]) for row in table.values]
+            found[place] = shades(values, _spans_decades(values))
+    return found
+
+
+def _spans_decades(values: Sequence[float | None]) -> bool:
+    """Whether numbers are told apart by their logarithms: all above 0, the greatest far from the
+    least.
+    """
+    known = [value for value in values if value is not None]
+    return bool(known) and min(known) > 0 and max(known) >= DECADES * min(known)
+
+
+def numeric_columns(table: PageTable) -> set[int]:
+    """Places of the columns that have a number, and nothing but numbers and gaps."""
+    columns = enumerate(zip(*table.values, strict=True))
     return {
-        place: shades([_float(row[place]) for row in table.values])
-        for place, name in enumerate(table.columns)
-        if name in table.shaded
+        place
+        for place, values in columns
+        if any(map(_is_number, values)) and all(_is_number(x) or _is_gap(x) for x in values)
     }
+
+
+def _is_gap(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip("- "))
 
 
 def _float(value: Any) -> float | None:
@@ -245,6 +270,7 @@ def environment(*folders: Path) -> Environment:
     )
     found.globals["shades_of"] = shades_of
     found.globals["is_number"] = _is_number
+    found.globals["numeric_columns"] = numeric_columns
     found.filters["printable"] = printable
     found.filters["lines"] = lambda text: "\n".join(map(printable, text.splitlines()))
     return found
