@@ -14,7 +14,7 @@ from chop.statistics.verdicts import sign_of, verdict_of
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
 from chop.train.evaluator import divergences as row_divergences
-from chop.train.intervals import format_interval, interval_of
+from chop.train.intervals import format_cell, format_interval, interval_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class HeldOutScore:
     def formatted(self, metric: Metric) -> str:
         """The metric with its interval."""
         return metric.format_value(self.value) + format_interval(self.interval, metric)
+
+    def format_cell(self, metric: Metric) -> str:
+        """The same for a table."""
+        return format_cell(self.value, self.interval, metric)
 
     @property
     def kl(self) -> float | None:

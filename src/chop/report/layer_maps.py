@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from chop.errors import ConfigError
 from chop.report.charts import HeatMap, charted_as, heat_map
@@ -72,7 +73,7 @@ def plot_layer_map(
                 if not math.isnan(value):
                     ink = "white" if shades[i][j] < middle else "black"
                     text = f"{value:.2g}"
-                    placed = {"ha": "center", "va": "center", "gid": on_cell(i, j)}
+                    placed: dict[str, Any] = {"ha": "center", "va": "center", "gid": on_cell(i, j)}
                     axes.text(j, i, text, color=ink, fontsize=7, **placed)
     axes.set(xlabel=plain(xlabel))
     figure.colorbar(image, label=f"log10 of {measure}" if log else measure)

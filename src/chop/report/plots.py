@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chop.report.axes import apply_scale, axis_label, axis_scale, draw_baselines
 from chop.report.charts import Axis, HeatMap, LineChart, Mark, Series, charted_as, heat_map
@@ -221,7 +221,7 @@ def plot_heat_map(
             if value == value:
                 ink = "white" if value < least + 0.6 * (most - least) else "black"
                 text = f"{value:.1f}" if metric.is_share else f"{value:.3g}"
-                placed = {"ha": "center", "va": "center", "gid": on_cell(i, j)}
+                placed: dict[str, Any] = {"ha": "center", "va": "center", "gid": on_cell(i, j)}
                 axes.text(j, i, text, color=ink, fontsize=8, **placed)
     axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
     figure.colorbar(image, label=f"{metric.name} (%)" if metric.is_share else metric.name)
