@@ -72,7 +72,7 @@ def layer_sensitivities(
         layers: paths; where not all can be measured, the first are.
         rows: training rows.
         task: says whether answers are classes.
-        evaluated: rows that formats were evaluated on; a run of one layer costs no more.
+        evaluated: rows that formats were evaluated on.
         exact: float weights by name, where those of the graph are rounded already.
     Returns: None where there is not even time for one layer.
     """
