@@ -215,12 +215,17 @@ def graph_of(name: str) -> tuple[Graph, tuple[int, int]]:
         config = LoweringConfig(model=name)
         return lower_workload(workload_for(config, None), config, 16).integer, TRAINED[name]
     make, shape, formats, folds = LAYERS[name]
+    return layer_graph(make, shape, formats), folds
+
+
+def layer_graph(make: Callable[[], nn.Module], shape: tuple[int, ...], formats: QuantSpec) -> Graph:
+    """The graph of integers of a module with drawn weights, whose samples have a shape."""
     torch.manual_seed(0)
     mg = MaseGraph(nn.Sequential(make()).eval(), dummy_in={"input": torch.randn(2, *shape)})
     present = present_operators(mg, quantizable_operators())
     rules = {kind: {"config": formats} for kind in present}
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
-    return integer_form(quantized), folds
+    return integer_form(quantized)
 
 
 def count(design: Design, family: str, journal: Journal) -> dict[str, int]:
