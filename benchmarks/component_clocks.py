@@ -53,6 +53,8 @@ SHOWN = (
     *("LATENCY", "TIMES", "PERIOD"),
 )
 """Parameters that the table has, where a component has them."""
+REGISTERS = {"entered_q": "an input", "left_q": "an output"}
+"""Of the harness, in the words of the component."""
 MODELS = (
     *("cnn", "vit", "linear MXINT8", "linear ternary"),
     *("depthwise 3 x 3", "mean of 7", "rotary attention"),
@@ -181,8 +183,11 @@ def row_of(part: Part, placed: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the table."""
     used, path = placed["utilization"], placed["critical_path"]
     shown = [f"{key} {part.parameters[key]}" for key in SHOWN if key in part.parameters]
-    # The instance is named after its module: what is in it needs no such name.
-    ends = [path[end].removeprefix(f"{part.module}: ") for end in ("from", "to")]
+    # The instance is named after its module; what is outside of it are the registers around.
+    ends = [
+        REGISTERS.get(path[end], path[end].removeprefix(f"{part.module}: "))
+        for end in ("from", "to")
+    ]
     return {
         "component": part.name,
         "of": part.model,
@@ -237,7 +242,8 @@ def pins(folder: Path) -> list[Pin]:
 def harness(module: str, parameters: Mapping[str, int | str], ports: Sequence[Pin]) -> str:
     """A module with an instance whose every signal starts or ends at a register.
 
-    The reset comes from its pin, as in a design of `chop emit`.
+    As in a design of `chop emit` the reset comes from its pin, and registers around the instance
+    have an enable, so that no multiplier and no block memory takes them.
     """
     sizes = {True: 0, False: 0}
     signals = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
@@ -246,16 +252,18 @@ def harness(module: str, parameters: Mapping[str, int | str], ports: Sequence[Pi
         signals[port.name] = f"{bus}[{sizes[port.is_input]} +: {port.bits}]"
         sizes[port.is_input] += port.bits
     ahead, back = sizes[True], sizes[False]
-    return f"""module {TOP} (input logic clk_i, rst_ni, in_i, shows_i, output logic out_o);
+    return f"""module {TOP} (input logic clk_i, rst_ni, in_i, moves_i, shows_i, output logic out_o);
   logic [{ahead - 1}:0] entered_q;
   logic [{back - 1}:0] left, left_q, shown_q;
 
 {instance(module, f"u_{module}", parameters, signals)}
   assign out_o = shown_q[0];
   always_ff @(posedge clk_i) begin
-    entered_q <= {ahead}'({{entered_q, in_i}});
-    left_q    <= left;
-    shown_q   <= shows_i ? left_q : shown_q >> 1;
+    if (moves_i) begin
+      entered_q <= {ahead}'({{entered_q, in_i}});
+      left_q    <= left;
+    end
+    shown_q <= shows_i ? left_q : shown_q >> 1;
   end
 endmodule
 """
