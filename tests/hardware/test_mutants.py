@@ -124,15 +124,21 @@ MUTANTS = {
     "not_cleared": ("chop_matvec", "(first_q[STAGES-1] ? '0 : sum_q)", "sum_q", check_linear),
     "no_back_pressure": (
         "chop_credits",
-        "ready_o <= taken != COUNT_W'(PLACES);",
+        "ready_o <= !is_full;",
         "ready_o <= 1'b1;",
         check_linear,
     ),
     "credit_lost": (
         "chop_credits",
-        "taken != COUNT_W'(PLACES)",
-        "taken < COUNT_W'(PLACES + 2)",
+        "leaves && !starts_i",
+        "leaves",
         check_linear,
+    ),
+    "credit_given_twice": (
+        "chop_credits",
+        "starts_i ? taken_q == COUNT_W'(PLACES - 1) :",
+        "",
+        check_requantize,
     ),
     "sums_without_a_place": ("chop_matvec", "(ready_i || !is_first_q)", "1'b1", check_linear),
     "weights_slip": ("chop_matvec", "= can_take && has_beat;", "= can_take;", check_linear),
@@ -238,8 +244,8 @@ MUTANTS |= {
 MUTANTS |= {
     "row_of_another_index": (
         "chop_embedding",
-        "data_in_0_ready_o = moves && (!row_valid_q || is_last)",
-        "data_in_0_ready_o = moves",
+        "!row_valid_q || (is_ready && is_last)",
+        "is_ready",
         check_embedding,
     ),
     "words_of_a_row_slip": (
@@ -250,8 +256,8 @@ MUTANTS |= {
     ),
     "table_ignores_back_pressure": (
         "chop_embedding",
-        ".en_i(moves)",
-        ".en_i(1'b1)",
+        "row_valid_q && is_ready;",
+        "row_valid_q;",
         check_embedding,
     ),
 }

@@ -22,6 +22,10 @@ def check_short_softmax(folder):
     check(IntegerSoftmax(EDGE, 2, -1, IntegerOptions()), drawn(EDGE, 20, 2))
 
 
+def check_softmax_of_one(folder):
+    check(IntegerSoftmax(EDGE, 1, -1, IntegerOptions()), drawn(EDGE, 20, 1))
+
+
 def check_masked_softmax(folder):
     scores = drawn(EDGE, 2, 5, 7, samples=6, positions=HEAD_BY_HEAD)
     operator, kept = IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), KeptKeys(5, 7, True)
@@ -52,9 +56,21 @@ MUTANTS = {
     ),
     "maximum_lost": (
         "chop_softmax",
-        "(!is_load_last || maxima_ready)",
+        "maxima_ready && !is_complete_q",
         "1'b1",
         check_short_softmax,
+    ),
+    "maximum_of_one_code_lost": (
+        "chop_softmax",
+        "maxima_ready && !is_complete_q",
+        "maxima_ready",
+        check_softmax_of_one,
+    ),
+    "maximum_of_the_next_row": (
+        "chop_softmax",
+        ".data_in_0_valid_i(is_complete_q)",
+        ".data_in_0_valid_i(is_loaded && is_load_last)",
+        check_softmax,
     ),
     "norm_sum_kept": (
         "chop_layer_norm",

@@ -212,7 +212,7 @@ def _softmax(p: Parameters) -> Logic:
     codes = p["IN_W"] + count_bits(p["TABLE_DEPTH"])
     own = Logic(
         3 * count + 20,
-        codes + 2 * total + reciprocal + p["OUT_W"] + 3 * count + 13,
+        codes + 2 * total + reciprocal + p["OUT_W"] + 3 * count + 14,
         bits=2 * p["IN_W"] + 2 * total + p["OUT_W"],
     )
     return found.plus(own).plus(credits_logic(p["OUT_W"], 3))
@@ -322,7 +322,8 @@ def _table(p: Parameters) -> Logic:
 
 def _embedding(p: Parameters) -> Logic:
     address, beat = count_bits(p["ROWS"] * p["BEATS"]), count_bits(p["BEATS"])
-    return Logic(2 * beat + HANDSHAKE, 2 * address + beat + 4, bits=2 * address)
+    own = Logic(2 * beat + HANDSHAKE, 2 * address + beat + 4, bits=2 * address)
+    return own.plus(credits_logic(p["LANES"] * p["OUT_W"], 3))
 
 
 def _copies(p: Parameters) -> Logic:

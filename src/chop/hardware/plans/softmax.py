@@ -16,7 +16,7 @@ from chop.nn.integer.mask import KeptKeys
 
 PIPELINE = 12
 """Registers that a row passes beside the stages that are counted, and some to spare."""
-STAGES = 16
+STAGES = 17
 """The same of the first result of a row, from the last code: a row is summed after that."""
 MASK_STAGES = 4
 """Cycles that a mask adds."""

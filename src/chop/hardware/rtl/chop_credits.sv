@@ -25,24 +25,27 @@ module chop_credits #(
 );
   localparam int COUNT_W = $clog2(PLACES + 1);
 
-  logic [COUNT_W-1:0] taken_q, taken;
-  logic leaves, unused;
+  logic [COUNT_W-1:0] taken_q;
+  logic leaves, is_full, unused;
 
   // The FIFO is never full: it has a place for each credit.
   chop_fifo #(.W(W), .DEPTH(PLACES)) u_fifo (
     .clk_i, .rst_ni, .data_in_0_i(data_i), .data_in_0_valid_i(valid_i), .data_in_0_ready_o(unused),
     .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 
-  assign leaves = data_out_0_valid_o && data_out_0_ready_i;
-  assign taken  = taken_q + COUNT_W'(starts_i) - COUNT_W'(leaves);
+  assign leaves  = data_out_0_valid_o && data_out_0_ready_i;
+  // Of the next cycle: both comparisons are made beside starts_i, which comes late.
+  assign is_full =
+    !leaves && (starts_i ? taken_q == COUNT_W'(PLACES - 1) : taken_q == COUNT_W'(PLACES));
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
       taken_q <= '0;
       ready_o <= 1'b0;
     end else begin
-      taken_q <= taken;
-      ready_o <= taken != COUNT_W'(PLACES);
+      if (starts_i && !leaves) taken_q <= taken_q + 1'b1;
+      if (leaves && !starts_i) taken_q <= taken_q - 1'b1;
+      ready_o <= !is_full;
     end
   end
 endmodule

@@ -2,7 +2,8 @@
 //
 // in      indices of IN_W bits, one per beat, 0 to ROWS - 1
 // out     for each index BEATS beats of LANES codes of OUT_W bits
-// time    BEATS cycles for an index; address of the row | address of the word | memory | register
+// time    BEATS cycles for an index; address of the row | address of the word | memory | register |
+//         FIFO of chop_credits
 // memory  TABLE_FILE, ROWS * BEATS words of LANES codes: those of a row one after another
 module chop_embedding #(
   parameter int LANES      = 1,
@@ -24,40 +25,38 @@ module chop_embedding #(
   localparam int WORDS  = ROWS * BEATS;
   localparam int ADDR_W = (WORDS > 1) ? $clog2(WORDS) : 1;
   localparam int BEAT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
+  localparam int STAGES = 3;
 
   logic [ADDR_W-1:0] row_q, addr_q;
   logic [BEAT_W-1:0] beat_q;
-  logic [LANES*OUT_W-1:0] word;
-  logic row_valid_q, addr_valid_q, word_valid_q, moves, is_last, unused;
+  logic [LANES*OUT_W-1:0] word, word_q;
+  logic [STAGES-1:0] valid_q;
+  logic row_valid_q, starts, is_ready, is_last, unused;
 
   assign unused = &{1'b0, data_in_0_i};  // the sign
-  assign moves = !data_out_0_valid_o || data_out_0_ready_i;
   assign is_last = (beat_q == BEAT_W'(BEATS - 1));
-  assign data_in_0_ready_o = moves && (!row_valid_q || is_last);
+  assign starts = row_valid_q && is_ready;
+  assign data_in_0_ready_o = !row_valid_q || (is_ready && is_last);
 
   chop_rom #(.W(LANES * OUT_W), .DEPTH(WORDS), .FILE(TABLE_FILE)) u_table (
-    .clk_i(clk_i), .en_i(moves), .addr_i(addr_q), .data_o(word));
+    .clk_i(clk_i), .en_i(1'b1), .addr_i(addr_q), .data_o(word));
 
   always_ff @(posedge clk_i) begin
     if (data_in_0_ready_o) row_q <= ADDR_W'(data_in_0_i) * ADDR_W'(BEATS);
-    if (moves) begin
-      addr_q       <= row_q + ADDR_W'(beat_q);
-      data_out_0_o <= word;
-    end
+    addr_q <= row_q + ADDR_W'(beat_q);
+    word_q <= word;
     if (!rst_ni) begin
-      beat_q             <= '0;
-      row_valid_q        <= 1'b0;
-      addr_valid_q       <= 1'b0;
-      word_valid_q       <= 1'b0;
-      data_out_0_valid_o <= 1'b0;
+      beat_q      <= '0;
+      row_valid_q <= 1'b0;
+      valid_q     <= '0;
     end else begin
       if (data_in_0_ready_o) row_valid_q <= data_in_0_valid_i;
-      if (moves && row_valid_q) beat_q <= is_last ? '0 : beat_q + BEAT_W'(1);
-      if (moves) begin
-        addr_valid_q       <= row_valid_q;
-        word_valid_q       <= addr_valid_q;
-        data_out_0_valid_o <= word_valid_q;
-      end
+      if (starts) beat_q <= is_last ? '0 : beat_q + BEAT_W'(1);
+      valid_q <= {valid_q[STAGES-2:0], starts};
     end
   end
+
+  chop_credits #(.W(LANES * OUT_W), .LATENCY(STAGES)) u_results (
+    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(word_q),
+    .valid_i(valid_q[STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule

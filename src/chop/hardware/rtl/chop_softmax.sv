@@ -5,7 +5,7 @@
 // time    max(FEATURES, ceil((POWER - TABLE_W + 1) / 2) + 1) cycles between two rows: while the
 //         results of one leave, the next one is divided or summed, and one more loaded. A stage
 //         takes a row only when the stage after it has a place for what it finds of the row.
-//           load    codes into a FIFO, and their maximum
+//           load    codes into a FIFO, and their maximum | register | chop_skid
 //           sum     distance to the maximum | TABLE | register | exponentials into the FIFO of
 //                   chop_credits, and their sum
 //           divide  chop_reciprocal
@@ -48,22 +48,23 @@ module chop_softmax #(
   // ---- load ----
   logic [COUNT_W-1:0] load_q;
   logic signed [IN_W-1:0] largest_q, largest, maximum;
-  logic is_loaded, is_load_last, codes_ready, maxima_ready, has_maximum;
+  logic is_loaded, is_load_last, is_complete_q, codes_ready, maxima_ready, has_maximum;
 
   assign is_load_last = load_q == LAST;
-  assign data_in_0_ready_o = codes_ready && (!is_load_last || maxima_ready);
+  assign data_in_0_ready_o = codes_ready && (!is_load_last || (maxima_ready && !is_complete_q));
   assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
   assign largest =
     load_q == '0 || $signed(data_in_0_i) > largest_q ? $signed(data_in_0_i) : largest_q;
 
   always_ff @(posedge clk_i) begin
     if (is_loaded) largest_q <= largest;
+    is_complete_q <= rst_ni && is_loaded && is_load_last;
     if (!rst_ni) load_q <= '0;
     else if (is_loaded) load_q <= is_load_last ? '0 : load_q + 1'b1;
   end
 
   chop_skid #(.W(IN_W)) u_maxima (
-    .clk_i, .rst_ni, .data_in_0_i(largest), .data_in_0_valid_i(is_loaded && is_load_last),
+    .clk_i, .rst_ni, .data_in_0_i(largest_q), .data_in_0_valid_i(is_complete_q),
     .data_in_0_ready_o(maxima_ready), .data_out_0_o(maximum), .data_out_0_valid_o(has_maximum),
     .data_out_0_ready_i(is_read_last));
 
