@@ -40,7 +40,9 @@ INSTALLED_BY = {"nextpnr-ecp5": "place", "ecppack": "place"}
 """Tools that an optional part of chop installs; others are packages of Debian."""
 _SYNTHESIS = "{read}; synth_{family}{flags} -top {top} -json netlist.json"
 # Cells that Yosys and nextpnr name after the signal that they drive.
-_ENDING = re.compile(r"(_(TRELLIS_|SB_|LUT4|CCU2C|PFUMX|L6MUX|MULT18X18D|DP16KD|DI\b).*|\.\d+)+$")
+_ENDING = re.compile(
+    r"(_(TRELLIS_|SB_|LUT4|CCU2C|PFUMX|L6MUX|MULT18X18D|DP16KD|DI\b).*|\.\d+|\$DPRAM_\w+)+$"
+)
 
 
 def check_device(device: str) -> None:
@@ -277,6 +279,8 @@ def words(cell: str) -> str:
 
     >>> words("u_fc1.u_matvec.g_out[1].g_node[3].product_q_TRELLIS_FF_Q_DI_MULT18X18D_P0")
     'fc1: matvec.g_out[1].g_node[3].product_q'
+    >>> words("u_sum.partial_q.0.1$DPRAM_COMB3")
+    'sum: partial_q'
     """
     parts = [part.removeprefix("u_") for part in _ENDING.sub("", cell).split(".")]
     return f"{parts[0]}: {'.'.join(parts[1:])}" if parts[1:] else parts[0]
