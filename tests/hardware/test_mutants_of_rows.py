@@ -84,17 +84,29 @@ MUTANTS = {
         "1'b1",
         check_short_norm,
     ),
-    "triple_root_lost": (
+    "root_takes_too_little": (
         "chop_isqrt",
-        "(is_odd ? triple_q + TRIPLE_W'(1) : triple_q)",
-        "triple_q",
+        "{data_out_0_o, 2'b01}",
+        "{data_out_0_o, 2'b00}",
         check_norm,
     ),
-    "triple_divisor_lost": (
-        "chop_reciprocal",
-        "is_two ? !difference_3",
-        "is_two ? !difference_2",
+    "rest_of_root_kept": (
+        "chop_isqrt",
+        "is_one ? REST_W'(difference)",
+        "is_one ? REST_W'(taken)",
         check_norm,
+    ),
+    "rest_of_quotient_kept": (
+        "chop_reciprocal",
+        "is_one ? IN_W'(difference)",
+        "is_one ? IN_W'(taken)",
+        check_norm,
+    ),
+    "quotient_of_another_sign": (
+        "chop_reciprocal",
+        "is_one = !difference[IN_W+1]",
+        "is_one = difference[IN_W+1]",
+        check_softmax,
     ),
     "hidden_is_the_smallest": (
         "chop_masked_softmax",
@@ -144,6 +156,6 @@ def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_fault_the_same_checks_pass():
     checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 5
+    assert len(checks) == 6
     for run in checks:
         run(RTL)

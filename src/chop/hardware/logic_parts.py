@@ -157,20 +157,13 @@ def round_logic(width: int, shift: int, out: int) -> Logic:
 
 
 def reciprocal_logic(width: int, out: int) -> Logic:
-    """`chop_reciprocal`: of a divisor three differences side by side, two bits in a cycle.
-
-    The lowest bit of three times the divisor is the divisor's own.
-    """
-    count = count_bits((out + 1) // 2 + 1)
-    return Logic(width + 2 * count + 6, 3 * width + out + count + 2, bits=6 * width)
+    """`chop_reciprocal`: a difference, and a choice by its sign."""
+    count = count_bits(out + 1)
+    return Logic(2 * count + 6, 2 * width + out + count + 1, bits=2 * width)
 
 
 def isqrt_logic(width: int) -> Logic:
-    """`chop_isqrt`: three differences side by side, and three times the root so far.
-
-    One bit of these is the root's own.
-    """
+    """`chop_isqrt`: a difference, and a choice by its sign."""
     root = (width + 1) // 2
-    steps = (root + 1) // 2
-    count = count_bits(steps + 1)
-    return Logic(6.5 * root + 3, 4 * steps + 3 * root + count + 3, bits=3 * root + 23)
+    count = count_bits(root + 1)
+    return Logic(2 * count + 6, 4 * root + count + 2, bits=2 * root + 4)

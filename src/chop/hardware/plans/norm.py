@@ -25,7 +25,7 @@ def plan_norm(site: Site) -> ComponentPlan:
     rows = read.rows(len(operator.dims))
     radicand_width = _largest_radicand(operator, read).bit_length()
     reciprocal_width = operator.reciprocal - operator.root + 1
-    root, division = -(-radicand_width // 4) + 1, reciprocal_cycles(reciprocal_width)
+    root, division = -(-radicand_width // 2) + 1, reciprocal_cycles(reciprocal_width)
 
     def cycles(lanes: int) -> int:
         own = rows.count * max(rows.features // lanes, root, division)

@@ -137,7 +137,7 @@ def _rows_of_a_query(rows: Rows) -> int:
 
 def reciprocal_cycles(width: int) -> int:
     """Cycles of `chop_reciprocal` between two numbers, for the quotient's width in bits."""
-    return -(-width // 2) + 1
+    return width + 1
 
 
 def _rows(operator: IntegerSoftmax, read: Stream) -> Rows:

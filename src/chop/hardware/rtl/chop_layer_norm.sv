@@ -64,7 +64,7 @@ module chop_layer_norm #(
   localparam int CENTERED_W = SUM_W + 1;
   localparam int PRODUCT_W = CENTERED_W + RECIPROCAL_W + 1;
   localparam int COUNT_BITS = $clog2(FEATURES + 1);
-  localparam int ROOT_CYCLES = (ROOT_W + 1) / 2 + 1;
+  localparam int ROOT_CYCLES = ROOT_W + 1;
   localparam int LOAD_STAGES = 3;
   localparam int ROOT_STAGES = 5;
   localparam int STAGES = 13;
