@@ -137,9 +137,11 @@ def test_operators_without_a_circuit_are_named_before_a_search():
 
 FLOATS = MinifloatIEEE(8, 4)
 """Nothing of it has a circuit."""
+ACROSS = MXInt(8, block_dim=0)
+"""Blocks of several samples have none."""
 
 
-@pytest.mark.parametrize("fmt", [FLOATS, MXInt(8)], ids=str)
+@pytest.mark.parametrize("fmt", [FLOATS, ACROSS], ids=str)
 def test_a_format_without_a_circuit_everywhere_is_told_and_others_are_searched(fmt):
     forget_notices()
     with pytest.warns(UserWarning, match="no circuit has one format everywhere where that is"):
@@ -162,7 +164,7 @@ def test_only_where_no_mix_has_a_circuit_the_search_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"no mix .* circuit: first\.data_in in minifloat"):
         problem(formats=(FLOATS,), ranges={})
     with pytest.raises(ConfigError, match=r"no mix .* circuit: inner\.data_in in mxint"):
-        problem(formats=("ternary", MXInt(8)), ranges={})
+        problem(formats=("ternary", ACROSS), ranges={})
     design = CircuitCosts.design
 
     def refuse_equal_weights(self, chosen, fold):

@@ -187,12 +187,11 @@ def _requantize_blocks(p: Parameters) -> Logic:
     lanes, read, window, out = p["LANES"], p["IN_W"], p["WINDOW"], p["OUT_W"]
     wide, beats, exponent = read + window, p["BLOCK"] // lanes, window.bit_length()
     counts = count_bits(beats) + count_bits(p["FEATURES"] // lanes)
-    # Of magnitudes the bits above BASE are looked at, of rounded numbers those of a code.
+    # Of magnitudes the bits above BASE are looked at.
     seen = max(read - p["BASE"] - 1, 1)
-    spare = max(wide - max(p["SHIFT"], 0) + 1 - (out - window), 0)
     shifts = 0.75 * (wide + out) * exponent
     lane = round_logic(wide, p["SHIFT"], out - window).plus(
-        Logic(shifts, read + seen + wide + out - spare, bits=read)
+        Logic(shifts, read + seen + wide + out, bits=read)
     )
     load = Logic(
         (lanes / 4 + 0.3) * seen + 2 * window + 2 * counts + HANDSHAKE,
