@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from chop.actions.simulate import simulate
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.project import ForeignCodeWarning
+from chop.hardware.synth import synthesize
 from chop.ir.graph import MaseGraph
 from chop.report.document import read_document
 from chop.workloads.workload import Workload
@@ -350,6 +352,16 @@ def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkey
         emit(EmitConfig(out=before, **SETTINGS), workload())
     assert [p.name for p in tmp_path.iterdir()] == ["old"]
     assert (before / "manifest.json").read_bytes() == manifest
+
+
+def test_a_verified_circuit_is_kept_where_yosys_takes_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("chop.actions.emit.synthesize", partial(synthesize, seconds=1e-3))
+    settings = {**SETTINGS, "synthesis": True, "samples": 2, "icarus_samples": 0}
+    result = emit(EmitConfig(out=tmp_path / "out", **settings), workload())
+    assert result["resources"] == [] and "yosys takes longer" in result["uncounted"]
+    (warning,) = read_document(tmp_path / "out").warnings
+    assert warning.startswith("yosys takes longer") and "not counted" in warning
+    assert len(result["verification"]) == 4
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

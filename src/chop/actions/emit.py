@@ -13,7 +13,7 @@ from chop.actions.emit_page import SOFT, charts_of_circuit, equal_outputs, fifo_
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.files import atomic_folder, write_text
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
@@ -32,7 +32,7 @@ from chop.hardware.estimate import ESTIMATED, design_usage
 from chop.hardware.fold import fold_for
 from chop.hardware.foldable import Folding
 from chop.hardware.place import check_device, check_fits, place
-from chop.hardware.project import project_of
+from chop.hardware.project import Project, project_of
 from chop.hardware.shrink import Verified, check_samples, verify_shrunk
 from chop.hardware.synth import RESOURCES, synthesize
 from chop.hardware.tools import VERSIONS, tool_path
@@ -134,10 +134,7 @@ def _emit(
     design, found = verified.design, verified.verification
     project = project_of(design)
     write_text(folder / "dataflow.svg", dataflow_svg(design))
-    resources: list[dict[str, Any]] = []
-    if config.synthesis:
-        with shown_step("synthesizing with Yosys"):
-            resources = synthesize(folder, project, has_multipliers=has_multipliers)
+    resources, uncounted = _counted(config, folder, project, has_multipliers)
     placement: dict[str, Any] = {}
     if config.place:
         measured = found[0].interval or design.interval
@@ -163,6 +160,7 @@ def _emit(
         "verification": [asdict(row) for row in found],
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
+        "uncounted": uncounted,
         "fifos": _depths(config, planned, verified),
         "device": _taken(config, design),
         "undecided": list(folding.undecided) if folding else [],
@@ -349,9 +347,24 @@ def _proven(result: Mapping[str, Any]) -> str:
     )
 
 
+def _counted(
+    config: EmitConfig, folder: Path, project: Project, has_multipliers: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """What Yosys counts, and why it did not: a verified circuit is not lost for want of counts."""
+    if not config.synthesis:
+        return [], ""
+    try:
+        with shown_step("synthesizing with Yosys"):
+            return synthesize(folder, project, has_multipliers=has_multipliers), ""
+    except UnavailableError as error:
+        return [], str(error)
+
+
 def _warnings(result: Mapping[str, Any]) -> list[str]:
-    """That the circuit is slower than its plan, or perhaps than one that fits the device."""
+    """That the circuit was not counted, is slower than planned, or than one that fits a device."""
     found = []
+    if result.get("uncounted"):
+        found.append(f"{result['uncounted']}: the circuit is verified, its resources not counted.")
     if result.get("undecided"):
         shortest, longest = min(result["undecided"]), max(result["undecided"])
         found.append(
