@@ -16,7 +16,7 @@ from chop.errors import ConfigError, VerificationError
 from chop.files import write_json
 from chop.hardware import components, fold, place
 from chop.hardware.devices import DEVICES, ECP5, RESOURCES, XC7, Device, parse_device
-from chop.hardware.emit import emit
+from chop.hardware.emit import UNFOLDED, emit
 from chop.hardware.emitted import check_emitted, read_folds
 from chop.hardware.estimate import design_usage, estimate, plan_usage
 from chop.hardware.fold import excess, fold_for
@@ -153,6 +153,20 @@ def test_products_beyond_the_multipliers_are_made_of_lookup_tables(name, dsp):
     assert soft == found.soft and (found.usage.dsp > 0) == (name != "image")
 
 
+@pytest.mark.parametrize("name", ["chain", "residual"])
+def test_a_device_with_too_few_multipliers_for_one_lane_has_products_of_lookup_tables(name):
+    mg, own = integers(name), device(dsp=1, lut=20_000)
+    assert "dsp" in excess(design_usage(*_with_one_lane(mg), own.family), own)
+    found = fold_for(mg, own)
+    assert found.soft and found.usage.dsp <= 1 and not excess(found.usage, own)
+    assert found.interval == fold_for(mg, device(dsp=0, lut=20_000)).interval
+
+
+def _with_one_lane(mg):
+    made = emit(mg, UNFOLDED)
+    return made.netlist, made.connections
+
+
 def test_products_of_lookup_tables_leave_room_to_the_router():
     """More of them would be faster, and fill the device."""
     mg = integers("chain")
@@ -175,7 +189,7 @@ def test_attention_with_a_mask_is_folded():
 def test_what_does_not_fit_says_by_how_much_and_which_device_it_fits():
     mg = integers("chain")
     with pytest.raises(ConfigError, match=r"2 multipliers of 1; the smallest device .* ice40-hx8k"):
-        fold_for(mg, device(dsp=1))
+        fold_for(mg, device(dsp=1, lut=500))
     with pytest.raises(ConfigError, match=r"lookup tables of 10\b"):
         fold_for(mg, device(lut=10))
 
@@ -259,8 +273,8 @@ def test_an_emitted_circuit_keeps_its_folds(tmp_path):
     assert taken["dsp"] <= 9 and "Estimated for" in (tmp_path / "out" / "report.md").read_text()
     assert len(check_emitted(tmp_path / "out")) == 4
     folds = tmp_path / "out" / "folds.json"
-    write_json(folds, {"fold": 1, "folds": {"a": 1}, "soft": ["b"]})
-    with pytest.raises(VerificationError, match=r"soft nodes without cycles: \['b'\]"):
+    write_json(folds, {"fold": 1, "folds": {"a": 1}, "soft": ["b", 3]})
+    with pytest.raises(VerificationError, match=r"soft nodes without cycles: \['3', 'b'\]"):
         read_folds(tmp_path / "out")
     write_json(folds, {"fold": 0, "folds": {}})
     with pytest.raises(VerificationError, match="folds.json"):

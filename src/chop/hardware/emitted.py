@@ -189,7 +189,8 @@ def read_folds(folder: Path) -> tuple[int, dict[str, int], frozenset[str]]:
         raise VerificationError(f"'{folder / FOLDS}' has something else than numbers of cycles.")
     if not soft <= folds.keys():
         raise VerificationError(
-            f"'{folder / FOLDS}' has soft nodes without cycles: {sorted(soft - folds.keys())}."
+            f"'{folder / FOLDS}' has soft nodes without cycles: "
+            f"{sorted(map(str, soft - folds.keys()))}."
         )
     return fold, folds, soft
 

@@ -18,13 +18,11 @@ import math
 from dataclasses import replace
 
 from chop.errors import ConfigError
-from chop.hardware.connect import connect
 from chop.hardware.devices import DEVICES, RESOURCES, Device
 from chop.hardware.emit import UNFOLDED
-from chop.hardware.estimate import Usage, design_usage
+from chop.hardware.estimate import Usage
 from chop.hardware.fold_program import Program
 from chop.hardware.foldable import Foldable, Folding
-from chop.hardware.netlist import netlist
 from chop.ir.graph import MaseGraph
 
 ROUNDS = 6
@@ -45,7 +43,7 @@ def fold_for(mg: MaseGraph, device: Device) -> Folding:
             fits.
     """
     graph = Foldable(mg, device)
-    slowest = graph.measured({p.node: graph.option(p, UNFOLDED) for p in graph.nodes}, UNFOLDED)
+    slowest = _slowest(graph)
     if excess(slowest.usage, device):
         raise ConfigError(_refusal(mg, slowest.usage, device))
     best, intervals = slowest, _intervals(graph, slowest.interval)
@@ -60,6 +58,14 @@ def fold_for(mg: MaseGraph, device: Device) -> Folding:
             low = middle + 1
     undecided = sorted(each for each in graph.undecided if each < best.interval)
     return replace(best, undecided=tuple(undecided))
+
+
+def _slowest(graph: Foldable) -> Folding:
+    """One lane everywhere; with products of lookup tables where multipliers do not suffice."""
+    found = graph.measured({p.node: graph.option(p, UNFOLDED) for p in graph.nodes}, UNFOLDED)
+    if "dsp" not in excess(found.usage, graph.device):
+        return found
+    return _within(graph, found.interval) or found
 
 
 def _rank(folding: Folding) -> tuple[int, float]:
@@ -104,8 +110,7 @@ def _refusal(mg: MaseGraph, usage: Usage, device: Device) -> str:
 
 
 def _fits(mg: MaseGraph, device: Device) -> bool:
-    slowest = netlist(mg, UNFOLDED)
-    return not excess(design_usage(slowest, connect(slowest), device.family), device)
+    return not excess(_slowest(Foldable(mg, device)).usage, device)
 
 
 def _within(graph: Foldable, interval: int) -> Folding | None:
