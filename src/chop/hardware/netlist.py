@@ -322,7 +322,8 @@ class _Builder:
         """Streams of `torch.cat` or `torch.stack`, two at a time."""
         sources = _tensors(node)
         rank = len(self._shape(node))
-        dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        given = node.args[1] if len(node.args) > 1 else 0
+        dim = node.kwargs.get("dim", node.kwargs.get("axis", given))
         assert isinstance(dim, int)
         from_end = dim - rank if dim >= 0 else dim
         if from_end == -rank:
