@@ -5,10 +5,10 @@
 //
 // in      rows of FEATURES codes of IN_W bits, LANES per beat
 // out     for each row FEATURES results of OUT_W bits, LANES per beat, in the order of the codes
-// time    max(FEATURES / LANES, ceil(ceil(RADICAND_W / 2) / 2) + 1,
-//         ceil((POWER - ROOT + 1) / 2) + 1) cycles between two rows: while the results of one
-//         leave, others are in the root and in the reciprocal, and one is loaded. A stage takes
-//         a row only when the stage after it has a place for what it finds of the row.
+// time    max(FEATURES / LANES, ceil(RADICAND_W / 2) + 1, POWER - ROOT + 2) cycles between two
+//         rows: while the results of one leave, others are in the root and in the reciprocal, and
+//         one is loaded. A stage takes a row only when the stage after it has a place for what it
+//         finds of the row.
 //           load    beats into a FIFO; codes | squares | sums of a beat | sums of the row
 //           root    sums | C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | FIFO of
 //                   chop_credits | chop_isqrt; S waits in a FIFO
