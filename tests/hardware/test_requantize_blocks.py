@@ -12,6 +12,7 @@ from chop.formats import MXInt
 from chop.hardware.components import COMPONENTS
 from chop.hardware.devices import ECP5
 from chop.hardware.estimate import module_usage
+from chop.hardware.logic import logic_of
 from chop.hardware.plan import Site
 from chop.hardware.stream import Stream
 from chop.nn.integer import BlockGrid, Edge, RequantizeBlocks
@@ -107,6 +108,15 @@ def test_what_it_takes_is_what_yosys_counts(lanes, window, base, shift, bits, co
     usage = module_usage("chop_requantize_blocks", parameters, ECP5)
     assert usage.lut == pytest.approx(counted[0], rel=0.2)
     assert usage.ff == pytest.approx(counted[1], rel=0.02)
+
+
+def test_no_more_than_all_bits_of_a_magnitude_are_looked_at():
+    """Yosys 0.23 keeps 466 registers of the sources."""
+    sizes = {"LANES": 4, "FEATURES": 64, "BLOCK": 32, "IN_W": 10, "OUT_W": 16, "LIMIT": 127}
+    parameters = {**sizes, "BASE": -8, "WINDOW": 8, "SHIFT": 0}
+    found = logic_of("chop_requantize_blocks", parameters)
+    assert found == logic_of("chop_requantize_blocks", {**parameters, "BASE": -1})
+    assert found.ff == pytest.approx(466, rel=0.03)
 
 
 def mlp(*sizes):

@@ -188,7 +188,7 @@ def _requantize_blocks(p: Parameters) -> Logic:
     wide, beats, exponent = read + window, p["BLOCK"] // lanes, window.bit_length()
     counts = count_bits(beats) + count_bits(p["FEATURES"] // lanes)
     # Of magnitudes the bits above BASE are looked at.
-    seen = max(read - p["BASE"] - 1, 1)
+    seen = min(max(read - p["BASE"] - 1, 1), read)
     shifts = 0.75 * (wide + out) * exponent
     lane = round_logic(wide, p["SHIFT"], out - window).plus(
         Logic(shifts, read + seen + wide + out, bits=read)
