@@ -1,3 +1,4 @@
+import builtins
 import random
 import re
 
@@ -6,7 +7,7 @@ import pytest
 from chop.actions.compress_table import Candidate, Row, about_operators, table_of, terminal_table
 from chop.report.report import show
 from chop.statistics.intervals import wilson_of_share
-from chop.tables import markdown_table, print_table
+from chop.tables import markdown_table, print_table, text_table
 from chop.train.intervals import Score
 from chop.train.tasks import CLASSIFICATION
 
@@ -131,6 +132,12 @@ def test_what_columns_say_alike_is_said_once_where_they_are_too_wide(
         )
 
 
+def test_a_remark_that_tells_two_columns_apart_stays(monkeypatch, capsys):
+    row = {"loss": 1.0, "loss (float)": 2.0, "accuracy (float)": 3.0, "speed (float)": 4.0}
+    told = printed([{**row, "why": "word " * 30}], 80, monkeypatch, capsys)
+    assert "(float)" in told and "accuracy, speed: float" in told
+
+
 def test_two_columns_that_do_not_fit_are_printed_all_the_same(monkeypatch, capsys):
     rows = [{"a": "x" * 30, "b": "y" * 30}] * 2
     told = printed(rows, 20, monkeypatch, capsys)
@@ -152,6 +159,16 @@ def test_a_file_is_as_wide_as_it_likes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     print_table("A title", SPEED, save_path=tmp_path / "table.txt")
     assert (tmp_path / "table.txt").read_text().count("┏") == 1
+
+
+def test_neither_a_notebook_nor_forced_colors_change_a_text(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    expected = text_table("A title", SPEED)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert text_table("A title", SPEED) == expected and "A title" in expected
+    kernel = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: kernel, raising=False)
+    assert "A title" in text_table("A title", SPEED)
 
 
 def test_texts_of_others_are_neither_markup_nor_escape_codes(monkeypatch, capsys):

@@ -73,8 +73,12 @@ def _text(title: str, columns: Sequence[_Column], width: int) -> str:
     from rich.console import Console
 
     text = io.StringIO()
+    # Of a text alone: neither cells of notebooks nor FORCE_COLOR change it.
+    console = Console(
+        file=text, width=width, color_system=None, force_terminal=False, force_jupyter=False
+    )
     for table in _tables(title, columns, width):
-        Console(file=text, width=width).print(table)
+        console.print(table)
     return text.getvalue()
 
 
@@ -174,9 +178,10 @@ def _said_once(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
     (('0.mlp', '1.mlp', '2.mlp'), ['layer: model.layers. ...'])
     """
     remarks: dict[str, list[str]] = {}
+    heads = [column.name.partition(" (")[0] for column in columns]
     for column in columns:
         name, _, remark = column.name.partition(" (")
-        if remark.endswith(")") and name:
+        if remark.endswith(")") and name and heads.count(name) == 1:
             remarks.setdefault(remark[:-1], []).append(name)
     shared = {remark: names for remark, names in remarks.items() if len(names) > 1}
     said = [f"{', '.join(names)}: {remark}" for remark, names in shared.items()]
@@ -186,7 +191,7 @@ def _said_once(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
         start = _common_path(column.cells)
         if start:
             said.append(f"{column.name}: {start} ...")
-        name = name if remark[:-1] in shared else column.name
+        name = name if name in shared.get(remark[:-1], ()) else column.name
         found.append(_Column(name, tuple(cell[len(start) :] for cell in column.cells)))
     return found, said
 
