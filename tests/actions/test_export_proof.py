@@ -197,3 +197,13 @@ def test_what_an_engine_makes_of_padding_is_no_difference(anything, task):
     assert not proof.difference < 1
     with pytest.raises(VerificationError, match=r"expected logits \[2, 4, 5\], got \[2, 3, 5\]"):
         proof.add(workload, found[:, :3], own, labels)
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "token-classification", "classification"])
+def test_a_batch_without_an_answer_that_counts_changes_nothing(task):
+    workload = SimpleNamespace(task=TASKS[task])
+    shape = (3,) if task == "classification" else (3, 1)
+    labels, own = torch.full(shape, IGNORED), torch.randn(*shape, 5)
+    proof = RowProof()
+    proof.add(workload, own + 40, own, labels)
+    assert (proof.agreed, proof.answers, proof.difference, proof.largest) == (0, 0, 0.0, 0.0)

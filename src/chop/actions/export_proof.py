@@ -123,7 +123,8 @@ class RowProof:
         if own.numel():
             self.largest = max(self.largest, own.abs().max().item())
         if task.is_categorical:
-            same = (answers.argmax(-1) == own.argmax(-1)).reshape(len(answers), -1).all(-1)
+            same = answers.argmax(-1) == own.argmax(-1)
+            same = same.reshape(len(same), same.shape[1:].numel()).all(-1)
             self.agreed = (self.agreed or 0) + int(same.sum())
         self._predictions.append(task.metric.predict(answers, right))
         self._labels.append(right)
