@@ -133,8 +133,11 @@ def test_errors_name_keyword_arguments_and_no_options(net, tmp_path):
 
 @pytest.mark.parametrize("layer", [nn.Linear(8, 4), nn.Conv2d(1, 2, 3), nn.Embedding(4, 2)])
 def test_a_single_layer_is_to_be_put_into_a_model(layer):
-    with pytest.raises(ConfigError, match=r"got a single \w+: pass nn\.Sequential\(layer\)"):
+    refusal = r"got a single \w+: pass nn\.Sequential\(layer\)"
+    with pytest.raises(ConfigError, match=f"^chop.quantize: .*{refusal}"):
         chop.quantize(layer, "8.auto", X)
+    with pytest.raises(ConfigError, match=f"^chop.compress: .*{refusal}"):
+        chop.compress(layer, (X, torch.zeros(len(X)).long()))
 
 
 def test_operators_may_be_any_list(net):

@@ -72,7 +72,7 @@ def quantize(
         'QuantLinear'
     """
     check_is_module(model, "chop.quantize")
-    _check_has_layers(model)
+    _check_has_layers(model, "chop.quantize")
     if not isinstance(format, str | NumberFormat):
         raise ConfigError(
             f"format: expected a text such as '8.auto' or a number format, got {format!r:.80}."
@@ -148,6 +148,7 @@ def compress(
         CaptureError: the model cannot be captured.
     """
     check_is_module(model, "chop.compress")
+    _check_has_layers(model, "chop.compress")
     named = {"max_drop": max_drop, "out": out}
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     with _options_as_keywords():
@@ -174,11 +175,11 @@ def _keyword(option: re.Match[str]) -> str:
     return option[1] + option[2].replace("-", "_")
 
 
-def _check_has_layers(model: nn.Module) -> None:
+def _check_has_layers(model: nn.Module, who: str) -> None:
     """Raises ConfigError for a single layer, whose class would have to become another one."""
     if type(model).__module__.startswith("torch.nn") and not any(model.children()):
         raise ConfigError(
-            f"chop.quantize: expected a model with layers, got a single {type(model).__name__}: "
+            f"{who}: expected a model with layers, got a single {type(model).__name__}: "
             "pass nn.Sequential(layer)."
         )
 
