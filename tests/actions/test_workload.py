@@ -459,3 +459,9 @@ def test_data_that_cannot_be_read_is_one_sentence(words, tmp_path, name, setting
     with pytest.raises(ConfigError, match=message) as caught:
         load_workload(config_of(words, tmp_path / name, tmp_path, **settings))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["./none", "../none", "~/none"])
+def test_a_path_is_not_looked_for_on_the_hub(name):
+    with pytest.raises(ConfigError, match=f"^'{name}' is not there: expected one of .csv"):
+        load_dataset(name)

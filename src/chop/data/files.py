@@ -23,6 +23,8 @@ FILE_KINDS = {
 }
 ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".safetensors")
 """Ends of files of arrays, which have no columns that tell inputs from labels."""
+PATHS = ("./", "../", "~")
+"""Starts of names that no data set of the hub has."""
 ACCEPTED = (
     f"one of {', '.join(FILE_KINDS)}, a folder of them, or a folder of pictures with one for each "
     "class"
@@ -57,10 +59,12 @@ def read_file(path: Path) -> DatasetDict:
     return _checked(found, f"file '{path}'")
 
 
-def check_is_there(path: Path) -> None:
+def check_is_there(name: str) -> None:
     """Raises ConfigError where a name that is no file can only be meant as one."""
-    if path.is_absolute() or path.suffix.lower() in (*FILE_KINDS, *ARRAYS):
-        raise ConfigError(f"'{path}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
+    path = Path(name)
+    is_path = path.is_absolute() or name.startswith(PATHS)
+    if is_path or path.suffix.lower() in (*FILE_KINDS, *ARRAYS):
+        raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
 
 
 def _way_of_arrays(path: Path) -> str:

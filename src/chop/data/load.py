@@ -82,7 +82,7 @@ def load_dataset(
     elif Path(name).is_file():
         splits = read_file(Path(name))
     else:
-        check_is_there(Path(name))
+        check_is_there(name)
         splits = _from_hub(name)
     return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
 
