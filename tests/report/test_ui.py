@@ -92,6 +92,7 @@ def test_it_is_of_this_machine_alone(ask):
         "first/../../secret",
         "out",
         "a%00b",
+        "a" * 300,
         ".",
     ],
 )
@@ -150,6 +151,7 @@ def test_every_answer_has_a_policy(path, root, ask):
         assert nonce != policy(ask.headers(path))["script-src"][0] and "sandbox" not in rules
     else:
         assert rules["sandbox"] == [] and "script-src" not in rules
+    assert ("Cross-Origin-Opener-Policy" in found) == ("sandbox" not in rules)
 
 
 def test_the_scripts_of_the_server_are_those_that_its_policy_names(root, ask):

@@ -85,7 +85,11 @@ class RunsFolder:
     def run(self, path: str) -> FoundRun | None:
         """One of them; None where the path has none, or leads out of the folder."""
         folder = self.inside(path)
-        return None if folder is None or not (folder / MANIFEST).is_file() else self._run(folder)
+        try:
+            is_run = folder is not None and (folder / MANIFEST).is_file()
+        except OSError:  # a name that is too long, a folder that may not be read
+            is_run = False
+        return self._run(folder) if folder is not None and is_run else None
 
     def inside(self, path: str) -> Path | None:
         """A path below the folder, links followed; None where it leads out of it."""
@@ -93,7 +97,7 @@ class RunsFolder:
             return None
         try:
             found = (self.root / path).resolve()
-        except (OSError, RuntimeError):  # a loop of links, a name that is too long
+        except (OSError, RuntimeError):  # a loop of links
             return None
         return found if found.is_relative_to(self.root) else None
 

@@ -33,12 +33,13 @@ OWN_POLICY = NOTHING + "; connect-src 'self'; script-src 'nonce-{nonce}'"
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": f"{NOTHING}; sandbox",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""Of all answers; `/runs` and `/progress` show nothing by themselves."""
+"""Of all answers but fixed texts of errors; `/runs` and `/progress` show nothing by themselves."""
+OPENER_POLICY = {"Cross-Origin-Opener-Policy": "same-origin"}
+"""Of the server's pages alone: by the HTML standard a page in a sandbox that has it is an error."""
 
 
 def serve(folder: Path, port: int, open_browser: bool) -> None:
@@ -101,7 +102,7 @@ def application(folder: Path) -> Starlette:
 
     def html(name: str, status: int = 200, **values: Any) -> Response:
         nonce = secrets.token_urlsafe()
-        policy = {"Content-Security-Policy": OWN_POLICY.format(nonce=nonce)}
+        policy = {"Content-Security-Policy": OWN_POLICY.format(nonce=nonce), **OPENER_POLICY}
         return HTMLResponse(_render(name, nonce=nonce, **values), status, {**HEADERS, **policy})
 
     def listed(request: Request) -> Response:
