@@ -402,6 +402,8 @@ def test_texts_of_a_column_are_sorted_by_their_numbers():
         ([1e-5, 1e-4, None, 1e-3], [0, 4, None, 8]),  # decades apart: by logarithms
         ([0.0, 1e-3, 1.0], [0, 0, 8]),  # zero has none
         ([1.0, 2.0, 3.0], [0, 4, 8]),
+        ([1.0, 2.0, 3.0, math.inf], [0, 4, 8, None]),
+        ([math.nan, 1.0, 10.0, 100.0], [None, 0, 4, 8]),
         ([-1.0, 0.0, 1.0], [0, 4, 8]),
         ([None, None], [None, None]),
     ],

@@ -6,6 +6,7 @@ It asks for nothing from a network: style, script, charts and graph are in it.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -189,7 +190,7 @@ def _spans_decades(values: Sequence[float | None]) -> bool:
     """Whether numbers are told apart by their logarithms: all above 0, the greatest far from the
     least.
     """
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None and math.isfinite(value)]
     return bool(known) and min(known) > 0 and max(known) >= DECADES * min(known)
 
 
