@@ -116,7 +116,7 @@ def test_other_results_stay_as_they_are(result, tmp_path):
 
 
 @pytest.mark.parametrize("result", [{"saved": None, "rows": [1]}, [{"width": 4}]])
-@pytest.mark.parametrize("count", [0, 10, 13])
+@pytest.mark.parametrize("count", [0, 10, 11, 13])
 def test_a_printed_result_is_its_outcome_in_short(result, count, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     report = report_of(result)
@@ -130,6 +130,7 @@ def test_a_printed_result_is_its_outcome_in_short(result, count, tmp_path, monke
         and lines[-1] == f"Page of these results: {tmp_path}/report.html"
     )
     assert sum(".x" in line for line in lines) == min(count, 10) and "empty" not in str(shown)
+    assert ("1 more row is on the page." in lines) == (count == 11)
     assert ("3 more rows are on the page." in lines) == (count == 13)
     assert shown == result and json.loads(json.dumps(shown)) == result
     assert str(type(result)(shown)) == str(result)

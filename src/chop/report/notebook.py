@@ -37,7 +37,8 @@ class _Shown:
         if table is not None:
             rows, more = table.rows[:MOST_ROWS], len(table.rows) - MOST_ROWS
             parts.append(text_table(table.title, rows, table.columns).rstrip())
-            parts += [f"{more} more rows are on the page."] if more > 0 else []
+            kept = f"{more} more row{'s are' if more > 1 else ' is'} on the page."
+            parts += [kept] if more > 0 else []
         return "\n".join(filter(None, [*parts, f"Page of these results: {self._page}"]))
 
     def __str__(self) -> str:
