@@ -41,6 +41,7 @@ CASES = {
         6,
         lambda m, x, y: m.last(torch.stack((x, m.row.expand(x.size(0), -1)), -2)),
     ),
+    "stack_by_its_name": (6, lambda m, x, y: m.last(torch.stack(tensors=[x, y], dim=1))),
     "cat_along_an_axis": (12, lambda m, x, y: m.last(torch.cat((x, y), axis=-1))),
     "chunk": (3, lambda m, x, y: sum_of_layers(m, (x + y).chunk(2, -1))),
     "chunk_of_a_chunk": (
