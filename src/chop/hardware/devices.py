@@ -152,9 +152,7 @@ class Router:
 
 
 def _nextpnr_ecp5(size: str, package: str) -> Router:
-    size_flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
-    # The default, router1, takes hours for a whole transformer, and its clocks are no faster.
-    flags = (*size_flags, "--router", "router2", "--tmg-ripup")
+    flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
     return Router("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack")
 
 
