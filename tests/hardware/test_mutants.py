@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from chop.hardware.components import COMPONENTS
-from chop.hardware.plan import RTL
 from chop.hardware.port import Port
 from chop.nn.integer import (
     Edge,
@@ -16,6 +15,7 @@ from chop.nn.integer import (
     IntegerMatmul,
     Requantize,
 )
+from tests.hardware import mutants_of_blocks, mutants_of_rows, mutants_of_streams
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
 from tests.hardware.faults import check_fault_is_found
 from tests.hardware.test_block_linear import block_layer
@@ -387,18 +387,24 @@ MUTANTS |= {
 }
 
 
-@pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
-@pytest.mark.sampled(1)
+OTHERS = (mutants_of_blocks, mutants_of_rows, mutants_of_streams)
+EVERY = {
+    f"{mutant[0]}-{name}": mutant
+    for mutants in (MUTANTS, *(module.MUTANTS for module in OTHERS))
+    for name, mutant in mutants.items()
+}
+
+
+@pytest.mark.parametrize(("module", "old", "new", "run"), EVERY.values(), ids=EVERY)
+@pytest.mark.sampled(4)
 def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
     check_fault_is_found(module, old, new, run, tmp_path, monkeypatch)
 
 
 @pytest.mark.long
-def test_without_a_fault_the_same_checks_pass():
-    checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 20
-    for run in checks:
-        run(RTL)
+@pytest.mark.parametrize("run", dict.fromkeys(run for *_, run in EVERY.values()))
+def test_without_a_fault_the_same_check_passes(run, tmp_path):
+    run(tmp_path)
 
 
 def test_a_swapped_pair_of_weight_words_is_found(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Faults planted in components that move codes or treat each by itself are found."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -9,14 +8,12 @@ from chop.hardware.port import Port
 from chop.hardware.stream import Stream
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, Grid, IntegerOptions
-from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
-from tests.hardware.faults import check_fault_is_found
+from tests.hardware.bench import Driven, check, check_module, drawn
 from tests.hardware.test_conv import convolution
 from tests.hardware.test_linear import EDGE
 from tests.hardware.test_pool import image
 from tests.hardware.test_streams_rtl import check_fork
 
-pytestmark = needs_tools
 WIDE = Edge.of(0.5, -100, 300)
 
 
@@ -157,17 +154,3 @@ MUTANTS = {
         check_fork_of_three,
     ),
 }
-
-
-@pytest.mark.parametrize(("module", "old", "new", "run"), MUTANTS.values(), ids=MUTANTS)
-@pytest.mark.sampled(1)
-def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
-    check_fault_is_found(module, old, new, run, tmp_path, monkeypatch)
-
-
-@pytest.mark.long
-def test_without_a_fault_the_same_checks_pass(tmp_path):
-    checks = list(dict.fromkeys(run for *_, run in MUTANTS.values()))
-    assert len(checks) == 16
-    for run in checks:
-        run(tmp_path)
