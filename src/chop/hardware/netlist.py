@@ -202,12 +202,7 @@ class _Builder:
         known = type(module) in COMPONENTS or isinstance(module, ends)
         known |= node.op == "placeholder"
         known |= row.layout == "copied" and len(_tensors(node)) == 1
-        return known or row.only_moves or row.layout == "read" or self._joins(node)
-
-    def _joins(self, node: fx.Node) -> bool:
-        """Whether a node joins tensors, along a dimension that they have or a new one."""
-        given = node.args[0] if node.args else node.kwargs.get("tensors")
-        return self.mg.operator(node).layout == "copied" and isinstance(given, tuple | list)
+        return known or row.only_moves or row.layout == "read" or row.joins(node)
 
     def _is_parted(self, node: fx.Node) -> bool:
         """Whether a node gives a tuple, of parts of the one tensor that it reads."""
@@ -233,7 +228,7 @@ class _Builder:
         elif type(module) in COMPONENTS:
             assert module is not None
             self.values[node] = self._operate(node, module)
-        elif self._joins(node):
+        elif self.mg.operator(node).joins(node):
             self.values[node] = self._join(node)
         elif not self._is_parted(node):  # parts are moved where they are read
             self.values[node] = self._move(node)

@@ -54,11 +54,10 @@ def _memory(mg: MaseGraph, node: fx.Node, memory: dict[fx.Node, object]) -> obje
 
 def _is_new(mg: MaseGraph, node: fx.Node) -> bool:
     """Whether the result lies in memory of its own."""
-    given = node.args[0] if node.args else node.kwargs.get("tensors")
-    joins = mg.operator(node).layout == "copied" and isinstance(given, tuple | list)
-    computes = mg.operator(node).integer is not None
+    row = mg.operator(node)
+    computes = row.integer is not None
     computes |= isinstance(mg.module_of(node), QuantScaledDotProductAttention)
-    return joins or computes
+    return row.joins(node) or computes
 
 
 def _targets(mg: MaseGraph, node: fx.Node) -> list[fx.Node]:

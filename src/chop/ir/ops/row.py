@@ -224,3 +224,8 @@ class Operator:
     def only_moves(self) -> bool:
         """True when the result has the elements of the input, once each."""
         return self.layout in ("view", "permuted")
+
+    def joins(self, node: fx.Node) -> bool:
+        """Whether a node of this row joins several tensors into one."""
+        given = node.args[0] if node.args else node.kwargs.get("tensors")
+        return self.layout == "copied" and isinstance(given, tuple | list)
