@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.actions.ptq import ROUNDING
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator, leaf_operators
@@ -25,8 +26,6 @@ UNITS = {KL: "mean KL divergence of the answers in nats", MSE: "mean squared cha
 MOST_ROWS = 32
 SHARE = 0.05
 """Of the rows that formats were evaluated on, so many more run at most."""
-WRITING, MOVING = {"gptq", "learned_rounding"}, {"smoothquant", "awq", "rotate"}
-"""Methods that write rounded weights, and those that change what float weights are."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,9 @@ def exact_weights(
         exact: the float graph.
     Returns: None where a method that changes float weights came before the one that rounded them.
     """
-    if title in ("PTQ", "QAT") or not WRITING & set(method):
+    if title in ("PTQ", "QAT") or not ROUNDING & set(method):
         return {}
-    if MOVING & set(method):
+    if not ROUNDING.issuperset(method):
         return None
     return dict(exact.model.named_parameters(remove_duplicate=False))
 

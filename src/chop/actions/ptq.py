@@ -27,6 +27,8 @@ METHODS = {
     "learned_rounding": "learned rounding",
 }
 """Methods of rounding, in the order in which they are applied; all but one see training rows."""
+ROUNDING = frozenset({"gptq", "learned_rounding"})
+"""Those that write rounded weights; the others change what float weights are."""
 
 LEFT = {
     "smoothquant": "unsmoothed",
