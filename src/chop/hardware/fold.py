@@ -134,8 +134,8 @@ def _smallest(graph: Foldable, interval: int, device: Device, may_be_soft: bool)
         if chosen is None:
             return None
         found = graph.measured(chosen, interval)
-        beyond = excess(found.usage, device)
-        if not beyond:
+        over = excess(found.usage, device)
+        if not over:
             return found
-        budget = Usage(*(b - beyond.get(n, 0) for n, b in zip(RESOURCES, budget, strict=True)))
+        budget = Usage(*(b - over.get(n, 0) for n, b in zip(RESOURCES, budget, strict=True)))
     return None
