@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from chop import runs
+from chop import passes, runs
 from chop.actions.emit import emit
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import ConfigError, VerificationError
@@ -244,3 +244,16 @@ def test_one_sample_is_refused():
         EmitConfig(samples=1, shrink_fifos=True)
     with pytest.raises(ConfigError, match="simulate 2 or more"):
         shrink.check_samples(1)
+
+
+def test_a_circuit_without_fifos_is_verified_once(tmp_path, monkeypatch):
+    model, x = nn.Sequential(nn.Linear(8, 3)), torch.randn(4, 8)
+    config = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+    mg = MaseGraph(model, dummy_in={"input": x})
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": config})
+    design = emit_design(quantized, 1)
+    simulated = []
+    monkeypatch.setattr(shrink, "verify", lambda *given: simulated.append(given) or ["passed"])
+    found = verify_shrunk(tmp_path, design, {}, [])
+    assert design.fifos == [] and len(simulated) == 1
+    assert found.design is design and found.verification == ["passed"] and found.fifos == ()
