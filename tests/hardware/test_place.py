@@ -242,6 +242,29 @@ def test_without_a_fold_one_is_chosen_that_fits_what_is_placed_on(
     assert wide_layer(out=tmp_path / "out", place_on=device)["folds"]
 
 
+@pytest.mark.parametrize(("device", "cells"), [("ecp5-85", 2), ("ecp5-85", 1), ("ice40-hx8k", 2)])
+def test_large_netlists_are_routed_in_a_way_of_their_own(device, cells, tmp_path, monkeypatch):
+    """The one of two cells is large."""
+    monkeypatch.setattr(placement, "LARGE_CELLS", 2)
+    monkeypatch.setattr(placement, "_command", lambda tool: [tool])
+    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "netlist.json").write_text(
+        json.dumps(
+            {"modules": {"box": {"cells": {}}, "top": {"cells": dict.fromkeys("ab"[:cells])}}}
+        )
+    )
+    ran = []
+
+    def run(command, *given):
+        ran.append(command)
+        raise UnavailableError("stopped")
+
+    monkeypatch.setattr(placement, "run", run)
+    with pytest.raises(UnavailableError, match="stopped"):
+        placement._route(placement.DEVICES[device].router, device, 1, "key", tmp_path)
+    assert ("router2" in ran[0]) == (device == "ecp5-85" and cells == 2)
+
+
 def test_the_slowest_path_is_told_by_components():
     steps = [
         {"type": "clk-to-q", "ns": 0.5, "from": "u_fc1.u_row.beat_q_TRELLIS_FF_Q_1", "cell": "x"},

@@ -130,6 +130,10 @@ ICE40 = Family(
 """HX and LP: without multipliers."""
 
 
+LARGE_CELLS = 30_000
+"""Cells of a netlist from which on it is routed in the way of large ones."""
+
+
 @dataclass(frozen=True)
 class Router:
     """Open tools that place and route on a device.
@@ -141,6 +145,7 @@ class Router:
         speed: grade, where a device has several.
         netlist: what the tool writes for the bitstream, and the option that asks for it.
         packer: makes the bitstream of that.
+        large_flags: of the tool, more of them for netlists of `LARGE_CELLS` and more.
     """
 
     tool: str
@@ -149,11 +154,14 @@ class Router:
     speed: str
     netlist: str
     packer: str
+    large_flags: tuple[str, ...] = ()
 
 
 def _nextpnr_ecp5(size: str, package: str) -> Router:
     flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
-    return Router("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack")
+    # router1, the default, has faster clocks, and takes hours for large netlists.
+    large = ("--router", "router2")
+    return Router("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack", large)
 
 
 NEXTPNR_ICE40 = Router(

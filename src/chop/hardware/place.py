@@ -20,7 +20,7 @@ from chop.files import atomic_file, write_text
 from chop.files.documents import parse_json
 from chop.hardware.absorb import absorb_registers
 from chop.hardware.design import Design
-from chop.hardware.devices import DEVICES, Router
+from chop.hardware.devices import DEVICES, LARGE_CELLS, Router
 from chop.hardware.estimate import design_usage
 from chop.hardware.fold import beyond, excess
 from chop.hardware.project import Project, sources_of
@@ -200,7 +200,8 @@ def _synthesize(
         absorb_registers(netlist, top)
         write_text(work / "netlist.json", json.dumps(netlist))
     digest = hashlib.sha256((work / "netlist.json").read_bytes())
-    digest.update(json.dumps([asdict(router), tools, TARGET_MHZ], sort_keys=True).encode())
+    settings = [asdict(router), tools, TARGET_MHZ, LARGE_CELLS]
+    digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 
@@ -214,7 +215,8 @@ def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[s
     if kept.is_file():
         found: dict[str, Any] = parse_json(kept.read_bytes())
         return found
-    command = [*_command(router.tool), *router.flags, "--json", "netlist.json"]
+    command = [*_command(router.tool), *router.flags, *_more_flags(router, work)]
+    command += ["--json", "netlist.json"]
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
     command += ["--report", "report.json", f"--{router.netlist}", "routed.config"]
     # The sandbox of YoWASP sees its working folder.
@@ -226,6 +228,15 @@ def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[s
         shutil.copyfile(work / "routed.config", part)
     write_text(kept, json.dumps(report))
     return report
+
+
+def _more_flags(router: Router, work: Path) -> tuple[str, ...]:
+    """Flags for `netlist.json` in a folder, by its size."""
+    if not router.large_flags:
+        return ()
+    modules = parse_json((work / "netlist.json").read_bytes())["modules"]
+    cells = max(len(module["cells"]) for module in modules.values())
+    return router.large_flags if cells >= LARGE_CELLS else ()
 
 
 def _reason(log: str) -> str:
