@@ -31,7 +31,8 @@ const layout = async (page) => {
 };
 
 const axe = async (page) => {
-  await added("axe.js");
+  // A page whose policy lets no file in has it already.
+  if (!frame.contentWindow.axe) await added("axe.js");
   const found = [];
   for (const theme of ["light", "dark"]) {
     page.body.dataset.theme = page.documentElement.dataset.theme = theme;
