@@ -100,7 +100,10 @@ def row_of(name: str, samples: int, seeds: int, out: Path) -> dict[str, Any]:
         "samples": samples,
         "profiles": len(found["verification"]),
         "estimated": {each["resource"]: round(each["estimated"]) for each in found["device"]},
-        "used": {name: placed["utilization"][cell]["used"] for name, cell in USED.items()},
+        "used": {
+            resource: placed["utilization"].get(cell, {}).get("used", 0)
+            for resource, cell in USED.items()
+        },
         "clock": " ".join(f"{seed['mhz']:.1f}" for seed in placed["seeds"]),
         "slowest path": placed["critical_path"],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,3 +23,11 @@ def is_plain(cell: Mapping[str, Any]) -> bool:
         and connections.get("LSR", ["0"]) == ["0"]
         and connections.get("CE", ["1"])[0] in ("1", "x")
     )
+
+
+def net_after(module: Mapping[str, Any]) -> int:
+    """The first number that no net of a flat module has."""
+    cells = [cell["connections"].values() for cell in module["cells"].values()]
+    ports = [[port["bits"]] for port in module["ports"].values()]
+    bits = itertools.chain.from_iterable(itertools.chain.from_iterable([*cells, *ports]))
+    return max((bit for bit in bits if isinstance(bit, int)), default=0) + 1

@@ -24,6 +24,7 @@ from chop.hardware.devices import DEVICES, LARGE_CELLS, Router
 from chop.hardware.estimate import design_usage
 from chop.hardware.fold import beyond, excess
 from chop.hardware.project import Project, sources_of
+from chop.hardware.replicate import replicate_drivers
 from chop.hardware.synth import WITHOUT_MULTIPLIERS
 from chop.hardware.tools import read_command, run, tool_path, version
 from chop.hub import cache_folder
@@ -198,6 +199,7 @@ def _synthesize(
     if router.family == "ecp5":
         netlist = json.loads((work / "netlist.json").read_bytes())
         absorb_registers(netlist, top)
+        replicate_drivers(netlist, top)
         write_text(work / "netlist.json", json.dumps(netlist))
     digest = hashlib.sha256((work / "netlist.json").read_bytes())
     settings = [asdict(router), tools, TARGET_MHZ, LARGE_CELLS]

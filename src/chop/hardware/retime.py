@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chop.hardware.ecp5_cells import CONSTANTS, MEMORY, Bit, is_plain
+from chop.hardware.ecp5_cells import CONSTANTS, MEMORY, Bit, is_plain, net_after
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "LUT4": (),
@@ -88,19 +88,16 @@ def retime_choices(netlist: dict[str, Any], top: str) -> int:
 
 
 def _module(found: Mapping[str, Any]) -> _Module:
-    module, largest = _Module(found["cells"]), 0
+    module = _Module(found["cells"], unused=itertools.count(net_after(found)))
     for name, cell in module.cells.items():
         for port, bits in cell["connections"].items():
             for bit in bits:
-                largest = max(largest, bit if isinstance(bit, int) else 0)
                 if cell["port_directions"][port] == "output":
                     module.drivers[bit] = name
                 else:
                     module.readers[bit].append(name)
     for port in found["ports"].values():
-        largest = max(largest, *(bit for bit in port["bits"] if isinstance(bit, int)), 0)
         module.outputs.update(port["bits"] if port["direction"] == "output" else ())
-    module.unused = itertools.count(largest + 1)
     return module
 
 
