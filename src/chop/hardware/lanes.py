@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Choice = TypeVar("Choice")
 
 
 class MatrixLanes(NamedTuple):
@@ -41,11 +43,13 @@ def converter_cycles(size: int, sent: int, wanted: int) -> int:
     return 0 if common in (sent, wanted) else size // common
 
 
-def first_within(choices: Sequence[int], fold: int, cycles: Callable[[int], int]) -> int:
+def first_within(
+    choices: Sequence[Choice], fold: int, cycles: Callable[[Choice], int]
+) -> Choice:
     """The first choice that takes at most `fold` cycles; if none does, the first of the fastest.
 
     Args:
-        choices: lanes.
+        choices: lanes, or what has them.
         fold: most cycles.
         cycles: of a choice.
 
@@ -54,7 +58,7 @@ def first_within(choices: Sequence[int], fold: int, cycles: Callable[[int], int]
     """
     costs = [cycles(lanes) for lanes in choices]
     limit = max(fold, min(costs))
-    return next(lanes for lanes, cost in zip(choices, costs, strict=True) if cost <= limit)
+    return next(choice for choice, cost in zip(choices, costs, strict=True) if cost <= limit)
 
 
 def fewest_lanes(size: int, fold: int, sent: int = 1) -> int:

@@ -114,23 +114,33 @@ def _ternary_linear(p: Parameters) -> Logic:
 def _window(p: Parameters) -> Logic:
     """Places in the image and in the ring, in the letters of `chop_window`."""
     bits, words = p["LANES"] * p["IN_W"], p["RING"] * p["IN_WIDTH"] * p["FOLDS"]
+    taps = p.get("TAP_LANES", 1)
+    across = min(taps, p["KERNEL_X"])
+    down = taps // across
     reach = (p["KERNEL_Y"] - 1) * p["DILATION_Y"] + 1
     rows = p["OUT_HEIGHT"] * p["STRIDE_Y"] + reach + p["PADDING_Y"] + p["IN_HEIGHT"] + p["RING"]
     columns = p["OUT_WIDTH"] * p["STRIDE_X"] + p["KERNEL_X"] * p["DILATION_X"]
     columns = (columns + p["PADDING_X"] + p["IN_WIDTH"]) * p["FOLDS"]
-    names = ("KERNEL_Y", "KERNEL_X", "FOLDS", "OUT_WIDTH", "OUT_HEIGHT")
-    places = 5 * count_bits(words) + count_bits(p["IN_WIDTH"] * p["FOLDS"])
-    places += 8 * (count_bits(rows) + 2) + 4 * (count_bits(columns) + 2)
-    state = places + sum(count_bits(p[name]) for name in names)
+    slot, y, x = count_bits(words), count_bits(rows) + 2, count_bits(columns) + 2
+    places = 5 * slot + count_bits(p["IN_WIDTH"] * p["FOLDS"]) + 8 * y + 4 * x
+    counts = (p["KERNEL_Y"] // down, p["KERNEL_X"] // across)
+    counts = (*counts, *(p[name] for name in ("FOLDS", "OUT_WIDTH", "OUT_HEIGHT")))
+    state = places + sum(map(count_bits, counts))
     own = Logic(WINDOW_LOGIC * state, state + bits + 7, ((words, bits),), bits=bits)
-    return own.plus(credits_logic(bits, 4))
+    # Of further taps: what is read, and by columns and rows of the kernel where.
+    tap = Logic(0, slot + bits + 2, ((words, bits),), bits=slot + bits)
+    column = Logic(0, x * min(p["FOLDS"], 2) + 1, bits=x * (min(p["FOLDS"], 2) + 1))
+    row = Logic(0, slot + y + 1, bits=3 * slot + 2 * y)
+    own = own.plus(tap.times(taps - 1)).plus(column.times(across - 1)).plus(row.times(down - 1))
+    return own.plus(credits_logic(taps * bits, 4))
 
 
 def _conv(p: Parameters) -> Logic:
     features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"] // p["GROUPS"]
     found = _window(p).plus(fifo_logic({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
+    sent = p["LANES"] * p.get("TAP_LANES", 1)
     found = found.plus(
-        upsize_logic({"W": p["IN_W"], "IN_LANES": p["LANES"], "OUT_LANES": p["IN_LANES"]})
+        upsize_logic({"W": p["IN_W"], "IN_LANES": sent, "OUT_LANES": p["IN_LANES"]})
     )
     return found.plus(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
 

@@ -34,7 +34,7 @@ def plan_conv(site: Site) -> ComponentPlan:
     groups = operator.groups
     if 1 < groups == slid.channels == operator.weight.size(0):
         return depthwise_plan(operator, site, with_lanes(slid, site), shape)
-    window = with_lanes(slid, site, groups)
+    window = with_lanes(slid, site, groups, slid.tap_choices)
     outputs, inputs = operator.weight.size(0) // groups, window.channels // groups * window.taps
     lanes = _lanes(window, inputs, outputs, groups, site.fold)
     pace = groups * (inputs // lanes.inputs) * (outputs // lanes.outputs)
@@ -73,7 +73,7 @@ def plan_conv(site: Site) -> ComponentPlan:
         holds=(window.hold,),
         buffers=(0,),
         latency=WINDOW_STAGES
-        + inputs // window.lanes
+        + inputs // window.codes
         + GATHER_STAGES
         + product_stages(lanes, soft),
     )
@@ -94,8 +94,8 @@ def _lanes(window: Window, inputs: int, outputs: int, groups: int, fold: int) ->
     """The fewest multipliers that reach a fold, or do not slow the windows."""
     limit = max(fold, window.cycles)
     pairs = [
-        MatrixLanes(window.lanes * beats, together)
-        for beats in divisors(inputs // window.lanes)
+        MatrixLanes(window.codes * beats, together)
+        for beats in divisors(inputs // window.codes)
         for together in divisors(outputs)
     ]
 

@@ -26,6 +26,8 @@ AveragePool = (
     IntegerAdaptiveAvgPool1d | IntegerAdaptiveAvgPool2d | IntegerAvgPool1d | IntegerAvgPool2d
 )
 
+ARRIVAL = 1
+"""Cycles from a row's last beat in to the first tap of windows that wait for it."""
 LATENCY = 2
 """Cycles from a row's last tap to the load of what replaces it."""
 WINDOW_STAGES = 7
@@ -85,12 +87,14 @@ class Window:
         x: along a row.
         channels: of a pixel.
         lanes: of them in a beat.
+        tap_lanes: taps in a beat that leaves.
     """
 
     y: Axis
     x: Axis
     channels: int
     lanes: int = 1
+    tap_lanes: int = 1
 
     @property
     def taps(self) -> int:
@@ -98,14 +102,25 @@ class Window:
         return self.y.kernel * self.x.kernel
 
     @property
+    def tap_choices(self) -> list[int]:
+        """Taps that may leave together: parts of a row of the kernel, or whole rows of it."""
+        along = self.x.kernel
+        return divisors(along) + [along * rows for rows in divisors(self.y.kernel)[1:]]
+
+    @property
     def folds(self) -> int:
         """Beats of a pixel."""
         return self.channels // self.lanes
 
     @property
+    def codes(self) -> int:
+        """Of a beat that leaves."""
+        return self.tap_lanes * self.lanes
+
+    @property
     def beats(self) -> int:
         """Of one window."""
-        return self.folds * self.taps
+        return self.folds * self.taps // self.tap_lanes
 
     @property
     def windows(self) -> int:
@@ -137,7 +152,7 @@ class Window:
                 while len(loaded) < needed:
                     start = max(free[len(loaded)], loaded[-1] if loaded else 0)
                     loaded.append(start + load)
-                clock = max(clock, loaded[needed - 1]) + send
+                clock = max(clock, loaded[needed - 1] + ARRIVAL) + send
                 finished = first + self.y.finished(window) + self.ring
                 free += [clock + LATENCY] * (finished - len(free))
             ends.append(clock)
@@ -156,11 +171,12 @@ class Window:
         for name, along in (("Y", self.y), ("X", self.x)):
             found |= {f"KERNEL_{name}": along.kernel, f"STRIDE_{name}": along.stride}
             found |= {f"PADDING_{name}": along.padding, f"DILATION_{name}": along.dilation}
-        return found | {"RING": self.ring, "PAD_CODE": pad}
+        found |= {"RING": self.ring, "PAD_CODE": pad}
+        return found if self.tap_lanes == 1 else found | {"TAP_LANES": self.tap_lanes}
 
     def memory_bits(self, width: int) -> int:
-        """Of the ring, for codes of a width in bits."""
-        return self.ring * self.x.size * self.channels * width
+        """Of the rings, for codes of a width in bits."""
+        return self.tap_lanes * self.ring * self.x.size * self.channels * width
 
 
 def plan_max_pool(site: Site) -> ComponentPlan:
@@ -265,22 +281,31 @@ def _check_channels_last(read: Stream) -> None:
         raise ConfigError("pixels do not travel one after another, each with its channels in order")
 
 
-def with_lanes(window: Window, site: Site, groups: int = 1) -> Window:
+def with_lanes(
+    window: Window, site: Site, groups: int = 1, tap_choices: Sequence[int] = (1,)
+) -> Window:
     """With the fewest lanes that reach a fold, or as fast as it can be.
+
+    A ring is stored for each of the taps that leave together: more of them where all lanes do not
+    suffice.
 
     Args:
         window: with one lane.
         site: where it stands.
         groups: of channels; lanes are of one group.
+        tap_choices: how many taps may leave together, ascending.
     """
     (read,) = site.inputs
+    choices = [
+        replace(window, lanes=lanes, tap_lanes=taps)
+        for taps in tap_choices
+        for lanes in divisors(window.channels // groups)
+    ]
 
-    def cycles(lanes: int) -> int:
-        own = replace(window, lanes=lanes).cycles
-        return max(own, converter_cycles(read.size, read.lanes, lanes))
+    def cycles(choice: Window) -> int:
+        return max(choice.cycles, converter_cycles(read.size, read.lanes, choice.lanes))
 
-    lanes = first_within(divisors(window.channels // groups), site.fold, cycles)
-    return replace(window, lanes=lanes)
+    return first_within(choices, site.fold, cycles)
 
 
 def channels_last(shape: tuple[int, ...], like: Stream, lanes: int = 1) -> Stream:

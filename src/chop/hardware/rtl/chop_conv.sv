@@ -5,8 +5,8 @@
 // out     for each window p, row by row, for each group, OUT_FEATURES results o of OUT_W bits,
 //         OUT_LANES per beat
 // time    windows need max(window beats, (window codes / IN_LANES) * (OUT_FEATURES / OUT_LANES))
-//         cycles each, where a window has FOLDS * KERNEL_Y * KERNEL_X beats of LANES codes; and
-//         what chop_window waits for rows
+//         cycles each, where a window has FOLDS * KERNEL_Y * KERNEL_X / TAP_LANES beats; and what
+//         chop_window waits for rows
 //           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_linear, which
 //         has SOFT
 // memory  that of chop_window; the codes of a group under a window, where its outputs are computed
@@ -14,7 +14,8 @@
 //         are in the order in which chop_window sends them, beat of the pixel, kernel row, kernel
 //         column, lane
 //
-// IN_HEIGHT to PAD_CODE are parameters of chop_window; IN_LANES is a multiple of LANES.
+// IN_HEIGHT to PAD_CODE and TAP_LANES are parameters of chop_window; IN_LANES is a multiple of
+// TAP_LANES * LANES.
 module chop_conv #(
   parameter int LANES = 1,
   parameter int IN_W = 8,
@@ -33,6 +34,7 @@ module chop_conv #(
   parameter int DILATION_X = 1,
   parameter int RING = 6,
   parameter     PAD_CODE = 0,
+  parameter int TAP_LANES = 1,
   parameter int DEPTH = 2,
   parameter int GROUPS = 1,
   parameter int IN_LANES = 1,
@@ -55,7 +57,7 @@ module chop_conv #(
   output logic                       data_out_0_valid_o,
   input  logic                       data_out_0_ready_i
 );
-  logic [LANES*IN_W-1:0] codes;
+  logic [TAP_LANES*LANES*IN_W-1:0] codes;
   logic [IN_LANES*IN_W-1:0] beat, waiting;
   logic has_codes, is_codes_ready, has_beat, is_beat_ready, has_waiting, is_waiting_ready;
 
@@ -63,12 +65,13 @@ module chop_conv #(
     .LANES(LANES), .IN_W(IN_W), .FOLDS(FOLDS), .IN_HEIGHT(IN_HEIGHT), .IN_WIDTH(IN_WIDTH),
     .OUT_HEIGHT(OUT_HEIGHT), .OUT_WIDTH(OUT_WIDTH), .KERNEL_Y(KERNEL_Y), .KERNEL_X(KERNEL_X),
     .STRIDE_Y(STRIDE_Y), .STRIDE_X(STRIDE_X), .PADDING_Y(PADDING_Y), .PADDING_X(PADDING_X),
-    .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .RING(RING), .PAD_CODE(PAD_CODE)
+    .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .RING(RING), .PAD_CODE(PAD_CODE),
+    .TAP_LANES(TAP_LANES)
   ) u_window (
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
     .data_out_0_o(codes), .data_out_0_valid_o(has_codes), .data_out_0_ready_i(is_codes_ready));
 
-  chop_upsize #(.W(IN_W), .IN_LANES(LANES), .OUT_LANES(IN_LANES)) u_upsize (
+  chop_upsize #(.W(IN_W), .IN_LANES(TAP_LANES * LANES), .OUT_LANES(IN_LANES)) u_upsize (
     .clk_i, .rst_ni, .data_in_0_i(codes), .data_in_0_valid_i(has_codes),
     .data_in_0_ready_o(is_codes_ready), .data_out_0_o(beat), .data_out_0_valid_o(has_beat),
     .data_out_0_ready_i(is_beat_ready));

@@ -3,16 +3,19 @@
 // in      images of IN_HEIGHT x IN_WIDTH pixels, row by row; a pixel is FOLDS beats of LANES codes:
 //         its channels
 // out     for each window, row by row, for each of the FOLDS beats of a pixel, for each row and
-//         each column of the kernel: LANES codes
+//         each column of the kernel: LANES codes; TAP_LANES of them together, the first one in the
+//         lowest lanes
 // time    one beat per cycle, where its rows are there; address, two cycles | memory, two cycles |
 //         padding | FIFO of chop_credits. A row of windows begins when the last
 //         image row that it needs, the first one at least, is complete; a row of the image is
 //         loaded when there is room for it, which a row of windows that is finished makes
 // memory  RING rows of the image, in a ring: those under the kernel, and as many as the next row of
-//         windows, or the first one of the next image, needs on top; a word is a beat
+//         windows, or the first one of the next image, needs on top; a word is a beat in; a copy
+//         for each of TAP_LANES
 //
 // The kernel has KERNEL_* taps at distances of DILATION_*; windows are STRIDE_* apart, the first
-// one begins PADDING_* ahead of the image, in rows (_Y) and columns (_X).
+// one begins PADDING_* ahead of the image, in rows (_Y) and columns (_X). TAP_LANES divide a row of
+// the kernel, or are a number of whole rows that divides it.
 module chop_window #(
   parameter int LANES = 1,
   parameter int IN_W = 8,
@@ -30,17 +33,23 @@ module chop_window #(
   parameter int DILATION_Y = 1,
   parameter int DILATION_X = 1,
   parameter int RING = 6,
-  parameter     PAD_CODE = 0
+  parameter     PAD_CODE = 0,
+  parameter int TAP_LANES = 1
 ) (
-  input  logic                  clk_i,
-  input  logic                  rst_ni,
-  input  logic [LANES*IN_W-1:0] data_in_0_i,
-  input  logic                  data_in_0_valid_i,
-  output logic                  data_in_0_ready_o,
-  output logic [LANES*IN_W-1:0] data_out_0_o,
-  output logic                  data_out_0_valid_o,
-  input  logic                  data_out_0_ready_i
+  input  logic                            clk_i,
+  input  logic                            rst_ni,
+  input  logic [LANES*IN_W-1:0]           data_in_0_i,
+  input  logic                            data_in_0_valid_i,
+  output logic                            data_in_0_ready_o,
+  output logic [TAP_LANES*LANES*IN_W-1:0] data_out_0_o,
+  output logic                            data_out_0_valid_o,
+  input  logic                            data_out_0_ready_i
 );
+  // Columns and rows of the kernel in a beat, and how many beats it has along each.
+  localparam int TAPS_X = TAP_LANES < KERNEL_X ? TAP_LANES : KERNEL_X;
+  localparam int TAPS_Y = TAP_LANES / TAPS_X;
+  localparam int BEATS_X = KERNEL_X / TAPS_X;
+  localparam int BEATS_Y = KERNEL_Y / TAPS_Y;
   localparam int REACH = (KERNEL_Y - 1) * DILATION_Y + 1;
   localparam int ROW_WORDS = IN_WIDTH * FOLDS;
   localparam int WORDS = RING * ROW_WORDS;
@@ -48,8 +57,8 @@ module chop_window #(
   localparam int WORD_W = ROW_WORDS > 1 ? $clog2(ROW_WORDS) : 1;
   localparam int ADDRESS_W = WORDS > 1 ? $clog2(WORDS) : 1;
   localparam int FOLD_W = FOLDS > 1 ? $clog2(FOLDS) : 1;
-  localparam int KERNEL_Y_W = KERNEL_Y > 1 ? $clog2(KERNEL_Y) : 1;
-  localparam int KERNEL_X_W = KERNEL_X > 1 ? $clog2(KERNEL_X) : 1;
+  localparam int BEAT_Y_W = BEATS_Y > 1 ? $clog2(BEATS_Y) : 1;
+  localparam int BEAT_X_W = BEATS_X > 1 ? $clog2(BEATS_X) : 1;
   localparam int OUT_Y_W = OUT_HEIGHT > 1 ? $clog2(OUT_HEIGHT) : 1;
   localparam int OUT_X_W = OUT_WIDTH > 1 ? $clog2(OUT_WIDTH) : 1;
   // Rows, and columns in words, outside of the image too, and counts of rows: signed.
@@ -57,8 +66,11 @@ module chop_window #(
     $clog2(OUT_HEIGHT * STRIDE_Y + REACH + PADDING_Y + IN_HEIGHT + RING) + 2;
   localparam int X_W =
     $clog2((OUT_WIDTH * STRIDE_X + KERNEL_X * DILATION_X + PADDING_X + IN_WIDTH) * FOLDS) + 2;
+  // From one beat of a window to the next, in words and in rows.
+  localparam int NEXT_X = TAPS_X * DILATION_X * FOLDS;
+  localparam int NEXT_Y = TAPS_Y * DILATION_Y;
   // Steps of the ring, in words.
-  localparam int NEXT_TAP = DILATION_Y % RING * ROW_WORDS;
+  localparam int NEXT_TAP = NEXT_Y % RING * ROW_WORDS;
   localparam int NEXT_ROW = STRIDE_Y % RING * ROW_WORDS;
   localparam int NEXT_IMAGE =
     ((IN_HEIGHT - (OUT_HEIGHT - 1) * STRIDE_Y) % RING + RING) % RING * ROW_WORDS;
@@ -67,6 +79,10 @@ module chop_window #(
 
   initial if (RING < (REACH < IN_HEIGHT ? REACH : IN_HEIGHT))
     $fatal(1, "chop_window: a kernel of %0d rows does not fit %0d", REACH, RING);
+  initial if (BEATS_X * TAPS_X != KERNEL_X || BEATS_Y * TAPS_Y != KERNEL_Y
+              || TAPS_Y * TAPS_X != TAP_LANES)
+    $fatal(1, "chop_window: a kernel of %0d x %0d has no beats of %0d taps", KERNEL_Y, KERNEL_X,
+           TAP_LANES);
 
   // How many of the image's first rows a row of windows needs: one at least.
   function automatic int needed(input int row);
@@ -104,8 +120,6 @@ module chop_window #(
   localparam logic [OUT_HEIGHT*Y_W-1:0] MORE_FINISHED = more_finished(1);
   localparam logic [OUT_Y_W-1:0] SECOND = OUT_Y_W'(OUT_HEIGHT > 1 ? 1 : 0);
 
-  // No word that is in use is written.
-  (* no_rw_check *) logic [LANES*IN_W-1:0] ring [WORDS];
   logic is_stepping, is_ready;
 
   // ---- load ----
@@ -119,7 +133,6 @@ module chop_window #(
   assign is_row_loaded = is_loaded && is_word_last_q;
 
   always_ff @(posedge clk_i) begin
-    if (is_loaded) ring[write_q] <= data_in_0_i;
     if (!rst_ni) begin
       write_q <= '0;
       word_q <= '0;
@@ -138,37 +151,37 @@ module chop_window #(
     end
   end
 
-  // ---- taps, in the order in which they leave ----
-  logic [KERNEL_X_W-1:0] kernel_x_q;
-  logic [KERNEL_Y_W-1:0] kernel_y_q;
+  // ---- beats of taps, in the order in which they leave ----
+  logic [BEAT_X_W-1:0] beat_x_q;
+  logic [BEAT_Y_W-1:0] beat_y_q;
   logic [FOLD_W-1:0] fold_q;
   logic [OUT_X_W-1:0] out_x_q;
   logic [OUT_Y_W-1:0] out_y_q;
   logic is_row_end, is_kernel_end, is_window_end, is_line_end, is_image_end;
 
-  assign is_row_end = kernel_x_q == KERNEL_X_W'(KERNEL_X - 1);
-  assign is_kernel_end = is_row_end && kernel_y_q == KERNEL_Y_W'(KERNEL_Y - 1);
+  assign is_row_end = beat_x_q == BEAT_X_W'(BEATS_X - 1);
+  assign is_kernel_end = is_row_end && beat_y_q == BEAT_Y_W'(BEATS_Y - 1);
   assign is_window_end = is_kernel_end && fold_q == FOLD_W'(FOLDS - 1);
   assign is_line_end = is_window_end && out_x_q == OUT_X_W'(OUT_WIDTH - 1);
   assign is_image_end = is_line_end && out_y_q == OUT_Y_W'(OUT_HEIGHT - 1);
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
-      kernel_x_q <= '0;
-      kernel_y_q <= '0;
+      beat_x_q <= '0;
+      beat_y_q <= '0;
       fold_q <= '0;
       out_x_q <= '0;
       out_y_q <= '0;
     end else if (is_stepping) begin
-      kernel_x_q <= is_row_end ? '0 : kernel_x_q + 1'b1;
-      if (is_row_end) kernel_y_q <= is_kernel_end ? '0 : kernel_y_q + 1'b1;
+      beat_x_q <= is_row_end ? '0 : beat_x_q + 1'b1;
+      if (is_row_end) beat_y_q <= is_kernel_end ? '0 : beat_y_q + 1'b1;
       if (is_kernel_end) fold_q <= is_window_end ? '0 : fold_q + 1'b1;
       if (is_window_end) out_x_q <= is_line_end ? '0 : out_x_q + 1'b1;
       if (is_line_end) out_y_q <= is_image_end ? '0 : out_y_q + 1'b1;
     end
   end
 
-  // ---- row, column and place in the ring of the tap, and of the window's first one ----
+  // ---- row, column and place in the ring of the beat's first tap, and of the window's ----
   logic signed [Y_W-1:0] first_y_q, y_q, next_y;
   logic signed [X_W-1:0] first_x_q, x_q, next_x;
   logic [ADDRESS_W-1:0] first_slot_q, slot_q, next_slot, tap_slot;
@@ -196,10 +209,10 @@ module chop_window #(
       first_slot_q <= ADDRESS_W'(FIRST_SLOT);
       slot_q <= ADDRESS_W'(FIRST_SLOT);
     end else if (is_stepping) begin
-      x_q <= !is_row_end ? x_q + X_W'(DILATION_X * FOLDS) : is_window_end ? next_x : first_x_q;
+      x_q <= !is_row_end ? x_q + X_W'(NEXT_X) : is_window_end ? next_x : first_x_q;
       if (is_window_end) first_x_q <= next_x;
       if (is_row_end) begin
-        y_q <= !is_kernel_end ? y_q + Y_W'(DILATION_Y) : is_line_end ? next_y : first_y_q;
+        y_q <= !is_kernel_end ? y_q + Y_W'(NEXT_Y) : is_line_end ? next_y : first_y_q;
         slot_q <= !is_kernel_end ? tap_slot : is_line_end ? next_slot : first_slot_q;
       end
       if (is_line_end) begin
@@ -234,36 +247,55 @@ module chop_window #(
   end
 
   // ---- address | memory | padding ----
-  logic [ADDRESS_W-1:0] slot_1_q, address_q;
-  logic [X_W-1:0] word_1_q;
-  logic signed [X_W-1:0] x_1_q;
-  logic signed [Y_W-1:0] y_1_q, release_1_q;
-  logic [LANES*IN_W-1:0] word, word_4_q;
+  logic signed [Y_W-1:0] release_1_q;
+  logic [TAP_LANES*LANES*IN_W-1:0] codes;
   logic [STAGES-1:0] valid_q;
-  logic is_y_inside_2_q, is_x_inside_2_q, is_inside_3_q, is_inside_4_q, unused;
-
-  assign unused = &{1'b0, word_1_q};
 
   always_ff @(posedge clk_i) begin
-    slot_1_q <= slot_q;
-    word_1_q <= x_q + X_W'(fold_q);
-    x_1_q <= x_q;
-    y_1_q <= y_q;
     release_1_q <= is_line_end ? finished_q : '0;
     // A row can be overwritten as soon as its last tap has been read.
     released_q <= valid_q[0] ? release_1_q : '0;
-    address_q <= slot_1_q + ADDRESS_W'(word_1_q);
-    is_y_inside_2_q <= y_1_q >= 0 && y_1_q < Y_W'(IN_HEIGHT);
-    is_x_inside_2_q <= x_1_q >= 0 && x_1_q < X_W'(ROW_WORDS);
-    word <= ring[address_q];
-    is_inside_3_q <= is_y_inside_2_q && is_x_inside_2_q;
-    word_4_q <= word;
-    is_inside_4_q <= is_inside_3_q;
     valid_q <= rst_ni ? {valid_q[STAGES-2:0], is_stepping} : '0;
   end
 
-  chop_credits #(.W(LANES * IN_W), .LATENCY(STAGES)) u_codes (
+  for (genvar tap = 0; tap < TAP_LANES; tap++) begin : g_tap
+    // From the beat's first tap to this one.
+    localparam int ROWS = tap / TAPS_X * DILATION_Y;
+    localparam int COLUMNS = tap % TAPS_X * DILATION_X * FOLDS;
+    localparam int SLOTS = ROWS % RING * ROW_WORDS;
+
+    // No word that is in use is written.
+    (* no_rw_check *) logic [LANES*IN_W-1:0] ring [WORDS];
+    logic [ADDRESS_W-1:0] slot_1_q, address_q;
+    logic [X_W-1:0] word_1_q;
+    logic signed [X_W-1:0] x_1_q;
+    logic signed [Y_W-1:0] y_1_q;
+    logic [LANES*IN_W-1:0] word, word_4_q;
+    logic is_y_inside_2_q, is_x_inside_2_q, is_inside_3_q, is_inside_4_q, unused;
+
+    assign unused = &{1'b0, word_1_q};
+
+    always_ff @(posedge clk_i) begin
+      if (is_loaded) ring[write_q] <= data_in_0_i;
+      slot_1_q <= SLOTS == 0 ? slot_q : in_ring(slot_q, SLOTS);
+      word_1_q <= x_q + X_W'(COLUMNS) + X_W'(fold_q);
+      x_1_q <= x_q + X_W'(COLUMNS);
+      y_1_q <= y_q + Y_W'(ROWS);
+      address_q <= slot_1_q + ADDRESS_W'(word_1_q);
+      is_y_inside_2_q <= y_1_q >= 0 && y_1_q < Y_W'(IN_HEIGHT);
+      is_x_inside_2_q <= x_1_q >= 0 && x_1_q < X_W'(ROW_WORDS);
+      word <= ring[address_q];
+      is_inside_3_q <= is_y_inside_2_q && is_x_inside_2_q;
+      word_4_q <= word;
+      is_inside_4_q <= is_inside_3_q;
+    end
+
+    assign codes[tap*LANES*IN_W +: LANES*IN_W] =
+      is_inside_4_q ? word_4_q : {LANES{IN_W'(PAD_CODE)}};
+  end
+
+  chop_credits #(.W(TAP_LANES * LANES * IN_W), .LATENCY(STAGES)) u_codes (
     .clk_i, .rst_ni, .starts_i(is_stepping), .ready_o(is_ready),
-    .data_i(is_inside_4_q ? word_4_q : {LANES{IN_W'(PAD_CODE)}}), .valid_i(valid_q[STAGES-1]),
+    .data_i(codes), .valid_i(valid_q[STAGES-1]),
     .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
