@@ -15,7 +15,12 @@ from chop.nn.integer import (
     IntegerMatmul,
     Requantize,
 )
-from tests.hardware import mutants_of_blocks, mutants_of_rows, mutants_of_streams
+from tests.hardware import (
+    mutants_of_blocks,
+    mutants_of_rows,
+    mutants_of_streams,
+    mutants_of_windows,
+)
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
 from tests.hardware.faults import check_fault_is_found
 from tests.hardware.test_block_linear import block_layer
@@ -387,7 +392,7 @@ MUTANTS |= {
 }
 
 
-OTHERS = (mutants_of_blocks, mutants_of_rows, mutants_of_streams)
+OTHERS = (mutants_of_blocks, mutants_of_rows, mutants_of_streams, mutants_of_windows)
 EVERY = {
     f"{mutant[0]}-{name}": mutant
     for mutants in (MUTANTS, *(module.MUTANTS for module in OTHERS))
