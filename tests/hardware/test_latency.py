@@ -71,6 +71,8 @@ CASES = {
     "matmul_transposed": (*product(True), 30),
     "conv": conv(1, 2, 3, padding=1),
     "conv_of_lanes": conv(2, 3, 3, fold=1),
+    "conv_of_taps": conv(1, 2, 3, padding=1, fold=60),
+    "conv_of_rows_of_taps": conv(1, 2, (4, 3), padding=(2, 1), fold=48),
     "pointwise": conv(6, 5, 1, fold=100),
     "groups": conv(4, 6, 2, groups=2),
     "depthwise": conv(4, 4, (2, 3), padding=1, groups=4),
