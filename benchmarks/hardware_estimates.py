@@ -172,6 +172,12 @@ LAYERS: dict[str, Made] = {
         (8, 64),
     ),
     "conv 3 x 3": (lambda: nn.Conv2d(4, 8, 3, padding=1), (4, 8, 8), INTEGER, (600, 2400)),
+    "conv of several taps": (
+        lambda: nn.Conv2d(1, 8, 3, padding=1),
+        (1, 8, 8),
+        INTEGER,
+        (64, 192),
+    ),
     "depthwise 3 x 3": (
         lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
         (8, 8, 8),
