@@ -306,6 +306,16 @@ def test_a_layer_without_multipliers_takes_an_adder_for_each_weight():
     assert usage.lut == pytest.approx(2307, rel=0.2)
 
 
+def test_windows_send_the_taps_that_an_interval_needs():
+    """A 3 x 3 kernel over 4 x 4 pixels: one tap in a cycle takes 144, and a pixel enters in one."""
+    mg = integers("image")
+    folds = [fold_for(mg, device(dsp=multipliers, lut=2000)) for multipliers in (18, 6)]
+    made = [emit(mg, found.fold, folds=found.folds).netlist for found in folds]
+    made.append(emit(mg, 144).netlist)
+    taps = [each.instances[0].plan.parameters.get("TAP_LANES") for each in made]
+    assert [each.interval for each in made] == [16, 48, 144] and taps == [9, 3, None]
+
+
 def test_intervals_that_were_not_decided_in_time_are_told(monkeypatch):
     class Late:
         x, status = None, OUT_OF_TIME

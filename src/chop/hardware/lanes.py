@@ -43,9 +43,7 @@ def converter_cycles(size: int, sent: int, wanted: int) -> int:
     return 0 if common in (sent, wanted) else size // common
 
 
-def first_within(
-    choices: Sequence[Choice], fold: int, cycles: Callable[[Choice], int]
-) -> Choice:
+def first_within(choices: Sequence[Choice], fold: int, cycles: Callable[[Choice], int]) -> Choice:
     """The first choice that takes at most `fold` cycles; if none does, the first of the fastest.
 
     Args:

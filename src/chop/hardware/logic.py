@@ -139,9 +139,7 @@ def _conv(p: Parameters) -> Logic:
     features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"] // p["GROUPS"]
     found = _window(p).plus(fifo_logic({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
     sent = p["LANES"] * p.get("TAP_LANES", 1)
-    found = found.plus(
-        upsize_logic({"W": p["IN_W"], "IN_LANES": sent, "OUT_LANES": p["IN_LANES"]})
-    )
+    found = found.plus(upsize_logic({"W": p["IN_W"], "IN_LANES": sent, "OUT_LANES": p["IN_LANES"]}))
     return found.plus(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
 
 
