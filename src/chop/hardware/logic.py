@@ -127,7 +127,8 @@ def _window(p: Parameters) -> Logic:
     counts = (*counts, *(p[name] for name in ("FOLDS", "OUT_WIDTH", "OUT_HEIGHT")))
     state = places + sum(map(count_bits, counts))
     own = Logic(WINDOW_LOGIC * state, state + bits + 7, ((words, bits),), bits=bits)
-    # Of further taps: what is read, and by columns and rows of the kernel where.
+    # Of further taps: what is read, and by columns and rows of the kernel where. In pixels of one
+    # beat a place is counted once, in columns and in words.
     tap = Logic(0, slot + bits + 2, ((words, bits),), bits=slot + bits)
     column = Logic(0, x * min(p["FOLDS"], 2) + 1, bits=x * (min(p["FOLDS"], 2) + 1))
     row = Logic(0, slot + y + 1, bits=3 * slot + 2 * y)
