@@ -91,12 +91,12 @@ def row_of(name: str, samples: int, seeds: int, out: Path) -> dict[str, Any]:
     )
     found = emit(config, encoder_workload() if name == "encoder" else None)
     placed, parts = found["placement"], found["components"]
-    weighted = [part for part in parts if part["multipliers"]]
+    counts = [(part["multipliers"], part["soft_multipliers"]) for part in parts]
     return {
         "model": name,
         "interval": found["verification"][0]["interval"],
         "uniform": uniform_interval(MaseGraph.from_checkpoint(out / "model.mz")),
-        "soft": f"{sum(part['soft_multipliers'] > 0 for part in weighted)} of {len(weighted)}",
+        "soft": f"{sum(soft > 0 for _, soft in counts)} of {sum(map(any, counts))}",
         "samples": samples,
         "profiles": len(found["verification"]),
         "estimated": {each["resource"]: round(each["estimated"]) for each in found["device"]},
