@@ -8,6 +8,7 @@ import pytest
 from chop.hardware.logic import logic_of
 from chop.hardware.logic_parts import isqrt_logic, reciprocal_logic, round_logic
 from chop.hardware.plan import RTL
+from chop.hardware.products import soft_parts
 
 PARTS = {
     "chop_round_saturate": ("IN_W", "SHIFT", "OUT_W", round_logic),
@@ -16,6 +17,9 @@ PARTS = {
 }
 ENDS = {"LOW": -128, "HIGH": 127}
 REQUANTIZE = {"LANES": 2, "MULTIPLIES": 0, "OUT_W": 8, "CHANNEL_BEATS": 0} | ENDS
+MATMUL = {"LANES": 1, "ROWS": 17, "HEADS": 2, "IN_FEATURES": 12, "OUT_FEATURES": 17}
+MATMUL |= {"TRANSPOSED": 1, "IN_0_W": 8, "IN_1_W": 7, "OUT_W": 20, "SOFT": 0}
+FLAT = MATMUL | {"LANES": 3, "TRANSPOSED": 0, "HEADS": 1, "IN_FEATURES": 17, "OUT_FEATURES": 6}
 CASES = [
     *(
         ("chop_round_saturate", {"IN_W": width, "SHIFT": shift, "OUT_W": 8} | ENDS)
@@ -31,6 +35,8 @@ CASES = [
     ("chop_fifo", {"W": 9, "DEPTH": 60}),
     ("chop_skid", {"W": 9}),
     ("chop_downsize", {"W": 5, "IN_LANES": 6, "OUT_LANES": 2}),
+    *(("chop_matmul", shape | {"SOFT": soft}) for shape in (MATMUL, FLAT) for soft in (0, 3)),
+    ("chop_matmul", MATMUL | {"LANES": 2}),
 ]
 
 
@@ -39,7 +45,12 @@ def estimated(module, parameters):
     if module in PARTS:
         *names, formula = PARTS[module]
         return formula(*(parameters[name] for name in names)).ff
-    return logic_of(module, parameters).ff
+    logic, products = logic_of(module, parameters), 0
+    if module == "chop_matmul":
+        a, b = parameters["IN_0_W"], parameters["IN_1_W"]
+        each = soft_parts(a, b).registers if parameters["SOFT"] else a + b
+        products = each * parameters["LANES"]
+    return logic.ff + logic.factors + products
 
 
 def counted(folder):

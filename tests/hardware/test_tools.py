@@ -8,6 +8,7 @@ import pytest
 from chop.actions.doctor import OPTIONAL, examine
 from chop.errors import ConfigError, UnavailableError
 from chop.hardware import tools
+from chop.hardware.devices import ECP5
 from chop.hardware.estimate import Estimate, block_memories, dsp_blocks, estimate, table_luts
 from chop.hardware.plan import ComponentPlan, Memory, Resources
 from chop.hardware.project import Project
@@ -123,6 +124,7 @@ def test_products_are_estimated_by_the_widths_of_a_multiplier():
     # `chop_product` cuts factors beyond 18 bits, whatever a multiplier of the device takes.
     assert [dsp_blocks(a, b) for a, b in ((8, 8), (18, 18), (18, 25), (25, 18))] == [1, 1, 2, 2]
     assert [dsp_blocks(a, b) for a, b in ((26, 18), (25, 19), (48, 16), (4, 4))] == [2, 4, 3, 0]
+    assert [dsp_blocks(a, b, ECP5) for a, b in ((2, 2), (3, 1), (16, 1))] == [1, 0, 0]
 
 
 @needs_tools

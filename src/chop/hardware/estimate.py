@@ -158,18 +158,18 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
 
 
 def _products(resources: Resources, family: Family) -> Usage:
-    """Products, and the registers of weights ahead of those that no multiplier makes."""
+    """Products, with the register behind each."""
     total = Usage()
     if resources.is_soft:
         for (a, b), count in resources.multipliers.items():
             parts = soft_parts(a, b)
             luts = parts.sums + family.soft_gates * parts.gates
-            total = total.plus(Usage(luts * count, (parts.registers + b) * count))
+            total = total.plus(Usage(luts * count, parts.registers * count))
         return total
     for (a, b), count in resources.parts:
         blocks = dsp_blocks(a, b, family)
         soft = 0.0 if blocks else SOFT_PRODUCT * max(min(a, b) - 1, 1) * (a + b)
-        register = 0 if blocks else a + 2 * b
+        register = 0 if blocks else a + b
         total = total.plus(Usage(soft * count, register * count, blocks * count))
     return total
 
@@ -204,9 +204,10 @@ def module_usage(
         has_multipliers: whether products are made by multipliers of the device.
     """
     logic = logic_of(module, parameters)
-    enabled = 0 if family.input_registers > 1 else logic.enabled
+    takes_all = has_multipliers and family.input_registers > 1
+    registers = logic.ff + (not takes_all) * logic.enabled + (not has_multipliers) * logic.factors
     added = logic.added * (1 - family.added * has_multipliers)
-    total = Usage(logic.lut * family.logic + logic.bits + added, logic.ff + enabled)
+    total = Usage(logic.lut * family.logic + logic.bits + added, registers)
     for words, width in logic.rams:
         total = total.plus(_ram(words, width, family))
     return total
@@ -246,7 +247,8 @@ def dsp_blocks(a: int, b: int, family: Family = XC7) -> int:
     """
     if not family.dsp_width:
         return 0
-    return sum(x + y >= family.least_product for x in cut(a) for y in cut(b))
+    parts = [(x, y) for x in cut(a) for y in cut(b)]
+    return sum(x + y >= family.least_product and min(x, y) > 1 for x, y in parts)
 
 
 def block_memories(memory: Memory, family: Family = XC7) -> int:

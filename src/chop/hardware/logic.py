@@ -57,7 +57,8 @@ def _matvec(
     tree = tree_logic(inputs, min(code + weight, total), total)
     stages = 3 + max(soft, 1) + (inputs - 1).bit_length()
     rows = rows_logic(inputs * code, beats, groups, stages)
-    return rows.plus(sums_logic(outputs, tree, total))
+    factors = Logic(0, 0, factors=inputs * (code + outputs * weight))
+    return rows.plus(sums_logic(outputs, tree, total)).plus(factors)
 
 
 def _results(p: Parameters, latency: int) -> Logic:
@@ -96,6 +97,7 @@ def _block_linear(p: Parameters) -> Logic:
     # No multiplier takes a sum of `chop_adder_tree`.
     tree = Logic(0, tree.ff, bits=tree.bits + tree.added)
     sums = sums_logic(outputs, tree, total).plus(shifts.times(outputs))
+    sums = sums.plus(Logic(0, 0, factors=inputs * (p["CODE_W"] + outputs * p["WEIGHT_W"])))
     return split.plus(rows_logic(row, beats, groups, levels + 5)).plus(sums).plus(_results(p, 6))
 
 
@@ -161,9 +163,16 @@ def _matmul(p: Parameters) -> Logic:
     vector = _matvec(inputs, outputs, beats, groups, widths, p["SOFT"])
     words, bits = 2 * p["HEADS"] * beats * groups, p["LANES"] * p["IN_1_W"]
     latency = beats + 3 + max(p["SOFT"], 1) + (inputs - 1).bit_length()
-    counts = 4 * count_bits(words) + count_bits(p["ROWS"])
-    # A block memory or a multiplier takes the second register behind the word that is read.
-    own = Logic(3.5 * counts + 12, counts + 4, ((words, bits),))
+    address = count_bits(words)
+    counts = [count_bits(n) for n in (beats, groups, p["HEADS"], p["ROWS"])]
+    # Ahead of the factors there is the second register behind the word that is read, which a block
+    # memory or a multiplier takes. Both places are stepped, and may be the first of either bank.
+    own = Logic(
+        4 * address + sum(counts) + 2 * len(counts) + 15,
+        2 * address + sum(counts) + 5,
+        ((words, bits),),
+        factors=bits,
+    )
     return vector.plus(own).plus(credits_logic(outputs * p["OUT_W"], latency, beats))
 
 
@@ -172,7 +181,8 @@ def _requantize(p: Parameters) -> Logic:
     width, stages = (p["PRODUCT_W"], 7) if multiplies else (p["IN_W"], 5)
     lane = round_logic(width, p["SHIFT"], p["OUT_W"])
     # What enters a multiplier waits in its registers, and so does what leaves it.
-    lane = lane.plus(Logic(0, p["IN_W"] + width if multiplies else 2 * p["IN_W"]))
+    entered = (width, p["IN_W"]) if multiplies else (p["IN_W"], 0)
+    lane = lane.plus(Logic(0, p["IN_W"] + entered[0], factors=entered[1]))
     if p.get("DROPPED"):
         lane, stages = _quotient(p), stages + 1
     words = words_logic(p["CHANNEL_BEATS"]) if p.get("CHANNEL_BEATS") else Logic(0, 0)
@@ -187,7 +197,7 @@ def _requantize(p: Parameters) -> Logic:
 def _quotient(p: Parameters) -> Logic:
     """A lane of a requantizer that divides: what is left of a product is rounded twice."""
     left = p["PRODUCT_W"] - p["DROPPED"]
-    own = Logic(0, p["IN_W"] + p["PRODUCT_W"] + left, bits=left)
+    own = Logic(0, p["IN_W"] + p["PRODUCT_W"] + left, bits=left, factors=p["IN_W"])
     return round_logic(left, p["SHIFT"], p["OUT_W"]).plus(own)
 
 
@@ -222,6 +232,7 @@ def _softmax(p: Parameters) -> Logic:
         3 * count + 20,
         codes + 2 * total + reciprocal + p["OUT_W"] + 3 * count + 14,
         bits=2 * p["IN_W"] + 2 * total + p["OUT_W"],
+        factors=p["TABLE_W"] + reciprocal,
     )
     return found.plus(own).plus(credits_logic(p["OUT_W"], 3))
 
@@ -250,7 +261,11 @@ def _layer_norm(p: Parameters) -> Logic:
         bits=lanes * total + total + squares,
         added=lanes * squares,
     )
-    sent = Logic(2 * count + 8, 4 * reciprocal + 3 * total + 14 + count)
+    sent = Logic(
+        2 * count + 8,
+        4 * reciprocal + 3 * total + 14 + count,
+        factors=reciprocal + lanes * (p["IN_W"] + p["LIMIT_W"]) + total + squares,
+    )
     beats = p["FEATURES"] // lanes
     found = load.plus(_root(p, squares, variance)).plus(sent)
     found = found.plus(fifo_logic({"W": total, "DEPTH": 8}))
@@ -314,13 +329,14 @@ def _add(p: Parameters) -> Logic:
 
 
 def _product(p: Parameters) -> Logic:
-    return Logic(HANDSHAKE, 1)
+    return Logic(HANDSHAKE, 1, enabled=p["LANES"] * p["OUT_W"])
 
 
 def _scale(p: Parameters) -> Logic:
     """A product, whose sum of parts has a register, and what ends its pipeline."""
     bits = p["LANES"] * p["OUT_W"]
-    return credits_logic(bits, 3).plus(Logic(3, bits + 3, added=bits))
+    own = Logic(3, bits + 3, added=bits, factors=p["LANES"] * p["IN_W"])
+    return credits_logic(bits, 3).plus(own)
 
 
 def _table(p: Parameters) -> Logic:

@@ -30,6 +30,8 @@ class Logic(NamedTuple):
         enabled: flip-flops beside multipliers that have an enable, or that are the second ones
             behind a product: not every multiplier takes them.
         added: bits of sums of two products, which some multipliers add up themselves.
+        factors: flip-flops of factors, which each multiplier takes; of products that none makes
+            they are flip-flops.
     """
 
     lut: float
@@ -38,6 +40,7 @@ class Logic(NamedTuple):
     bits: float = 0
     enabled: float = 0
     added: float = 0
+    factors: float = 0
 
     def plus(self, other: Logic) -> Logic:
         """Both."""
@@ -48,13 +51,14 @@ class Logic(NamedTuple):
             self.bits + other.bits,
             self.enabled + other.enabled,
             self.added + other.added,
+            self.factors + other.factors,
         )
 
     def times(self, count: int) -> Logic:
         """So many of it."""
         rams = self.rams * count
-        numbers = (self.bits * count, self.enabled * count, self.added * count)
-        return Logic(self.lut * count, self.ff * count, rams, *numbers)
+        numbers = (self.bits, self.enabled, self.added, self.factors)
+        return Logic(self.lut * count, self.ff * count, rams, *(n * count for n in numbers))
 
 
 def count_bits(n: int) -> int:
@@ -106,9 +110,9 @@ def upsize_logic(p: Parameters) -> Logic:
 
 
 def words_logic(beats: int) -> Logic:
-    """`chop_words` without its memory and the register behind."""
+    """`chop_words` without its memory and the register behind: a sum, and whether it is the last."""
     count = count_bits(beats)
-    return Logic(4 * count, count)
+    return Logic(2 * count + 2, count)
 
 
 def constant_logic(beats: int, bits: int) -> Logic:

@@ -110,18 +110,21 @@ class Resources:
         multipliers: widths in bits of the two factors, and how many such multipliers.
         memory_bits: of read-write memories; read-only ones are the plan's `memories`.
         scalings: products by a constant: bits of the factor and the constant, and how many.
+        positive_scalings: the same of factors that have a sign, which is always 0.
         is_soft: products are `chop_multiplier` of lookup tables, whatever the device has.
     """
 
     multipliers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     memory_bits: int = 0
     scalings: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    positive_scalings: Mapping[tuple[int, int], int] = field(default_factory=dict)
     is_soft: bool = False
 
     @property
     def products(self) -> int:
         """Of all kinds."""
-        return sum(self.multipliers.values()) + sum(self.scalings.values())
+        every = (self.multipliers, self.scalings, self.positive_scalings)
+        return sum(sum(counts.values()) for counts in every)
 
     @property
     def parts(self) -> Iterator[tuple[tuple[int, int], int]]:
@@ -130,6 +133,9 @@ class Resources:
             yield from (((x, y), count) for x in cut(a) for y in cut(b))
         for (width, factor), count in self.scalings.items():
             yield from ((widths, count) for widths in by_constant(width, factor))
+        # Where both factors are positive, no multiplier has their signs.
+        for (width, factor), count in self.positive_scalings.items():
+            yield from (((a - 1, b - 1), count) for a, b in by_constant(width, factor))
 
 
 @dataclass(frozen=True)

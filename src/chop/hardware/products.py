@@ -50,13 +50,17 @@ def soft_parts(a: int, b: int) -> SoftParts:
 
     >>> soft_parts(8, 8)
     SoftParts(gates=64, sums=68, registers=80)
+    >>> soft_parts(8, 7)
+    SoftParts(gates=56, sums=57, registers=77)
     """
-    wide, nodes, sums, registers = max(a, b), min(a, b), 0, 0
+    wide, rows, sums, registers = max(a, b), min(a, b), 0, 0
     for level in range(1, soft_levels(a, b) + 1):
         half = 1 << level - 1
-        pairs, nodes = nodes // 2, -(-nodes // 2)
-        sums += pairs * (wide + half)
-        registers += nodes * (wide + 2 * half)
+        # A node is the product by as many bits as it has of the narrower factor.
+        for first in range(0, rows, 2 * half):
+            upper = min(rows - first, 2 * half) - half
+            sums += wide + upper if upper > 0 else 0
+            registers += wide + half + upper
     return SoftParts(a * b, sums, registers)
 
 

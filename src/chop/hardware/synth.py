@@ -47,6 +47,8 @@ WITHOUT_MULTIPLIERS = " -nodsp"
 TOTAL = "all"
 ROM = "chop_rom"
 """The module that all read-only memories of the library are instances of."""
+PRODUCT = "chop_multiplier"
+"""The module of a product that the device's multipliers can make, or lookup tables."""
 _BODY = re.compile(r"^\);$.*^endmodule$", re.MULTILINE | re.DOTALL)
 _LISTED_ROM = re.compile(
     rf"  cell \\{ROM} .*\n    parameter \\FILE \"(.*)\"\n.*\n    parameter signed \\W (\d+)\n"
@@ -56,11 +58,17 @@ _ELABORATION = "{read}; hierarchy -top {top}; dump -m -o {listed} t:{rom}; tee -
 # the circuit around. Of the library's black boxes only memories are in use, and passes of Yosys
 # 0.23 that go through all of them for each module take a fourth of the time.
 _SYNTHESIS = (
-    "{read}; hierarchy -top {top}; read_verilog -lib -specify +/xilinx/cells_sim.v; "
+    "{read}; hierarchy -top {top}; {dissolved}read_verilog -lib -specify +/xilinx/cells_sim.v; "
     "select -set kept =*; read_verilog -lib +/xilinx/cells_xtra.v; "
     "delete =* @kept %d =RAMB18E1 %d =RAMB36E1 %d; "
     "synth_xilinx -family xc7 -noiopad -noclkbuf{flags} -top {top} -run prepare:; "
     "tee -q -o {out} stat"
+)
+# A multiplier takes in the registers of its factors and a sum of its products, which are in the
+# module around.
+_DISSOLVED = (
+    "proc; setattr -mod -set keep_hierarchy 1 *; select -set products t:$mul %m *{product}* *chop_product* %u %i; "
+    "setattr -mod -unset keep_hierarchy @products; flatten; setattr -mod -unset keep_hierarchy *; "
 )
 _Cells = dict[str, Counter[str]]
 
@@ -94,6 +102,8 @@ def synthesize(
         elaborated, widths = _elaborate(folder, project.top, sources, work, seconds)
         without_files = _without_files(sources, widths, work)
         script = _SYNTHESIS.replace("{flags}", "" if has_multipliers else WITHOUT_MULTIPLIERS)
+        dissolved = _DISSOLVED.replace("{product}", PRODUCT) if has_multipliers else ""
+        script = script.replace("{dissolved}", dissolved)
         cells = _run(folder, project.top, script, without_files, work, seconds)
     found = _by_module(cells, project.top)
     roms = _by_module(elaborated, project.top)

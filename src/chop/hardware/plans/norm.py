@@ -103,6 +103,9 @@ def _resources(parameters: dict[str, int | str]) -> Resources:
         ((sizes["LIMIT_W"], sizes["WEIGHT_W"]), lanes),
     ):
         multipliers[widths] += count
-    scalings = Counter({(total, sizes["FEATURES"]): lanes})
-    scalings[min(squares, variance) + 1, sizes["FEATURES"]] += 1
-    return Resources(multipliers, sizes["DEPTH"] * lanes * read + 8 * total, scalings)
+    return Resources(
+        multipliers,
+        sizes["DEPTH"] * lanes * read + 8 * total,
+        scalings={(total, sizes["FEATURES"]): lanes},
+        positive_scalings={(min(squares, variance) + 1, sizes["FEATURES"]): 1},
+    )
