@@ -1,7 +1,7 @@
 """What Yosys counts of the circuit that a precision search found, beside one format everywhere.
 
-The search is one with `--emit` that ended, of a device without multipliers: its circuit was counted
-as it was emitted, and that of one format everywhere, with the same fold, is counted as
+The search is one that ended, of a device without multipliers. What it found and one format
+everywhere, with the same fold, are made again as circuits of today and counted as
 `hardware_estimates.py` does.
 
 python benchmarks/searched_circuit.py runs/search/precision [--uniform 8.mse] [--out FOLDER]
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hardware_estimates import FAMILIES, count, row_of, taken
+from hardware_estimates import FAMILIES, count, row_of
 
 from chop import runs
 from chop.actions.search.precision import problem_of
@@ -22,7 +22,6 @@ from chop.actions.settings.search import PrecisionConfig
 from chop.config import parse
 from chop.files import write_text
 from chop.files.documents import read_json
-from chop.hardware.design import Design
 from chop.hardware.emit import emit
 from chop.runs.journal import Journal
 from chop.tables import markdown_table
@@ -46,19 +45,9 @@ def main() -> None:
     for name, chosen in (("found", found), (given.uniform, problem.uniform(given.uniform))):
         fold = problem.fold_of(chosen)
         design = emit(problem.circuit.integers(problem.formats(chosen)), fold)
-        is_found = name == "found"
-        counted = emitted(design, given.study) if is_found else count(design, FAMILY, journal)
-        rows.append(row_of(name, fold, design, FAMILY, counted))
+        rows.append(row_of(name, fold, design, FAMILY, count(design, FAMILY, journal)))
         print(rows[-1], flush=True)
         write_text(given.out / "table.md", markdown_table(rows) + "\n")
-
-
-def emitted(design: Design, study: Path) -> dict[str, int]:
-    """What was counted of the circuit that the search emitted, which has the same sources."""
-    folder = study / "circuit"
-    for path, text in design.files.items():
-        assert (folder / path).read_text() == text, f"{folder / path} is another circuit's"
-    return taken(read_json(folder / "result.json")["resources"])
 
 
 if __name__ == "__main__":

@@ -120,6 +120,14 @@ def test_large_memories_are_estimated_in_blocks(width, depth, blocks):
     assert table_luts(memory(width, depth)) == 0
 
 
+def test_bits_that_are_the_same_in_all_words_are_in_no_block_memory():
+    # As Yosys 0.23 counts of a layer of blocks, whose 64 words have 65 bits.
+    full = memory(65, 64)
+    even = Memory(tuple(word & ~1 for word in full.words), 65)
+    assert [block_memories(each, ECP5) for each in (full, even)] == [2, 0]
+    assert table_luts(even, ECP5) == 64 * 4
+
+
 def test_products_are_estimated_by_the_widths_of_a_multiplier():
     # `chop_product` cuts factors beyond 18 bits, whatever a multiplier of the device takes.
     assert [dsp_blocks(a, b) for a, b in ((8, 8), (18, 18), (18, 25), (25, 18))] == [1, 1, 2, 2]

@@ -255,13 +255,14 @@ def block_memories(memory: Memory, family: Family = XC7) -> int:
     """Block memories of one copy of a memory; 0 where it is made of lookup tables.
 
     Yosys 0.23 makes a read-only memory that fills less than a share of each block of lookup tables:
-    half of it in the family XC7, more than a ninth in the family ECP5.
+    half of it in the family XC7, more than a ninth in the family ECP5. Bits that are the same in
+    all words are not stored.
     """
-    depth = len(memory.words)
-    columns = -(-memory.width // max(family.block_shapes))
-    if depth * memory.width < columns * family.least_rom:
+    depth, width = len(memory.words), max(_varying_columns(memory), 1)
+    columns = -(-width // max(family.block_shapes))
+    if depth * width < columns * family.least_rom:
         return 0
-    return _blocks(depth, max(_varying_columns(memory), 1), family)
+    return _blocks(depth, width, family)
 
 
 def table_luts(memory: Memory, family: Family = XC7) -> int:
