@@ -110,7 +110,7 @@ def upsize_logic(p: Parameters) -> Logic:
 
 
 def words_logic(beats: int) -> Logic:
-    """`chop_words` without its memory and the register behind: a sum, and whether it is the last."""
+    """`chop_words` without its memory and the register behind: a sum, and a choice at the end."""
     count = count_bits(beats)
     return Logic(2 * count + 2, count)
 

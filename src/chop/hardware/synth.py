@@ -47,8 +47,8 @@ WITHOUT_MULTIPLIERS = " -nodsp"
 TOTAL = "all"
 ROM = "chop_rom"
 """The module that all read-only memories of the library are instances of."""
-PRODUCT = "chop_multiplier"
-"""The module of a product that the device's multipliers can make, or lookup tables."""
+PRODUCTS = "*chop_multiplier* *chop_product* %u"
+"""The modules of products that the device's multipliers can make, as Yosys selects them."""
 _BODY = re.compile(r"^\);$.*^endmodule$", re.MULTILINE | re.DOTALL)
 _LISTED_ROM = re.compile(
     rf"  cell \\{ROM} .*\n    parameter \\FILE \"(.*)\"\n.*\n    parameter signed \\W (\d+)\n"
@@ -67,7 +67,7 @@ _SYNTHESIS = (
 # A multiplier takes in the registers of its factors and a sum of its products, which are in the
 # module around.
 _DISSOLVED = (
-    "proc; setattr -mod -set keep_hierarchy 1 *; select -set products t:$mul %m *{product}* *chop_product* %u %i; "
+    "proc; setattr -mod -set keep_hierarchy 1 *; select -set products t:$mul %m {products} %i; "
     "setattr -mod -unset keep_hierarchy @products; flatten; setattr -mod -unset keep_hierarchy *; "
 )
 _Cells = dict[str, Counter[str]]
@@ -102,7 +102,7 @@ def synthesize(
         elaborated, widths = _elaborate(folder, project.top, sources, work, seconds)
         without_files = _without_files(sources, widths, work)
         script = _SYNTHESIS.replace("{flags}", "" if has_multipliers else WITHOUT_MULTIPLIERS)
-        dissolved = _DISSOLVED.replace("{product}", PRODUCT) if has_multipliers else ""
+        dissolved = _DISSOLVED.replace("{products}", PRODUCTS) if has_multipliers else ""
         script = script.replace("{dissolved}", dissolved)
         cells = _run(folder, project.top, script, without_files, work, seconds)
     found = _by_module(cells, project.top)
