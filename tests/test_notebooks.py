@@ -3,7 +3,8 @@
 import copy
 import json
 import pickle
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,12 +12,15 @@ import pytest
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.displayed import Displayed
 from chop.files import Picture
 from chop.report.notebook import with_display
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Cell, Heading, Note, Report, Table
+from chop.runs import as_json
 from chop.search import Constraint, Goal, Result, TrialRecord
 from chop.tables import html_table
+from tests.pages import ROOT
 
 SPACE = "http://www.w3.org/2000/svg"
 SVG = f"{{{SPACE}}}svg"
@@ -79,6 +83,27 @@ def test_a_search_shows_its_best_trials():
     assert "<table>" not in Result((Goal("accuracy"),), ())._repr_html_()
 
 
+def trials_of(count):
+    found = [
+        TrialRecord(n, "measured", {f"layer.{i}": "4.auto" for i in range(50)}, str(n), {"y": n})
+        for n in range(count)
+    ]
+    return Result((Goal("y"),), tuple(found))
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, "0 trials: none"), (1, "1 trial: 1 measured")])
+def test_a_search_prints_how_its_trials_ended(count, told):
+    assert str(trials_of(count)).splitlines()[0].strip() == told
+
+
+def test_a_long_search_prints_its_best_trials_alone(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    told = str(trials_of(40))
+    rows = [line.split("│")[1].strip() for line in told.splitlines() if line.startswith("│")]
+    assert [row for row in rows if row] == [str(n) for n in range(39, 29, -1)]
+    assert "40 trials: 40 measured" in told and "TrialRecord" not in told
+
+
 def test_a_table_escapes_what_others_wrote():
     page = ElementTree.fromstring(html_table([{"<b>": "<script>&\x1b[2J", "x": None}]))
     assert [cell.text for cell in page.iter("th")] == ["<b>", "x"]
@@ -108,6 +133,36 @@ def test_a_jobs_result_is_shown_as_its_report(result, tmp_path):
     assert [part.tag for part in page] == ["h3", "h4", "table", "p", "p", SVG]
     assert [cell.text for cell in page.iter("td")] == ["8.auto", "8.00"]
     assert [part.text for part in page.iter("p")] == ["<2 rows>", "saved."]
+
+
+def test_a_search_by_a_job_is_shown_as_its_report(tmp_path):
+    found = trials_of(40)
+    best = found.best
+    shown = with_display(report_of(found), tmp_path)
+    assert shown == found and type(shown) is Result and shown.best is best
+    assert as_json(shown) == as_json(found) and repr(found) != repr(shown) == str(shown)
+    assert str(shown).splitlines()[0] == "saved."
+    assert str(shown).splitlines()[-1] == f"Page of these results: {tmp_path}/report.html"
+    assert "<h4>Formats</h4>" in shown._repr_html_() and "40 trials" in found._repr_html_()
+    assert str(pickle.loads(pickle.dumps(shown))) == str(copy.copy(shown)) == str(shown)
+
+
+@pytest.mark.parametrize("folder", ["actions", "search", "studies"])
+def test_what_jobs_return_is_displayed(folder):
+    code = "\n".join(path.read_text() for path in (ROOT / "src/chop" / folder).rglob("*.py"))
+    results = re.findall(r"^class (\w*Comparison|Evaluation|\w*Result)\b(.*):$", code, re.MULTILINE)
+    known = {"(Displayed)", "(Result)"}
+    assert results and {bases for name, bases in results if name != "RowResult"} <= known
+
+
+@dataclass(frozen=True, repr=False)
+class Point(Displayed):
+    x: int
+    name: str = "a"
+
+
+def test_a_result_without_a_job_prints_as_python_prints_it():
+    assert repr(Point(3)) == "Point(x=3, name='a')" and Point(3)._repr_html_() is None
 
 
 @pytest.mark.parametrize("result", [None, 4, "text", (1, 2)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from chop.displayed import Displayed, displayed
 from chop.report.page.page import PAGE
 from chop.report.report import Block, Heading, Note, Report, Table
 from chop.tables import html_table, printable, text_table
@@ -18,70 +20,77 @@ _SVG = re.compile(r"^.*?<svg\b", re.DOTALL)
 """What stands before a picture in a file, which a page has no place for, and its first tag."""
 
 
-class _Shown:
-    """Mixin of results that are shown by the report they come from, which they do not keep.
+@dataclass(frozen=True)
+class _ReportDisplay:
+    """A report as a result shows it, which does not keep the report.
 
-    `dict(result)` and `list(result)` print whole.
+    Attributes:
+        verdict: the outcome in one sentence.
+        table: its first table, printed to `MOST_ROWS` rows.
+        page: of the same results.
+        parts: the report as HTML.
+        figures: files of its figures, which follow.
     """
 
-    _text: str
-    _figures: list[Path]
-    _verdict: str
-    _table: Table | None
-    _page: Path | None = None
+    verdict: str
+    table: Table | None
+    page: Path
+    parts: str
+    figures: tuple[Path, ...]
 
-    def __repr__(self) -> str:
-        if self._page is None:  # made by a method of the class, of other contents
-            return super().__repr__()
-        table, parts = self._table, [printable(self._verdict)]
-        if table is not None:
-            rows, more = table.rows[:MOST_ROWS], len(table.rows) - MOST_ROWS
-            parts.append(text_table(table.title, rows, table.columns).rstrip())
+    def text(self) -> str:
+        """The outcome, a table and the path of the page."""
+        parts = [printable(self.verdict)]
+        if self.table is not None:
+            rows, more = self.table.rows[:MOST_ROWS], len(self.table.rows) - MOST_ROWS
+            parts.append(text_table(self.table.title, rows, self.table.columns).rstrip())
             kept = f"{more} more row{'s are' if more > 1 else ' is'} on the page."
             parts += [kept] if more > 0 else []
-        return "\n".join(filter(None, [*parts, f"Page of these results: {self._page}"]))
+        return "\n".join(filter(None, [*parts, f"Page of these results: {self.page}"]))
 
-    def __str__(self) -> str:
-        return repr(self)
-
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The report and its figures."""
         found = (
             _SVG.sub("<svg", path.read_text(encoding="utf-8"), 1)
-            for path in self._figures
+            for path in self.figures
             if path.is_file()
         )
-        return "\n".join([self._text, *found])
+        return "\n".join([self.parts, *found])
 
 
-class ShownDict(_Shown, dict[str, Any]):
-    """A job's result as a dict."""
+class ShownDict(Displayed, dict[str, Any]):
+    """A job's result as a dict; `dict(result)` prints whole."""
 
 
-class ShownList(_Shown, list[Any]):
-    """A job's result as a list of rows."""
+class ShownList(Displayed, list[Any]):
+    """A job's result as a list of rows; `list(result)` prints whole."""
 
 
 def with_display(report: Report[Any], folder: Path) -> Any:
-    """The result of a report; a dict or a list equals it and has a notebook display too.
+    """The result of a report; it equals that and has a display, in notebooks the report's.
 
     Args:
-        report: of a job.
+        report: of a job; a result that is no dict, list or `Displayed` stays as it is.
         folder: where its figures and its page are.
     """
     kinds: dict[type, type] = {dict: ShownDict, list: ShownList}
     kind = kinds.get(type(report.result))
-    if kind is None:
-        return report.result
-    shown = kind(report.result)
+    result = report.result if kind is None else kind(report.result)
+    if not isinstance(result, Displayed):
+        return result
     blocks = [block for block in report.blocks if block.is_written]
     closing = map(Note, report.closing)
-    parts = [f"<h3>{escape(report.title)}</h3>", *map(_html, blocks), *map(_html, closing)]
-    shown._text = "\n".join(filter(None, parts))
-    shown._figures = [folder / name for name in report.figures if name.endswith(".svg")]
-    shown._verdict = report.verdict or next(iter(report.closing), report.title)
+    heading = f"<h3>{escape(report.title)}</h3>" if report.title else ""
+    parts = [heading, *map(_html, blocks), *map(_html, closing)]
     tables = (block for block in report.blocks if isinstance(block, Table) and block.rows)
-    shown._table, shown._page = next(tables, None), folder / PAGE
-    return shown
+    display = _ReportDisplay(
+        verdict=report.verdict or next(iter(report.closing), report.title),
+        table=next(tables, None),
+        page=folder / PAGE,
+        parts="\n".join(filter(None, parts)),
+        figures=tuple(folder / name for name in report.figures if name.endswith(".svg")),
+    )
+    return displayed(result, display)
 
 
 def _html(block: Block) -> str:

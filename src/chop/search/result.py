@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
+from html import escape
 from operator import le
+from typing import Any
 
+from chop.displayed import Displayed
 from chop.search.objective import Constraint, Goal, constraints_of, objectives_of
 from chop.search.space import Config
-from chop.tables import html_table
+from chop.tables import html_table, text_table
 
 SHOWN = 10
-"""Trials that a notebook shows."""
+"""Trials that a result shows."""
 OUTCOMES = {
     "measured": "a configuration and its values",
     "pruned": "stopped by the pruner",
@@ -52,8 +55,8 @@ class TrialRecord:
     begun: int = 1
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Displayed):
     """Trials of a search, ranked by its objectives and constraints.
 
     Attributes:
@@ -148,9 +151,22 @@ class Result:
         """Every measured trial: by Pareto front, then the infeasible ones by excess."""
         return self.top(len(self.measured))
 
-    def _repr_html_(self) -> str:
-        """The best trials as a table, for notebooks."""
-        rows = [
+    def _without_display(self) -> str:
+        """The best trials as a table."""
+        return text_table(self._ends, self._best_rows()).rstrip() or self._ends
+
+    def _repr_html_(self) -> str | None:
+        shown = super()._repr_html_()
+        return shown or f"<p>{escape(self._ends)}</p>{html_table(self._best_rows())}"
+
+    @property
+    def _ends(self) -> str:
+        """How many trials ended how."""
+        ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+        return f"{len(self.trials)} trial{'' if len(self.trials) == 1 else 's'}: {ends or 'none'}"
+
+    def _best_rows(self) -> list[dict[str, Any]]:
+        return [
             {
                 "trial": trial.number,
                 **{name: trial.values[name] for name in dict.fromkeys(g.name for g in self.goals)},
@@ -159,8 +175,6 @@ class Result:
             }
             for trial in self.top(SHOWN)
         ]
-        ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
-        return f"<p>{len(self.trials)} trials: {ends}</p>{html_table(rows)}"
 
     def top(self, count: int) -> list[TrialRecord]:
         """The first `count` of `ranked`, at less cost."""

@@ -19,6 +19,7 @@ from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.roofline import Roofline, measured_roofline
 from chop.bench.timing import Variant, compare
+from chop.displayed import Displayed
 from chop.studies.attention_implementations import (
     DTYPES,
     Case,
@@ -73,8 +74,8 @@ class AttentionRow:
         }
 
 
-@dataclass(frozen=True)
-class AttentionComparison:
+@dataclass(frozen=True, repr=False)
+class AttentionComparison(Displayed):
     """What was measured.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from chop.bench.record import Comparison
+from chop.displayed import Displayed
 from chop.kernels.cuda.dequantize import why_unavailable
 from chop.models import load_model
 from chop.studies.attention_implementations import DTYPES
@@ -27,8 +28,8 @@ from chop.studies.weight_memory import (
 )
 
 
-@dataclass(frozen=True)
-class DequantizeComparison:
+@dataclass(frozen=True, repr=False)
+class DequantizeComparison(Displayed):
     """What was measured.
 
     Attributes:

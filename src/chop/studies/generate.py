@@ -17,6 +17,7 @@ from chop.bench.clock import clock_for
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio
 from chop.bench.timing import Variant, compare, surroundings
 from chop.captured.huggingface.cache_names import find_cache
+from chop.displayed import Displayed
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
@@ -78,8 +79,8 @@ class GenerateRow:
         }
 
 
-@dataclass(frozen=True)
-class GenerateComparison:
+@dataclass(frozen=True, repr=False)
+class GenerateComparison(Displayed):
     """What was measured.
 
     Attributes:

@@ -17,6 +17,7 @@ from chop.bench.clock import block_seconds
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
+from chop.displayed import Displayed
 from chop.nn.fused import LinearActivation
 from chop.studies.settings import BenchLinearConfig, parse_shape
 from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
@@ -95,8 +96,8 @@ class LinearRow:
         }
 
 
-@dataclass(frozen=True)
-class LinearComparison:
+@dataclass(frozen=True, repr=False)
+class LinearComparison(Displayed):
     """What was measured.
 
     Attributes:

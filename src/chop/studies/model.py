@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
+from chop.displayed import Displayed
 from chop.errors import ConfigError
 from chop.nn.weight_cache import kept_bytes
 from chop.tables import print_table
@@ -99,8 +100,8 @@ SIZES = ("weights", "kept decoded", "file", "peak of a call")
 """Columns about memory."""
 
 
-@dataclass(frozen=True)
-class ModelComparison:
+@dataclass(frozen=True, repr=False)
+class ModelComparison(Displayed):
     """Models that were measured together.
 
     Attributes:

@@ -14,6 +14,7 @@ from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.subprocess import in_subprocess
 from chop.bench.timing import Variant, compare
+from chop.displayed import Displayed
 from chop.kernels.triton.register import is_installed
 from chop.native import compiler
 from chop.studies.attention_implementations import DTYPES
@@ -112,8 +113,8 @@ class SoftmaxRow:
         }
 
 
-@dataclass(frozen=True)
-class SoftmaxComparison:
+@dataclass(frozen=True, repr=False)
+class SoftmaxComparison(Displayed):
     """What was measured.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from chop.actions.evaluate.rows import Measured, RowResult
 from chop.actions.evaluate.tasks import TaskScore
+from chop.displayed import Displayed
 from chop.files import write_json
 from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
@@ -21,8 +22,8 @@ SHARES = CLASSIFICATION.metric
 NO_FILTER = "none"
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Displayed):
     """A model as it was judged.
 
     Attributes:

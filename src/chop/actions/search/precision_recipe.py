@@ -61,7 +61,7 @@ class WeightRecipe:
         return ChopConfig(self.format, operators=self.operators, **self.recipe.plain())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrecisionResult(Result):
     """Result of a precision search.
 
