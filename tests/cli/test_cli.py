@@ -179,6 +179,35 @@ def test_values_that_cannot_be_are_one_sentence_before_anything_runs(
     assert message in printed.partition("ConfigError: ")[2]
 
 
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "generate", "--model", LONG),
+        ("bench", "model", "--compressed", LONG),
+        ("emit", "--check-only", "--out", LONG),
+        ("evaluate", LONG),
+        ("export", f"./{LONG}/model", "--to", "onnx"),
+        ("report", LONG),
+        ("search", "compare", LONG, "other"),
+        ("search", "precision", "--model", "mlp", "--out", LONG),
+        ("shard", "--model", LONG),
+        ("sweep", "prune", "--model", "mlp", "--from", LONG),
+        ("ui", LONG),
+    ],
+    ids=lambda arguments: " ".join(word for word in arguments if LONG not in word),
+)
+@pytest.mark.sampled(6)
+def test_a_name_that_no_disk_takes_is_one_sentence(arguments, main_ends, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    code, printed = main_ends(*arguments)
+    assert code == 2 and "Traceback" not in printed
+    assert re.search(r"ConfigError: 'x+\.\.\. \(30\d characters\)' is too long", printed)
+
+
 def test_errors_are_neither_markup_nor_escape_codes(main_ends, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     name = tmp_path / "[red]x[/] \x1b[2J.db"

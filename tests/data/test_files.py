@@ -1,6 +1,9 @@
 """Files and folders of one's own: what cannot be read is one sentence with a way out."""
 
+import bz2
 import gc
+import gzip
+import lzma
 
 import pytest
 
@@ -41,6 +44,38 @@ def test_a_folder_of_files_with_different_columns_is_refused(tmp_path):
         with pytest.raises(ConfigError, match=r"different columns: in 'test.csv' are"):
             load_dataset(folder)
     gc.collect()  # `datasets` leaves the file open
+
+
+PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("end", PACKED)
+@pytest.mark.parametrize(("start", "separator"), [("a.csv", ","), ("a.TSV", "\t")])
+def test_a_compressed_file_is_read_as_what_it_holds(start, separator, end, tmp_path):
+    path = tmp_path / f"{start}{end}"
+    path.write_bytes(PACKED[end]((HEADER + LINES).replace(",", separator).encode()))
+    found = load_dataset(path)
+    assert found["train"].column_names == ["text", "label"]
+    assert len(found["train"]) + len(found["test"]) == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["no.csv.gz", "no.CSV.GZ", "no.jsonl.xz", "no.parquet", "no/a.npz.gz", "a.gz", "./no"]
+)
+def test_a_file_that_is_not_there_is_looked_for_nowhere_else(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("chop.data.load._from_hub", lambda name: pytest.fail("asked the hub"))
+    with pytest.raises(ConfigError, match=f"^'{name}' is not there: expected one of .csv"):
+        load_dataset(name)
+
+
+@pytest.mark.parametrize("name", [".", "..", "./", "../data"])
+def test_a_folder_has_a_name_wherever_one_stands(name, monkeypatch, tmp_path):
+    folder = tmp_path / "data"
+    (folder / "below").mkdir(parents=True)
+    (folder / "train.csv").write_text(HEADER + LINES)
+    monkeypatch.chdir(folder / "below" if name == ".." else folder)
+    assert load_dataset(name)["train"].column_names == ["text", "label"]
 
 
 @pytest.mark.parametrize("start", ["\ufeff", ""])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from chop import runs
+from chop.files import names_of_files
 from chop.kernels.matmul_precision import matmul_precision
 from chop.report.notebook import with_display
 from chop.report.page.files import add_page
@@ -78,11 +79,13 @@ def run_job(
         folder: in the place of the output folder, whose name it gets later.
     Returns: the result of the report; a notebook shows a dict or a list as the report.
     Raises:
-        ChopError: settings, model and data do not go together, or something is not there.
+        ChopError: settings, model and data do not go together, something is not there, or a name
+            is too long.
         WriteError: the disk is full or read-only.
     """
     settings: Any = config
     with (
+        names_of_files(),
         matmul_precision(getattr(config, "matmul_precision", None)),
         with_interruption_note(lambda: job.kept(config)),
     ):

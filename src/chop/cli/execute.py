@@ -16,6 +16,7 @@ import typer
 
 from chop.cli.command import COMMON, Command, load
 from chop.cli.values import read_value
+from chop.files import names_of_files
 from chop.notices import set_logging_verbosity
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
@@ -40,7 +41,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
     # Bars of other libraries would break ours; tqdm reads this where it is imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TQDM_DELAY", str(10**9))  # of those that are switched on by their code
-    with contextlib.ExitStack() as stack:
+    with names_of_files(), contextlib.ExitStack() as stack:
         if flags["as_json"]:
             stack.enter_context(_stdout_to_stderr())
         if flags["quiet"]:

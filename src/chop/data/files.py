@@ -21,6 +21,8 @@ FILE_KINDS = {
     ".parquet": "parquet",
     ".txt": TEXT_BUILDER,
 }
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+"""Further ends of such files, which are read as what they hold."""
 ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".safetensors")
 """Ends of files of arrays, which have no columns that tell inputs from labels."""
 PATHS = ("./", "../", "~")
@@ -43,10 +45,11 @@ def read_file(path: Path) -> DatasetDict:
     """
     import datasets
 
-    kind = FILE_KINDS.get(path.suffix.lower())
+    suffix = _data_suffix(path)
+    kind = FILE_KINDS.get(suffix)
     if kind is None:
         raise ConfigError(f"file '{path}': expected {ACCEPTED}{_way_of_arrays(path)}.")
-    settings = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
+    settings = {"sep": "\t"} if suffix == ".tsv" else {}
     try:
         found = datasets.load_dataset(
             kind,
@@ -63,13 +66,23 @@ def check_is_there(name: str) -> None:
     """Raises ConfigError where a name that is no file can only be meant as one."""
     path = Path(name)
     is_path = path.is_absolute() or name.startswith(PATHS)
-    if is_path or path.suffix.lower() in (*FILE_KINDS, *ARRAYS):
+    if is_path or _data_suffix(path) in (*FILE_KINDS, *ARRAYS, *COMPRESSED):
         raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
+
+
+def _data_suffix(path: Path) -> str:
+    """The end of a file's name that tells what it holds, in small letters.
+
+    >>> _data_suffix(Path("data/train.CSV.gz"))
+    '.csv'
+    """
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() or suffix if suffix in COMPRESSED else suffix
 
 
 def _way_of_arrays(path: Path) -> str:
     """What is done with arrays, where these are some; else ""."""
-    if path.suffix.lower() not in ARRAYS:
+    if _data_suffix(path) not in ARRAYS:
         return ""
     return (
         "; arrays are given in Python, chop.compress(model, (X, y)), or are saved as such a table, "
@@ -91,7 +104,9 @@ def read_folder(folder: Path) -> DatasetDict:
         if (folder / "state.json").is_file():
             return datasets.DatasetDict(train=datasets.load_from_disk(folder))
         # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
-        found = datasets.load_dataset(str(folder), cache_dir=str(cache_folder() / "datasets"))
+        found = datasets.load_dataset(
+            str(folder.resolve()), cache_dir=str(cache_folder() / "datasets")
+        )
     except datasets.exceptions.DatasetGenerationError as error:
         raise ConfigError(f"folder '{folder}' cannot be read: {_reason(error)}") from error
     except (FileNotFoundError, ValueError) as error:

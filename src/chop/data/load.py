@@ -52,9 +52,9 @@ def load_dataset(
 
     Args:
         name_or_path: `digits`, `reviews`, `stories`, `toy`; `jsc`, fetched from OpenML; a file
-            (parquet, csv, tsv, json, jsonl, or txt, whose rows are lines); a folder of them, of
-            pictures in a folder for each class, or one written by `save_to_disk`; a name on the
-            hub; or a DatasetDict.
+            (parquet, csv, tsv, json, jsonl, or txt, whose rows are lines), also compressed; a
+            folder of them, of pictures in a folder for each class, or one written by
+            `save_to_disk`; a name on the hub; or a DatasetDict.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class); of lines of text, all.
         label: the column with the labels, which becomes `labels`; default, `labels` or `label`.

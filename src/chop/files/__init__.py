@@ -14,7 +14,7 @@ from chop.files.atomic import (
     staged_files,
 )
 from chop.files.pictures import Picture
-from chop.files.refusals import make_folder, writing
+from chop.files.refusals import make_folder, names_of_files, writing
 from chop.files.writers import append_line, write_csv, write_json, write_text
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "is_readable_file",
     "latest",
     "make_folder",
+    "names_of_files",
     "record_writes",
     "recording_writes",
     "shared_lock",

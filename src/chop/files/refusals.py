@@ -1,4 +1,4 @@
-"""Write errors: what the disk refuses is a `WriteError`, one sentence with a way out."""
+"""Refusals: what the disk does not write, or take for a name, is one sentence with a way out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from chop.errors import ChopError, WriteError
+from chop.errors import ChopError, ConfigError, WriteError, shorten
 from chop.files.temporary import TEMPORARY, temporary_beside
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -21,6 +21,8 @@ ADVICE = {
 }
 """By the code of an operating system's error."""
 PROBE_BYTES = 4096
+SHOWN_CHARACTERS = 60
+"""Of a name that is too long."""
 
 
 @contextmanager
@@ -43,6 +45,23 @@ def writing(path: Path) -> Iterator[None]:
         shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
         reason = f"{os.strerror(code)}; {ADVICE[code]}."
         raise WriteError(f"'{shown}' cannot be written: {reason}") from error
+
+
+@contextmanager
+def names_of_files() -> Iterator[None]:
+    """Inside, a name that is too long for a file is a `ConfigError`, wherever it is looked up."""
+    try:
+        yield
+    except ChopError:
+        raise
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = max(Path(str(error.filename)).parts, key=len)
+        raise ConfigError(
+            f"'{shorten(name, SHOWN_CHARACTERS)}' is too long for the name of a file or folder; "
+            "most disks take 255 bytes, and 4,096 of a path."
+        ) from error
 
 
 def make_folder(path: str | Path) -> Path:
