@@ -15,6 +15,7 @@ from chop.files import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 TEXT_COLUMNS = 160
 LONGEST_WORD = 20
@@ -137,7 +138,7 @@ def _least(word: str) -> int:
     return len(word) if NUMBER.match(word) else min(len(word), LONGEST_WORD)
 
 
-def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Table]:
+def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Table | Text]:
     """The columns as one table, or as several where they do not fit beside one another.
 
     The first has the whole title, and what columns say alike where they are too wide.
@@ -155,8 +156,14 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
         place = "" if len(parts) == 1 else f"({number} of {len(parts)})"
         between = " " if len(titles[0]) + len(place) < width else "\n"
         first = [between.join(filter(None, (titles[0], place))), *titles[1:]]
-        table = Table(title=escape_markup("\n".join(first if number == 1 else [place])))
+        lines = first if number == 1 else [place]
         widths = _widths(part, width - 1)
+        table = Table()
+        if max(map(len, lines)) > sum(widths) + FRAME * len(widths) + 1:
+            # Rich breaks a table's own title by the table, which may be of one narrow column.
+            yield Text("\n".join(lines), style="table.title")
+        else:
+            table.title = escape_markup("\n".join(lines))
         for column, characters in zip(part, widths, strict=True):
             justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
             table.add_column(
