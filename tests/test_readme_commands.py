@@ -86,6 +86,16 @@ def lines_to_run():
                 yield f"{name_of(page)}: {title}", here
 
 
+def without_repetitions(sections):
+    """Without a section whose lines all stand in others: each line runs as it stands there."""
+    kept = dict(sections)
+    for section, lines in sections.items():
+        others = {line for title, here in kept.items() if title != section for line in here}
+        if others >= set(lines):
+            del kept[section]
+    return kept
+
+
 def words_of(line):
     """Of a search that takes hours, in a small setting."""
     small = COURSE.get(line, "") if "search" in line and len(line.split()) > 5 else ""
@@ -98,7 +108,7 @@ def absent(line):
     return [name for part, name in LIBRARIES.items() if part in line and not find_spec(name)]
 
 
-COMMANDS = dict(lines_to_run())
+COMMANDS = without_repetitions(dict(lines_to_run()))
 
 
 def chop(*words):
@@ -254,6 +264,13 @@ def test_all_command_lines_are_found():
     assert set(NEEDED) <= {word for line in lines for word in line.split()}
     assert SMALLER.keys() <= set(lines)
     assert not [line for line in lines if re.search(r"\b[A-Z]{3,}\b", line)]  # names to fill in
+
+
+def test_a_section_is_left_out_that_says_what_others_say():
+    sections = {"all": ["a", "b"], "one": ["a"], "other": ["b", "c"], "same": ["c", "b"]}
+    assert [*without_repetitions(sections)] == ["one", "same"]
+    every = {line for _, lines in lines_to_run() for line in lines}
+    assert every == {line for lines in COMMANDS.values() for line in lines}
 
 
 def out_of(line):

@@ -24,6 +24,7 @@ from chop.report.charts import (
 )
 from chop.report.document import document_of
 from chop.report.page.page import PageRun, render
+from chop.report.report import Cell, Tile
 from tests.report.test_page import read_like, report_of
 
 BROWSER = "chromium"
@@ -114,6 +115,33 @@ def test_tables_sort_and_copy_and_the_graph_unfolds(tmp_path):
     assert zoomed == after and printed[1] <= 0 and printed[3] > 3 * 40
     assert "stays" not in told["words"] and "zeros: 0.5" in told["words"]
     assert told["tip"].splitlines() == ["PTQ", "bits 4", "accuracy 50 % (40 % to 60 %)"]
+
+
+WORDS_ON_ONE_LINE = """
+const broken = [], texts = document.createTreeWalker(document.querySelector('.tiles'), 4);
+while (texts.nextNode()) {
+  for (const word of texts.currentNode.data.matchAll(/\\S+/g)) {
+    const range = document.createRange();
+    range.setStart(texts.currentNode, word.index);
+    range.setEnd(texts.currentNode, word.index + word[0].length);
+    const lines = new Set([...range.getClientRects()].map((each) => each.top));
+    if (lines.size > 1) { broken.push(word[0]); }
+  }
+}
+told([broken, document.querySelector('.tiles').scrollWidth]);
+"""
+
+
+@pytest.mark.parametrize("width", [320, 430, 1280])
+def test_no_value_of_a_tile_is_broken(width, tmp_path):
+    values = ("12,345,678,901.2", "no-gap_group_affine4", "3")
+    long = "x" * 100
+    tiles = [Tile(f"value {n}", Cell(n, text), "of many") for n, text in enumerate(values)]
+    tiles.append(Tile("name", Cell(0, long)))
+    page = render([PageRun("a", read_like(), document_of(replace(report_of("a"), tiles=tiles)))])
+    page = page.replace("<body", f"<body style='width: {width}px'", 1)
+    broken, taken = opened(page, WORDS_ON_ONE_LINE, tmp_path)
+    assert broken == [long] and taken < width
 
 
 def test_long_names_leave_a_page_as_narrow_as_the_window(tmp_path):
