@@ -55,6 +55,7 @@ FEWER_BITS = (
 SMALLER = {
     **dict.fromkeys(FEWER_BITS, A_FEW),
     f"{TINY} group_integer:width=3 --method learned_rounding": f"{A_FEW} --calibration-rows 16",
+    "chop bench compile": "--iteration 5 --iteration 50",
     "chop emit --place": f"--model mlp --place-on ecp5-25 {PLACED_ONCE}",
     "chop emit --model mlp --fold 128 --place": PLACED_ONCE,
     "chop emit --model gpt-tiny --max-length 16 --fold 24000 --samples 100 --icarus-samples 0": (
