@@ -58,7 +58,7 @@ def _matvec(
     stages = 3 + max(soft, 1) + (inputs - 1).bit_length()
     rows = rows_logic(inputs * code, beats, groups, stages)
     factors = Logic(0, 0, factors=inputs * (code + outputs * weight))
-    return rows.plus(sums_logic(outputs, tree, total)).plus(factors)
+    return rows.plus(sums_logic(outputs, tree, total, beats)).plus(factors)
 
 
 def _results(p: Parameters, latency: int) -> Logic:
@@ -96,7 +96,7 @@ def _block_linear(p: Parameters) -> Logic:
     tree = tree_logic(inputs, p["CODE_W"] + p["WEIGHT_W"])
     # No multiplier takes a sum of `chop_adder_tree`.
     tree = Logic(0, tree.ff, bits=tree.bits + tree.added)
-    sums = sums_logic(outputs, tree, total).plus(shifts.times(outputs))
+    sums = sums_logic(outputs, tree, total, beats).plus(shifts.times(outputs))
     sums = sums.plus(Logic(0, 0, factors=inputs * (p["CODE_W"] + outputs * p["WEIGHT_W"])))
     return split.plus(rows_logic(row, beats, groups, levels + 5)).plus(sums).plus(_results(p, 6))
 
@@ -108,7 +108,7 @@ def _ternary_linear(p: Parameters) -> Logic:
     term = 1 if p["BINARY"] else p["IN_W"] + 1
     terms = inputs * outputs * term
     rows = rows_logic(inputs * p["IN_W"], beats, groups, (inputs - 1).bit_length() + 3)
-    sums = sums_logic(outputs, tree_logic(inputs, term, total), total)
+    sums = sums_logic(outputs, tree_logic(inputs, term, total), total, beats)
     chosen = Logic(0, terms, bits=terms * (1 if p["BINARY"] else 2))
     return rows.plus(chosen).plus(sums).plus(_results(p, 4))
 

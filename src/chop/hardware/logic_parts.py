@@ -129,10 +129,19 @@ def repeat_logic(bits: int, beats: int, times: int) -> Logic:
 
 
 def tree_logic(inputs: int, term: int, total: int = WIDEST) -> Logic:
-    """An adder tree with a register behind each sum; the last one of `total` bits at most."""
-    levels = range(1, (inputs - 1).bit_length() + 1)
-    sums = [((inputs >> k) + bool(inputs % (1 << k))) * min(term + k, total) for k in levels]
-    return Logic(0, sum(sums), bits=sum(sums[1:]), added=sum(sums[:1]))
+    """An adder tree of pairs, with a register behind each node; sums of `total` bits at most.
+
+    >>> nine = tree_logic(9, 13)  # 5, 3, 2 and 1 nodes, of which 4, 2, 1 and 1 are sums
+    >>> nine.ff, nine.added, nine.bits
+    (164, 56, 63)
+    """
+    nodes, registers, sums = inputs, 0, list[int]()
+    while nodes > 1:
+        width = min(term + len(sums) + 1, total)
+        sums.append(nodes // 2 * width)
+        nodes = -(-nodes // 2)
+        registers += nodes * width
+    return Logic(0, registers, bits=sum(sums[1:]), added=sum(sums[:1]))
 
 
 def rows_logic(bits: int, beats: int, groups: int, stages: int) -> Logic:
@@ -143,9 +152,10 @@ def rows_logic(bits: int, beats: int, groups: int, stages: int) -> Logic:
     )
 
 
-def sums_logic(outputs: int, tree: Logic, total: int) -> Logic:
-    """Of each output a tree, and an accumulator."""
-    return tree.times(outputs).plus(Logic(0, outputs * total, bits=outputs * total))
+def sums_logic(outputs: int, tree: Logic, total: int, beats: int) -> Logic:
+    """Of each output a tree, and a register that adds up `beats` of its sums."""
+    own = Logic(0, outputs * total, bits=outputs * total * (beats > 1))
+    return tree.times(outputs).plus(own)
 
 
 def round_logic(width: int, shift: int, out: int) -> Logic:
