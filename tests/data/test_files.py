@@ -20,6 +20,7 @@ FILES = {
     "no rows": ("a.csv", HEADER, "it has no rows"),
     "empty": ("a.csv", "", "it has no rows"),
     "commas in texts": ("a.csv", HEADER + LINES + "bad, very bad,0\n", "line 10 has 3 columns"),
+    "packed parquet": ("a.parquet.gz", "", "parquet compresses its own columns; decompress it"),
     "no label": ("a.csv", " text,Label\n" + LINES, "its columns are ' text', 'Label'"),
 }
 
@@ -60,7 +61,8 @@ def test_a_compressed_file_is_read_as_what_it_holds(start, separator, end, tmp_p
 
 
 @pytest.mark.parametrize(
-    "name", ["no.csv.gz", "no.CSV.GZ", "no.jsonl.xz", "no.parquet", "no/a.npz.gz", "a.gz", "./no"]
+    "name",
+    ["no.csv.gz", "no.CSV.GZ", "no.jsonl.xz", "no.parquet", "no/a.npz.gz", "a.gz", "./no", ""],
 )
 def test_a_file_that_is_not_there_is_looked_for_nowhere_else(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -76,6 +78,26 @@ def test_a_folder_has_a_name_wherever_one_stands(name, monkeypatch, tmp_path):
     (folder / "train.csv").write_text(HEADER + LINES)
     monkeypatch.chdir(folder / "below" if name == ".." else folder)
     assert load_dataset(name)["train"].column_names == ["text", "label"]
+
+
+@pytest.mark.parametrize("name", ["rows[1].csv", "rows*.csv", "rows?.csv", "[1]/rows.csv"])
+def test_a_name_that_is_a_pattern_is_no_other_file(name, tmp_path):
+    for each in ("rows1.csv", name):
+        path = tmp_path / each
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(HEADER + LINES.replace("film", each))
+    found = load_dataset(path)
+    texts = [text for split in found.values() for text in split["text"]]
+    assert sorted(texts) == [f"bad {name}"] * 4 + [f"good {name}"] * 4
+
+
+@pytest.mark.parametrize("name", ["data[1]", "dat?1", "data*/below"])
+def test_a_folder_that_is_a_pattern_is_refused(name, tmp_path):
+    for each in ("data1", name):
+        (tmp_path / each).mkdir(parents=True)
+        (tmp_path / each / "train.csv").write_text(HEADER + LINES)
+    with pytest.raises(ConfigError, match="by which other folders would be read; rename it"):
+        load_dataset(tmp_path / name)
 
 
 @pytest.mark.parametrize("start", ["\ufeff", ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ FILE_KINDS = {
     ".txt": TEXT_BUILDER,
 }
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-"""Further ends of such files, which are read as what they hold."""
+"""Further ends of such files but parquet, which are read as what they hold."""
 ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".safetensors")
 """Ends of files of arrays, which have no columns that tell inputs from labels."""
 PATHS = ("./", "../", "~")
@@ -49,11 +50,13 @@ def read_file(path: Path) -> DatasetDict:
     kind = FILE_KINDS.get(suffix)
     if kind is None:
         raise ConfigError(f"file '{path}': expected {ACCEPTED}{_way_of_arrays(path)}.")
+    if kind == "parquet" and suffix != path.suffix.lower():
+        raise ConfigError(f"file '{path}': parquet compresses its own columns; decompress it.")
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     try:
         found = datasets.load_dataset(
             kind,
-            data_files={"train": str(path.absolute())},
+            data_files={"train": escape(str(path.absolute()))},  # `datasets` takes patterns
             cache_dir=str(cache_folder() / "datasets"),
             **settings,
         )
@@ -65,7 +68,7 @@ def read_file(path: Path) -> DatasetDict:
 def check_is_there(name: str) -> None:
     """Raises ConfigError where a name that is no file can only be meant as one."""
     path = Path(name)
-    is_path = path.is_absolute() or name.startswith(PATHS)
+    is_path = not name or path.is_absolute() or name.startswith(PATHS)
     if is_path or _data_suffix(path) in (*FILE_KINDS, *ARRAYS, *COMPRESSED):
         raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
 
@@ -105,8 +108,10 @@ def read_folder(folder: Path) -> DatasetDict:
             return datasets.DatasetDict(train=datasets.load_from_disk(folder))
         # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
         found = datasets.load_dataset(
-            str(folder.resolve()), cache_dir=str(cache_folder() / "datasets")
+            _that_is_no_pattern(folder), cache_dir=str(cache_folder() / "datasets")
         )
+    except ConfigError:
+        raise
     except datasets.exceptions.DatasetGenerationError as error:
         raise ConfigError(f"folder '{folder}' cannot be read: {_reason(error)}") from error
     except (FileNotFoundError, ValueError) as error:
@@ -117,6 +122,21 @@ def read_folder(folder: Path) -> DatasetDict:
             f"{_way_of_arrays(arrays)}."
         ) from error
     return _checked(found, f"folder '{folder}'")
+
+
+def _that_is_no_pattern(folder: Path) -> str:
+    """The whole path of a folder, which `datasets` expands as a pattern of names.
+
+    Raises:
+        ConfigError: others than the folder may be meant by it.
+    """
+    path = str(folder.resolve())
+    if path != escape(path):
+        raise ConfigError(
+            f"folder '{folder}': its path has *, ? or [, by which other folders would be read; "
+            "rename it, or give a file of it."
+        )
+    return path
 
 
 def _checked(splits: DatasetDict, what: str) -> DatasetDict:
@@ -146,6 +166,8 @@ def _reason(error: BaseException) -> str:
         return "its bytes are not UTF-8; save it as UTF-8 (in a spreadsheet, 'CSV UTF-8')."
     if "corresponds to no data" in text or "No columns to parse" in text:
         return "it has no rows; expected a line of column names and a line for each row."
+    if "zstd not supported" in text:
+        return "this needs zstandard: pip install zstandard."
     if "must have the same columns" in text:
         differing = re.search(r"there are (.*\}\))", text)
         file = re.search(r"generating data using\s+(\S.*?)(?:,|\n|$)", text)

@@ -52,7 +52,7 @@ def load_dataset(
 
     Args:
         name_or_path: `digits`, `reviews`, `stories`, `toy`; `jsc`, fetched from OpenML; a file
-            (parquet, csv, tsv, json, jsonl, or txt, whose rows are lines), also compressed; a
+            (parquet; csv, tsv, json, jsonl, or txt, whose rows are lines, also compressed); a
             folder of them, of pictures in a folder for each class, or one written by
             `save_to_disk`; a name on the hub; or a DatasetDict.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
@@ -77,7 +77,7 @@ def load_dataset(
     known = BUILTIN_DATASETS | FETCHED_DATASETS
     if name in known:
         splits = known[name]()
-    elif Path(name).is_dir():
+    elif name and Path(name).is_dir():
         splits = read_folder(Path(name))
     elif Path(name).is_file():
         splits = read_file(Path(name))
