@@ -21,6 +21,8 @@ ADVICE = {
 }
 """By the code of an operating system's error."""
 PROBE_BYTES = 4096
+NAME_BYTES = 255
+"""Of a name, on most disks."""
 SHOWN_CHARACTERS = 60
 """Of a name that is too long."""
 
@@ -49,19 +51,29 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def names_of_files() -> Iterator[None]:
-    """Inside, a name that is too long for a file is a `ConfigError`, wherever it is looked up."""
+    """Inside, a name that is too long for a file is a `ConfigError`, wherever it is looked up.
+
+    A system says the same of a long path of short names, which is told as that.
+    """
     try:
         yield
     except ChopError:
         raise
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno != errno.ENAMETOOLONG or not error.filename:
             raise
-        name = max(Path(str(error.filename)).parts, key=len)
+        path = os.fsdecode(error.filename)
+        name = max(Path(path).parts, key=_bytes_of)
+        is_name = _bytes_of(name) > NAME_BYTES
+        shown, kind = (name, "the name of a file or folder") if is_name else (path, "a path")
         raise ConfigError(
-            f"'{shorten(name, SHOWN_CHARACTERS)}' is too long for the name of a file or folder; "
-            "most disks take 255 bytes, and 4,096 of a path."
+            f"'{shorten(shown, SHOWN_CHARACTERS)}' is too long for {kind}; most disks take "
+            f"{NAME_BYTES} bytes, and 4,096 of a path."
         ) from error
+
+
+def _bytes_of(name: str) -> int:
+    return len(os.fsencode(name))
 
 
 def make_folder(path: str | Path) -> Path:
