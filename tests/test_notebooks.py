@@ -4,7 +4,7 @@ import copy
 import json
 import pickle
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -135,6 +135,11 @@ def test_a_jobs_result_is_shown_as_its_report(result, tmp_path):
     assert [part.text for part in page.iter("p")] == ["<2 rows>", "saved."]
 
 
+def test_a_folder_has_no_say_over_the_terminal(tmp_path):
+    told = str(with_display(report_of([]), tmp_path / "a\x1b[2J"))
+    assert told.endswith(r"a\x1b[2J/report.html") and "\x1b" not in told
+
+
 def test_a_search_by_a_job_is_shown_as_its_report(tmp_path):
     found = trials_of(40)
     best = found.best
@@ -150,15 +155,19 @@ def test_a_search_by_a_job_is_shown_as_its_report(tmp_path):
 @pytest.mark.parametrize("folder", ["actions", "search", "studies"])
 def test_what_jobs_return_is_displayed(folder):
     code = "\n".join(path.read_text() for path in (ROOT / "src/chop" / folder).rglob("*.py"))
-    results = re.findall(r"^class (\w*Comparison|Evaluation|\w*Result)\b(.*):$", code, re.MULTILINE)
+    name = r"(\w*Comparison|Evaluation|\w*Result)"
+    results = re.findall(rf"^(?:@dataclass(.*)\n)?class {name}\b(.*):$", code, re.MULTILINE)
     known = {"(Displayed)", "(Result)"}
-    assert results and {bases for name, bases in results if name != "RowResult"} <= known
+    found = {(made, bases) for made, name, bases in results if name != "RowResult"}
+    assert found and {bases for _, bases in found} <= known
+    assert {made for made, _ in found} == {"(frozen=True, repr=False)"}  # or it has its own
 
 
 @dataclass(frozen=True, repr=False)
 class Point(Displayed):
     x: int
     name: str = "a"
+    large: bytes = field(default=b"", repr=False)
 
 
 def test_a_result_without_a_job_prints_as_python_prints_it():

@@ -35,7 +35,7 @@ class Displayed:
         """As Python prints it."""
         if not dataclasses.is_dataclass(self):
             return super().__repr__()
-        fields = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))
+        fields = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
         return f"{type(self).__qualname__}({', '.join(fields)})"
 
 

@@ -143,6 +143,7 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
 
     The first has the whole title, and what columns say alike where they are too wide.
     """
+    from rich.cells import cell_len
     from rich.markup import escape as escape_markup
     from rich.table import Table
     from rich.text import Text
@@ -159,7 +160,7 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
         lines = first if number == 1 else [place]
         widths = _widths(part, width - 1)
         table = Table()
-        if max(map(len, lines)) > sum(widths) + FRAME * len(widths) + 1:
+        if max(map(cell_len, lines)) > sum(widths) + FRAME * len(widths) + 1:
             # Rich breaks a table's own title by the table, which may be of one narrow column.
             yield Text("\n".join(lines), style="table.title")
         else:

@@ -77,7 +77,7 @@ def run_job(
         config: the settings.
         workload: a trained model and rows of the caller; None loads what `config` names.
         folder: in the place of the output folder, whose name it gets later.
-    Returns: the result of the report; a notebook shows a dict or a list as the report.
+    Returns: the result of the report, printed in short; a notebook shows it as the report.
     Raises:
         ChopError: settings, model and data do not go together, something is not there, or a name
             is too long.

@@ -46,7 +46,8 @@ class _ReportDisplay:
             parts.append(text_table(self.table.title, rows, self.table.columns).rstrip())
             kept = f"{more} more row{'s are' if more > 1 else ' is'} on the page."
             parts += [kept] if more > 0 else []
-        return "\n".join(filter(None, [*parts, f"Page of these results: {self.page}"]))
+        parts.append(f"Page of these results: {printable(str(self.page))}")
+        return "\n".join(filter(None, parts))
 
     def html(self) -> str:
         """The report and its figures."""
