@@ -28,11 +28,9 @@ from chop.hardware.logic_parts import (
     sums_logic,
     tree_logic,
     upsize_logic,
+    window_logic,
     words_logic,
 )
-
-WINDOW_LOGIC = 1.5
-"""Lookup tables for each bit of a place in an image."""
 
 
 def logic_of(module: str, parameters: Parameters) -> Logic:
@@ -113,34 +111,9 @@ def _ternary_linear(p: Parameters) -> Logic:
     return rows.plus(chosen).plus(sums).plus(_results(p, 4))
 
 
-def _window(p: Parameters) -> Logic:
-    """Places in the image and in the ring, in the letters of `chop_window`."""
-    bits, words = p["LANES"] * p["IN_W"], p["RING"] * p["IN_WIDTH"] * p["FOLDS"]
-    taps = p.get("TAP_LANES", 1)
-    across = min(taps, p["KERNEL_X"])
-    down = taps // across
-    reach = (p["KERNEL_Y"] - 1) * p["DILATION_Y"] + 1
-    rows = p["OUT_HEIGHT"] * p["STRIDE_Y"] + reach + p["PADDING_Y"] + p["IN_HEIGHT"] + p["RING"]
-    columns = p["OUT_WIDTH"] * p["STRIDE_X"] + p["KERNEL_X"] * p["DILATION_X"]
-    columns = (columns + p["PADDING_X"] + p["IN_WIDTH"]) * p["FOLDS"]
-    slot, y, x = count_bits(words), count_bits(rows) + 2, count_bits(columns) + 2
-    places = 5 * slot + count_bits(p["IN_WIDTH"] * p["FOLDS"]) + 8 * y + 4 * x
-    counts = (p["KERNEL_Y"] // down, p["KERNEL_X"] // across)
-    counts = (*counts, *(p[name] for name in ("FOLDS", "OUT_WIDTH", "OUT_HEIGHT")))
-    state = places + sum(map(count_bits, counts))
-    own = Logic(WINDOW_LOGIC * state, state + bits + 7, ((words, bits),), bits=bits)
-    # Of further taps: what is read, and by columns and rows of the kernel where. In pixels of one
-    # beat a place is counted once, in columns and in words.
-    tap = Logic(0, slot + bits + 2, ((words, bits),), bits=slot + bits)
-    column = Logic(0, x * min(p["FOLDS"], 2) + 1, bits=x * (min(p["FOLDS"], 2) + 1))
-    row = Logic(0, slot + y + 1, bits=3 * slot + 2 * y)
-    own = own.plus(tap.times(taps - 1)).plus(column.times(across - 1)).plus(row.times(down - 1))
-    return own.plus(credits_logic(taps * bits, 4))
-
-
 def _conv(p: Parameters) -> Logic:
     features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"] // p["GROUPS"]
-    found = _window(p).plus(fifo_logic({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
+    found = window_logic(p).plus(fifo_logic({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
     sent = p["LANES"] * p.get("TAP_LANES", 1)
     found = found.plus(upsize_logic({"W": p["IN_W"], "IN_LANES": sent, "OUT_LANES": p["IN_LANES"]}))
     return found.plus(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
@@ -150,7 +123,7 @@ def _depthwise_conv(p: Parameters) -> Logic:
     total, out = p["LANES"] * max(p["OUT_W"] - p["SHIFT"], 1), p["LANES"] * p["OUT_W"]
     factors = p["LANES"] * (p["IN_W"] + p["WEIGHT_W"])
     taps = p["KERNEL_Y"] * p["KERNEL_X"]
-    found = _window(p).plus(constant_logic(p["FOLDS"] * taps, p["LANES"] * p["WEIGHT_W"]))
+    found = window_logic(p).plus(constant_logic(p["FOLDS"] * taps, p["LANES"] * p["WEIGHT_W"]))
     found = found.plus(constant_logic(p["FOLDS"], p["LANES"] * p["BIAS_W"]))
     own = Logic(2 * HANDSHAKE, 3 * total + out + 12, (), 2 * total + out, 3 * factors)
     return found.plus(own)
@@ -297,12 +270,12 @@ def _normalized(p: Parameters, total: int, reciprocal: int) -> Logic:
 
 def _max_pool(p: Parameters) -> Logic:
     bits = p["LANES"] * p["IN_W"]
-    return _window(p).plus(Logic(10, 2 * bits + 6, bits=2 * bits))
+    return window_logic(p).plus(Logic(10, 2 * bits + 6, bits=2 * bits))
 
 
 def _avg_pool(p: Parameters) -> Logic:
     bits = p["LANES"] * p["OUT_W"]
-    return _window(p).plus(Logic(10, 3 * bits + 8, bits=2 * bits))
+    return window_logic(p).plus(Logic(10, 3 * bits + 8, bits=2 * bits))
 
 
 def _sum(p: Parameters) -> Logic:

@@ -15,6 +15,8 @@ HANDSHAKE = 4
 """Lookup tables of `valid`, `ready` and the enable of a pipeline."""
 LARGE_FIFO = 50
 """Depth from which on a FIFO has a second register, LARGE of `chop_fifo`."""
+WINDOW_LOGIC = 1.5
+"""Lookup tables for each bit of a place in an image."""
 WIDEST = 10**9
 
 
@@ -181,3 +183,28 @@ def isqrt_logic(width: int) -> Logic:
     root = (width + 1) // 2
     count = count_bits(root + 1)
     return Logic(2 * count + 6, 4 * root + count + 2, bits=2 * root + 4)
+
+
+def window_logic(p: Parameters) -> Logic:
+    """`chop_window`: places in the image and in the ring."""
+    bits, words = p["LANES"] * p["IN_W"], p["RING"] * p["IN_WIDTH"] * p["FOLDS"]
+    taps = p.get("TAP_LANES", 1)
+    across = min(taps, p["KERNEL_X"])
+    down = taps // across
+    reach = (p["KERNEL_Y"] - 1) * p["DILATION_Y"] + 1
+    rows = p["OUT_HEIGHT"] * p["STRIDE_Y"] + reach + p["PADDING_Y"] + p["IN_HEIGHT"] + p["RING"]
+    columns = p["OUT_WIDTH"] * p["STRIDE_X"] + p["KERNEL_X"] * p["DILATION_X"]
+    columns = (columns + p["PADDING_X"] + p["IN_WIDTH"]) * p["FOLDS"]
+    slot, y, x = count_bits(words), count_bits(rows) + 2, count_bits(columns) + 2
+    places = 5 * slot + count_bits(p["IN_WIDTH"] * p["FOLDS"]) + 8 * y + 4 * x
+    counts = (p["KERNEL_Y"] // down, p["KERNEL_X"] // across)
+    counts = (*counts, *(p[name] for name in ("FOLDS", "OUT_WIDTH", "OUT_HEIGHT")))
+    state = places + sum(map(count_bits, counts))
+    own = Logic(WINDOW_LOGIC * state, state + bits + 7, ((words, bits),), bits=bits)
+    # Of further taps: what is read, and by columns and rows of the kernel where. In pixels of one
+    # beat a place is counted once, in columns and in words.
+    tap = Logic(0, slot + bits + 2, ((words, bits),), bits=slot + bits)
+    column = Logic(0, x * min(p["FOLDS"], 2) + 1, bits=x * (min(p["FOLDS"], 2) + 1))
+    row = Logic(0, slot + y + 1, bits=3 * slot + 2 * y)
+    own = own.plus(tap.times(taps - 1)).plus(column.times(across - 1)).plus(row.times(down - 1))
+    return own.plus(credits_logic(taps * bits, 4))
