@@ -321,7 +321,7 @@ def test_a_layer_without_multipliers_takes_an_adder_for_each_weight():
 def test_windows_send_the_taps_that_an_interval_needs():
     """A 3 x 3 kernel over 4 x 4 pixels: one tap in a cycle takes 144, and a pixel enters in one."""
     mg = integers("image")
-    folds = [fold_for(mg, device(dsp=multipliers, lut=2000)) for multipliers in (18, 6)]
+    folds = [fold_for(mg, device(dsp=multipliers, lut=1400)) for multipliers in (18, 6)]
     made = [emit(mg, found.fold, folds=found.folds).netlist for found in folds]
     made.append(emit(mg, 144).netlist)
     taps = [each.instances[0].plan.parameters.get("TAP_LANES") for each in made]
