@@ -10,6 +10,7 @@ ENGINES = ("captured", "search", "bench", "native")
 BELOW = {
     "children",
     "config",
+    "displayed",
     "errors",
     "files",
     "hub",
