@@ -62,7 +62,17 @@ def test_a_compressed_file_is_read_as_what_it_holds(start, separator, end, tmp_p
 
 @pytest.mark.parametrize(
     "name",
-    ["no.csv.gz", "no.CSV.GZ", "no.jsonl.xz", "no.parquet", "no/a.npz.gz", "a.gz", "./no", ""],
+    [
+        "no.csv.gz",
+        "no.CSV.GZ",
+        "no.jsonl.xz",
+        "no.parquet",
+        "no/a.npz.gz",
+        "a.gz",
+        "./no",
+        "",
+        "a/b/c",
+    ],
 )
 def test_a_file_that_is_not_there_is_looked_for_nowhere_else(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

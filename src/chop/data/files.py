@@ -66,9 +66,12 @@ def read_file(path: Path) -> DatasetDict:
 
 
 def check_is_there(name: str) -> None:
-    """Raises ConfigError where a name that is no file can only be meant as one."""
+    """Raises ConfigError where a name that is no file is meant as one.
+
+    Names of the hub have two parts at most. One that ends as a file of data is taken for a file.
+    """
     path = Path(name)
-    is_path = not name or path.is_absolute() or name.startswith(PATHS)
+    is_path = len(path.parts) not in (1, 2) or path.is_absolute() or name.startswith(PATHS)
     if is_path or _data_suffix(path) in (*FILE_KINDS, *ARRAYS, *COMPRESSED):
         raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
 
