@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 
 from chop.errors import CaptureError, GuardError
+
+_MASK_SIZE = 4096
+"""Elements of the largest boolean example that a spec keeps."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,15 @@ class TensorSpec:
         dtype: its element type.
         low: the smallest element of an example, where it tells which integers are valid.
         high: the largest.
+        mask: of a boolean example of up to `_MASK_SIZE` elements, these in order: what a mask
+            chooses has to fit the other inputs (`masked_scatter`).
     """
 
     shape: tuple[int | str, ...]
     dtype: torch.dtype
     low: int = 0
     high: int = 1
+    mask: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -36,10 +43,12 @@ class TensorSpec:
         plain = tensor.numel() > 0 and not tensor.is_meta
         if not plain or tensor.is_floating_point() or tensor.is_complex():
             return cls(shape, tensor.dtype)
-        return cls(shape, tensor.dtype, int(tensor.min()), int(tensor.max()))
+        keeps = tensor.dtype == torch.bool and tensor.numel() <= _MASK_SIZE
+        mask = tuple(tensor.flatten().tolist()) if keeps else ()
+        return cls(shape, tensor.dtype, int(tensor.min()), int(tensor.max()), mask)
 
     def dummy(self, generator: torch.Generator | None = None) -> Tensor:
-        """A random tensor like the example: normal floats, integers from `low` to `high`.
+        """A tensor like the example: normal floats, integers from `low` to `high`, or its mask.
 
         Raises:
             CaptureError: a size is an expression.
@@ -49,6 +58,8 @@ class TensorSpec:
             raise CaptureError(f"expected sizes that are numbers, got {self.shape}")
         if self.dtype.is_floating_point or self.dtype.is_complex:
             return torch.randn(sizes, dtype=self.dtype, generator=generator)
+        if len(self.mask) == math.prod(sizes) and self.mask:
+            return torch.tensor(self.mask).reshape(sizes)
         values = torch.randint(self.low, self.high + 1, sizes, generator=generator)
         return values.to(self.dtype)
 

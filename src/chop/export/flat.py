@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 
 from chop.captured.generated_code import by_any_names
 from chop.captured.regions import remove_regions
-from chop.captured.state.preserve_state import preserve_state
 from chop.captured.writes import written_by
 from chop.errors import GraphError
+from chop.export.carried_state import run_without_state
 from chop.export.divisors import WithoutDivisors
 from chop.export.plain_names import give_plain_names
 from chop.ir.graph import MaseGraph
@@ -53,7 +53,7 @@ class FlatGraph:
         outputs: names of what `module` returns.
 
     Raises:
-        GraphError: no tensor goes in or comes out.
+        GraphError: no tensor goes in or comes out, or outputs depend on the calls before.
     """
 
     def __init__(self, mg: MaseGraph, example: Mapping[str, Any], where: str = WHERE) -> None:
@@ -68,8 +68,12 @@ class FlatGraph:
         whole = fx.GraphModule(mg.model, mg.fx_graph)
         type(whole).forward = by_any_names(type(whole).forward, self._read)
         self.module = _FlatModule(whole, nested).eval()
-        with preserve_state(self.module), torch.no_grad():
-            self._keys = [*self.module.named(nested)]
+
+        def call() -> dict[str, Tensor]:
+            # The graph may write into its inputs.
+            return self.module.named(map_tensors(torch.clone, nested))
+
+        self._keys = [*run_without_state(self.module, call, where)]
         if not self._keys:
             raise GraphError(f"{where}: expected an output that is a tensor, the graph has none.")
         self.outputs = _free_names(self._keys, {*self.inputs, *self.module.state_dict()})

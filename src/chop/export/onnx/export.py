@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
-from chop.errors import GuardError
+from chop.errors import GraphError, GuardError, first_line, shorten
 from chop.export.axes import Conditions, symbolic_axes
 from chop.export.cache import (
     cache_axes,
@@ -130,6 +130,17 @@ def _cached_answers(mg: MaseGraph) -> list[Answered]:
 
 
 def answer_of(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
-    """Outputs of a graph by name, in eval mode; nothing of it changes."""
+    """Outputs of a graph by name, in eval mode; nothing of it changes.
+
+    Raises:
+        GraphError: it does not run on these inputs, which may not fit one another.
+    """
     with preserve_state(mg.model), torch.no_grad():
-        return named_outputs(mg.model.eval()(**example))
+        try:
+            return named_outputs(mg.model.eval()(**example))
+        except (RuntimeError, IndexError, TypeError) as error:  # torch's own
+            raise GraphError(
+                f"{WHERE}: the graph fails on inputs drawn with the shapes and ranges of the "
+                f"example ({shorten(first_line(error), 200)}); capture it with an example whose "
+                "integers and masks of the same shapes may have any values in their range."
+            ) from error
