@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from chop import passes
+from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, MXInt, QuantSpec
 from chop.mixed_precision import latency
@@ -16,6 +16,8 @@ from chop.nn import quantized as q
 from chop.nn import weight_cache
 from chop.search import Constraint, Goal
 from chop.train import calibration_batches, evaluate
+from tests.export.decoders import SIZES, decoder
+from tests.passes.conftest import with_metadata
 from tests.workloads import graph, rows
 
 LAYERS = ["first", "dead", "last"]
@@ -235,3 +237,26 @@ def test_wrong_settings(settings, message):
         problem(**settings)
     with pytest.raises(ConfigError, match="unknown option '5.mse'"):
         problem().uniform("5.mse")
+
+
+@pytest.mark.parametrize("per", ["layer", "operand"])
+def test_joined_layers_share_a_choice(per):
+    names = ["input_ids"]
+    mg = with_metadata(MaseGraph(decoder("Llama", tied=True), hf_input_names=names))
+    ids = torch.randint(0, SIZES["vocab_size"], (8, 9), generator=torch.Generator().manual_seed(1))
+    table = {"input_ids": ids, "labels": ids}
+    settings = {"formats": ["4.auto", "8.auto"], "operands": ["weight"], "per": per}
+    given = {"task": "causal-lm", "bias": "float", **settings}
+    apart = PrecisionProblem(mg, table, table, **given)
+    joined = PrecisionProblem(mg, table, table, joined=True, **given)
+    end = ".weight" if per == "operand" else ""
+    attention, mlp = "model.layers.0.self_attn.", "model.layers.0.mlp."
+    shared = {attention + "k_proj", attention + "v_proj", mlp + "up_proj"}
+    assert [*joined.targets] == [x for x in apart.targets if x.removesuffix(end) not in shared]
+    mix = {**joined.uniform("4.auto"), f"{attention}q_proj{end}": "8.auto"}
+    twin = {**apart.uniform("4.auto"), **{f"{attention}{x}_proj{end}": "8.auto" for x in "qkv"}}
+    assert joined.formats(mix) == apart.formats(twin)
+    assert joined.measure(mix, silent) == apart.measure(twin, silent)
+    spaces = [(joined.space, mix), (apart.space, twin)]
+    costs = [sum(space.by_name[n].cost[x] for n, x in c.items()) for space, c in spaces]
+    assert costs[0] == pytest.approx(costs[1]) == pytest.approx(joined.costs_of(mix)["bits"])

@@ -300,7 +300,8 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
     """What `config.json` says of modules.
 
     One scheme names the class, and float layers are ignored: engines that join projections know a
-    class best. Several schemes name each module.
+    class best. A head is named besides, since its class is another one in vLLM. Several schemes
+    name each module.
 
     Args:
         model: with packed layers.
@@ -309,7 +310,9 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
     used = dict.fromkeys(schemes.values())
     groups = [(scheme, [path for path in schemes if schemes[path] == scheme]) for scheme in used]
     if len(used) == 1:
-        groups = [(next(iter(used)), [nn.Linear.__name__])]
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        heads = [path for path in schemes if model.get_submodule(path) is head]
+        groups = [(next(iter(used)), [nn.Linear.__name__, *heads])]
     formats = {scheme.format for scheme in used}
     return {
         "quant_method": METHOD,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from chop.captured.expert_linear import ExpertLinear
 from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
+from chop.export.joined_layers import note_on_joined
 from chop.export.target import packed_layers, packed_model, refuse
 from chop.export.weight_files import INDEX, WEIGHTS
 from chop.files import atomic_files, write_json
@@ -90,7 +91,7 @@ def write_folder(
     if not schemes:
         raise ConfigError(f"{kind.method}: expected a packed linear layer, got none. {kind.held}")
     notes = [f"embeddings are written as floats: {', '.join(floats)}"] if floats else []
-    notes += kind.notes(schemes, model)
+    notes += [*kind.notes(schemes, model), *note_on_joined(schemes, float_layers(model, schemes))]
     for note in notes:
         log.warning("%s: %s.", kind.method, note)
     settings = kind.settings(model, schemes)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError, check_known, did_you_mean
+from chop.export.joined_layers import joined_layers
 from chop.formats import INPUT_OPERANDS, NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.candidates import Ranges, Rule, format_candidates
@@ -70,6 +71,8 @@ class PrecisionProblem:
         operands: what takes the chosen formats.
         per: one choice for each "layer", or for each "operand" of it. A weight that several layers
             share has one format: it belongs to the choice of the first.
+        joined: layers that engines join, as q_proj, k_proj and v_proj of an attention (see
+            `chop.export.joined_layers`), share a choice, which has the name of the first.
         bias: the format of the layers' biases: few numbers, which need more bits than weights.
         rule: how scales are derived.
         calibration_rows: how many of `train`.
@@ -106,6 +109,7 @@ class PrecisionProblem:
         operators: Sequence[str] | None = None,
         operands: Sequence[str] = ("data_in", "weight"),
         per: Literal["layer", "operand"] = "layer",
+        joined: bool = False,
         bias: str | NumberFormat = SECOND_FORMAT,
         rule: Rule = "mse",
         calibration_rows: int = 256,
@@ -129,6 +133,8 @@ class PrecisionProblem:
         self.costs = Costs(self.layers)
         self.bias = parse_format_string(bias) if isinstance(bias, str) else bias
         self.custom_metrics = dict(custom_metrics or {})
+        groups = joined_layers(self.layers.searched) if joined else []
+        self._joined = {first: others for first, *others in groups}
         self.targets = self._find_targets(operands, per)
         self._others = FLOAT if circuit is None else parse_format_string(circuit.others)
         self._fixed = self._find_fixed()
@@ -153,10 +159,9 @@ class PrecisionProblem:
 
     def _find_targets(self, operands: Sequence[str], per: str) -> Targets:
         targets: Targets = {}
-        shared = {(x, "weight") for others in self.layers.sharing.values() for x in others}
+        joined = {x for others in self._joined.values() for x in others}
         for name in self.layers.searched:
-            layer = self.layers.by_name[name]
-            own = tuple(x for x in layer.operands if x in operands and (name, x) not in shared)
+            own = () if name in joined else self._own_operands(name, operands)
             if per == "operand":
                 targets |= {f"{name}.{operand}": (name, (operand,)) for operand in own}
             elif own:
@@ -165,24 +170,41 @@ class PrecisionProblem:
             raise ConfigError(f"operands: no layer has {' or '.join(operands)}.")
         return targets
 
+    def _own_operands(self, layer: str, operands: Sequence[str]) -> tuple[str, ...]:
+        """The operands of a layer that have a format of their own."""
+        shared = {(x, "weight") for others in self.layers.sharing.values() for x in others}
+        own = self.layers.by_name[layer].operands
+        return tuple(x for x in own if x in operands and (layer, x) not in shared)
+
     def _choice(self, name: str) -> Choice:
         layer, operands = self.targets[name]
         first = next(n for n, (target, _) in self.targets.items() if target == layer)
         # A layer's first choice bears the cost of what none of them changes.
         fixed = sum(
-            self.costs.share(layer, operand, fmt)
-            for operand, fmt in self._fixed[layer].items()
+            self.costs.share(member, operand, fmt)
+            for member in (layer, *self._joined.get(layer, ()))
+            for operand, fmt in self._fixed[member].items()
             if name == first
         )
         cost = {
-            text: fixed + sum(self.costs.share(layer, operand, fmt) for operand in operands)
+            text: fixed
+            + sum(
+                self.costs.share(member, operand, fmt)
+                for member, own in self._members(layer, operands).items()
+                for operand in own
+            )
             for text, fmt in self.options.items()
         }
         return Choice(name, self.options, cost)
 
     def _find_fixed(self) -> dict[str, Formats]:
         """By layer, the formats of the operands that no choice is about."""
-        chosen = {(layer, n) for layer, operands in self.targets.values() for n in operands}
+        chosen = {
+            (member, operand)
+            for layer, operands in self.targets.values()
+            for member, own in self._members(layer, operands).items()
+            for operand in own
+        }
         return {
             name: {
                 operand: self.bias
@@ -216,9 +238,16 @@ class PrecisionProblem:
 
     def rounded(self, name: str) -> dict[str, tuple[str, ...]]:
         """By layer, the operands that take the format of a choice."""
-        layer, operands = self.targets[name]
-        others = self.layers.sharing.get(layer, ()) if "weight" in operands else ()
-        return {layer: operands, **dict.fromkeys(others, ("weight",))}
+        found = self._members(*self.targets[name])
+        for layer, operands in [*found.items()]:
+            others = self.layers.sharing.get(layer, ()) if "weight" in operands else ()
+            found |= {x: (*found.get(x, ()), "weight") for x in others}
+        return found
+
+    def _members(self, layer: str, operands: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The operands of a layer, and of those that are joined to it."""
+        members = (layer, *self._joined.get(layer, ()))
+        return {member: self._own_operands(member, operands) for member in members}
 
     def only(self, name: str, text: str) -> dict[str, Formats]:
         """The formats of a model that is float but for one choice."""

@@ -41,7 +41,7 @@ from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
 from chop.search.objective import constraints_of, objectives_of
 from chop.search.reading import load_search
-from chop.train import Metric, Rows
+from chop.train import CAUSAL_LM, Metric, Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.chance import check_answers
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
@@ -93,7 +93,8 @@ def _problem(config: PrecisionConfig, workload: Workload, rows: Rows) -> Precisi
     training = None
     if config.epochs:
         training = workload.tuning(config.epochs, config.lr, config) | {"device": workload.device}
-    return config.problem(workload, rows, goal, training)
+    joined = workload.task.name == CAUSAL_LM if config.joined is None else config.joined
+    return config.problem(workload, rows, goal, training, joined)
 
 
 def _without_search(

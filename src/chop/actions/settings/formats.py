@@ -96,8 +96,12 @@ class FormatSettings:
         rows: Rows,
         goal: Score | None = "metric",
         training: Mapping[str, Any] | None = None,
+        joined: bool = False,
     ) -> PrecisionProblem:
-        """The mixed-precision problem of a workload, measured on `rows`."""
+        """The mixed-precision problem of a workload, measured on `rows`.
+
+        The other arguments are those of `PrecisionProblem`.
+        """
         from chop.mixed_precision.problem import PrecisionProblem
         from chop.train import CAUSAL_LM
         from chop.workloads.workload import raise_for_integers, raise_to_graph
@@ -118,6 +122,7 @@ class FormatSettings:
             goal=goal,
             task=workload.task,
             training=training,
+            joined=joined,
             circuit=circuit,
             **own,
         )

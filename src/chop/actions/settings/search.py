@@ -129,6 +129,8 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
             from the float model's outputs, still ranks formats where accuracy is saturated; it
             needs classes, so take loss for other outputs.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
+        joined: one choice for the layers that vLLM and SGLang join (q_proj, k_proj and v_proj;
+            gate_proj and up_proj). Default: yes for language models.
         budgets: constraints: the largest value of each cost, the least accuracy. Example: `bits=4`.
             Default: bits=4 for one objective that is no cost, where a format has fewer bits; none
             with `per_format`.
@@ -156,6 +158,7 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
     out: Path = Path("runs/search")
     goals: tuple[str, ...] = ("kl",)
     per: Literal["layer", "operand"] = field(default="operand", metadata=MORE)
+    joined: bool | None = field(default=None, metadata=MORE)
     budgets: Mapping[str, float] | None = None
     per_format: bool = field(default=False, metadata=MORE)
     warm_start: bool | None = field(default=None, metadata=MORE)
