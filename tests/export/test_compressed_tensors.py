@@ -256,3 +256,28 @@ def test_encoders_with_a_tied_head(operators, tmp_path):
     target.write(mg, tmp_path)
     found, expected = target.read_model(tmp_path), rounded(mg)
     assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+
+
+@pytest.mark.parametrize("where", ["model", "layer"])
+def test_code_that_engines_lack_is_refused(where, tmp_path):
+    import transformers
+
+    class Doubled(transformers.LlamaForCausalLM):
+        def forward(self, input_ids=None, **further):
+            found = super().forward(input_ids=input_ids, **further)
+            found.logits = found.logits * 2
+            return found
+
+    class Squared(nn.SiLU):
+        def forward(self, x):
+            return super().forward(x).square()
+
+    model = decoder("Llama")
+    if where == "model":
+        model.__class__ = Doubled
+    else:
+        model.model.layers[0].mlp.act_fn = Squared()
+    mg = quantized(MaseGraph(model, hf_input_names=["input_ids"]), {"linear": "mxint:width=4"})
+    with pytest.raises(ConfigError, match=r"the file would lose; onnx and pt2 hold the graph"):
+        target.write(mg, tmp_path)
+    assert not [*tmp_path.iterdir()]

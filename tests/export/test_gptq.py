@@ -71,13 +71,13 @@ def test_folders_hold_every_value(text, tmp_path):
 
 
 def test_layers_that_stay_float_are_skipped_by_name(tmp_path):
-    path = "model.layers.0.self_attn.q_proj"
-    rules = {r"model\.layers\.0\.(mlp\..*|self_attn\.[kvo]_proj)": "mxint:width=8"}
+    path = "model.layers.0.self_attn.o_proj"
+    rules = {r"model\.layers\.0\.(mlp\..*|self_attn\.[qkv]_proj)": "mxint:width=8"}
     mg = quantized(captured("Llama"), rules, by="regex_name")
     info = target.write(mg, tmp_path)
     assert info["notes"] == [f"engines have to skip layers that stay float: {path}"]
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    assert config["dynamic"] == {r"-:model\.layers\.0\.self_attn\.q_proj$": {}}
+    assert config["dynamic"] == {r"-:model\.layers\.0\.self_attn\.o_proj$": {}}
     assert not config["lm_head"]
     layers = [x for x, m in load_model(tmp_path).named_modules() if isinstance(m, PackedLinear)]
     assert len(layers) == 6 and path not in layers

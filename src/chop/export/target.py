@@ -134,6 +134,8 @@ class Target:
         require(self.name, self.library, *self.needs, extra=self.extra)
 
 
+KNOWN_CODE = ("torch", "transformers", "transformers_modules", "chop")
+"""Packages of modules that an architecture is made of, those that a folder brings among them."""
 ROTATED = (
     "it rotates its input while the model runs, which no engine does for a weight alone: "
     "rotate_transform_pass with online=False leaves that out"
@@ -153,7 +155,8 @@ def packed_model(
         whatever its format.
 
     Raises:
-        ConfigError: the graph is of no model of transformers, or nothing in it is quantized.
+        ConfigError: the graph is of no model of transformers, or of one with a forward of its own,
+            or nothing in it is quantized.
         GraphError: the model cannot be given back, see `MaseGraph.to_module`.
     """
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -175,6 +178,7 @@ def packed_model(
     if not isinstance(model, PreTrainedModel):
         raise _not_of_transformers(target, type(model).__name__)
     drop_masks(model)
+    _check_code(model, target)
     return model, _reasons(model, floats, rounds_inputs)
 
 
@@ -183,6 +187,23 @@ def _not_of_transformers(target: str, class_name: str) -> ConfigError:
         f"{target}: expected a model of transformers, which its engines run by code of their own, "
         f"got a {class_name}; onnx and pt2 hold the graph of any model."
     )
+
+
+def _check_code(model: nn.Module, target: str) -> None:
+    """Checks that the model runs no code but that of its architecture, which engines have.
+
+    Raises:
+        ConfigError: with the module whose `forward` is somebody else's.
+    """
+    for path, module in model.named_modules():
+        home = module.forward.__module__.partition(".")[0]
+        if home not in KNOWN_CODE:
+            raise ConfigError(
+                f"{target}: expected the code of an architecture of transformers, which engines "
+                f"implement themselves, got {path or 'a model'} with the forward of "
+                f"{type(module).__name__} in {module.forward.__module__}, which the file would "
+                "lose; onnx and pt2 hold the graph of any model."
+            )
 
 
 def _pack_tied(model: nn.Module) -> None:
