@@ -41,7 +41,7 @@ def test_parameters_are_there_before_the_first_forward_and_start_at_it():
     scales = dict(layer.named_parameters())
     assert scales["weight_scale"].shape == (5,) and scales["data_in_scale"].shape == (1,)
     assert layer.waiting == ("data_in", "weight")
-    assert torch.equal(layer.weight_scale, initial_scales(CHANNEL, layer.weight))
+    assert not layer.weight_scale.any() and not layer.data_in_scale.any()
     layer.weight.data = 3 * layer.weight.data  # as users of the constructors do
     x = torch.randn(4, 6, 12)
     y = layer(x)
@@ -110,7 +110,9 @@ def test_what_still_waits_cannot_settle():
     with pytest.raises(ConfigError, match="scales of its data_in wait.*calibrate_transform_pass"):
         linear().freeze_scales()
     only_weight = linear(QuantSpec(weight=CHANNEL, gradient="lsq"))
-    assert only_weight.freeze_scales().spec.weight == CHANNEL.with_scales(only_weight.weight_scale)
+    start = initial_scales(CHANNEL, only_weight.weight)
+    assert only_weight.freeze_scales().spec.weight == CHANNEL.with_scales(start)
+    assert only_weight.waiting == ("weight",)
 
 
 def test_copies_and_files_keep_scales_and_that_they_started(tmp_path):
@@ -132,7 +134,7 @@ def test_copies_and_files_keep_scales_and_that_they_started(tmp_path):
         assert twin.waiting == () and torch.equal(twin(x), y)
     waiting = linear()
     waiting.load_state_dict(linear().state_dict())
-    assert waiting.waiting == ("data_in",)
+    assert waiting.waiting == ("data_in", "weight")
 
 
 def test_other_formats_keep_the_scales_of_operands_that_stay():

@@ -14,6 +14,7 @@ from chop.errors import ConfigError
 from chop.formats.base import NumberFormat, even_sample
 from chop.formats.elements import Fixed
 from chop.formats.layout import Layout
+from chop.formats.quantizer import Quantizer
 
 MAX_WIDTH = 32
 # Enough to choose a fraction; 85M weights would take minutes.
@@ -38,8 +39,8 @@ class Integer(NumberFormat):
             saturate nothing, 32 if none do; it needs a `frac_width` that is a number.
         frac_width: binary places; may be negative, or above `width`. The others wait for `fitted`
             (and follow each tensor's own range until then; in an operator that is trained, the
-            training tensor with the largest magnitude so far, also in evaluation; copies and
-            exports keep that, a `state_dict` does not): `"minmax"` is the finest grid that
+            largest magnitude of the last 16 training tensors, also in evaluation; copies, exports
+            and state dicts keep that): `"minmax"` is the finest grid that
             saturates nothing, `"percentile"` the finest that saturates few values, `"mse"` the one
             with the least squared error. `"auto"` is `"mse"`.
         is_signed: False for 0 .. 2^width - 1.
@@ -128,11 +129,24 @@ class Integer(NumberFormat):
         if self.is_fitted:
             return self
         finite = samples.detach()[samples.detach().isfinite()].double()
+        derives_width = isinstance(self.width, str)
+        return self._settled(self._fewest_bits(finite) if derives_width else self._fraction(finite))
+
+    def _settled(self, number: int) -> Integer:
         # A percentile that has done its work is no part of the format.
-        settled = replace(self, percentile=type(self).percentile)
-        if isinstance(self.width, str):
-            return replace(settled, width=self._fewest_bits(finite))
-        return replace(settled, frac_width=self._fraction(finite))
+        name = "width" if isinstance(self.width, str) else "frac_width"
+        return replace(self, percentile=type(self).percentile, **{name: number})  # type: ignore[arg-type]
+
+    def derived_number(self, fitted: Quantizer) -> float:
+        """The width or the fraction, whichever is derived."""
+        assert isinstance(fitted, Integer)
+        return float(fitted.width if isinstance(self.width, str) else fitted.frac_width)
+
+    def with_derived(self, number: float, largest: float) -> Integer:
+        """The format with that width or fraction; averages of several are rounded."""
+        allowed = self.ranges["width" if isinstance(self.width, str) else "frac_width"]
+        lowest = 1 + self.is_signed if isinstance(self.width, str) else allowed[0]
+        return self._settled(min(max(round(number), lowest), allowed[-1]))
 
     def _fraction(self, finite: Tensor) -> int:
         finest = self._finest_without_saturation(finite)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import Literal, final, get_args
 
+import torch
 from torch import Tensor
 
 Gradient = Literal["identity", "clip", "lsq"]
@@ -34,6 +35,23 @@ class Quantizer(ABC):
     @abstractmethod
     def fitted(self, samples: Tensor) -> Quantizer:
         """This quantizer with every field that waits for data derived from `samples`."""
+
+    def derived_number(self, fitted: Quantizer) -> float:
+        """The number that a fit of this quantizer has derived, for a state dict.
+
+        Args:
+            fitted: what `fitted` has returned.
+        """
+        return 0.0
+
+    def with_derived(self, number: float, largest: float) -> Quantizer:
+        """The fit that a state dict describes; by default one to the range alone.
+
+        Args:
+            number: from `derived_number`.
+            largest: the largest magnitude of the samples.
+        """
+        return self.fitted(torch.tensor([-largest, largest]))
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError, GraphError
 from chop.formats import QuantSpec
 from chop.nn.quantized import QuantizedOperator, QuantLinear
+from chop.nn.quantized.state import COPIES
 from chop.private.modules import children_of, parameters_of, set_members
 
 ADAPTER_MODULES = ("lora_A", "lora_B", "lora_dropout")
@@ -133,7 +134,7 @@ class LoraLinear(QuantLinear):
         """
         is_plain = self.spec.is_float and not self.is_pruned
         cls: type[nn.Linear] = nn.Linear if is_plain else QuantLinear
-        left_out = {"alpha", "use_rslora", *(("spec",) if is_plain else ())}
+        left_out = {"alpha", "use_rslora", *(("spec", *COPIES) if is_plain else ())}
         layer = cls.__new__(cls)
         layer.__dict__.update({k: v for k, v in vars(self).items() if k not in left_out})
         children = {k: child for k, child in self._modules.items() if k not in ADAPTER_MODULES}

@@ -3,13 +3,14 @@
 Known for torch 2.13; `tests/private/test_fences.py` fails first where a name is gone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch import _check as check_sizes
+from torch._C._dynamo import eval_frame
 from torch._guards import detect_fake_mode
 from torch._prims_common import is_non_overlapping_and_dense_or_false as fills_its_memory
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
@@ -18,6 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.conv import _ConvNd as Convolution
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "ASSERT",
@@ -40,6 +43,7 @@ __all__ = [
     "attention_choice",
     "autocast_options",
     "check_sizes",
+    "constant_when_compiled",
     "detect_fake_mode",
     "enter_autocast_region",
     "exit_autocast_region",
@@ -50,10 +54,12 @@ __all__ = [
     "has_tiles",
     "is_dispatch_observed",
     "is_fake",
+    "is_in_backward",
     "is_transformed",
     "is_view",
     "linear_pointwise",
     "multiply_int8",
+    "never_compiled",
     "schema_of",
     "schemas_of",
     "set_target",
@@ -176,6 +182,30 @@ def is_transformed() -> bool:
     # Both are what TorchDynamo follows too.
     level: int = forward_ad._current_level
     return level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def constant_when_compiled(function: F) -> F:
+    """`torch.compiler.assume_constant_result`, which imports the compiler, without that import.
+
+    The function runs while a graph is compiled, on the real tensors.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def never_compiled(function: F) -> F:
+    """Keeps `torch.compile` from compiling a function on its own, without importing the compiler."""
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(
+        function.__code__, eval_frame._FrameExecStrategy(skip, skip)
+    )
+    return function
+
+
+def is_in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread, as gradient checkpointing computes in."""
+    task: int = torch._C._current_graph_task_id()
+    return task != -1
 
 
 def has_int8_products() -> bool:

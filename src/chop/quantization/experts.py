@@ -12,6 +12,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.rows import KEY_PADDING, MASK, Measured, check_finite, counted_rows
 from chop.nn.quantized import QuantLinear
 from chop.nn.quantized.masks import MASK as WEIGHT_MASK
+from chop.nn.quantized.running import RANGE_NAMES
 from chop.private.modules import buffers_of, parameters_of
 
 Sample = tuple[Tensor, Tensor | None]
@@ -43,9 +44,11 @@ def layer_of_expert(layer: Any, number: int) -> QuantLinear:
     made = QuantLinear.__new__(QuantLinear)
     nn.Module.__init__(made)
     made.in_features, made.out_features = layer.in_features, layer.out_features
-    made.spec, made.running = layer.spec, layer.running
+    made.spec = layer.spec
     weight = layer.weight.detach()[rows]
     parameters_of(made).update(weight=nn.Parameter(weight, layer.weight.requires_grad), bias=None)
+    ranges = {name: x for name, x in buffers_of(layer).items() if name in RANGE_NAMES.values()}
+    buffers_of(made).update(ranges)
     if layer.is_pruned:
         buffers_of(made)[WEIGHT_MASK] = layer.weight_mask[rows]
     return made.train(layer.training)

@@ -20,6 +20,7 @@ from chop.nn.packed import PackedLinear, PackedOperator
 from chop.nn.quantized import QuantizedOperator, ops
 from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.quantized.state import COPIES
 from chop.private.modules import buffers_of, parameters_of, set_members
 
 WHERE = "freeze_transform_pass"
@@ -29,7 +30,7 @@ OPERATORS = frozenset(
     if isinstance(found, type) and issubclass(found, QuantizedOperator)
 )
 """Operators that round their weight and bias as they are stored, and then do what torch does."""
-NOT_OF_TORCH = ("spec", "waiting", "running")
+NOT_OF_TORCH = ("spec", *COPIES)
 """Attributes that a plain layer does not have."""
 
 

@@ -25,7 +25,6 @@ from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, parse_format
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
-from chop.nn.quantized.running import RunningMaximum
 
 Json = Any
 Rules = Mapping[str, Callable[[Any], Any]]
@@ -156,8 +155,6 @@ class Encoder:
             given = {name: x for name, x in value.items() if not x.is_identity}
             formats = {operand: self(x)["$format"] for operand, x in given.items()}
             return {"$spec": {**formats, "gradient": value.gradient}}
-        if isinstance(value, RunningMaximum):
-            return self((value.waiting, value.largest, value.fitted))
         if value is Ellipsis:
             return {"$ellipsis": True}
         if self._functions and callable(value) and not isinstance(value, nn.Module):

@@ -26,7 +26,7 @@ from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed, with_plain_weights
 from chop.nn.quantized.masks import MASK, zero_masked_weights
-from chop.nn.quantized.running import RunningMaximum
+from chop.nn.quantized.state import COPIES, adopt_attributes
 from chop.nn.transposed import stores_transposed, transpose_in_state_dicts
 from chop.private.modules import (
     COMPILED,
@@ -42,8 +42,8 @@ from chop.private.modules import (
 )
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
-# Caches that recurrent layers derive from their parameters.
-DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
+# What layers derive from their tensors.
+DERIVED = frozenset({"_flat_weights", "_flat_weight_refs", *COPIES})
 Record = dict[str, Any]
 MAX_DEPTH = 128
 FREE_PATHS = 10_000
@@ -262,8 +262,7 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
             home[name] = None if key is None else tensors[key]
     set_members(module, not_persistent=set(record.get("not_persistent", ())))
     if isinstance(module, QuantizedOperator):
-        if module.running:
-            module.running = RunningMaximum.read(module.running)
+        adopt_attributes(module)
         # Files from before `weight_orig` have a dense weight beside its mask.
         zero_masked_weights(module)
 

@@ -10,19 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
+from chop.formats import Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.adoption import adopt
+from chop.nn.quantized import state
 from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
-from chop.nn.quantized.running import RunningMaximum, observe_maximum
+from chop.nn.quantized.numbers import has_started
+from chop.nn.quantized.running import RANGE_NAMES, RunningMaximum, read_range
+from chop.nn.quantized.state import SCALE_NAMES
 from chop.nn.weight_cache import keeps, kept
-from chop.private.modules import set_members
-from chop.private.torch_api import detect_fake_mode
 
 T = TypeVar("T")
-SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
-"""The parameters with learned scales."""
-_WAITS = "the scales of its {} wait: run the model on a batch, or calibrate_transform_pass,"
 
 _FROM_FORMATS = frozenset({"config", "bypass", "x_quantizer", "w_quantizer", "b_quantizer"})
 
@@ -42,16 +40,16 @@ class QuantizedOperator(nn.Module):
     With `gradient="lsq"` the operator has a parameter for the scales of each operand that learns
     them: `weight_scale`, `data_in_scale` ..., float32 (n,), there from the beginning for the sake
     of optimizers. A weight has as many as its format gives it, inputs and results have those of
-    one row, whatever the batch. Until the first forward, `waiting` names the operand: then the
-    scales start from the weight as it is, and from the first inputs. `freeze_scales` ends the
-    learning.
+    one row, whatever the batch. Scales that are all zero have not started: they are measured from
+    the tensor at each call, and the first call in training mode writes what it has measured. Evaluation
+    writes nothing. `freeze_scales` ends the learning.
 
     A format with a field to derive (`frac_width="auto"`) that was not calibrated follows the
-    training data, as an observer does: in training mode it is fitted to the tensor with the
-    largest magnitude that has reached the operand so far. In evaluation that fit stays; without
-    any training, every tensor is rounded by a fit of its own, which takes many times as long.
-    `running` is that state: a part of copies, pickles and exported graphs, not of state dicts. A
-    compiled operator uses the fit that was there when it was compiled.
+    training data, as an observer does; `chop.nn.quantized.running` has the rule. In evaluation
+    the fit stays; without any training, every tensor is rounded by a fit of its own, which takes
+    many times as long. The state is in the buffers `data_in_range`, `data_out_range` ...; state
+    dicts without them load, and leave them as they are. A compiled operator uses the fit that was
+    there when it was compiled.
     """
 
     operands: tuple[str, ...] = ("data_in",)
@@ -64,10 +62,9 @@ class QuantizedOperator(nn.Module):
     spec: QuantSpec
     weight_mask: Tensor
     weight_orig: Tensor
-    waiting: tuple[str, ...] = ()
-    """Operands whose learned scales have not met the tensor that they start from."""
-    running: Mapping[str, RunningMaximum] = {}
-    """By operand what training has shown of a format that was not calibrated; never changed."""
+    known_starts: frozenset[str] = frozenset()
+    known_fits: Mapping[str, Quantizer] = {}
+    """Copies of what the tensors say, for compilers, which see tensors without values."""
 
     def __new__(
         cls, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
@@ -83,7 +80,7 @@ class QuantizedOperator(nn.Module):
         super().__init__(*args, **kwargs)
         present = self.present_operands(self)
         self.spec = QuantSpec.parse(config or {}, present, self.fallback, type(self).__name__)
-        self._renew_scales(QuantSpec())
+        state.renew(self, QuantSpec())
 
     @classmethod
     def present_operands(cls, module: nn.Module) -> list[str]:
@@ -110,12 +107,17 @@ class QuantizedOperator(nn.Module):
         tensors = {name: twin.effective(name) for name in present if name != "data_in"}
         before = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
         twin.spec = spec.only(present).fitted(tensors)
-        twin._renew_scales(before)
+        state.renew(twin, before)
         return twin
 
     def with_spec(self, spec: QuantSpec) -> Self:
         """The same operator in other formats, with the same parameters."""
         return self.from_float(self, spec)
+
+    def take_spec(self, spec: QuantSpec) -> None:
+        """Takes other formats in place; parameters and buffers that follow from them are renewed."""
+        before, self.spec = self.spec, spec
+        state.renew(self, before)
 
     def unpack(self) -> QuantizedOperator:
         """The operator with its weight as a parameter: itself, unless it is packed."""
@@ -130,14 +132,34 @@ class QuantizedOperator(nn.Module):
         Raises:
             ConfigError: scales still wait for a first batch, or became infinite or NaN.
         """
+        found: dict[str, Tensor] = {}
+        for operand in self.spec.lsq_operands:
+            scales = self._parameters[SCALE_NAMES[operand]]
+            if not has_started(scales):
+                if operand not in self._parameters:
+                    raise ConfigError(state.waits(self, operand, "first."))
+                weight = self.effective(operand).detach()
+                scales = nn.Parameter(initial_scales(self.spec.number_format(operand), weight))
+            assert scales is not None
+            found[operand] = scales
+        return self.with_spec(self.spec.with_scales(found)) if found else self
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Operands whose learned scales have not started."""
         learned = self.spec.lsq_operands
-        for operand in set(self.waiting) & self._parameters.keys():
-            self.start_scales(operand, self.effective(operand))
-        if self.waiting:
-            operands = " and ".join(self.waiting)
-            raise ConfigError(f"{type(self).__name__}: {_WAITS.format(operands)} first.")
-        scales = {name: self._parameters[SCALE_NAMES[name]] for name in learned}
-        return self.with_spec(self.spec.with_scales(scales)) if learned else self  # type: ignore[arg-type]
+        return tuple(n for n in learned if not has_started(self._parameters.get(SCALE_NAMES[n])))
+
+    @property
+    def running(self) -> dict[str, RunningMaximum]:
+        """By operand what training has shown of a format that was not calibrated."""
+        ranges = {name: self._buffers.get(RANGE_NAMES[name]) for name, _ in self.spec.items()}
+        found = {
+            name: read_range(buffer, getattr(self.spec, name))
+            for name, buffer in ranges.items()
+            if buffer is not None and not getattr(self.spec, name).is_fitted
+        }
+        return {name: x for name, x in found.items() if x is not None}
 
     def _operand(self, name: str) -> Any:
         """The parameter that the operator computes with, not yet quantized; None without one.
@@ -157,8 +179,6 @@ class QuantizedOperator(nn.Module):
         if getattr(self.spec, operand).is_identity and not (operand == "weight" and self.is_pruned):
             return x
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
-        if operand in self.waiting and self.spec.learns(operand):
-            self.start_scales(operand, x if mask is None else apply_mask(x, mask))
         if isinstance(x, nn.Parameter) and keeps(self):
             return self._kept(operand, x, mask)
         return self._round(operand, x, mask)
@@ -166,23 +186,15 @@ class QuantizedOperator(nn.Module):
     def format_of(self, operand: str) -> Quantizer:
         """The format of an operand as it is used: fitted, where training has shown to what."""
         quantizer: Quantizer = getattr(self.spec, operand)
-        found = self.running.get(operand)
-        return found.fitted if found is not None and found.waiting == quantizer else quantizer
-
-    def _observe(self, operand: str, x: Tensor) -> None:
-        before = self.running.get(operand)
-        after = observe_maximum(before, getattr(self.spec, operand), x)
-        if after is not before and after is not None:
-            self.running = {**self.running, operand: after}
+        return quantizer if quantizer.is_fitted else state.fit_of(self, operand, quantizer)
 
     def _round(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         # Masked twice: shared scales must not see what is hidden, and not every format has a zero.
         x = x if mask is None else apply_mask(x, mask)
         if self.training and not getattr(self.spec, operand).is_fitted:
-            self._observe(operand, x)
+            state.observe_operand(self, operand, x)
         if self.spec.learns(operand):
-            scales = self._parameters[SCALE_NAMES[operand]]
-            assert scales is not None
+            scales = state.scales_for(self, operand, x)
             is_batch = operand not in self._parameters
             y = lsq_fake_quantize(x, scales, self.spec.number_format(operand), is_batch)
         else:
@@ -200,78 +212,56 @@ class QuantizedOperator(nn.Module):
         return kept(self, operand, sources, rule, lambda: self._round(operand, x, mask))
 
     def start_scales(self, operand: str, x: Tensor) -> None:
-        """Starts the learned scales of an operand that waits from its first tensor.
+        """Starts the learned scales of an operand from a tensor, whatever they are.
 
         Args:
-            operand: one of `waiting`.
-            x: what is about to be quantized; fake and empty tensors are passed over, and inputs
-                that are all zero or not finite, such as a trial run's: they say nothing of scales.
+            operand: one that learns.
+            x: what is quantized; tensors that say nothing of scales change nothing: fake, empty,
+                all zero or not finite.
         """
-        if torch.compiler.is_compiling():
-            raise ConfigError(f"{type(self).__name__}: {_WAITS.format(operand)} before compiling.")
-        if x.is_meta or not x.numel() or detect_fake_mode(x) is not None:
-            return
-        is_input = operand not in self._parameters
-        if is_input and not ((x != 0) & x.isfinite()).any():
-            return
-        seen = x.detach().reshape(1, -1) if is_input else x.detach()
-        parameter = self._parameters[SCALE_NAMES[operand]]
-        assert parameter is not None
-        start = initial_scales(self.spec.number_format(operand), seen)
-        parameter.data = start.to(parameter.dtype)  # on the device of the tensor
-        self.waiting = tuple(name for name in self.waiting if name != operand)
+        start = state.measured_scales(self, operand, x)
+        scales = self._parameters[SCALE_NAMES[operand]]
+        if start is not None and scales is not None:
+            state.write_scales(self, operand, start, scales)
 
-    def _renew_scales(self, before: QuantSpec) -> None:
-        """Parameters for what learns now; an operand that did so in the same format keeps its own.
+    def __setstate__(self, fields: Mapping[str, Any]) -> None:
+        """Unpickles; see `state.adopt_attributes`."""
+        super().__setstate__(dict(fields))  # type: ignore[no-untyped-call]
+        state.adopt_attributes(self)
 
-        Args:
-            before: the formats until now.
-        """
-        learned = self.spec.lsq_operands
-        if not learned and not before.lsq_operands:
-            return
-        same = {n for n in before.lsq_operands if getattr(before, n) == getattr(self.spec, n)}
-        stale = [name for name in OPERANDS if name not in same.intersection(learned)]
-        dropped = [SCALE_NAMES[name] for name in stale]
-        # The operator that was taken over keeps its own parameters.
-        kept = {name: x for name, x in self._parameters.items() if name not in dropped}
-        set_members(self, kept)
-        new = [name for name in stale if name in learned]
-        self.waiting = (*(name for name in self.waiting if name not in stale), *new)
-        for operand in new:
-            self.register_parameter(SCALE_NAMES[operand], nn.Parameter(self._placeholder(operand)))
-
-    def _placeholder(self, operand: str) -> Tensor:
-        """As many scales as there will be: those of the weight as it is now; zeros for inputs."""
-        number_format = self.spec.number_format(operand)
-        if self._parameters.get(operand) is not None:
-            return initial_scales(number_format, self.effective(operand).detach())
-        held = next(iter(self._parameters.values()), None)
-        row = torch.zeros(1, 1, device=None if held is None else held.device)
-        return torch.zeros_like(initial_scales(number_format, row))
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Unpickles; see `RunningMaximum.read`."""
-        super().__setstate__(dict(state))  # type: ignore[no-untyped-call]
-        if self.running:
-            self.running = RunningMaximum.read(self.running)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and converts as any module, but keeps the dtype of ranges."""
+        ranges = {n: x for n in RANGE_NAMES.values() if (x := self._buffers.get(n)) is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in ranges.items():
+            now = self._buffers[name]
+            assert now is not None
+            if now.dtype != before.dtype:
+                self._buffers[name] = before.to(now.device)
+        return self
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *rest: Any,
     ) -> None:
-        """Scales that are loaded wait for nothing more, unless they did when they were saved.
+        """Loads, and leaves ranges that the state dict lacks as they are: float models have none.
 
         A dense weight that comes without `weight_orig`, as it was saved beside masks once, is what
         the mask hides from now on.
         """
         if prefix + "weight" in state_dict and prefix + FULL not in state_dict:
             self._buffers.pop(FULL, None)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        missing: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, *rest)
+        ranges = {prefix + name for name in RANGE_NAMES.values()}
+        missing_keys += [name for name in missing if name not in ranges]
         zero_masked_weights(self)
-        loaded = {name: state_dict.get(prefix + SCALE_NAMES[name]) for name in self.waiting}
-        started = {name for name, x in loaded.items() if x is not None and bool(x.all())}
-        if started:
-            self.waiting = tuple(name for name in self.waiting if name not in started)
+        state.note(self)
 
     @property
     def is_pruned(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from chop.formats import QuantSpec
+from chop.nn.quantized import state
 from chop.nn.quantized.base import QuantizedOperator
 
 
@@ -37,13 +38,13 @@ class QuantCall(QuantizedOperator):
         self.arguments = dict(arguments)
         self.operands = tuple(dict.fromkeys(name for name in arguments.values() if name))
         self.spec = QuantSpec.parse(config or {}, self.operands, where=type(self).__name__)
-        self._renew_scales(QuantSpec())
+        state.renew(self, QuantSpec())
 
     def with_spec(self, spec: QuantSpec) -> QuantCall:
         """The same call in other formats."""
         twin = copy.copy(self)
         twin.spec = spec.only(self.operands)
-        twin._renew_scales(self.spec)
+        state.renew(twin, self.spec)
         return twin
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,61 +1,156 @@
-"""Formats that follow the training data: an observer for derived fractions and widths."""
+"""Formats that follow the training data: ranges of activations, as buffers of state dicts.
+
+The grid of a format with a field to derive follows the largest magnitude of the last `WINDOW`
+training tensors. It widens at once, so that no training tensor saturates more than its fit allows,
+and narrows when the largest of the window has fallen to half of what it was fitted to. One outlier
+is forgotten after `WINDOW` tensors. Source: delayed scaling of NVIDIA's Transformer Engine
+(`DelayedScaling` with `amax_compute_algo="max"`), a maximum over a history of maxima.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from chop.formats import Quantizer
-from chop.private.torch_api import detect_fake_mode, is_transformed
+from chop.formats import OPERANDS, Quantizer
+from chop.nn.quantized.numbers import numbers_of
+from chop.private.torch_api import detect_fake_mode, is_in_backward, is_transformed
+
+WINDOW = 16
+"""Training tensors whose largest magnitudes count."""
+RANGE_NAMES = {operand: f"{operand}_range" for operand in OPERANDS}
+"""The buffers with the ranges of operands."""
+HEAD = 3
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class RunningMaximum:
-    """Running maximum of an operand whose format was not calibrated.
+    """Range of an operand whose format was not calibrated.
 
     Attributes:
         waiting: the format with a field to derive.
-        largest: the largest magnitude so far.
-        fitted: the format fitted to the tensor that had it.
+        largest: the magnitude that the format was fitted to.
+        fitted: the format fitted to it.
     """
 
     waiting: Quantizer
     largest: float
     fitted: Quantizer
 
-    @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> dict[str, RunningMaximum]:
-        """By operand; checkpoints have tuples of the fields."""
-        return {name: x if isinstance(x, cls) else cls(*x) for name, x in stored.items()}
 
+def empty_range(device: torch.device | None = None) -> Tensor:
+    """The buffer of an operand that no training tensor has reached.
 
-def observe_maximum(
-    before: RunningMaximum | None, waiting: Quantizer, x: Tensor
-) -> RunningMaximum | None:
-    """Running maximum after a training tensor: the format is fitted to the largest one so far.
-
-    Finding the largest magnitude is one pass over `x`; only a new record is fitted to, which takes
-    some fifty times as long. Values that are not finite do not count.
+    float32 (3 + `WINDOW`,): the magnitude that the format is fitted to, the number that was
+    derived, a fingerprint of the format, and the largest magnitudes of the last training tensors,
+    newest first. Infinity stands for none: averages of buffers keep it.
 
     Args:
-        before: what was known; of another format it counts as nothing.
-        waiting: the format with a field to derive.
-        x: any shape, floating. What has no values to look at (compilers, fake tensors, transforms),
-            and a first tensor that is all zero, leave things as they were.
+        device: of the buffer; default, the CPU.
     """
-    if before is not None and before.waiting != waiting:
-        before = None
-    if _is_opaque(x):
-        return before
+    return torch.full((HEAD + WINDOW,), math.inf, device=device)
+
+
+def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
+    """The range in a buffer; None where there is none, or one of another format."""
+    return _range_of(numbers_of(buffer), waiting)
+
+
+def _range_of(numbers: Sequence[float], waiting: Quantizer) -> RunningMaximum | None:
+    largest, derived, fingerprint = numbers[:HEAD]
+    # NaN and infinity: nothing was seen, or an average with a copy that had seen nothing.
+    if not 0 < largest < math.inf or not math.isfinite(derived):
+        return None
+    return _restored(waiting, largest, derived) if fingerprint == _fingerprint(waiting) else None
+
+
+@lru_cache(maxsize=4096)
+def _restored(waiting: Quantizer, largest: float, derived: float) -> RunningMaximum:
+    return RunningMaximum(waiting, largest, waiting.with_derived(derived, largest))
+
+
+@lru_cache(maxsize=4096)
+def _fingerprint(waiting: Quantizer) -> float:
+    """A number that tells formats apart and that float32 holds exactly."""
+    key = waiting.cache_key
+    text = key if isinstance(key, str) else waiting.label
+    return float(zlib.crc32(text.encode()) % 2**24)
+
+
+@torch.no_grad()
+def write_range(buffer: Tensor, found: RunningMaximum, recent: Sequence[float]) -> None:
+    """Writes a range into its buffer, in place.
+
+    Args:
+        buffer: see `empty_range`.
+        found: the range.
+        recent: the largest magnitudes of the last training tensors, newest first.
+    """
+    number = found.waiting.derived_number(found.fitted)
+    head = (found.largest, number, _fingerprint(found.waiting))
+    rest = (math.inf,) * (WINDOW - len(recent))
+    buffer.copy_(torch.tensor([*head, *recent[:WINDOW], *rest]))
+
+
+def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
+    """Updates the range of an operand by a training tensor; see the module for the rule.
+
+    Finding the largest magnitude is one pass over `x`. Fitting takes some fifty times as long, and
+    is done where the window's largest leaves the half-open interval (largest / 2, largest].
+    Values that are not finite do not count.
+
+    Args:
+        buffer: see `empty_range`.
+        waiting: the format with a field to derive.
+        x: any shape, floating. Tensors without values to look at (compilers, fake tensors,
+            transforms), those that are all zero, and those that gradient checkpointing computes
+            again change nothing.
+    Returns: whether the fit is another one.
+    """
+    if _is_opaque(x) or is_in_backward():
+        return False
     largest = _largest(x.detach())
-    if largest <= (0.0 if before is None else before.largest):
-        return before
-    return RunningMaximum(waiting, largest, waiting.fitted(x.detach()))
+    if not largest:
+        return False
+    numbers = numbers_of(buffer)
+    found = known = _range_of(numbers, waiting)
+    before = [] if found is None else [y for y in numbers[HEAD:] if math.isfinite(y)]
+    recent = [largest, *before][:WINDOW]
+    peak = max(recent)
+    if found is None or largest > found.largest:
+        found = RunningMaximum(waiting, largest, waiting.fitted(x.detach()))
+    elif peak < found.largest / 2:
+        scaled = x.detach().double() * (peak / largest)
+        found = RunningMaximum(waiting, peak, waiting.fitted(scaled))
+    write_range(buffer, found, recent)
+    return found is not known
+
+
+def merged_range(ranges: Sequence[Sequence[float]]) -> list[float]:
+    """The numbers of one range buffer for the ranges of several processes.
+
+    Each entry of the window is the largest one of the processes. The fit is the narrowest that
+    covers the window.
+
+    Args:
+        ranges: the numbers of each process's buffer.
+    """
+    known = [y for y in ranges if 0 < y[0] < math.inf]
+    known = [y for y in known if y[2] == known[0][2]]
+    if not known:
+        return list(ranges[0])
+    columns = zip(*(y[HEAD:] for y in known), strict=True)
+    recent = [max((v for v in column if math.isfinite(v)), default=math.inf) for column in columns]
+    peak = max((v for v in recent if math.isfinite(v)), default=0.0)
+    covering = [y for y in known if y[0] >= peak] or [max(known, key=lambda y: y[0])]
+    return [*min(covering, key=lambda y: y[0])[:HEAD], *recent]
 
 
 def _is_opaque(x: Tensor) -> bool:
@@ -65,8 +160,11 @@ def _is_opaque(x: Tensor) -> bool:
 
 
 def _largest(x: Tensor) -> float:
+    """The largest finite magnitude as float32, which buffers hold."""
     low, high = (end.item() for end in x.aminmax())
     if not math.isfinite(high - low):
         finite = x[x.isfinite()]
-        return finite.abs().max().item() if finite.numel() else 0.0
-    return max(-low, high)
+        largest = finite.abs().max().item() if finite.numel() else 0.0
+    else:
+        largest = max(-low, high)
+    return torch.tensor(min(largest, LARGEST), dtype=torch.float32).item()

@@ -38,7 +38,8 @@ class CalibrateConfig:
 def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str, Any]:
     """Fits every format with a derived field to the values that reach it in `batches`.
 
-    Learned scales of inputs and results start from these values too.
+    Learned scales of inputs and results start from these values too, those of weights from the
+    weights.
 
     The model runs in eval mode with all quantizers off, so that one layer's error does not
     disturb the next one's range. Extremes are kept exactly; of more than 131,072
@@ -61,9 +62,13 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
         fixed = _static(step, seen)
         fitted += len(seen.keys() & set(_waiting(step)))
         static += len(fixed)
-        step.spec = step.spec.fitted(seen).with_quantizers(**fixed)
-        for operand in seen.keys() & set(step.waiting):
-            step.start_scales(operand, seen[operand])
+        waiting = step.waiting
+        step.take_spec(step.spec.fitted(seen).with_quantizers(**fixed))
+        for operand in waiting:
+            if operand in seen:
+                step.start_scales(operand, seen[operand])
+            elif operand in dict(step.named_parameters(recurse=False)):
+                step.start_scales(operand, step.effective(operand))
     for node in mg.nodes:
         called = mg.module_of(node)
         if isinstance(called, QuantizedOperator):

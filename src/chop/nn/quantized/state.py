@@ -1,0 +1,238 @@
+"""State of quantized operators in tensors: starts of learned scales, ranges of derived formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales
+from chop.nn.quantized.numbers import has_started
+from chop.nn.quantized.running import (
+    RANGE_NAMES,
+    RunningMaximum,
+    empty_range,
+    observe,
+    read_range,
+    write_range,
+)
+from chop.private.modules import buffers_of, parameters_of, set_members
+from chop.private.torch_api import constant_when_compiled, detect_fake_mode, is_fake
+
+if TYPE_CHECKING:
+    from chop.nn.quantized.base import QuantizedOperator
+
+SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
+"""The parameters with learned scales."""
+COPIES = frozenset({"known_starts", "known_fits"})
+"""Attributes that are derived from tensors; files need not hold them."""
+EARLIER = ("waiting", "running")
+"""Attributes in which earlier versions kept what tensors hold now."""
+
+
+def waits(operator: QuantizedOperator, operand: str, until: str) -> str:
+    """The message that learned scales have not started.
+
+    Args:
+        operator: it has them.
+        operand: whose they are.
+        until: the end of the sentence.
+    """
+    return (
+        f"{type(operator).__name__}: the scales of its {operand} wait: run the model on a batch in "
+        f"train(), or calibrate_transform_pass, {until}"
+    )
+
+
+# --- learned scales ----------------------------------------------------------------------------
+
+
+def scales_for(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor:
+    """The scales that a tensor is rounded by: learned, or measured where they have not started.
+
+    In training mode what is measured is the start, and is written into the parameter. In
+    evaluation it is written when a gradient comes back to it.
+
+    Raises:
+        ConfigError: the call is compiled, and the scales have not started.
+    """
+    scales = parameters_of(operator)[SCALE_NAMES[operand]]
+    assert scales is not None
+    if torch.compiler.is_compiling():
+        note_compiling(operator)
+        if operand not in operator.known_starts:
+            raise ConfigError(waits(operator, operand, "before compiling."))
+        return scales
+    if x.is_meta or detect_fake_mode(x) is not None or has_started(scales):
+        return scales
+    start = measured_scales(operator, operand, x)
+    if start is None:
+        return scales
+    if operator.training:
+        write_scales(operator, operand, start, scales)
+        return scales
+    start = start.to(scales)
+    if torch.is_grad_enabled() and scales.requires_grad:
+        # A model that is trained in eval(), without dropout, starts where a gradient arrives.
+        values, start = start, start + (scales - scales.detach())
+        start.register_hook(lambda grad: _start_at(operator, operand, values, scales))
+    return start
+
+
+def _start_at(
+    operator: QuantizedOperator, operand: str, start: Tensor, scales: nn.Parameter
+) -> None:
+    if not has_started(scales):
+        write_scales(operator, operand, start, scales)
+
+
+@torch.no_grad()
+def measured_scales(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor | None:
+    """The start of learned scales for a tensor, float32 (n,).
+
+    Args:
+        operator: it learns them.
+        operand: whose they are.
+        x: what is quantized.
+    Returns: None for tensors that say nothing of scales: fake, empty, and inputs that are all zero
+        or not finite, such as a trial run's.
+    """
+    if x.is_meta or not x.numel() or detect_fake_mode(x) is not None:
+        return None
+    is_input = operand not in parameters_of(operator)
+    if is_input and not ((x != 0) & x.isfinite()).any():
+        return None
+    seen = x.detach().reshape(1, -1) if is_input else x.detach()
+    return initial_scales(operator.spec.number_format(operand), seen)
+
+
+@torch.no_grad()
+def write_scales(
+    operator: QuantizedOperator, operand: str, start: Tensor, scales: nn.Parameter
+) -> None:
+    """Writes learned scales into their parameter, which follows them to their device."""
+    if scales.device == start.device and scales.shape == start.shape:
+        scales.copy_(start)
+    else:
+        scales.data = start.to(scales.dtype)
+    note(operator)
+
+
+# --- ranges ------------------------------------------------------------------------------------
+
+
+def observe_operand(operator: QuantizedOperator, operand: str, x: Tensor) -> None:
+    """Updates the range of an operand by a training tensor."""
+    name = RANGE_NAMES[operand]
+    buffer = buffers_of(operator).get(name)
+    if buffer is None:  # the spec was replaced by hand
+        operator.register_buffer(name, empty_range(x.device))
+        buffer = buffers_of(operator)[name]
+    assert buffer is not None
+    if observe(buffer, getattr(operator.spec, operand), x):
+        note(operator)
+
+
+def fit_of(operator: QuantizedOperator, operand: str, waiting: Quantizer) -> Quantizer:
+    """The fit that training has shown of a format that waits; the format itself without one."""
+    buffer = buffers_of(operator).get(RANGE_NAMES[operand])
+    if buffer is None:
+        return waiting
+    if torch.compiler.is_compiling() or is_fake(buffer):
+        note_compiling(operator)
+        return operator.known_fits.get(operand, waiting)
+    found = None if buffer.is_meta else read_range(buffer, waiting)
+    return waiting if found is None else found.fitted
+
+
+# --- both --------------------------------------------------------------------------------------
+
+
+def note(operator: QuantizedOperator) -> None:
+    """Updates the attributes that compilers read; they compile again where one has changed."""
+    learned = operator.spec.lsq_operands
+    starts = frozenset(n for n in learned if has_started(parameters_of(operator).get(SCALE_NAMES[n])))
+    fits = {name: found.fitted for name, found in operator.running.items()}
+    if starts != operator.known_starts:
+        operator.known_starts = starts
+    if fits != operator.known_fits:
+        operator.known_fits = fits
+
+
+@constant_when_compiled
+def note_compiling(operator: QuantizedOperator) -> bool:
+    """`note`, where the values of tensors can be seen: in `torch.compile`, not in `torch.export`."""
+    tensors = (*parameters_of(operator).values(), *buffers_of(operator).values())
+    has_values = not any(x is not None and (x.is_meta or is_fake(x)) for x in tensors)
+    if has_values:
+        torch.compiler.disable(note)(operator)  # type: ignore[no-untyped-call]
+    return has_values
+
+
+def renew(operator: QuantizedOperator, before: QuantSpec) -> None:
+    """Parameters and buffers for the formats of now; an operand in the same format keeps its own.
+
+    Args:
+        operator: it has its new formats.
+        before: the formats until now.
+    """
+    # The operator that was taken over keeps its own members.
+    same = {name for name, fmt in operator.spec.items() if fmt == getattr(before, name)}
+    learned, earlier = operator.spec.lsq_operands, before.lsq_operands
+    stale = [n for n in OPERANDS if n not in same.intersection(learned, earlier)]
+    if learned or earlier:
+        dropped = {SCALE_NAMES[name] for name in stale}
+        kept = {name: x for name, x in parameters_of(operator).items() if name not in dropped}
+        set_members(operator, kept)
+        for operand in (name for name in stale if name in learned):
+            scales = _placeholder(operator, operand)
+            operator.register_parameter(SCALE_NAMES[operand], nn.Parameter(scales))
+    ranges = [name for name, fmt in operator.spec.items() if not fmt.is_fitted]
+    held = buffers_of(operator)
+    if ranges or not held.keys().isdisjoint(RANGE_NAMES.values()):
+        dropped = {RANGE_NAMES[name] for name in OPERANDS if name not in same.intersection(ranges)}
+        set_members(operator, buffers={n: x for n, x in held.items() if n not in dropped})
+        _add_ranges(operator)
+    note(operator)
+
+
+def _add_ranges(operator: QuantizedOperator) -> None:
+    for name, fmt in operator.spec.items():
+        if not fmt.is_fitted and RANGE_NAMES[name] not in buffers_of(operator):
+            operator.register_buffer(RANGE_NAMES[name], empty_range(_device(operator)))
+
+
+def _device(operator: QuantizedOperator) -> torch.device | None:
+    held = [*parameters_of(operator).values(), *buffers_of(operator).values()]
+    return next((x.device for x in held if x is not None), None)
+
+
+def _placeholder(operator: QuantizedOperator, operand: str) -> Tensor:
+    """Scales that come with the format, or zeros, which have not started."""
+    number_format: Any = operator.spec.number_format(operand)
+    is_parameter = parameters_of(operator).get(operand) is not None
+    row = torch.zeros(1, 1, device=_device(operator))
+    x = operator.effective(operand).detach() if is_parameter else row
+    start = initial_scales(number_format, x)
+    return start if number_format.scales is not None else torch.zeros_like(start)
+
+
+@torch.no_grad()
+def adopt_attributes(operator: QuantizedOperator) -> None:
+    """Moves what files and pickles of earlier versions have as attributes into tensors."""
+    waiting, running = (vars(operator).pop(name, ()) for name in EARLIER)
+    for operand in waiting:
+        scales = parameters_of(operator).get(SCALE_NAMES[operand])
+        if scales is not None:
+            scales.zero_()
+    if "spec" not in vars(operator):
+        return
+    _add_ranges(operator)
+    for operand, stored in dict(running).items():
+        found = stored if isinstance(stored, RunningMaximum) else RunningMaximum(*stored)
+        buffer = buffers_of(operator).get(RANGE_NAMES[operand])
+        if buffer is not None:
+            write_range(buffer, found, [found.largest])
+    note(operator)
