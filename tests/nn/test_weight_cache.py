@@ -120,6 +120,7 @@ def test_what_changes_is_rounded_again(change):
 
 def test_learned_scales_count_as_a_change():
     module = layer(QuantSpec(weight=ScaleInteger(4), gradient="lsq"))
+    module.start_scales("weight", module.weight)
     with cached_weights(module), torch.no_grad():
         before = module(X)
         module.weight_scale.mul_(1.5)

@@ -102,7 +102,7 @@ def test_layers_that_round_nothing_else_are_those_of_torch(graph):
 def test_learned_scales_and_masks_are_part_of_the_weights(graph):
     mg = quantized(graph, CHANNEL, gradient="lsq")
     mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5}})
-    mg.model(X)
+    mg, _ = passes.calibrate_transform_pass(mg, {"batches": [{"x": X}]})
     expected = answers(mg)
     frozen, _ = passes.freeze_transform_pass(mg)
     assert torch.equal(answers(frozen), expected)

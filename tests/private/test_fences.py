@@ -19,7 +19,9 @@ import torch
 import transformers
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 
 import chop.private
@@ -55,6 +57,8 @@ def known_names() -> set[str]:
     )
     linear = prune.identity(nn.Linear(1, 1), "weight")
     (pruned,) = modules.forward_pre_hooks(linear).values()
+    ignoring = nn.Module()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignoring, [])
     holders: list[Any] = [
         *(nn.Module(), nn.LSTM(1, 1), nn.MultiheadAttention(1, 1), nn.Conv2d(1, 1, 1)),
         *(nn.ConvTranspose2d(1, 1, 1), nn.BatchNorm1d(1), torch.distributed.tensor),
@@ -65,6 +69,8 @@ def known_names() -> set[str]:
         *(config, transformers.BertModel(config), transformers.AttentionInterface),
         *transformers.MixtralModel(experts).modules(),
         *(importlib.import_module(transformers_api.MASKING), optuna.Study),
+        *(torch.compiler.assume_constant_result(lambda: None), DistributedDataParallel, ignoring),
+        *(FSDPState, FSDPState()),
         symbolic_shapes.ShapeEnv().create_unbacked_symint().node,
     ]
     return {name for holder in holders for name in dir(holder)} | {"_thread_id"}

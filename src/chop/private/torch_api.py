@@ -194,16 +194,14 @@ def constant_when_compiled(function: F) -> F:
 
 
 def never_compiled(function: F) -> F:
-    """Keeps `torch.compile` from compiling a function on its own, without importing the compiler."""
+    """Keeps `torch.compile` from compiling a function by itself, without its import."""
     skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(
-        function.__code__, eval_frame._FrameExecStrategy(skip, skip)
-    )
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
     return function
 
 
 def is_in_backward() -> bool:
-    """Whether autograd runs a backward pass in this thread, as gradient checkpointing computes in."""
+    """Whether autograd runs a backward pass in this thread, in which checkpoints recompute."""
     task: int = torch._C._current_graph_task_id()
     return task != -1
 

@@ -13,6 +13,7 @@ from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantCall, QuantInPlaceCall, QuantizedOperator
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
+from chop.nn.quantized.replicas import keep_ranges_local
 
 
 def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
@@ -29,6 +30,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
         mg.replace(node, twin)
         twins[str(node.target)] = twin
         record_formats(node, twin)
+    keep_ranges_local(mg.model)
     warn_of_plain_weights("quantize_transform_pass", computed)
 
 

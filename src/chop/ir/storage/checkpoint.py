@@ -52,6 +52,7 @@ from chop.ir.storage.tensor_store import (
     unpack_inline,
 )
 from chop.nn.quantized.masks import has_unapplied_mask
+from chop.nn.quantized.replicas import keep_ranges_local
 from chop.nn.transposed import stores_transposed
 
 FORMAT = "chop checkpoint"
@@ -244,6 +245,7 @@ def _rebuild(
     decode = Decoder(allowed, {"$tensor": tensors.__getitem__, **configs.rules})
     model = CapturedModule(str(document["model"]))
     paths = decode_tree(model, document["modules"], tensors, allowed, decode)
+    keep_ranges_local(model)
     for name in _root_attributes():
         if name in document["attributes"]:
             setattr(model.record, name, decode(document["attributes"][name]))

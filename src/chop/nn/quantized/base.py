@@ -16,9 +16,11 @@ from chop.nn.quantized import state
 from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
 from chop.nn.quantized.numbers import has_started
+from chop.nn.quantized.replicas import join_replicas
 from chop.nn.quantized.running import RANGE_NAMES, RunningMaximum, read_range
 from chop.nn.quantized.state import SCALE_NAMES
 from chop.nn.weight_cache import keeps, kept
+from chop.private.data_parallel import has_process_group
 
 T = TypeVar("T")
 
@@ -41,8 +43,9 @@ class QuantizedOperator(nn.Module):
     them: `weight_scale`, `data_in_scale` ..., float32 (n,), there from the beginning for the sake
     of optimizers. A weight has as many as its format gives it, inputs and results have those of
     one row, whatever the batch. Scales that are all zero have not started: they are measured from
-    the tensor at each call, and the first call in training mode writes what it has measured. Evaluation
-    writes nothing. `freeze_scales` ends the learning.
+    the tensor at each call, and the first call in training mode writes what it has measured, or in
+    evaluation the first gradient that arrives. Evaluation alone writes nothing. `freeze_scales`
+    ends the learning.
 
     A format with a field to derive (`frac_width="auto"`) that was not calibrated follows the
     training data, as an observer does; `chop.nn.quantized.running` has the rule. In evaluation
@@ -115,7 +118,7 @@ class QuantizedOperator(nn.Module):
         return self.from_float(self, spec)
 
     def take_spec(self, spec: QuantSpec) -> None:
-        """Takes other formats in place; parameters and buffers that follow from them are renewed."""
+        """Takes other formats in place, and renews what follows from them."""
         before, self.spec = self.spec, spec
         state.renew(self, before)
 
@@ -178,6 +181,8 @@ class QuantizedOperator(nn.Module):
             return x
         if getattr(self.spec, operand).is_identity and not (operand == "weight" and self.is_pruned):
             return x
+        if self.training and has_process_group():
+            join_replicas(self)
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
         if isinstance(x, nn.Parameter) and keeps(self):
             return self._kept(operand, x, mask)

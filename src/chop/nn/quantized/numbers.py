@@ -25,7 +25,7 @@ def numbers_of(x: Tensor) -> list[float]:
     """
     with torch.no_grad():
         if x.is_cpu or x.is_inference() or type(x) not in (Tensor, nn.Parameter, nn.Buffer):
-            return _local(x).tolist()  # type: ignore[no-any-return]
+            return _local(x).tolist()
         known: Any = _READ.get(x)
         state = version_of(x), x.data_ptr()
         if known is None or known[0] != state:

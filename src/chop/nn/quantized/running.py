@@ -50,12 +50,15 @@ def empty_range(device: torch.device | None = None) -> Tensor:
 
     float32 (3 + `WINDOW`,): the magnitude that the format is fitted to, the number that was
     derived, a fingerprint of the format, and the largest magnitudes of the last training tensors,
-    newest first. Infinity stands for none: averages of buffers keep it.
+    newest first. Infinity stands for none, which averages of buffers keep or make NaN; magnitudes
+    that are missing are 0.
 
     Args:
         device: of the buffer; default, the CPU.
     """
-    return torch.full((HEAD + WINDOW,), math.inf, device=device)
+    buffer = torch.zeros(HEAD + WINDOW, dtype=torch.float32, device=device)
+    buffer[:HEAD] = math.inf
+    return buffer
 
 
 def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
@@ -95,8 +98,7 @@ def write_range(buffer: Tensor, found: RunningMaximum, recent: Sequence[float]) 
     """
     number = found.waiting.derived_number(found.fitted)
     head = (found.largest, number, _fingerprint(found.waiting))
-    rest = (math.inf,) * (WINDOW - len(recent))
-    buffer.copy_(torch.tensor([*head, *recent[:WINDOW], *rest]))
+    buffer.copy_(torch.tensor([*head, *recent, *(0.0,) * (WINDOW - len(recent))]))
 
 
 def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
@@ -121,8 +123,8 @@ def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
         return False
     numbers = numbers_of(buffer)
     found = known = _range_of(numbers, waiting)
-    before = [] if found is None else [y for y in numbers[HEAD:] if math.isfinite(y)]
-    recent = [largest, *before][:WINDOW]
+    before = [] if found is None else [y for y in numbers[HEAD:-1] if y > 0]
+    recent = [largest, *before]
     peak = max(recent)
     if found is None or largest > found.largest:
         found = RunningMaximum(waiting, largest, waiting.fitted(x.detach()))
@@ -146,10 +148,8 @@ def merged_range(ranges: Sequence[Sequence[float]]) -> list[float]:
     known = [y for y in known if y[2] == known[0][2]]
     if not known:
         return list(ranges[0])
-    columns = zip(*(y[HEAD:] for y in known), strict=True)
-    recent = [max((v for v in column if math.isfinite(v)), default=math.inf) for column in columns]
-    peak = max((v for v in recent if math.isfinite(v)), default=0.0)
-    covering = [y for y in known if y[0] >= peak] or [max(known, key=lambda y: y[0])]
+    recent = [max(column) for column in zip(*(y[HEAD:] for y in known), strict=True)]
+    covering = [y for y in known if y[0] >= max(recent)] or [max(known, key=lambda y: y[0])]
     return [*min(covering, key=lambda y: y[0])[:HEAD], *recent]
 
 

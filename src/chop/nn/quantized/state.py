@@ -153,7 +153,9 @@ def fit_of(operator: QuantizedOperator, operand: str, waiting: Quantizer) -> Qua
 def note(operator: QuantizedOperator) -> None:
     """Updates the attributes that compilers read; they compile again where one has changed."""
     learned = operator.spec.lsq_operands
-    starts = frozenset(n for n in learned if has_started(parameters_of(operator).get(SCALE_NAMES[n])))
+    starts = frozenset(
+        n for n in learned if has_started(parameters_of(operator).get(SCALE_NAMES[n]))
+    )
     fits = {name: found.fitted for name, found in operator.running.items()}
     if starts != operator.known_starts:
         operator.known_starts = starts
@@ -163,11 +165,11 @@ def note(operator: QuantizedOperator) -> None:
 
 @constant_when_compiled
 def note_compiling(operator: QuantizedOperator) -> bool:
-    """`note`, where the values of tensors can be seen: in `torch.compile`, not in `torch.export`."""
+    """`note`, where tensors have values: in `torch.compile`, not in `torch.export`."""
     tensors = (*parameters_of(operator).values(), *buffers_of(operator).values())
     has_values = not any(x is not None and (x.is_meta or is_fake(x)) for x in tensors)
     if has_values:
-        torch.compiler.disable(note)(operator)  # type: ignore[no-untyped-call]
+        torch.compiler.disable(note)(operator)
     return has_values
 
 

@@ -11,6 +11,7 @@ from chop.captured.wrappers import check_is_module
 from chop.errors import ConfigError
 from chop.ir.unreached import unreached_matrices_of, unreached_sentence, warn_of_share
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.replicas import keep_ranges_local
 from chop.passes.base import MASE_KEYS
 from chop.passes.module.base import documented
 from chop.private.modules import parameters_of
@@ -50,6 +51,7 @@ def quantize_module_transform_pass(
         raise ConfigError(f"{NAME}: expected a mapping, got {pass_args!r}.")
     config = QuantizeConfig.from_settings(pass_args, NAME, MASE_KEYS)
     result, count = quantize_modules(network, config)
+    keep_ranges_local(result)
     weights = [
         weight.numel()
         for module in result.modules()

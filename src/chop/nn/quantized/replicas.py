@@ -1,0 +1,227 @@
+"""Data-parallel training: processes agree on starts of scales, on ranges and on formats.
+
+Each process rounds by its own batch and by what all of them have seen until the last step of the
+optimizer. Before a step updates the parameters, one collective makes the state of all processes
+the same: a learned scale starts at the mean of their starts, and ranges are those of all batches.
+There is no collective in a forward, so that a layer may be skipped on some processes, and none in
+evaluation. Statistics of `SyncBatchNorm`, in contrast, are those of all batches at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from chop.errors import ConfigError
+from chop.formats import OPERANDS
+from chop.nn.quantized import state
+from chop.nn.quantized.numbers import has_started, numbers_of
+from chop.nn.quantized.running import RANGE_NAMES, merged_range
+from chop.nn.quantized.state import SCALE_NAMES
+from chop.notices import AdjustedWarning
+from chop.private.data_parallel import (
+    Replicas,
+    groups_of,
+    ignore_buffers,
+    leave_buffers,
+    running_replicas,
+)
+from chop.private.modules import buffers_of, parameters_of
+
+if TYPE_CHECKING:
+    from chop.nn.quantized.base import QuantizedOperator
+
+
+@dataclass
+class _Agreement:
+    """What the processes of one model agree on.
+
+    Attributes:
+        replicas: the model.
+        is_due: a training forward has run since they agreed last.
+        has_formats: they have compared their formats.
+        started: scales that have started on all processes.
+    """
+
+    replicas: Replicas
+    is_due: bool = True
+    has_formats: bool = False
+    started: set[str] = field(default_factory=set)
+
+
+_agreements: WeakKeyDictionary[nn.Module, _Agreement] = WeakKeyDictionary()
+"""By the module that users call."""
+
+
+def join_replicas(operator: QuantizedOperator) -> None:
+    """Notes that an operator is trained by several processes, where it is.
+
+    Raises:
+        ConfigError: learned scales have not started and are sharded (FSDP2).
+    """
+    replicas = None if torch.compiler.is_compiling() else running_replicas()
+    if replicas is None:
+        return
+    if replicas.is_sharded and operator.waiting:
+        raise ConfigError(
+            state.waits(operator, operator.waiting[0], "before fully_shard: shards cannot start.")
+        )
+    agreement = _agreements.get(replicas.wrapper)
+    if agreement is None:
+        _agreements[replicas.wrapper] = _Agreement(replicas)
+        leave_buffers(replicas.wrapper, (name for name, _ in _ranges(replicas.model)))
+        replicas.wrapper.register_forward_pre_hook(_on_forward)
+    elif operator.waiting:
+        agreement.is_due = True
+
+
+def keep_ranges_local(model: nn.Module) -> None:
+    """Has DDP leave the ranges of a quantized model to this module, also before it is trained."""
+    ignore_buffers(model, (name for name, _ in _ranges(model)))
+
+
+def _on_forward(wrapper: nn.Module, args: Any) -> None:
+    agreement = _agreements.get(wrapper)
+    if agreement is None or not wrapper.training or not torch.is_grad_enabled():
+        return
+    if agreement.is_due:  # no optimizer of torch has made a step
+        _agree(agreement)
+    agreement.is_due = _has_open_state(agreement)
+
+
+def _on_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    due = [agreement for agreement in _agreements.values() if agreement.is_due]
+    if not due:
+        return
+    updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
+    for agreement in due:
+        if any(id(x) in updated for x in agreement.replicas.model.parameters()):
+            _agree(agreement)
+
+
+register_optimizer_step_pre_hook(_on_step)
+
+
+def _agree(agreement: _Agreement) -> None:
+    agreement.is_due = False
+    model = agreement.replicas.model
+    for group in groups_of(agreement.replicas):
+        if not agreement.has_formats:
+            _agree_on_formats(model, group)
+        synchronize(model, group, agreement.started)
+    agreement.has_formats = True
+    agreement.started = {name for name, x in _scales(model) if has_started(x)}
+
+
+def _has_open_state(agreement: _Agreement) -> bool:
+    """Whether training may change what the processes agree on; the same on all of them."""
+    model = agreement.replicas.model
+    scales = {name for name, _ in _scales(model)}
+    return bool(scales - agreement.started) or next(_ranges(model), None) is not None
+
+
+@torch.no_grad()
+def synchronize(model: nn.Module, group: Any = None, started: set[str] | None = None) -> None:
+    """Makes starts of learned scales and ranges the same on all processes of a group.
+
+    Training under DDP and FSDP2 calls it before each step of an optimizer. Call it yourself in a
+    loop that averages gradients in another way.
+
+    Args:
+        model: the same one on each process.
+        group: the process group; default, all processes.
+        started: names of scales that are the same already; default, none.
+    """
+    scales = [entry for entry in _scales(model) if entry[0] not in (started or ())]
+    ranges = list(_ranges(model))
+    merges = [(x, _mean_start) for _, x in scales] + [(x, merged_range) for _, x in ranges]
+    if not merges:
+        return
+    own = [y for x, _ in merges for y in numbers_of(x)]
+    gathered = _gather(own, merges[0][0].device, group)
+    first = 0
+    for x, merge in merges:
+        last = first + x.numel()
+        _write(x, merge([process[first:last] for process in gathered]))
+        first = last
+    for _, operator in _operators_by_path(model):
+        state.note(operator)
+
+
+def _gather(numbers: Sequence[float], device: torch.device, group: Any) -> list[list[float]]:
+    own = torch.tensor(numbers, dtype=torch.float32, device=device)
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, own, group=group)
+    return [part.tolist() for part in parts]
+
+
+def _write(x: Tensor, numbers: Sequence[float]) -> None:
+    if list(numbers) != numbers_of(x):  # versions stay where nothing changes
+        x.copy_(torch.tensor(numbers, dtype=torch.float32))
+
+
+def _mean_start(parts: Sequence[Sequence[float]]) -> list[float]:
+    """The mean over the processes on which scales have started."""
+    known = [part for part in parts if any(part)]
+    if not known or all(part == known[0] for part in known):
+        return list(known[0] if known else parts[0])
+    return [sum(column) / len(known) for column in zip(*known, strict=True)]
+
+
+def _agree_on_formats(model: nn.Module, group: Any) -> None:
+    """Gives all processes the formats of the first, as DDP does with parameters."""
+    own = {path: operator.spec for path, operator in _operators_by_path(model)}
+    text = [
+        (path, spec.gradient, *(fmt.cache_key or fmt.label for _, fmt in spec.items()))
+        for path, spec in own.items()
+    ]
+    digest = float(zlib.crc32(repr(text).encode()) % 2**24)
+    device = next((x.device for x in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    digests = [numbers[0] for numbers in _gather([digest], device, group)]
+    if len(set(digests)) == 1:
+        return
+    specs: list[Any] = [own]
+    dist.broadcast_object_list(specs, dist.get_global_rank(group, 0), group=group)
+    differing = [path for path, spec in specs[0].items() if own.get(path) != spec]
+    for path, operator in _operators_by_path(model):
+        if path in differing:
+            operator.take_spec(specs[0][path])
+    warnings.warn(
+        "the number formats differ between the processes, as after a calibration on batches of "
+        "one's own; all take those of the first: calibrate on the same batches.",
+        AdjustedWarning,
+        stacklevel=2,
+    )
+
+
+def _operators_by_path(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]]:
+    from chop.nn.quantized.base import leaf_operators
+
+    yield from leaf_operators(model).items()
+
+
+def _scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Learned scales by path; sharded ones have started, see `join_replicas`."""
+    for path, operator in _operators_by_path(model):
+        for operand in operator.spec.lsq_operands:
+            x = parameters_of(operator).get(SCALE_NAMES[operand])
+            if type(x) is nn.Parameter:
+                yield f"{path}.{SCALE_NAMES[operand]}", x
+
+
+def _ranges(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Range buffers by path."""
+    for path, operator in _operators_by_path(model):
+        for operand in OPERANDS:
+            x = buffers_of(operator).get(RANGE_NAMES[operand])
+            if x is not None:
+                yield f"{path}.{RANGE_NAMES[operand]}".lstrip("."), x
