@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from chop import MaseGraph, passes
 from chop.formats import Integer, QuantSpec
@@ -181,3 +182,90 @@ def test_the_fused_model_trains_and_survives_export(tmp_path):
     mg.export(tmp_path / "fused")
     again = MaseGraph.from_checkpoint(tmp_path / "fused")
     assert torch.equal(again.model(pixel_values=x).logits, mg.model(pixel_values=x).logits)
+
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x * x
+
+
+COMPUTED = {
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "own": lambda layer: parametrize.register_parametrization(layer, "weight", Square()) or layer,
+    "own bias": lambda layer: (
+        parametrize.register_parametrization(layer, "bias", Square()) or layer
+    ),
+    "torch's mask": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+}
+
+
+def with_statistics(norm):
+    torch.manual_seed(1)
+    for x in (norm.running_mean, norm.bias):
+        nn.init.uniform_(x, -1, 1)
+    for x in (norm.running_var, norm.weight):
+        nn.init.uniform_(x, 0.5, 2)
+    return norm
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+@pytest.mark.parametrize(
+    "layers, shape",
+    [
+        ((nn.Conv1d, nn.BatchNorm1d), (2, 4, 9)),
+        ((nn.Conv2d, nn.BatchNorm2d), (2, 4, 6, 6)),
+        ((nn.ConvTranspose2d, nn.BatchNorm2d), (2, 4, 5, 5)),
+        ((nn.Conv3d, nn.BatchNorm3d), (2, 4, 4, 4, 4)),
+    ],
+)
+@pytest.mark.sampled(6)
+def test_computed_weights_are_left_and_named(kind, layers, shape):
+    torch.manual_seed(0)
+    convolution, norm = layers[0](4, 4, 2), with_statistics(layers[1](4))
+    plain, other = layers[0](4, 4, 2), with_statistics(layers[1](4))
+    net = nn.Sequential(COMPUTED[kind](convolution), norm, nn.ReLU(), plain, other).eval()
+    x = torch.randn(shape)
+    net(x)
+    mg = MaseGraph(net, dummy_in={"input": x})
+    fused, info = passes.conv_bn_fusion_transform_pass(mg, {})
+    reason = "torch.nn.utils.prune" if kind == "torch's mask" else "a parametrization"
+    assert info["fused"] == ["4"]
+    assert info["skipped"] == {"_1": f"the weight of the convolution is computed by {reason}"}
+    torch.testing.assert_close(fused.model(x), net(x), atol=1e-5, rtol=1e-5)
+    norm_first = nn.Sequential(layers[0](4, 4, 2), with_statistics(layers[1](4))).eval()
+    parametrize.register_parametrization(norm_first[1], "weight", Square())
+    mg = MaseGraph(norm_first, dummy_in={"input": x})
+    _, info = passes.conv_bn_fusion_transform_pass(mg, {})
+    assert info["skipped"] == {"_1": "the weight of the norm is computed by a parametrization"}
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_scales_of_channels_are_folded_with_their_channels(learns, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), with_statistics(nn.BatchNorm2d(4)), nn.ReLU()).eval()
+    net[1].running_var.copy_(torch.tensor([0.01, 1.0, 25.0, 400.0]))
+    x = torch.randn(8, 3, 6, 6)
+    weight = {"name": "scale_integer", "width": 4, "granularity": "channel"}
+    settings = {"weight": weight, "data_in": None, "bias": None, "gradient": "lsq"}
+    rule = {"by": "type", "conv2d": {"config": settings}}
+    mg, _ = passes.quantize_transform_pass(MaseGraph(net, dummy_in={"input": x}), rule)
+    mg.model(x)
+    scales = mg.modules["0"].weight_scale.detach().clone()
+    if not learns:
+        mg.replace(mg.node("_0"), mg.modules["0"].freeze_scales())
+    expected = mg.model(x)
+    fused, info = passes.conv_bn_fusion_transform_pass(mg, {})
+    assert info["fused"] == ["1"]
+    torch.testing.assert_close(fused.model(x), expected, atol=1e-5, rtol=1e-5)
+    layer = fused.modules["0"]
+    if learns:
+        factors = net[1].weight * (net[1].running_var + net[1].eps).rsqrt()
+        torch.testing.assert_close(layer.weight_scale, scales * factors)
+        assert torch.equal(mg.modules["0"].weight_scale, scales)
+    fused.export(tmp_path / "fused")
+    again = MaseGraph.from_checkpoint(tmp_path / "fused")
+    assert torch.equal(again.model(x), fused.model(x))
+    fused.model.train()(x).square().mean().backward()
+    assert layer.weight.grad.abs().sum() > 0 and (not learns or layer.weight_scale.grad is not None)

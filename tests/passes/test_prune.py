@@ -80,13 +80,64 @@ def test_random_is_seeded_and_leaves_the_global_generator_alone(net_graph):
     assert info["layers"] == {"conv": 0.5, "fc1": 0.5, "fc2": 0.5}
 
 
-def test_pruning_again_starts_from_the_stored_weights(net_graph):
-    harder, _ = prune(net_graph, sparsity=0.9)
-    softer, info = prune(harder, sparsity=0.25)
-    direct, _ = prune(net_graph, sparsity=0.25)
-    for name, mask in masks(direct).items():
-        assert torch.equal(masks(softer)[name], mask)
-    assert info["sparsity"] == 0.25
+LAYERS = ("conv", "fc1", "fc2")
+
+
+def by_torch(layer, amount, granularity="elementwise"):
+    if granularity == "column":
+        oracle.ln_structured(layer, "weight", amount, n=1, dim=1)
+    else:
+        oracle.l1_unstructured(layer, "weight", amount)
+
+
+@pytest.mark.parametrize("amounts", [(0.5, 0.5), (0.9, 0.25), (0.2, 0.6, 0.4)])
+@pytest.mark.parametrize("granularity", ["elementwise", "column"])
+def test_masks_add_up_as_torchs_do(net_graph, amounts, granularity):
+    pruned, layer = net_graph, net_graph.copy().modules["fc2"]
+    for amount in amounts:
+        pruned, info = prune(pruned, sparsity=amount, granularity=granularity, include=["fc2"])
+        by_torch(layer, amount, granularity)
+    assert torch.equal(pruned.modules["fc2"].weight_mask, layer.weight_mask.bool())
+    assert info["hidden"] == int((layer.weight_mask == 0).sum())
+    assert torch.equal(pruned.modules["fc2"].weight_orig, net_graph.modules["fc2"].weight)
+
+
+@pytest.mark.parametrize("first", ["l1-norm", "random"])
+def test_global_masks_add_up_as_torchs_do(net_graph, first):
+    pruned, _ = prune(net_graph, sparsity=0.4, method=first)
+    other = net_graph.copy()
+    for name in LAYERS:
+        mask = pruned.modules[name].weight_mask
+        oracle.custom_from_mask(other.modules[name], "weight", mask.float())
+    pruned, info = prune(pruned, sparsity=0.3, scope="global")
+    layers = [(other.modules[name], "weight") for name in LAYERS]
+    oracle.global_unstructured(layers, oracle.L1Unstructured, amount=0.3)
+    for name in LAYERS:
+        assert torch.equal(pruned.modules[name].weight_mask, other.modules[name].weight_mask.bool())
+    assert info["hidden"] == sum(int((layer.weight_mask == 0).sum()) for layer, _ in layers)
+
+
+@pytest.mark.parametrize("second", [{"granularity": "2:4"}, {"sparsity": 0.5, "method": "random"}])
+def test_masks_of_other_kinds_add_up(net_graph, second):
+    before, _ = prune(net_graph, sparsity=0.3, include=["fc2"])
+    after, _ = prune(before, include=["fc2"], **second)
+    kept, was = after.modules["fc2"].weight_mask, before.modules["fc2"].weight_mask
+    assert not (kept & ~was).any() and (was & ~kept).any()
+    if "granularity" in second:
+        assert (kept.reshape(-1, 4).sum(1) <= 2).all()
+    else:
+        left = int(was.sum())
+        assert int(kept.sum()) == left - round(0.5 * left)
+
+
+def test_wanda_masks_the_same_share_of_what_is_left_of_each_row(net_graph):
+    mask = torch.ones(8, 8)
+    mask[0, :6] = 0
+    oracle.custom_from_mask(net_graph.modules["fc2"], "weight", mask)
+    batches = [{"x": torch.randn(4, 1, 6, 7)}]
+    pruned, _ = prune(net_graph, batches, sparsity=0.5, method="wanda", include=["fc2"])
+    kept = pruned.modules["fc2"].weight_mask
+    assert kept.sum(1).tolist() == [1, *[4] * 7] and not (kept & ~mask.bool()).any()
 
 
 def test_n_of_m_hides_the_smallest_of_each_group(net_graph):

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils import prune as oracle
 
-from chop import passes
+from chop import MaseGraph, passes
 from chop.errors import ConfigError
 
 
@@ -79,3 +81,64 @@ def test_what_is_attached_to_modules_is_listed(net_graph, capsys):
     assert "30.0%" in capsys.readouterr().out
     _, info = passes.hook_inspection_analysis_pass(net_graph, {"quiet": True})
     assert info == {"modules": {}} and not capsys.readouterr().out
+
+
+class Half(nn.Module):
+    def forward(self, x):
+        return x * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2)
+
+
+class Bare(nn.Module):
+    """Computes with a parameter of its own, so that it is no leaf."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def remove(net):
+    oracle.remove(oracle.l1_unstructured(net[0], "weight", 0.5), "weight")
+
+
+PRUNED_BY_TORCH = {
+    "l1": lambda net: oracle.l1_unstructured(net[0], "weight", 0.5),
+    "ln": lambda net: oracle.ln_structured(net[0], "weight", 0.25, n=2, dim=0),
+    "global": lambda net: oracle.global_unstructured(
+        [(net[0], "weight"), (net[2], "weight")], oracle.L1Unstructured, amount=0.5
+    ),
+    "own mask": lambda net: oracle.custom_from_mask(net[0], "weight", torch.eye(16, 8)),
+    "no leaf": lambda net: oracle.l1_unstructured(net[4], "weight", 0.5),
+    "removed": remove,
+    "parametrized": lambda net: parametrize.register_parametrization(net[0], "weight", Half()),
+}
+
+
+@pytest.mark.parametrize("name", PRUNED_BY_TORCH)
+@pytest.mark.filterwarnings("ignore:capture of Sequential. forward also sets Bare.weight")
+def test_what_torch_has_pruned_is_counted(name):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), Bare())
+    PRUNED_BY_TORCH[name](net)
+    x = torch.randn(3, 8)
+    net(x)
+    zeros = {f"{i}.weight": int((net[i].weight == 0).sum()) for i in (0, 2, 4)}
+    has_mask = {f"{i}.weight": hasattr(net[i], "weight_mask") for i in (0, 2, 4)}
+    masked = {weight: count * has_mask[weight] for weight, count in zeros.items()}
+    mg = MaseGraph(net, dummy_in={"input": x})
+    mg.model.train()
+    optimizer = torch.optim.SGD(mg.model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        _, info = passes.report_sparsity_analysis_pass(mg, {"quiet": True})
+        assert {row["parameter"]: row["zeros"] for row in info["weights"]} == zeros
+        assert {row["parameter"]: row["hidden"] for row in info["weights"]} == masked
+        assert info["weight_sparsity"] == sum(zeros.values()) / (128 + 128 + 64)
+        if name == "removed":  # what was made permanent may train
+            return
+        mg.model(x).square().mean().backward()
+        optimizer.step()
+    noted, _ = passes.init_metadata_analysis_pass(mg)
+    _, info = passes.add_pruning_metadata_analysis_pass(noted, {})
+    assert info["sparsity"] == (masked["0.weight"] + masked["2.weight"]) / 256

@@ -118,8 +118,8 @@ def test_a_graph_with_a_loss_uses_it(bert_graph, bert_inputs):
     assert torch.equal(hidden["classifier"], lowest((weight * weight.grad).abs().detach()))
 
 
-def test_old_masks_frozen_weights_and_modes_do_not_matter(mg, batches):
-    before, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.9}})
+def test_frozen_weights_and_modes_do_not_matter(mg, batches):
+    before = mg.copy()
     before.model.train()
     before.modules["fc"].weight.requires_grad_(False)
     config = {"weight": {"sparsity": 0.4, "method": "snip"}, "batches": batches}
@@ -128,6 +128,17 @@ def test_old_masks_frozen_weights_and_modes_do_not_matter(mg, batches):
     assert torch.equal(masked_of(after.modules["fc"]), hidden["fc"])
     assert not after.modules["fc"].weight.requires_grad and after.modules["drop"].training
     assert torch.equal(masked_of(after.modules["conv"]), hidden["conv"])
+
+
+@pytest.mark.parametrize("method", ["movement", "snip", "wanda"])
+def test_old_masks_stay(mg, batches, method):
+    before, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5}})
+    config = {"weight": {"sparsity": 0.4, "method": method}, "batches": batches}
+    after, _ = passes.prune_transform_pass(before, config)
+    for name in ("conv", "fc"):
+        old, new = masked_of(before.modules[name]), masked_of(after.modules[name])
+        assert (new & old).sum() == old.sum()
+        assert new.sum() - old.sum() == round(0.4 * int((~old).sum()))
 
 
 def test_missing_data_is_explained(mg, batches):

@@ -275,6 +275,76 @@ def test_a_study_goes_on_only_as_the_problem_it_was(change, message, space, tmp_
         Search(**{**given, **change}).run(until=2, progress=False)
 
 
+def small(values=(1, 2, 3), **rules):
+    return SearchSpace((Choice("x", {f"o{k}": v for k, v in enumerate(values)}),), **rules)
+
+
+def loss_by(space):
+    return lambda config, report: {"loss": float(space.values(config)["x"])}
+
+
+def not_the_first(values):
+    return "o0 is excluded" if values["x"] == 1 else None
+
+
+def run(space, folder, until=9, measure=None, **given):
+    measure = measure or (lambda config, report: {"loss": float(config["x"][1:])})
+    search = Search(space, measure, Goal("loss", "minimize"), out=folder, **given)
+    return search.run(until=until, progress=False)
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random", "tpe", "cmaes", "nsga2", "sensitivity"])
+def test_a_study_goes_on_only_with_the_rule_it_was_begun_with(sampler, tmp_path):
+    given = {"folder": tmp_path, "sampler": sampler}
+    best = run(small(), **given).best
+    assert best.config == {"x": "o0"}
+    with pytest.raises(ConfigError, match="rule 'infeasible': trial . is infeasible now: o0 is"):
+        run(small(infeasible=not_the_first), **given)
+    assert run(small(), **given).best == best
+
+
+def test_a_study_goes_on_only_if_what_was_excluded_still_is(tmp_path):
+    run(small(infeasible=not_the_first), tmp_path, sampler="random")
+    with pytest.raises(ConfigError, match="trial . was infeasible, and is not now"):
+        run(small(), tmp_path, sampler="random")
+
+
+def test_what_waits_is_not_measured_where_a_rule_excludes_it_now(tmp_path):
+    run(small(), tmp_path, until=1, sampler="grid", start=[{"x": "o1"}, {"x": "o0"}])
+    with pytest.raises(ConfigError, match="trial 1 is infeasible now"):
+        run(small(infeasible=not_the_first), tmp_path, sampler="grid")
+
+
+def test_a_study_goes_on_only_if_the_same_configurations_are_one(tmp_path):
+    run(small(), tmp_path, sampler="grid")
+    as_one = small(canonical=lambda config: {"x": "o0"})
+    with pytest.raises(ConfigError, match="rule 'canonical' or 'active': trial 1 stands for"):
+        run(as_one, tmp_path, sampler="grid")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("storage", ["file", "folder"])
+def test_a_study_goes_on_only_with_the_values_it_was_begun_with(workers, storage, tmp_path):
+    given = {"sampler": "random", "out": tmp_path}
+    if storage == "file":
+        given["storage"] = f"sqlite:///{tmp_path}/other.db"
+    goal, spaces = Goal("loss", "minimize"), [small(), small((1, 2, 30))]
+    first, other = (Search(space, loss_by(space), goal, **given) for space in spaces)
+    first.run(until=2, progress=False, workers=workers)
+    with pytest.raises(ConfigError, match="other values behind the same option texts of choice"):
+        other.run(until=3, progress=False, workers=workers)
+    assert len(first.run(until=3, progress=False).measured) == 3
+
+
+def test_a_study_of_before_values_were_kept_goes_on(tmp_path):
+    search = Search(small(), loss_by(small()), Goal("loss"), out=tmp_path, sampler="random")
+    with search.opened() as ledger:
+        begun = ledger.document()["search"]
+        del begun["values"]
+        ledger.note("search", begun)
+    assert len(search.run(until=3, progress=False).measured) == 3
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [

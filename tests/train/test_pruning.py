@@ -1,7 +1,11 @@
 """Pruning during training: what is hidden when, and that it stays hidden."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import prune as oracle
 from transformers import TrainerCallback
 
 from chop import MaseGraph, passes
@@ -125,3 +129,121 @@ def test_what_is_no_graph_or_no_config_is_refused():
         GradualPruning(graph(), None)
     with pytest.raises(ConfigError, match="expected a mapping, got 0.5"):
         GradualPruning(graph(), 0.5)
+
+
+METHODS = ["l1-norm", "random", "movement", "snip"]
+X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+
+
+def small_graph(prepare=None):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    if prepare is not None:
+        prepare(net)
+    return MaseGraph(net, dummy_in={"input": X})
+
+
+class Run:
+    """A training with momentum and pruning, whose state can be handed to another run."""
+
+    def __init__(self, mg, method, before=None):
+        self.mg = mg
+        config = {"weight": {"sparsity": 0.8, "method": method}}
+        self.pruning = GradualPruning(mg, config, every=2)
+        self.optimizer = torch.optim.SGD(mg.model.parameters(), lr=0.05, momentum=0.9)
+        if before is not None:
+            self.optimizer.load_state_dict(copy.deepcopy(before.optimizer.state_dict()))
+
+    def train(self, first, last, steps=20):
+        self.mg.model.train()
+        for step in range(first, last + 1):
+            self.optimizer.zero_grad()
+            self.mg.model(X).square().mean().backward()
+            self.pruning(step, steps)
+            self.optimizer.step()
+        return self
+
+    def assert_equals(self, other):
+        state, expected = self.mg.model.state_dict(), other.mg.model.state_dict()
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], expected[name]) for name in state)
+        assert self.pruning.report() == other.pruning.report()
+
+
+def from_file(mg, folder):
+    mg.export(folder / "graph")
+    return MaseGraph.from_checkpoint(folder / "graph")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stopped_at", [5, 10, 17])
+def test_a_resumed_schedule_ends_as_an_unbroken_one(method, stopped_at, tmp_path):
+    unbroken = Run(small_graph(), method).train(1, stopped_at)
+    state = copy.deepcopy(unbroken.mg.model.state_dict())
+    loaded = Run(small_graph(), method, unbroken)
+    loaded.mg.model.load_state_dict(state)
+    read = from_file(unbroken.mg, tmp_path)
+    before = read.model(X)
+    resumed = [loaded, Run(read, method, unbroken), Run(unbroken.mg.copy(), method, unbroken)]
+    assert torch.equal(read.model(X), before)  # no mask came off
+    unbroken.train(stopped_at + 1, 20)
+    for run in resumed:
+        run.train(stopped_at + 1, 20).assert_equals(unbroken)
+    assert unbroken.pruning.report()["sparsity"] == pytest.approx(0.8, abs=2e-3)
+
+
+@pytest.mark.parametrize("method", ["random", "movement"])
+def test_a_trainer_resumes_in_the_middle_of_the_schedule(digits, method, tmp_path):
+    def trained(**given):
+        mg = graph()
+        pruning = GradualPruning(mg, {"weight": {"sparsity": 0.7, "method": method}}, every=2)
+        trainer = get_trainer(
+            mg.model,
+            digits,
+            output_dir=tmp_path,
+            train_batch_size=32,
+            save_strategy="steps",
+            save_steps=4,
+            save_total_limit=3,
+        )
+        trainer.add_callback(pruning.callback())
+        trainer.train(**given)
+        return mg.model.state_dict()
+
+    unbroken = trained()
+    resumed = trained(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert all(torch.equal(x, unbroken[name]) for name, x in resumed.items())
+
+
+def masked_by_torch(net):
+    oracle.l1_unstructured(net[0], "weight", 0.3)
+    oracle.ln_structured(net[2], "weight", 0.25, n=2, dim=0)
+    oracle.l1_unstructured(net[2], "weight", 0.25)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_masks_that_are_there_stay_and_count(method):
+    mg = small_graph(masked_by_torch)
+    masks = {n: mg.modules[n].weight_mask.bool() for n in ("0", "2")}
+    run = Run(mg, method).train(1, 20)
+    for name, kept in masks.items():
+        layer = run.mg.modules[name]
+        assert not (layer.weight_mask & ~kept).any() and (layer.weight[~kept] == 0).all()
+        assert int((~layer.weight_mask).sum()) == round(0.8 * kept.numel())
+
+
+def test_more_masks_than_asked_for_stay_with_a_warning():
+    mg, _ = passes.prune_transform_pass(small_graph(), {"weight": {"sparsity": 0.9}})
+    before = {n: mg.modules[n].weight_mask.clone() for n in ("0", "2", "4")}
+    with pytest.warns(UserWarning, match="masked already, and the settings ask for"):
+        run = Run(mg, "l1-norm").train(1, 20)
+    assert all(torch.equal(run.mg.modules[n].weight_mask, x) for n, x in before.items())
+
+
+def test_gradients_of_frozen_weights_are_not_waited_for():
+    mg, _ = passes.insert_lora_adapter_transform_pass(small_graph(), {"rank": 2})
+    with pytest.raises(ConfigError, match="looks at gradients and the weight of '0' is frozen"):
+        Run(mg.copy(), "movement")
+    run = Run(mg, "l1-norm").train(1, 20)
+    assert (mg.modules["0"].weight[~mg.modules["0"].weight_mask] == 0).all()
+    assert run.pruning.report()["layers"]["2"] == pytest.approx(0.8, abs=2e-3)

@@ -18,7 +18,7 @@ from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.base import SCALE_NAMES
-from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.quantized.masks import MASK_BUFFERS
 from chop.private.modules import parameters_of
 
 
@@ -97,7 +97,7 @@ def _layer(node: fx.Node, module: Any, weight: Weight) -> Product | None:
     by_channel = number_format is not None and has_cut_scales(number_format, shape)
     if by_channel:
         multiples = {0: 1}
-    matrix = {"weight", MASK, FULL}
+    matrix = {"weight", *MASK_BUFFERS}
     columns, rows = {}, {}
     if weight.outputs in multiples:
         columns = dict.fromkeys(matrix, weight.outputs)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from chop.captured.overrides import has_hooks
-from chop.formats import Integer, Quantizer, QuantSpec
+from chop.formats import Integer, LearnableFormat, Quantizer, QuantSpec, initial_scales
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.metadata import TensorInfo
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.base import SCALE_NAMES
+from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, stored_weights
+from chop.private.modules import parameters_of
 from chop.private.torch_api import BatchNorm, Convolution
 
 FracWidth = Literal["keep", "minmax", "mse", "percentile"]
@@ -62,7 +66,11 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
         reason = owned.why_shared(module_node)
         if reason is not None:
             return f"the {name} {reason}"
-        if has_hooks(mg.modules[str(module_node.target)]):
+        module = mg.modules[str(module_node.target)]
+        computed = why_computed(module)
+        if computed is not None:
+            return f"the weight of the {name} is computed by {computed}"
+        if has_hooks(module):
             return f"the {name} has hooks"
     if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
         return "the norm is quantized and the convolution is not"
@@ -80,7 +88,8 @@ def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
         path for path in mg.model.record.always_eval if path != node.target
     )
     if isinstance(convolution, QuantizedOperator):
-        mg.replace(before, convolution.with_spec(_merged(convolution.spec, norm, frac_width)))
+        spec = _merged(_rescaled(convolution, norm), norm, frac_width)
+        mg.replace(before, convolution.with_spec(spec))
     _update_metadata(mg, before)
 
 
@@ -109,10 +118,7 @@ def folded(
         groups: the convolution's groups.
     Returns: tensors of the same shapes, the bias (out,).
     """
-    mean, variance = norm.running_mean.to(weight), norm.running_var.to(weight)  # type: ignore[union-attr]
-    scale = (variance + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.detach().to(weight)
+    mean, scale = norm.running_mean.to(weight), _factors(norm).to(weight)  # type: ignore[union-attr]
     new_bias = ((0 if bias is None else bias) - mean) * scale
     if norm.bias is not None:
         new_bias = new_bias + norm.bias.detach().to(weight)
@@ -121,6 +127,36 @@ def folded(
     # Output channels of a transposed convolution are the second axis, counted within each group.
     by_group = weight.view(groups, -1, *weight.shape[1:]).flatten(3)
     return (by_group * scale.view(groups, 1, -1, 1)).view_as(weight), new_bias
+
+
+def _factors(norm: BatchNorm) -> Tensor:
+    """What a norm multiplies each channel by, float64."""
+    assert norm.running_var is not None
+    factors = (norm.running_var.double() + norm.eps).rsqrt()
+    return factors if norm.weight is None else factors * norm.weight.detach().double()
+
+
+@torch.no_grad()
+def _rescaled(convolution: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
+    """The formats of a convolution whose weight was folded, its scales folded too.
+
+    Scales of output channels follow the channels, so that the codes stay. One learned scale of the
+    whole weight starts again from the new weight.
+    """
+    weight: Any = convolution.weight
+    factors, name = _factors(norm).abs().float(), SCALE_NAMES["weight"]
+    is_by_output = not convolution.transposed and len(factors) > 1
+    learned, spec = parameters_of(convolution).get(name), convolution.spec
+    if learned is not None and is_by_output and learned.numel() == len(factors):
+        setattr(convolution, name, nn.Parameter(learned * factors.to(learned.device)))
+    elif learned is not None and "weight" not in convolution.waiting:
+        start = initial_scales(spec.number_format("weight"), weight)
+        setattr(convolution, name, nn.Parameter(start.to(learned.dtype)))
+    given = spec.weight.scales if isinstance(spec.weight, LearnableFormat) else None
+    if given is not None and is_by_output and len(given) == len(factors):
+        scaled = spec.weight.with_scales(torch.tensor(given) * factors.cpu())  # type: ignore[attr-defined]
+        spec = spec.with_quantizers(weight=scaled)
+    return spec
 
 
 def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpec:

@@ -15,6 +15,7 @@ from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.nn.quantized.base import SCALE_NAMES
 from chop.nn.sparsity import masked_of
+from chop.private.modules import parameters_of
 
 FLOAT = Float()
 Use = tuple[Tensor, str, NumberFormat]
@@ -97,8 +98,9 @@ def stored_parameters_of(module: nn.Module) -> list[StoredParameter]:
 
 def masked_weights(mg: MaseGraph) -> dict[int, Tensor]:
     """Pruning masks, True where a weight is masked, by the id of the weight."""
-    masks = ((module, masked_of(module)) for module in mg.model.modules())
-    return {id(module.weight): masked for module, masked in masks if masked is not None}
+    owners = ((parameters_of(module).get("weight"), module) for module in mg.model.modules())
+    masks = ((weight, masked_of(module)) for weight, module in owners if weight is not None)
+    return {id(weight): masked for weight, masked in masks if masked is not None}
 
 
 def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.ir.graph import MaseGraph
+from chop.lora.in_full import copy_in_full, is_inside, trained_in_full
 from chop.lora.layers import attach, linears_of
 from chop.lora.peft_format import AdapterFile, LayerFile
-from chop.nn.lora import ADAPTER_MODULES, LoraLinear, adapters_of, freeze
+from chop.nn.lora import LoraLinear, adapters_of, freeze
+from chop.nn.transposed import stores_transposed
 
 
 def apply_adapter(mg: MaseGraph, adapter: AdapterFile, folder: Path, where: str) -> None:
@@ -34,7 +36,7 @@ def apply_adapter(mg: MaseGraph, adapter: AdapterFile, folder: Path, where: str)
     if not adapters_of(mg.model):
         freeze(mg.model)
     attach(mg, {p: _layer(linears[p], file, adapter) for p, file in adapter.layers.items()})
-    _copy_in_full(mg.model, adapter.full)
+    copy_in_full(mg, adapter)
 
 
 def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
@@ -53,9 +55,9 @@ def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
     if len(shared) > 1:
         raise GraphError(f"{where}: use_rslora or dropout differ; the format has one for all.")
     use_rslora, dropout = shared.pop()
-    bias, biases, saved = _trained_in_full(mg, layers, where)
+    bias, biases, saved = trained_in_full(mg, layers, where)
     state = mg.model.state_dict()
-    inside = [key for key in state if key.rpartition(".")[0] in saved]
+    inside = [key for key in state if is_inside(key, saved)]
     return AdapterFile(
         layers={
             path: LayerFile(layer.lora_A.weight, layer.lora_B.weight, layer.alpha)
@@ -67,36 +69,9 @@ def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
         modules_to_save=tuple(saved),
         bias=bias,
         base_model=getattr(getattr(mg.model, "config", None), "name_or_path", None) or None,
+        # PEFT takes it as said for its own layers around GPT-2's Conv1D, which store (in, out).
+        fan_in_fan_out=all(map(stores_transposed, layers.values())),
     )
-
-
-def _trained_in_full(
-    mg: MaseGraph, layers: Mapping[str, LoraLinear], where: str
-) -> tuple[str, list[str], list[str]]:
-    """PEFT's `bias`, the biases that it covers, and the modules that train besides.
-
-    Raises:
-        GraphError: the weight of an adapted layer trains, or a parameter of the model itself.
-    """
-    own = {f"{path}.{name}.weight" for path in layers for name in ADAPTER_MODULES}
-    parameters = {n: p.requires_grad for n, p in mg.model.named_parameters() if n not in own}
-    biases = [name for name in parameters if name.rpartition(".")[2] == "bias"]
-    adapted = [f"{path}.bias" for path in layers if f"{path}.bias" in parameters]
-    bias = "none"
-    if biases and all(parameters[name] for name in biases):
-        bias = "all"
-    elif any(parameters[name] for name in adapted):
-        bias = "lora_only"
-    covered = {"all": biases, "lora_only": adapted, "none": []}[bias]
-    rest = [name for name, trains in parameters.items() if trains and name not in covered]
-    saved = list(dict.fromkeys(name.rpartition(".")[0] for name in rest))
-    for name in rest:
-        if name.rpartition(".")[0] in ("", *layers):
-            raise GraphError(
-                f"{where}: '{name}' trains and PEFT's format has no place for it; freeze it, or "
-                "fuse the adapters and export the graph."
-            )
-    return bias, covered, saved
 
 
 def _check(
@@ -154,13 +129,3 @@ def _layer(linear: nn.Linear, file: LayerFile, adapter: AdapterFile) -> LoraLine
         layer.lora_A.weight.copy_(file.a)
         layer.lora_B.weight.copy_(file.b)
     return layer
-
-
-def _copy_in_full(model: nn.Module, full: Mapping[str, Tensor]) -> None:
-    for key, value in full.items():
-        path, _, name = key.rpartition(".")
-        owner = model.get_submodule(path)
-        old = getattr(owner, name)
-        new = value.to(old.device, old.dtype)
-        # A new parameter: what shared the old one, like tied embeddings, keeps its values.
-        setattr(owner, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)

@@ -23,11 +23,14 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 PREFIX = "base_model.model."
 ADAPTER_KEY = re.compile(r"(.+)\.lora_([AB])\.weight")
+BIAS_OF_COPY = re.compile(r"\.(modules_to_save\.[^.]+|original_module)\..*\bbias$")
+"""With `bias="all"` PEFT writes biases of `modules_to_save` again, under names of its own."""
 # Keys that say how the file came about, or which layers it is for: the tensors say that too.
 NOT_NEEDED = frozenset(
     {
         *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias"),
-        *("ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode"),
+        *("ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out"),
+        *("inference_mode",),
         *("init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha"),
         *("lora_dropout", "megatron_config", "megatron_core", "modules_to_save", "peft_type"),
         *("peft_version", "qalora_group_size", "r", "rank_pattern", "revision"),
@@ -70,6 +73,7 @@ class AdapterFile:
         modules_to_save: as in PEFT: paths or their ends.
         bias: "none", "lora_only" or "all".
         base_model: where the original model came from, if known.
+        fan_in_fan_out: whether the original layers store their weights as (in, out).
     """
 
     layers: Mapping[str, LayerFile]
@@ -79,6 +83,7 @@ class AdapterFile:
     modules_to_save: tuple[str, ...] = ()
     bias: str = "none"
     base_model: str | None = None
+    fan_in_fan_out: bool = False
 
 
 def write_adapter(folder: Path, adapter: AdapterFile, target_modules: list[str] | str) -> None:
@@ -114,7 +119,7 @@ def read_adapter(folder: Path) -> AdapterFile:
             parts.setdefault(match[1], {})[match[2]] = value
         elif ".lora_" in name:
             raise CheckpointError(f"'{folder}': expected adapters of linear layers, got '{key}'.")
-        else:
+        elif not BIAS_OF_COPY.search(name):
             # The bias of an adapted layer: PEFT keeps the layer inside its own.
             full[name.replace(".base_layer.", ".")] = value
     return AdapterFile(
@@ -160,7 +165,7 @@ def _config(adapter: AdapterFile) -> dict[str, Any]:
         "bias": adapter.bias,
         "modules_to_save": list(adapter.modules_to_save) or None,
         "init_lora_weights": True,
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": adapter.fan_in_fan_out,
     }
 
 

@@ -9,8 +9,10 @@ from torch import nn
 
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
+from chop.ir.huggingface.heads import output_layer_path
 from chop.lora.layers import linears_of
 
+ALL_LINEAR = "all-linear"
 Names = Mapping[str, Sequence[str]]
 """What each module may be called, by its path."""
 
@@ -32,7 +34,8 @@ def adapted_linears(
 
     Args:
         mg: the graph.
-        entries: paths, ends of paths, node names or patterns; None and "all-linear" take all.
+        entries: paths, ends of paths, node names or patterns; None takes all, and "all-linear" as
+            in PEFT all but the output layer of a language model.
         saved: paths of modules that train in full: nothing inside of them gets an adapter.
         where: the pass, for messages.
 
@@ -40,8 +43,11 @@ def adapted_linears(
         ConfigError: an entry matches none, or nothing is left to adapt.
     """
     linears = linears_of(mg)
-    if entries is None or entries == "all-linear":
+    if entries is None:
         entries = tuple(linears)
+    elif entries == ALL_LINEAR:
+        head = output_layer_path(mg.model)
+        entries = tuple(path for path in linears if path != head)
     elif isinstance(entries, str):
         entries = (entries,)
     names = {path: (path, *_node_names(mg, path)) for path in linears}

@@ -20,7 +20,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
 from chop.ir.ops.row import BlockedError, Call, RuleResult, Shape, UnitDim
 from chop.nn.quantized.computed import why_computed
-from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.quantized.masks import MASK_BUFFERS
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Cut:
         """Keeps the units with the given indices, in their order."""
         axes = dict(self.axes)
         if "weight" in axes:
-            axes |= dict.fromkeys((MASK, FULL), axes["weight"])
+            axes |= dict.fromkeys(MASK_BUFFERS, axes["weight"])
         for name, axis in axes.items():
             value = getattr(self.module, name, None)
             if isinstance(value, Tensor):

@@ -17,8 +17,8 @@ class WeightPruning:
     """Weight pruning settings.
 
     Attributes:
-        sparsity: the share to prune, 0 to below 1; or shares by operator, module path, node name
-            or pattern of these. Granularity n:m says it already.
+        sparsity: the share to prune, 0 to below 1, of what is not masked yet; or shares by
+            operator, module path, node name or pattern of these. Granularity n:m says it already.
         method: a name of `chop.nn.sparsity.SCORES`: the lowest scores are pruned.
         scope: `local` prunes the share of each layer, `global` that of all together. Columns,
             channels and heads are counted, whatever their sizes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.ir.parameters import masked_weights
 from chop.nn.packed import PackedOperator
+from chop.nn.quantized.computed import PARAMETRIZATIONS, masked_parameter, with_plain_weights
 from chop.nn.sparsity import masked_of
+from chop.private.modules import parameters_of
 from chop.pruning.layers import prunable_layers
 
 
@@ -51,22 +53,38 @@ def total(counts: Iterable[ZeroCount]) -> ZeroCount:
 def weight_zeros(mg: MaseGraph) -> dict[str, tuple[ZeroCount, int]]:
     """Zeros, and masked elements among them, of parameters of two dimensions or more.
 
+    A parameter that hooks or parametrizations of torch compute is counted as it is computed, under
+    its own name.
+
     Returns: by dotted path in the order of the model, the first of a shared one; packed ones last.
     """
-    masks = masked_weights(mg)
-    weights: list[tuple[str, Tensor, Tensor | None]]
-    weights = [(name, x, masks.get(id(x))) for name, x in mg.model.named_parameters()]
-    weights += [
-        (f"{path}.weight", module.weight, masked_of(module))
-        for path, module in mg.model.named_modules()
-        if isinstance(module, PackedOperator)
-    ]
     found: dict[str, tuple[ZeroCount, int]] = {}
-    for name, weight, mask in weights:
+    for name, weight, mask in [*_weights(mg), *_packed_weights(mg)]:
         if weight.dim() > 1:
             seen = weight if mask is None else weight.masked_fill(mask, 0)
             found[name] = ZeroCount.of(seen), 0 if mask is None else int(mask.sum())
     return found
+
+
+def _weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """The parameters that a graph computes with, each once, and where masks hide them."""
+    masks, seen = masked_weights(mg), set[int]()
+    for path, module in mg.model.named_modules():
+        if PARAMETRIZATIONS in path.split("."):
+            continue
+        for name, parameter in parameters_of(with_plain_weights(module)).items():
+            if parameter is None or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            own, mask = masked_parameter(module, name)
+            weight = parameter.detach()
+            yield f"{path}.{own}".lstrip("."), weight, masks.get(id(parameter), mask)
+
+
+def _packed_weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    for path, module in mg.model.named_modules():
+        if isinstance(module, PackedOperator):
+            yield f"{path}.weight", module.weight, masked_of(module)
 
 
 def activation_zeros(

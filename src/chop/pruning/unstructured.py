@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from chop.ir.graph import MaseGraph
@@ -21,7 +22,6 @@ from chop.nn.sparsity import (
     Scored,
     ScoreInputs,
     attach_mask,
-    detach_mask,
     lowest_weights,
     masked_of,
     sparsity_of,
@@ -55,6 +55,13 @@ class Target:
         """The operators that use it; each carries the mask."""
         return [cast(QuantizedOperator, layer.module) for layer in self.layers]
 
+    @property
+    def masked(self) -> Tensor:
+        """Boolean, the weight's shape: True for what the mask of any of its layers hides."""
+        masks = [mask for module in self.modules if (mask := masked_of(module)) is not None]
+        none = torch.zeros(self.weight.shape, dtype=torch.bool, device=self.weight.device)
+        return reduce(torch.logical_or, masks, none)
+
 
 def prune_unstructured(
     mg: MaseGraph, config: PruneConfig, settings: WeightPruning
@@ -73,7 +80,7 @@ def prune_unstructured(
 def take_targets(
     mg: MaseGraph, config: PruneConfig, settings: WeightPruning
 ) -> tuple[list[Target], dict[str, str]]:
-    """Makes the chosen layers of `mg` operators that can carry masks, and takes old masks off.
+    """Makes the chosen layers of `mg` operators that can carry masks; masks that are there stay.
 
     Returns: the weights to prune, each once, and the reason by path of layers left out.
     """
@@ -96,9 +103,6 @@ def take_targets(
             seen.add(id(layer.module.weight))
             sharing = with_sharers(mg, layer, layers)
             targets.append(Target(layer.path, tuple(as_maskable(mg, s) for s in sharing), share))
-    for target in targets:
-        for module in target.modules:
-            detach_mask(module)
     return targets, skipped
 
 
@@ -106,39 +110,36 @@ def mask_lowest(
     targets: Sequence[Target],
     settings: WeightPruning,
     score_inputs: Mapping[str, ScoreInputs],
-    growing: bool = False,
+    of_all: bool = False,
 ) -> None:
-    """Masks the lowest scores of every target.
+    """Masks the lowest scores of every target, besides what is masked already.
 
     Args:
         targets: the weights.
         settings: score, granularity and scope.
         score_inputs: of each target, by path.
-        growing: weights that are masked already stay so.
+        of_all: see `lowest_weights`.
     """
     if not targets:
         return
-    score = SCORES[settings.method]
-    scored = [_scored(target, score, score_inputs[target.path], growing) for target in targets]
-    marks = lowest_weights(scored, score, Granularity.parse(settings.granularity), settings.scope)
+    score, granularity = SCORES[settings.method], Granularity.parse(settings.granularity)
+    scored = [_scored(target, score, score_inputs[target.path]) for target in targets]
+    marks = lowest_weights(scored, score, granularity, settings.scope, of_all)
     for target, masked in zip(targets, marks, strict=True):
         full = full_weight(target.modules[0])
         for module in target.modules:
             attach_mask(module, masked, settings.note, full)
 
 
-def _scored(target: Target, score: Score, score_inputs: ScoreInputs, growing: bool) -> Scored:
-    values = scores_of(target.path, target.weight, score, score_inputs)
-    masked = masked_of(target.modules[0]) if growing else None
-    if masked is not None:
-        values = values.masked_fill(masked, -math.inf)
-    return Scored(values, target.layers[0].axes.inputs, target.sparsity)
+def _scored(target: Target, score: Score, score_inputs: ScoreInputs) -> Scored:
+    weight = target.modules[0].effective("weight")
+    values = scores_of(target.path, weight, score, score_inputs)
+    return Scored(values, target.layers[0].axes.inputs, target.sparsity, target.masked)
 
 
 def count_masked(targets: Sequence[Target]) -> dict[str, Any]:
     """Sparsity now: `sparsity`, `hidden`, `weights` and `layers` of the pass's info."""
-    masked = {target.path: masked_of(target.modules[0]) for target in targets}
-    count = sum(int(mask.sum()) for mask in masked.values() if mask is not None)
+    count = sum(int(target.masked.sum()) for target in targets)
     total = sum(target.weight.numel() for target in targets)
     return {
         "sparsity": count / max(total, 1),

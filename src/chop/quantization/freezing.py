@@ -19,7 +19,7 @@ from chop.nn.adoption import adopt
 from chop.nn.packed import PackedLinear, PackedOperator
 from chop.nn.quantized import QuantizedOperator, ops
 from chop.nn.quantized.computed import with_plain_weights
-from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.quantized.masks import MASK, MASK_BUFFERS
 from chop.nn.quantized.state import COPIES
 from chop.private.modules import buffers_of, parameters_of, set_members
 
@@ -118,7 +118,7 @@ def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
                 "calibrate_transform_pass first."
             )
     new = {name: _rounded(plain, settled, name, known) for name in names}
-    buffers = {name: x for name, x in buffers_of(settled).items() if name not in (MASK, FULL)}
+    buffers = {name: x for name, x in buffers_of(settled).items() if name not in MASK_BUFFERS}
     spec = settled.spec.keeping("data_in", "data_out")
     twin = adopt(_torch_class(home) if spec.is_float else type(settled), settled)
     set_members(twin, {**parameters_of(settled), **new}, buffers)

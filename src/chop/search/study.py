@@ -6,11 +6,13 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, ConfigError
 from chop.search.artifacts import Artifacts, Save
+from chop.search.identity import identity_of
 from chop.search.ledger import RUNNING, Ledger, Row, make_tables
 from chop.search.location import MEMORY, check_study_name, storage_url
 from chop.search.objective import Constraint, Goal, Goals, Measure, goals_to_json, objectives_of
@@ -37,7 +39,8 @@ class Search:
 
     Infeasible configurations are skipped, duplicates are measured once, across restarts and
     workers. A killed process loses at most the trials that it was running; `run` with the same
-    total resumes.
+    total resumes. A study goes on only with the goals, the options, their values and the rules of
+    the space that it was begun with.
 
     Args:
         space: search space.
@@ -281,21 +284,53 @@ class Search:
         """Begins the study; one that was begun goes on only as the same problem."""
         mine = {
             "choices": {choice.name: list(choice.texts) for choice in self.space.choices},
+            "values": self._values,
             "goals": goals_to_json(self.goals),
             "options as": sampler_row(self.sampler).encoding,
             "problem": self.problem,
         }
         document = ledger.begin({"search": mine, "start": self.start})
-        begun = document["search"]
+        begun = {"values": self._values, **document["search"]}  # older studies have none
         for part, value in mine.items():
             if begun.get(part) != value:
+                different = _difference(part, begun.get(part), value)
                 raise ConfigError(
-                    f"study '{self.name}' in this storage was begun with other {part}: "
-                    f"{_difference(begun.get(part), value)}; give another name or out folder."
+                    f"{self._begun_with} other {different}; give another name or out folder."
                 )
         ledger.sync()
+        for row in ledger.rows:
+            self._check_rules(row)
         for key, config in document["start"].items():
             ledger.queue(key, config)
+
+    @property
+    def _begun_with(self) -> str:
+        return f"study '{self.name}' in this storage was begun with"
+
+    @cached_property
+    def _values(self) -> dict[str, str]:
+        """Identities of the values behind the options' texts, by choice."""
+        known: dict[int, str] = {}
+        return {
+            choice.name: identity_of(
+                [known.setdefault(id(x), identity_of(x)) for x in choice.options.values()]
+            )
+            for choice in self.space.choices
+        }
+
+    def _check_rules(self, row: Row) -> None:
+        """Raises ConfigError where the space's rules are not those by which a trial was made."""
+        config = row.record.config
+        reason = self.space.why_infeasible(config)
+        was_infeasible = row.outcome == "infeasible"
+        if was_infeasible != (reason is not None):
+            said = f"is infeasible now: {reason}" if reason else "was infeasible, and is not now"
+            what = f"rule 'infeasible': trial {row.number} {said}"
+        elif row.key not in (None, self.space.key(config)):
+            what = f"rule 'canonical' or 'active': trial {row.number} stands for another thing now"
+        else:
+            return
+        raise ConfigError(f"{self._begun_with} another {what}; give another name or out folder.")
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,9 +340,12 @@ def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"problem: expected a JSON value: {error}.") from error
 
 
-def _difference(old: Any, new: Any) -> str:
+def _difference(part: str, old: Any, new: Any) -> str:
+    """A part of a study's document that is another now, and in what."""
     if isinstance(old, dict) and isinstance(new, dict):
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if names and part == "values":
+            return f"values behind the same option texts of choice '{names[0]}'"
         if names:
-            return f"'{names[0]}' was {old.get(names[0])}, now {new.get(names[0])}"
-    return f"{old}, now {new}"
+            return f"{part}: '{names[0]}' was {old.get(names[0])}, now {new.get(names[0])}"
+    return f"{part}: {old}, now {new}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import torch
 from chop.config import parse
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
+from chop.nn.quantized.masks import SALIENCY
 from chop.nn.sparsity import SCORES, ScoreInputs
 from chop.passes.base import check_graph
-from chop.pruning.saliency import add_saliency
+from chop.private.modules import buffers_of
 from chop.pruning.settings import PruneConfig, WeightPruning
 from chop.pruning.unstructured import count_masked, mask_lowest, take_targets
 
@@ -47,8 +49,13 @@ class GradualPruning:
     `trainer.add_callback(GradualPruning(mg, config).callback())`. At the end exactly the
     configured share is masked, in each layer or, with scope `global`, over all.
 
+    Weights that are masked already stay so and count. The schedule's state is in the `state_dict`
+    of the model: the masks and, for methods that look at gradients, a buffer `weight_saliency` of
+    each layer. To resume, make the same `GradualPruning` and load the state, or make it for a graph
+    that was read from a checkpoint.
+
     Args:
-        mg: its layers become operators with masks, in place; nothing is masked yet.
+        mg: its layers become operators with masks, in place.
         config: the settings of `prune_transform_pass`, `weight` only, with granularity
             `elementwise`. Methods that look at gradients take those of the training.
         schedule: `cubic` or `constant`.
@@ -57,7 +64,8 @@ class GradualPruning:
         every: steps between two choices of what to hide.
 
     Raises:
-        ConfigError: a setting is wrong, or cannot be scheduled.
+        ConfigError: a setting is wrong, or cannot be scheduled; a method looks at gradients of a
+            weight that is frozen.
         GraphError: `mg` is no graph.
     """
 
@@ -85,19 +93,22 @@ class GradualPruning:
         self.settings, self.schedule = weight, PRUNING_SCHEDULES[schedule]
         self.begin, self.end, self.every = begin, end, every
         self.targets, _ = take_targets(mg, settings, weight)
-        generator = torch.Generator().manual_seed(self.settings.seed)
         self.looks_at_gradients = SCORES[weight.method].needs == "gradients"
-        self.score_inputs = {target.path: ScoreInputs(generator) for target in self.targets}
+        self._check_targets()
         for target in self.targets if self.looks_at_gradients else ():
-            add_saliency(self.score_inputs[target.path], target.weight, None)
+            if SALIENCY not in buffers_of(target.modules[0]):
+                none = torch.zeros_like(target.weight.detach())
+                target.modules[0].register_buffer(SALIENCY, none)
         self._reached = 0.0
         self._prune(0.0)
 
     def __call__(self, step: int, steps: int) -> None:
         """Hides what is due before optimizer step `step` of `steps`, counted from 1."""
-        if self.looks_at_gradients:
-            for target in self.targets:
-                add_saliency(self.score_inputs[target.path], target.weight, target.weight.grad)
+        for target in self.targets if self.looks_at_gradients else ():
+            gradient = target.weight.grad
+            saliency = buffers_of(target.modules[0])[SALIENCY]
+            if gradient is not None and saliency is not None:
+                saliency += target.weight.detach() * gradient
         done = (step / steps - self.begin) / (self.end - self.begin)
         share = self.schedule(min(done, 1.0)) if done > 0 else 0.0
         if share > self._reached and (step % self.every == 0 or done >= 1):
@@ -108,7 +119,30 @@ class GradualPruning:
         due = [
             dataclasses.replace(target, sparsity=target.sparsity * share) for target in self.targets
         ]
-        mask_lowest(due, self.settings, self.score_inputs, growing=True)
+        # Each choice draws the same numbers, so that a run which is resumed makes the same ones.
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        score_inputs = {
+            target.path: ScoreInputs(generator, buffers_of(target.modules[0]).get(SALIENCY))
+            for target in self.targets
+        }
+        mask_lowest(due, self.settings, score_inputs, of_all=True)
+
+    def _check_targets(self) -> None:
+        """Raises ConfigError where a weight gets no gradients; warns where too much is masked."""
+        frozen = [target.path for target in self.targets if not target.weight.requires_grad]
+        if self.looks_at_gradients and frozen:
+            raise ConfigError(
+                f"GradualPruning: method '{self.settings.method}' looks at gradients and the "
+                f"weight of '{frozen[0]}' is frozen; choose 'l1-norm', or exclude '{frozen[0]}'."
+            )
+        masked = sum(int(target.masked.sum()) for target in self.targets)
+        due = sum(round(target.sparsity * target.weight.numel()) for target in self.targets)
+        if masked > due:
+            warnings.warn(
+                f"GradualPruning: {masked} weights are masked already, and the settings ask for "
+                f"{due}; they stay masked.",
+                stacklevel=3,
+            )
 
     def report(self) -> dict[str, Any]:
         """What is masked now: `sparsity`, `hidden`, `weights`, and `layers` by path."""

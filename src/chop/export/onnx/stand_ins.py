@@ -15,7 +15,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.settled import hooked_modules, refuse_hooks, settled_copy
 from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.nn.quantized.codes import rounded_parameter
-from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.quantized.masks import MASK_BUFFERS
 from chop.private.modules import buffers_of, parameters_of
 
 Form = Callable[[QuantizedOperator, str], StandIn | None]
@@ -90,7 +90,7 @@ class StandIns:
             if any(isinstance(x, StandIn) and not isinstance(x, Values) for x in chosen.values()):
                 quantized.append(path)
             step.spec = QuantSpec().with_quantizers(**chosen)
-            for name in (MASK, FULL):  # the values are zero there
+            for name in MASK_BUFFERS:  # the values are zero there
                 buffers_of(step).pop(name, None)
         return quantized
 

@@ -25,7 +25,7 @@ from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import KnownCodes
 from chop.nn.packed.packing import packed_class
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.quantized.masks import MASK_BUFFERS
 from chop.nn.transposed import stores_transposed
 from chop.private.modules import buffers_of, parameters_of, set_members
 
@@ -201,7 +201,7 @@ def quantized_leaves(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]
 def drop_masks(model: nn.Module) -> None:
     """Takes the masks of pruned layers away: the weights that they hide are zero."""
     for _, module in quantized_leaves(model):
-        for name in (MASK, FULL):
+        for name in MASK_BUFFERS:
             buffers_of(module).pop(name, None)
 
 

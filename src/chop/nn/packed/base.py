@@ -23,7 +23,7 @@ from chop.nn.packed.state import (
     why_not_loadable,
 )
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.masks import FULL, MASK
+from chop.nn.quantized.masks import MASK, MASK_BUFFERS
 from chop.nn.weight_cache import decoded_once
 from chop.private.modules import BUFFERS, PARAMETERS, buffers_of, parameters_of, set_members
 
@@ -87,7 +87,7 @@ class PackedOperator(QuantizedOperator):
         """Takes over a quantized layer that nothing keeps from being packed; see `pack`."""
         packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
         parameters = {name: x for name, x in parameters_of(layer).items() if name not in packed}
-        buffers = {name: x for name, x in buffers_of(layer).items() if name not in (MASK, FULL)}
+        buffers = {name: x for name, x in buffers_of(layer).items() if name not in MASK_BUFFERS}
         for name, stored in packed.items():
             parts = zip(
                 BUFFER_NAMES[name], (stored.codes, stored.scales, stored.tensor_scale), strict=True

@@ -14,7 +14,14 @@ from chop.formats import Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.adoption import adopt
 from chop.nn.quantized import state
 from chop.nn.quantized.computed import with_plain_weights
-from chop.nn.quantized.masks import FULL, MASK, apply_mask, track_operator, zero_masked_weights
+from chop.nn.quantized.masks import (
+    FULL,
+    MASK,
+    SALIENCY,
+    apply_mask,
+    track_operator,
+    zero_masked_weights,
+)
 from chop.nn.quantized.numbers import has_started
 from chop.nn.quantized.replicas import join_replicas
 from chop.nn.quantized.running import RANGE_NAMES, RunningMaximum, read_range
@@ -257,10 +264,11 @@ class QuantizedOperator(nn.Module):
         """Loads, and leaves ranges that the state dict lacks as they are: float models have none.
 
         A dense weight that comes without `weight_orig`, as it was saved beside masks once, is what
-        the mask hides from now on.
+        the mask hides from now on. Saliency of an operator that was saved without any is dropped.
         """
-        if prefix + "weight" in state_dict and prefix + FULL not in state_dict:
-            self._buffers.pop(FULL, None)
+        for name in (FULL, SALIENCY):
+            if prefix + "weight" in state_dict and prefix + name not in state_dict:
+                self._buffers.pop(name, None)
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, *rest)
         ranges = {prefix + name for name in RANGE_NAMES.values()}

@@ -34,6 +34,8 @@ from chop.private.modules import (
 
 _HOOKS = {WeightNorm: "weight_norm", SpectralNorm: "spectral_norm", BasePruningMethod: "prune"}
 _PARTS = ("_orig", "_mask", "_g", "_v", "_u")
+PARAMETRIZATIONS = "parametrizations"
+"""The child in which torch keeps what a parametrized module computes its parameters of."""
 
 
 def why_computed(module: nn.Module | None) -> str | None:
@@ -56,6 +58,21 @@ def _hooks(module: nn.Module) -> dict[int, tuple[type, Any]]:
     }
 
 
+def masked_parameter(module: nn.Module, name: str) -> tuple[str, Tensor | None]:
+    """The name of a parameter to those who compute with it, and what a mask hides of it.
+
+    Args:
+        module: pruned by chop or by `torch.nn.utils.prune`, or not at all.
+        name: of the parameter; torch calls what it masks NAME_orig.
+    Returns: the name, and a boolean mask, True where it hides; None without a mask.
+    """
+    own = name.removesuffix("_orig")
+    mask, parameter = buffers_of(module).get(f"{own}_mask"), parameters_of(module).get(name)
+    if mask is None or (parameter is not None and mask.shape != parameter.shape):
+        return name, None
+    return own, mask == 0
+
+
 @torch.no_grad()
 def with_plain_weights(module: nn.Module) -> nn.Module:
     """The module with what it computes as parameters; itself where it computes none.
@@ -70,7 +87,7 @@ def with_plain_weights(module: nn.Module) -> nn.Module:
     for members in (*MEMBERS, FORWARD_HOOKS[0]):
         twin.__dict__[members] = type(module.__dict__[members])(module.__dict__[members])
     if is_parametrized(module):
-        del children_of(twin)["parametrizations"]
+        del children_of(twin)[PARAMETRIZATIONS]
         with _evaluating(module.parametrizations):  # type: ignore[arg-type]
             found = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
         for name, value in found.items():

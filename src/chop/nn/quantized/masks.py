@@ -18,6 +18,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from chop.private.modules import BUFFERS, buffers_of, parameters_of
 
 MASK, FULL = "weight_mask", "weight_orig"
+SALIENCY = "weight_saliency"
+"""Sum over training steps of weight * gradient, while `GradualPruning` ranks weights by it."""
+MASK_BUFFERS = (MASK, FULL, SALIENCY)
+"""What pruning adds to an operator; only masks change what it computes."""
 
 
 def apply_mask(x: Tensor, mask: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,48 +74,98 @@ class Scored:
         values: the weight's shape.
         input_axis: the axis along which inputs are summed; of a table, its columns.
         sparsity: the share to hide.
+        masked: boolean, the weight's shape: True for weights that are masked already; default,
+            none is.
     """
 
     values: Tensor
     input_axis: int
     sparsity: float
+    masked: Tensor | None = None
+
+    @property
+    def hidden(self) -> Tensor:
+        """Boolean, the weight's shape: True for weights that are masked already."""
+        if self.masked is None:
+            return torch.zeros_like(self.values, dtype=torch.bool)
+        return self.masked
+
+    @property
+    def ranked(self) -> Tensor:
+        """The scores, with masked weights below all others."""
+        return self.values.masked_fill(self.hidden, -math.inf)
 
 
 def lowest_weights(
-    layers: Sequence[Scored], score: Score, granularity: Granularity, scope: Scope
+    layers: Sequence[Scored],
+    score: Score,
+    granularity: Granularity,
+    scope: Scope,
+    of_all: bool = False,
 ) -> list[Tensor]:
     """Which weights to hide: boolean tensors of the weights' shapes, True for masked ones.
 
-    With `global` scope all layers have the same sparsity.
+    What is masked already stays masked. A sparsity is the share of the weights (or columns) that
+    are not, as in `torch.nn.utils.prune`; n of every m neighbors are kept at most.
+
+    Args:
+        layers: with `global` scope all of the same sparsity.
+        score: the score.
+        granularity: what is hidden together.
+        scope: where a share is counted.
+        of_all: the sparsity is the share of all weights, masked ones included.
     """
     if granularity.group:
-        return [_lowest_of_groups(layer, granularity) for layer in layers]
-    if granularity.name == "column":
-        return _lowest_columns(layers, score, scope)
-    if scope == "local" and score.within_rows:
-        return [_lowest_in_rows(layer) for layer in layers]
-    return _lowest_of([(layer.values, layer.sparsity) for layer in layers], scope)
+        marks = [_lowest_of_groups(layer, granularity) for layer in layers]
+    elif granularity.name == "column":
+        marks = _lowest_columns(layers, score, scope, of_all)
+    elif scope == "local" and score.within_rows:
+        marks = [_lowest_in_rows(layer) for layer in layers]
+    else:
+        ranked = [(layer.ranked, int(layer.hidden.sum()), layer.sparsity) for layer in layers]
+        marks = _lowest_of(ranked, scope, of_all)
+    return [mark | layer.hidden for mark, layer in zip(marks, layers, strict=True)]
 
 
-def _lowest_of(scored: Sequence[tuple[Tensor, float]], scope: Scope) -> list[Tensor]:
-    """Exactly round(sparsity * number) of each tensor, or of all together."""
+def _lowest_of(
+    ranked: Sequence[tuple[Tensor, int, float]], scope: Scope, of_all: bool
+) -> list[Tensor]:
+    """The lowest of each tensor, or of all together.
+
+    Args:
+        ranked: scores, how many of them are masked (these come first), and the share to hide.
+        scope: where a share is counted.
+        of_all: see `lowest_weights`.
+    """
     if scope == "local":
-        return [lowest([x], round(share * x.numel()))[0] for x, share in scored]
-    total = sum(x.numel() for x, _ in scored)
-    return lowest([x for x, _ in scored], round(scored[0][1] * total))
+        return [lowest([x], _due(share, x.numel(), old, of_all))[0] for x, old, share in ranked]
+    size, masked = sum(x.numel() for x, _, _ in ranked), sum(old for _, old, _ in ranked)
+    return lowest([x for x, _, _ in ranked], _due(ranked[0][2], size, masked, of_all))
+
+
+def _due(share: float, size: int, masked: int, of_all: bool) -> int:
+    """How many of `size` units are to be hidden, those that are `masked` included."""
+    return max(round(share * size), masked) if of_all else masked + round(share * (size - masked))
 
 
 def _lowest_of_groups(layer: Scored, granularity: Granularity) -> Tensor:
-    grouped = layer.values.movedim(layer.input_axis, -1)
+    grouped = layer.ranked.movedim(layer.input_axis, -1)
     groups = grouped.reshape(*grouped.shape[:-1], -1, granularity.group).nan_to_num(torch.inf)
     masked = groups.topk(granularity.group - granularity.kept, largest=False).indices
     marks = torch.zeros_like(groups, dtype=torch.bool).scatter(-1, masked, True)
     return marks.view(grouped.shape).movedim(-1, layer.input_axis).contiguous()
 
 
-def _lowest_columns(layers: Sequence[Scored], score: Score, scope: Scope) -> list[Tensor]:
-    columns = [(unit_scores(x.values, x.input_axis, score), x.sparsity) for x in layers]
-    marks = _lowest_of(columns, scope)
+def _lowest_columns(
+    layers: Sequence[Scored], score: Score, scope: Scope, of_all: bool
+) -> list[Tensor]:
+    columns: list[tuple[Tensor, int, float]] = []
+    for layer in layers:
+        is_gone = layer.hidden.movedim(layer.input_axis, 0).flatten(1).all(1)
+        values = unit_scores(layer.values, layer.input_axis, score)
+        ranked = values.masked_fill(is_gone, -math.inf)
+        columns.append((ranked, int(is_gone.sum()), layer.sparsity))
+    marks = _lowest_of(columns, scope, of_all)
     shapes = [_along(layer.values, layer.input_axis) for layer in layers]
     return [
         mark.view(shape).expand_as(layer.values).clone()
@@ -123,12 +174,14 @@ def _lowest_columns(layers: Sequence[Scored], score: Score, scope: Scope) -> lis
 
 
 def _lowest_in_rows(layer: Scored) -> Tensor:
-    """The same share of each output's weights, to within one."""
-    by_output = layer.values.movedim(1 - layer.input_axis, 0)
-    rows = by_output.reshape(len(by_output), -1).nan_to_num(torch.inf)
-    count = round(layer.sparsity * rows.numel())
-    ends = torch.arange(len(rows) + 1, device=rows.device) * count // max(len(rows), 1)
-    shares = ends.diff()
+    """The same share of each output's weights that are not masked, to within one."""
+    by_output = layer.ranked.movedim(1 - layer.input_axis, 0)
+    rows = by_output.reshape(len(by_output), -1).nan_to_num(torch.inf, neginf=-torch.inf)
+    masked = layer.hidden.movedim(1 - layer.input_axis, 0).reshape(rows.shape).sum(1)
+    left = (rows.shape[1] - masked).cumsum(0)
+    total = int(left[-1]) if len(rows) else 0
+    ends = left * round(layer.sparsity * total) // max(total, 1)
+    shares = masked + ends.diff(prepend=ends.new_zeros(1))
     most = int(shares.max()) if len(rows) else 0
     lowest_first = rows.topk(most, dim=1, largest=False).indices
     is_hidden = torch.arange(most, device=rows.device) < shares[:, None]

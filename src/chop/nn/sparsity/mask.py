@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.computed import masked_parameter
 from chop.nn.quantized.masks import full_weight, write_mask
+from chop.private.modules import parameters_of
 
 NOTE = "pruned_by"
+ORIGINAL = "weight_orig"
+"""The parameter that torch makes of a weight that it prunes."""
 
 
 def attach_mask(
@@ -31,8 +36,17 @@ def attach_mask(
     """
     assert isinstance(module.weight, Tensor)
     kept = ~masked.to(module.weight.device)
-    write_mask(module, kept, full_weight(module) if full is None else full)
+    if not _has_mask(module, kept):
+        write_mask(module, kept, full_weight(module) if full is None else full)
     setattr(module, NOTE, dict(note))
+
+
+def _has_mask(module: QuantizedOperator, kept: Tensor) -> bool:
+    """True where a module has this mask, and zeros under it: nothing is to be written."""
+    if not module.is_pruned or not torch.equal(module.weight_mask, kept):
+        return False
+    assert isinstance(module.weight, Tensor)
+    return not bool(module.weight.detach().masked_fill(kept, 0).any())
 
 
 def detach_mask(module: QuantizedOperator) -> None:
@@ -52,12 +66,15 @@ def make_permanent(module: QuantizedOperator) -> None:
 def masked_of(module: object) -> Tensor | None:
     """Boolean, the weight's shape: True where it is masked; None without a mask.
 
-    A packed weight keeps no mask: if it had one, its zeros are what is masked.
+    A mask of `torch.nn.utils.prune` counts. A packed weight keeps no mask: if it had one, its zeros
+    are what is masked.
     """
     if isinstance(module, PackedOperator) and module.packed_mask:
         return module.weight == 0
     if isinstance(module, QuantizedOperator) and module.is_pruned:
         return ~module.weight_mask
+    if isinstance(module, nn.Module) and ORIGINAL in parameters_of(module):
+        return masked_parameter(module, ORIGINAL)[1]
     return None
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from chop.ir.graph import MaseGraph
 from chop.lora.files import adapter_file
+from chop.lora.in_full import warn_of_shared_weights
 from chop.lora.peft_format import targets_for, write_adapter
 from chop.passes.base import check_graph
 from chop.passes.interface.base import path_of
@@ -25,7 +26,9 @@ def save_lora_adapter_interface_pass(
     `peft.PeftModel.from_pretrained(original_model, folder)` then computes what the graph does, if
     the graph was not quantized or pruned and no adapted module is at two paths of the model, of
     which PEFT adapts one. What else trains in the graph is written too: biases
-    under PEFT's `bias`, other modules under its `modules_to_save`.
+    under PEFT's `bias`, other modules under its `modules_to_save`, of tied weights all modules that
+    have them. A warning names adapted layers whose weight other modules have: PEFT's
+    `merge_and_unload` would change these too.
 
     Args:
         mg: a graph with adapters; it is returned as it is.
@@ -39,6 +42,7 @@ def save_lora_adapter_interface_pass(
     check_graph(NAME, mg)
     folder = path_of(pass_args, "save_dir", NAME)
     adapter = adapter_file(mg, NAME)
+    warn_of_shared_weights(mg, adapter.layers, NAME)
     linears = [path for path, m in mg.model.named_modules() if isinstance(m, nn.Linear)]
     write_adapter(folder, adapter, targets_for(adapter.layers, linears))
     return mg, {"path": folder, "layers": len(adapter.layers)}

@@ -10,7 +10,7 @@ from chop.config import parse, renamed
 from chop.ir.graph import MaseGraph
 from chop.ir.unreached import unreached_sentence, warn_of_share
 from chop.lora.insertion import TrainBias, insert_adapters
-from chop.lora.selection import adapted_linears, modules_named
+from chop.lora.selection import ALL_LINEAR, adapted_linears, modules_named
 from chop.nn.lora import check_adapter, refuse_adapters
 from chop.passes.base import graph_pass
 from chop.quantization.unreached import matrices_of_experts, unreached_matrices
@@ -29,7 +29,9 @@ class InsertLoraConfig:
         dropout: share of an adapter's inputs that training drops (`lora_dropout`).
         target_modules: which Linears get one. Each entry is a module path, the end of one
             ("query"), a node name or, where it is none of these, a regular expression for a whole
-            path. A single string is the same as a list of one. None and "all-linear" take all.
+            path. A single string is the same as a list of one. None takes all. "all-linear" takes,
+            as in PEFT, all but the output layer of a language model, whose weight is often that of
+            the embedding.
         modules_to_save: modules, named in the same ways, that train in full and get no adapter.
         train_bias: which biases train: "none", those of the adapted layers ("lora_only"), "all".
         use_rslora: scale by `alpha / sqrt(rank)`.
@@ -96,7 +98,7 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
         "dropout": config.dropout,
         "use_rslora": config.use_rslora,
     }
-    if config.target_modules in (None, "all-linear"):
+    if config.target_modules in (None, ALL_LINEAR):
         reached = sum(layer.weight.numel() for layer in targets.values())
         unreached = [*unreached_matrices(mg, formats_count=False), *matrices_of_experts(mg)]
         text = unreached_sentence(unreached, reached, NAME, "get no adapter")

@@ -21,13 +21,16 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
     Hidden weights are zero in `weight`, through training too; of each pruned layer a boolean
     buffer `weight_mask` says which weights count, and a buffer `weight_orig` keeps those that were
     masked. Exactly round(sparsity * number) of a layer's weights are masked, with scope `global`
-    of all weights together. Pruning again chooses from the full weights anew. Layers that share a
-    weight share the mask.
+    of all weights together. Layers that share a weight share the mask.
+
+    What is masked already stays masked, also by `torch.nn.utils.prune`, and the sparsity is a share
+    of the rest, as for a second pruning of torch: twice 0.5 masks 0.75.
+    `chop.nn.sparsity.detach_mask(layer)` takes a mask off.
 
     Returns:
-        sparsity: share of the chosen layers' weights that is masked; of structured granularities,
-            of their units.
-        hidden: number of masked weights, or of units.
+        sparsity: share of the chosen layers' weights that is masked now; of structured
+            granularities, share of their units that was removed.
+        hidden: number of masked weights, or of removed units.
         weights: number of all weights, or of units.
         layers: sparsity by module path.
         skipped: reason by module path.

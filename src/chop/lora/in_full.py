@@ -1,0 +1,156 @@
+"""Parameters that train in full beside adapters: PEFT's `modules_to_save` and `bias`.
+
+PEFT trains copies of modules, chop the modules themselves. A parameter that several modules share
+is one in chop and one for each module in PEFT's files.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import GraphError
+from chop.ir.graph import MaseGraph
+from chop.lora.peft_format import AdapterFile
+from chop.nn.lora import ADAPTER_MODULES, LoraLinear
+from chop.nn.transposed import stores_transposed
+
+
+def is_inside(name: str, paths: Collection[str]) -> bool:
+    """Whether one of some modules is, or has, what a dotted name is of."""
+    return any(name.startswith(f"{path}.") for path in paths)
+
+
+def trained_in_full(
+    mg: MaseGraph, layers: Mapping[str, LoraLinear], where: str
+) -> tuple[str, list[str], list[str]]:
+    """PEFT's `bias`, the biases that it covers, and the modules that train besides.
+
+    Of a shared parameter these are all the modules that compute with it.
+
+    Raises:
+        GraphError: the weight of an adapted layer trains, or a parameter of the model itself, or
+            what a module with adapters has beside them.
+    """
+    own = {f"{path}.{name}.weight" for path in layers for name in ADAPTER_MODULES}
+    groups = _names_of_parameters(mg)
+    parameters = {
+        name: parameter.requires_grad
+        for parameter, names in groups
+        for name in _used(mg, names)
+        if name not in own
+    }
+    biases = [name for name in parameters if name.rpartition(".")[2] == "bias"]
+    adapted = [f"{path}.bias" for path in layers if f"{path}.bias" in parameters]
+    bias = "none"
+    if biases and all(parameters[name] for name in biases):
+        bias = "all"
+    elif any(parameters[name] for name in adapted):
+        bias = "lora_only"
+    covered = {"all": biases, "lora_only": adapted, "none": []}[bias]
+    rest = [name for name, trains in parameters.items() if trains and name not in covered]
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in rest)
+    for name in rest:
+        owner = name.rpartition(".")[0]
+        if owner == "" or any(is_inside(f"{path}.", [owner]) for path in layers):
+            raise GraphError(
+                f"{where}: '{name}' trains and PEFT's format has no place for it; freeze it, or "
+                "fuse the adapters and export the graph."
+            )
+    return bias, covered, [owner for owner in owners if not is_inside(owner, owners)]
+
+
+def copy_in_full(mg: MaseGraph, adapter: AdapterFile) -> None:
+    """Gives a graph what an adapter file has beside the adapters.
+
+    Modules that share a parameter still do where the file has the same for all of them. Otherwise
+    the parameters are new ones: an output layer that was trained by itself leaves the embedding.
+    """
+    rest = dict(adapter.full)
+    for old, names in _names_of_parameters(mg):
+        given = {name: rest.pop(name) for name in names if name in rest}
+        if not given:
+            continue
+        trains = any(_trains(name, adapter) for name in given)
+        new = {name: _parameter(mg.model, name, x, old, trains) for name, x in given.items()}
+        first, used = next(iter(new.values())), _used(mg, names)
+        if used <= given.keys() and all(torch.equal(first, other) for other in new.values()):
+            new = dict.fromkeys(names, first)
+        unused = [name for name in names if name not in used and name not in given]
+        for name, parameter in {**new, **dict.fromkeys(unused, first)}.items():
+            _set(mg.model, name, parameter)
+    for name, value in rest.items():  # buffers
+        old_buffer = mg.model.get_buffer(name)
+        _set(mg.model, name, value.to(old_buffer.device, old_buffer.dtype))
+
+
+def warn_of_shared_weights(mg: MaseGraph, layers: Collection[str], where: str) -> None:
+    """Warns of adapted layers whose weight other modules have, which PEFT's merging changes too."""
+    names = {f"{path}.weight" for path in layers}
+    shared = [sorted(found) for _, found in _names_of_parameters(mg) if len(found) > 1]
+    pairs = [(name, other) for found in shared for name in found for other in found]
+    first = next(((n, o) for n, o in pairs if n in names and o not in names), None)
+    if first is not None:
+        layer, other = (name.rpartition(".")[0] for name in first)
+        warnings.warn(
+            f"{where}: the weight of '{layer}' is that of '{other}' too: peft computes the same as "
+            f"the graph, but its merge_and_unload would change '{other}'; adapt other layers, or "
+            "merge with fuse_lora_weights_transform_pass.",
+            stacklevel=3,
+        )
+
+
+def _names_of_parameters(mg: MaseGraph) -> list[tuple[nn.Parameter, list[str]]]:
+    """Every parameter of a graph with all names that it has."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    parameters: dict[int, nn.Parameter] = {}
+    for name, parameter in mg.model.named_parameters(remove_duplicate=False):
+        parameters[id(parameter)] = parameter
+        names[id(parameter)].append(name)
+    return [(parameter, names[key]) for key, parameter in parameters.items()]
+
+
+def _used(mg: MaseGraph, names: Sequence[str]) -> set[str]:
+    """The names by which the graph reads a parameter; all of them where it reads none."""
+    if len(names) == 1:
+        return set(names)
+    called = {str(node.target) for node in mg.nodes if node.op == "call_module"}
+    read = {str(node.target) for node in mg.nodes if node.op == "get_attr"}
+    return {name for name in names if name in read or is_inside(name, called)} or set(names)
+
+
+def _trains(name: str, adapter: AdapterFile) -> bool:
+    """Whether PEFT trains a parameter that its file has.
+
+    The file also has embeddings that it does not train, where a layer near them is adapted.
+    """
+    path, _, own = name.rpartition(".")
+    if own == "bias" and (adapter.bias == "all" or path in adapter.layers):
+        return adapter.bias != "none"
+    return any(step.endswith(adapter.modules_to_save) for step in _ancestors(path))
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """A path and those of the modules that it is in."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _parameter(
+    model: nn.Module, name: str, value: Tensor, old: Tensor, trains: bool
+) -> nn.Parameter:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if name.endswith(".weight") and stores_transposed(owner):
+        value = value.t()
+    # A new parameter: what shared the old one, like tied embeddings, keeps its values.
+    return nn.Parameter(value.to(old.device, old.dtype), requires_grad=trains)
+
+
+def _set(model: nn.Module, name: str, value: Tensor) -> None:
+    path, _, own = name.rpartition(".")
+    setattr(model.get_submodule(path), own, value)

@@ -1,0 +1,110 @@
+"""Identity of option values: text that is equal in every process for equal values.
+
+A study stores the texts of its options, and a resumed one must mean the same by them.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Set
+from enum import Enum
+from functools import cached_property
+from hashlib import sha256
+from types import CodeType, FunctionType
+from typing import Any
+
+SHOWN = 200
+"""Characters of an identity that are kept as they are; of a longer one a hash."""
+
+
+def identity_of(value: Any) -> str:
+    """Text that is another where a value is another.
+
+    Numbers and texts are compared with their types, dataclasses by their fields, other objects by
+    what they would be pickled from. Classes and functions are compared by name; a lambda, a local
+    function and one of the main program by their code, and by what they close over.
+    """
+    text = json.dumps(_Walk().plain(value), ensure_ascii=True)
+    return text if len(text) <= SHOWN else sha256(text.encode()).hexdigest()[:16]
+
+
+class _Walk:
+    """Walk of one value; an object within itself is given by its depth."""
+
+    def __init__(self) -> None:
+        self.depths: dict[int, int] = {}
+
+    def plain(self, value: Any) -> Any:
+        """The value as JSON."""
+        if value is None or isinstance(value, bool | str):
+            return value
+        if type(value) in (int, float, complex, bytes):
+            return [type(value).__name__, repr(value)]
+        if id(value) in self.depths:
+            return ["within", self.depths[id(value)]]
+        self.depths[id(value)] = len(self.depths)
+        parts = [_name(type(value)), *self._parts(value)]
+        del self.depths[id(value)]
+        return parts
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        import torch
+        from torch import Tensor
+
+        if isinstance(value, type | Enum):
+            yield _name(value) if isinstance(value, type) else value.name
+        elif isinstance(value, FunctionType):
+            yield from self._function(value)
+        elif isinstance(value, Mapping):
+            yield sorted(([self.plain(k), self.plain(x)] for k, x in value.items()), key=json.dumps)
+        elif isinstance(value, list | tuple):
+            yield [self.plain(x) for x in value]
+        elif isinstance(value, Set):
+            yield sorted(map(self.plain, value), key=json.dumps)
+        elif isinstance(value, Tensor):
+            numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            yield from (str(value.dtype), list(value.shape), sha256(numbers.data).hexdigest())
+        elif isinstance(value, CodeType):
+            yield from (value.co_code.hex(), list(value.co_names), self.plain(value.co_consts))
+        elif dataclasses.is_dataclass(value):
+            fields = [field.name for field in dataclasses.fields(value) if field.compare]
+            yield [[name, self.plain(getattr(value, name))] for name in fields]
+        else:
+            yield from self._reduced(value)
+
+    def _function(self, value: FunctionType) -> Iterator[Any]:
+        yield _name(value)
+        if "<" in value.__qualname__ or value.__module__ == "__main__":
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            for part in (value.__code__, value.__defaults__, value.__kwdefaults__, cells):
+                yield self.plain(part)
+
+    def _reduced(self, value: Any) -> Iterator[Any]:
+        """What pickle would write; nothing more than the class where it cannot."""
+        own = copyreg.dispatch_table.get(type(value))
+        try:
+            reduced = value.__reduce_ex__(4) if own is None else own(value)
+        except Exception:  # anything: `__reduce_ex__` is the object's own
+            return
+        if isinstance(reduced, str):
+            yield reduced
+            return
+        function, arguments, state, *items = (*reduced, None, None, None)[:5]
+        yield [self.plain(function), self.plain(arguments)]
+        if isinstance(state, dict):
+            state = {k: x for k, x in state.items() if not _is_cache(type(value), k)}
+        yield self.plain(state)
+        for entries in items:
+            yield None if entries is None else self.plain(list(entries))
+
+
+def _is_cache(cls: type, name: object) -> bool:
+    """True for an attribute that is only there once somebody has asked for it."""
+    found = getattr(cls, name, None) if isinstance(name, str) else None
+    return isinstance(found, cached_property)
+
+
+def _name(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"

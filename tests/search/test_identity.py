@@ -1,0 +1,122 @@
+"""Identity of option values: equal for equal values in every process, another for others."""
+
+import dataclasses
+import functools
+import math
+import os
+import subprocess
+import sys
+from enum import Enum
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from chop.formats import Integer
+from chop.search.identity import identity_of
+
+
+class Color(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: float
+    y: float = 0.0
+
+
+class Plain:
+    def __init__(self, x):
+        self.x = x
+
+    @functools.cached_property
+    def derived(self):
+        return self.x + 1
+
+
+class Itself:
+    def __init__(self):
+        self.own = self
+
+
+def closing_over(n):
+    return lambda x: x + n
+
+
+def linear(seed):
+    torch.manual_seed(seed)
+    return nn.Linear(2, 2)
+
+
+DIFFERENT = {
+    "number": (1, 2),
+    "type": (1, 1.0),
+    "bool": (1, True),
+    "text": ("1", 1),
+    "sign": (0.0, -0.0),
+    "none": (None, "null"),
+    "tuple": ((1, 2), (2, 1)),
+    "list": ([1], (1,)),
+    "mapping": ({"a": 1}, {"a": 2}),
+    "set": ({"a", "b"}, {"a", "c"}),
+    "enum": (Color.RED, Color.BLUE),
+    "class": (nn.ReLU, nn.GELU),
+    "function": (torch.relu, torch.tanh),
+    "numpy function": (np.sin, np.cos),
+    "partial": (functools.partial(round, ndigits=1), functools.partial(round, ndigits=2)),
+    "lambda": (lambda x: x + 1, lambda x: x + 2),
+    "closure": (closing_over(1), closing_over(2)),
+    "method": ("a".upper, "b".upper),
+    "dataclass": (Point(1.0), Point(2.0)),
+    "object": (Plain(1), Plain(2)),
+    "tensor": (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
+    "dtype": (torch.float16, torch.bfloat16),
+    "array": (np.arange(300), np.arange(300) + 1),
+    "numpy number": (np.float32(1), np.float64(1)),
+    "module": (nn.Dropout(0.1), nn.Dropout(0.2)),
+    "weights": (linear(0), linear(1)),
+    "format": (Integer(8, 4), Integer(8, 5)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_other_values_have_another_identity(name):
+    first, second = DIFFERENT[name]
+    assert identity_of(first) == identity_of(first) != identity_of(second)
+    assert identity_of([first, first]) != identity_of([first, second])
+
+
+def test_what_was_asked_of_an_object_changes_nothing():
+    asked = Plain(1)
+    assert asked.derived == 2 and identity_of(asked) == identity_of(Plain(1))
+    used = Integer(8, 4)
+    used(torch.randn(3))
+    assert identity_of(used) == identity_of(Integer(8, 4))
+    one = (1, 2)
+    assert identity_of([one, one]) == identity_of([(1, 2), tuple(range(1, 3))])
+
+
+def test_any_value_has_an_identity():
+    assert identity_of(Itself()) == identity_of(Itself())
+    assert identity_of(math.nan) == identity_of(float("nan"))
+    assert identity_of(iter([])) and identity_of(n for n in ()) and identity_of(math)
+    assert len(identity_of(torch.zeros(10_000))) <= 200
+
+
+PROGRAM = """
+from chop.search.identity import identity_of
+found = [identity_of(value) for value in ({"b", "a", "c"}, 1.5, max, lambda x: x + 1)]
+"""
+
+
+@pytest.mark.long
+def test_it_is_the_same_in_another_process():
+    here = {"__name__": "__main__"}
+    exec(PROGRAM, here)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", f"{PROGRAM}print(found)"]
+    there = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert there.stdout.strip() == str(here["found"])
