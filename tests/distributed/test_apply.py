@@ -94,7 +94,8 @@ def compressed(name: str, kind: str) -> MaseGraph:
     if kind == "packed":
         return passes.pack_transform_pass(quantized(name, MXINT), {"silent": True})[0]
     mg = quantized(name, LEARNED if kind == "frozen" else KINDS[kind])
-    mg.model(**inputs_of(name, *SIZES[0]))  # scales that are learned start from a batch
+    # Scales that are learned start from a batch.
+    mg = passes.calibrate_transform_pass(mg, {"batches": [inputs_of(name, *SIZES[0])]})[0]
     for node in mg.nodes if kind == "frozen" else ():
         module = mg.module_of(node)
         if isinstance(module, QuantizedOperator):

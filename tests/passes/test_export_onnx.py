@@ -327,8 +327,7 @@ def test_pruned_packed_and_learned_layers_are_written_as_what_they_compute(tmp_p
         "gradient": "lsq",
     }
     q = quantized(pruned, {"linear": learned})
-    with torch.no_grad():
-        q.model(pixel_values=x)
+    q, _ = passes.calibrate_transform_pass(q, {"batches": [{"pixel_values": x}]})
     packed, _ = passes.pack_transform_pass(q, {"silent": True})
     for name, each in {"pruned": pruned, "learned": q, "packed": packed}.items():
         _, info = passes.export_onnx_interface_pass(each, {"path": tmp_path / name})

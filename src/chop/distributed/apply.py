@@ -85,7 +85,8 @@ def _check_modules(model: nn.Module) -> None:
         if isinstance(module, QuantizedOperator) and module.waiting:
             raise PlanError(
                 f"'{path}': the learned scales of its {' and '.join(module.waiting)} wait for a "
-                "batch; run the model on one, or calibrate_transform_pass, before it is sharded."
+                "batch; run the model on one in train(), or calibrate_transform_pass, before it is "
+                "sharded."
             )
         if isinstance(module, PruneActivation) and module.method == "random":
             raise PlanError(

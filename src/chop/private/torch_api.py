@@ -52,6 +52,7 @@ __all__ = [
     "has_bfloat16_products",
     "has_int8_products",
     "has_tiles",
+    "is_batched",
     "is_dispatch_observed",
     "is_fake",
     "is_in_backward",
@@ -198,6 +199,11 @@ def never_compiled(function: F) -> F:
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
     return function
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether a tensor is one of several in `torch.vmap`."""
+    return bool(torch._C._functorch.is_batchedtensor(x))
 
 
 def is_in_backward() -> bool:

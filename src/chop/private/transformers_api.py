@@ -109,6 +109,11 @@ def may_be_unexpected(model: Any) -> Any:
     return model._keys_to_ignore_on_load_unexpected
 
 
+def ignore_unexpected(model: Any, pattern: str) -> None:
+    """Adds a pattern of the tensors that only a checkpoint may have."""
+    model._keys_to_ignore_on_load_unexpected = {*(may_be_unexpected(model) or ()), pattern}
+
+
 def wrap_resized_head(wrap: Callable[[Any, Callable[..., Any]], Any]) -> None:
     """Replaces how a model makes its output layer for a vocabulary of another size.
 

@@ -28,6 +28,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.private.transformers_api import (
     dtype_plan,
     has_loaded_adapters,
+    ignore_unexpected,
     keep_in_float32,
     kept_in_float32,
 )
@@ -231,6 +232,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         from chop.ir.huggingface.tying import drop_ties
         from chop.ir.huggingface.vision import check_has_vision
         from chop.ir.huggingface.weights import StoredTensors
+        from chop.nn.quantized.running import RANGE_NAMES
 
         config, files = self.quantization_config, kwargs.get("checkpoint_files")
         if not self.pre_quantized:
@@ -249,6 +251,8 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             return
         stored = None if files is None else StoredTensors(model, files, names_in)
         self.tied = loading.put_modules(model, config.modules, stored)
+        # Saved in training: the formats have what they say.
+        ignore_unexpected(model, rf"\.({'|'.join(RANGE_NAMES.values())})$")
         if stored is not None:
             stored.check_complete(model, loading.is_whole(model))
 
@@ -264,8 +268,10 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         from chop.ir.huggingface import loading
-        from chop.ir.huggingface.stored import stored_modules
+        from chop.ir.huggingface.stored import quantized_leaves, stored_modules
         from chop.ir.huggingface.tying import tie_codes
+        from chop.nn.quantized.replicas import keep_ranges_local
+        from chop.nn.quantized.state import add_ranges
 
         if not self.pre_quantized:
             keep_in_float32(model, self._kept)
@@ -274,6 +280,9 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         loading.put_experts(model, self.experts)
         self.experts = {}
         tie_codes(model)
+        for _, module in quantized_leaves(model):
+            add_ranges(module)
+        keep_ranges_local(model)
         if not self.pre_quantized:
             self.quantization_config.modules = stored_modules(model)
         return model

@@ -24,8 +24,9 @@ from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import KnownCodes
 from chop.nn.packed.packing import packed_class
-from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized import QuantizedOperator, leaf_operators
 from chop.nn.quantized.masks import MASK_BUFFERS
+from chop.nn.quantized.running import RANGE_NAMES
 from chop.nn.transposed import stores_transposed
 from chop.private.modules import buffers_of, parameters_of, set_members
 
@@ -199,9 +200,13 @@ def quantized_leaves(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]
 
 
 def drop_masks(model: nn.Module) -> None:
-    """Takes the masks of pruned layers away: the weights that they hide are zero."""
-    for _, module in quantized_leaves(model):
-        for name in MASK_BUFFERS:
+    """Takes the masks of pruned layers away: the weights that they hide are zero.
+
+    Formats that training has fitted become fixed, and ranges go away too.
+    """
+    for module in leaf_operators(model).values():
+        module.take_spec(module.spec.with_quantizers(**module.fits))
+        for name in (*MASK_BUFFERS, *RANGE_NAMES.values()):
             buffers_of(module).pop(name, None)
 
 
@@ -231,6 +236,8 @@ def quantized_module(
         )
     spec = stored.spec(f"quantization_config.modules['{path}']")
     layer = row.quantized.from_float(module, spec)
+    for name in RANGE_NAMES.values():  # until the weights are read; a folder has none
+        buffers_of(layer).pop(name, None)
     return packed_module(layer, path, stored.exact, known) if stored.packed else layer
 
 

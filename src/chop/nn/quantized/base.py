@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, overload
@@ -134,7 +135,7 @@ class QuantizedOperator(nn.Module):
         return self
 
     def freeze_scales(self) -> QuantizedOperator:
-        """The operator with the scales that it has learned as part of its formats.
+        """The operator with the scales that it has learned, and trained fits, in its formats.
 
         It computes the same, bit for bit, and learns no more. An operator that learns nothing is
         itself settled.
@@ -152,7 +153,14 @@ class QuantizedOperator(nn.Module):
                 scales = nn.Parameter(initial_scales(self.spec.number_format(operand), weight))
             assert scales is not None
             found[operand] = scales
-        return self.with_spec(self.spec.with_scales(found)) if found else self
+        fits = self.fits
+        if found:
+            return self.with_spec(self.spec.with_scales(found).with_quantizers(**fits))
+        if not fits:
+            return self
+        twin = copy.copy(self)  # a packed operator stays packed
+        twin.take_spec(self.spec.with_quantizers(**fits))
+        return twin
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -170,6 +178,11 @@ class QuantizedOperator(nn.Module):
             if buffer is not None and not getattr(self.spec, name).is_fitted
         }
         return {name: x for name, x in found.items() if x is not None}
+
+    @property
+    def fits(self) -> dict[str, Quantizer]:
+        """By operand the format that training has fitted."""
+        return {name: found.fitted for name, found in self.running.items()}
 
     def _operand(self, name: str) -> Any:
         """The parameter that the operator computes with, not yet quantized; None without one.

@@ -36,6 +36,7 @@ from chop.private.data_parallel import (
     running_replicas,
 )
 from chop.private.modules import buffers_of, parameters_of
+from chop.private.torch_api import is_in_backward
 
 if TYPE_CHECKING:
     from chop.nn.quantized.base import QuantizedOperator
@@ -53,7 +54,7 @@ class _Agreement:
     """
 
     replicas: Replicas
-    is_due: bool = True
+    is_due: bool
     has_formats: bool = False
     started: set[str] = field(default_factory=set)
 
@@ -77,11 +78,12 @@ def join_replicas(operator: QuantizedOperator) -> None:
         )
     agreement = _agreements.get(replicas.wrapper)
     if agreement is None:
-        _agreements[replicas.wrapper] = _Agreement(replicas)
+        # Without gradients, as in an evaluation in train(), other processes may not be here.
+        _agreements[replicas.wrapper] = _Agreement(replicas, is_due=torch.is_grad_enabled())
+        for _, each in _operators_by_path(replicas.model):
+            state.add_ranges(each)
         leave_buffers(replicas.wrapper, (name for name, _ in _ranges(replicas.model)))
         replicas.wrapper.register_forward_pre_hook(_on_forward)
-    elif operator.waiting:
-        agreement.is_due = True
 
 
 def keep_ranges_local(model: nn.Module) -> None:
@@ -95,12 +97,18 @@ def _on_forward(wrapper: nn.Module, args: Any) -> None:
         return
     if agreement.is_due:  # no optimizer of torch has made a step
         _agree(agreement)
-    agreement.is_due = _has_open_state(agreement)
+    # Here all processes have the same state. Which scales they will start may differ.
+    scales = dict(_scales(agreement.replicas.model))
+    agreement.started = {
+        name for name in agreement.started & scales.keys() if has_started(scales[name])
+    }
+    has_ranges = next(_ranges(agreement.replicas.model), None) is not None
+    agreement.is_due = has_ranges or len(agreement.started) < len(scales)
 
 
 def _on_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     due = [agreement for agreement in _agreements.values() if agreement.is_due]
-    if not due:
+    if not due or is_in_backward():
         return
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
     for agreement in due:
@@ -120,13 +128,6 @@ def _agree(agreement: _Agreement) -> None:
         synchronize(model, group, agreement.started)
     agreement.has_formats = True
     agreement.started = {name for name, x in _scales(model) if has_started(x)}
-
-
-def _has_open_state(agreement: _Agreement) -> bool:
-    """Whether training may change what the processes agree on; the same on all of them."""
-    model = agreement.replicas.model
-    scales = {name for name, _ in _scales(model)}
-    return bool(scales - agreement.started) or next(_ranges(model), None) is not None
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ is forgotten after `WINDOW` tensors. Source: delayed scaling of NVIDIA's Transfo
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from chop.errors import DerivativeError
 from chop.formats import OPERANDS, Quantizer
-from chop.nn.quantized.numbers import numbers_of
-from chop.private.torch_api import detect_fake_mode, is_in_backward, is_transformed
+from chop.nn.quantized.numbers import WHOLE, numbers_of
+from chop.private.torch_api import (
+    detect_fake_mode,
+    is_batched,
+    is_fake,
+    is_in_backward,
+    is_transformed,
+)
 
 WINDOW = 16
 """Training tensors whose largest magnitudes count."""
@@ -28,6 +36,7 @@ RANGE_NAMES = {operand: f"{operand}_range" for operand in OPERANDS}
 """The buffers with the ranges of operands."""
 HEAD = 3
 LARGEST = torch.finfo(torch.float32).max
+FLOAT32, NUMBERS = struct.Struct("f"), struct.Struct(f"{HEAD + WINDOW}f")
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,20 @@ def empty_range(device: torch.device | None = None) -> Tensor:
 
 
 def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
-    """The range in a buffer; None where there is none, or one of another format."""
+    """The range in a buffer; None where there is none, no value, or one of another format.
+
+    Raises:
+        DerivativeError: `torch.vmap` runs several models with ranges of their own at once.
+    """
+    if type(buffer) not in WHOLE and is_fake(buffer):
+        return None
+    if buffer.is_meta:
+        return None
+    if is_batched(buffer):
+        raise DerivativeError(
+            f"{waiting.label} has another range in each of the models that torch.vmap stacks; call "
+            "one after the other, or run calibrate_transform_pass and leave the buffers out."
+        )
     return _range_of(numbers_of(buffer), waiting)
 
 
@@ -71,11 +93,15 @@ def _range_of(numbers: Sequence[float], waiting: Quantizer) -> RunningMaximum | 
     # NaN and infinity: nothing was seen, or an average with a copy that had seen nothing.
     if not 0 < largest < math.inf or not math.isfinite(derived):
         return None
-    return _restored(waiting, largest, derived) if fingerprint == _fingerprint(waiting) else None
+    return _restored(waiting, largest, derived, fingerprint)
 
 
 @lru_cache(maxsize=4096)
-def _restored(waiting: Quantizer, largest: float, derived: float) -> RunningMaximum:
+def _restored(
+    waiting: Quantizer, largest: float, derived: float, fingerprint: float
+) -> RunningMaximum | None:
+    if fingerprint != _fingerprint(waiting):
+        return None
     return RunningMaximum(waiting, largest, waiting.with_derived(derived, largest))
 
 
@@ -98,7 +124,8 @@ def write_range(buffer: Tensor, found: RunningMaximum, recent: Sequence[float]) 
     """
     number = found.waiting.derived_number(found.fitted)
     head = (found.largest, number, _fingerprint(found.waiting))
-    buffer.copy_(torch.tensor([*head, *recent, *(0.0,) * (WINDOW - len(recent))]))
+    numbers = NUMBERS.pack(*head, *recent, *(0.0,) * (WINDOW - len(recent)))
+    buffer.copy_(torch.frombuffer(bytearray(numbers), dtype=torch.float32))  # faster than a list
 
 
 def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
@@ -167,4 +194,5 @@ def _largest(x: Tensor) -> float:
         largest = finite.abs().max().item() if finite.numel() else 0.0
     else:
         largest = max(-low, high)
-    return torch.tensor(min(largest, LARGEST), dtype=torch.float32).item()
+    rounded: float = FLOAT32.unpack(FLOAT32.pack(min(largest, LARGEST)))[0]
+    return rounded

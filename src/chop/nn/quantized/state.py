@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales
-from chop.nn.quantized.numbers import has_started
+from chop.nn.quantized.numbers import WHOLE, has_started
 from chop.nn.quantized.running import (
     RANGE_NAMES,
     RunningMaximum,
@@ -140,10 +140,10 @@ def fit_of(operator: QuantizedOperator, operand: str, waiting: Quantizer) -> Qua
     buffer = buffers_of(operator).get(RANGE_NAMES[operand])
     if buffer is None:
         return waiting
-    if torch.compiler.is_compiling() or is_fake(buffer):
+    if torch.compiler.is_compiling() or (type(buffer) not in WHOLE and is_fake(buffer)):
         note_compiling(operator)
         return operator.known_fits.get(operand, waiting)
-    found = None if buffer.is_meta else read_range(buffer, waiting)
+    found = read_range(buffer, waiting)
     return waiting if found is None else found.fitted
 
 
@@ -156,7 +156,7 @@ def note(operator: QuantizedOperator) -> None:
     starts = frozenset(
         n for n in learned if has_started(parameters_of(operator).get(SCALE_NAMES[n]))
     )
-    fits = {name: found.fitted for name, found in operator.running.items()}
+    fits = operator.fits
     if starts != operator.known_starts:
         operator.known_starts = starts
     if fits != operator.known_fits:
@@ -196,12 +196,14 @@ def renew(operator: QuantizedOperator, before: QuantSpec) -> None:
     if ranges or not held.keys().isdisjoint(RANGE_NAMES.values()):
         dropped = {RANGE_NAMES[name] for name in OPERANDS if name not in same.intersection(ranges)}
         set_members(operator, buffers={n: x for n, x in held.items() if n not in dropped})
-        _add_ranges(operator)
+        add_ranges(operator)
     note(operator)
 
 
-def _add_ranges(operator: QuantizedOperator) -> None:
-    for name, fmt in operator.spec.items():
+def add_ranges(operator: QuantizedOperator) -> None:
+    """Adds empty ranges for the operands whose formats wait and have none."""
+    spec = vars(operator).get("spec", QuantSpec())  # that of an attention is its steps'
+    for name, fmt in spec.items():
         if not fmt.is_fitted and RANGE_NAMES[name] not in buffers_of(operator):
             operator.register_buffer(RANGE_NAMES[name], empty_range(_device(operator)))
 
@@ -231,7 +233,7 @@ def adopt_attributes(operator: QuantizedOperator) -> None:
             scales.zero_()
     if "spec" not in vars(operator):
         return
-    _add_ranges(operator)
+    add_ranges(operator)
     for operand, stored in dict(running).items():
         found = stored if isinstance(stored, RunningMaximum) else RunningMaximum(*stored)
         buffer = buffers_of(operator).get(RANGE_NAMES[operand])
