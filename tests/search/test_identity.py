@@ -99,6 +99,11 @@ def test_what_was_asked_of_an_object_changes_nothing():
     assert identity_of([one, one]) == identity_of([(1, 2), tuple(range(1, 3))])
 
 
+def test_a_lambda_may_move():
+    assert identity_of(lambda x: x + 1) == identity_of((lambda: lambda x: x + 1)())
+    assert identity_of(closing_over(1)) == identity_of(closing_over(1))
+
+
 def test_any_value_has_an_identity():
     assert identity_of(Itself()) == identity_of(Itself())
     assert identity_of(math.nan) == identity_of(float("nan"))

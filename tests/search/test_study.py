@@ -303,6 +303,18 @@ def test_a_study_goes_on_only_with_the_rule_it_was_begun_with(sampler, tmp_path)
     assert run(small(), **given).best == best
 
 
+@pytest.mark.parametrize("storage", ["memory", None])
+def test_a_rule_that_changes_its_mind_is_noticed(storage, tmp_path):
+    least = {"x": 0}
+    space = small(infeasible=lambda values: "small" if values["x"] < least["x"] else None)
+    given = {"out": tmp_path, "storage": storage, "sampler": "grid"}
+    search = Search(space, loss_by(space), Goal("loss", "minimize"), **given)
+    assert search.run(until=9, progress=False).best.config == {"x": "o0"}
+    least["x"] = 2
+    with pytest.raises(ConfigError, match="trial 0 is infeasible now: small"):
+        search.run(until=9, progress=False)
+
+
 def test_a_study_goes_on_only_if_what_was_excluded_still_is(tmp_path):
     run(small(infeasible=not_the_first), tmp_path, sampler="random")
     with pytest.raises(ConfigError, match="trial . was infeasible, and is not now"):

@@ -247,3 +247,24 @@ def test_gradients_of_frozen_weights_are_not_waited_for():
     run = Run(mg, "l1-norm").train(1, 20)
     assert (mg.modules["0"].weight[~mg.modules["0"].weight_mask] == 0).all()
     assert run.pruning.report()["layers"]["2"] == pytest.approx(0.8, abs=2e-3)
+
+
+def test_the_sums_of_a_schedule_leave_with_the_masks():
+    mg = small_graph()
+    Run(mg, "movement").train(1, 20)
+    assert "weight_saliency" in mg.modules["0"].state_dict()
+    thin, _ = passes.prune_transform_pass(
+        mg, {"weight": {"sparsity": 0.5, "granularity": "channel"}, "include": ["0"]}
+    )
+    assert thin.modules["2"].weight_saliency.shape == thin.modules["2"].weight.shape == (16, 8)
+    plain, _ = passes.prune_detach_hook_transform_pass(mg)
+    assert list(plain.modules["0"].state_dict()) == ["weight", "bias"]
+    assert torch.equal(plain.model(X), mg.model(X))
+
+
+def test_a_state_without_sums_begins_them_anew():
+    mg, other = small_graph(), small_graph()
+    Run(mg, "l1-norm").train(1, 10)
+    run = Run(other, "snip")
+    other.model.load_state_dict(mg.model.state_dict())
+    assert run.train(11, 20).pruning.report()["sparsity"] == pytest.approx(0.8, abs=2e-3)

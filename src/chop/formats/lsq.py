@@ -50,6 +50,10 @@ class LearnableFormat(NumberFormat):
         settled = tuple(float(f"{scale:.9g}") for scale in in_use(scales.detach()).tolist())
         return dataclasses.replace(self, scales=settled)  # type: ignore[type-var]
 
+    def without_scales(self) -> Self:
+        """This format with scales that are measured."""
+        return dataclasses.replace(self, scales=None)  # type: ignore[type-var]
+
 
 def with_scales_of(number_format: NumberFormat, channels: slice) -> NumberFormat:
     """A format that brings a scale per channel along, with those of some channels.

@@ -114,23 +114,26 @@ def ignore_unexpected(model: Any, pattern: str) -> None:
     model._keys_to_ignore_on_load_unexpected = {*(may_be_unexpected(model) or ()), pattern}
 
 
-def wrap_resized_head(wrap: Callable[[Any, Callable[..., Any]], Any]) -> None:
-    """Replaces how a model makes its output layer for a vocabulary of another size.
+def wrap_resized(wrap: Callable[[Any, Any, Callable[..., Any]], Any]) -> None:
+    """Replaces how a model makes its table and its output layer for a vocabulary of another size.
 
     Args:
-        wrap: takes (the output layer, a function that makes the `nn.Linear` of transformers from
-            it) and gives the new output layer.
+        wrap: takes (the model, the layer, a function that makes the layer of transformers from it)
+            and gives the new layer.
     """
     from transformers.modeling_utils import PreTrainedModel
 
     model: Any = PreTrainedModel
-    make = model._get_resized_lm_head
 
-    @functools.wraps(make)
-    def resized(self: Any, old_lm_head: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrap(old_lm_head, lambda head: make(self, head, *args, **kwargs))
+    def wrapped(make: Any) -> Any:
+        @functools.wraps(make)
+        def resized(self: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+            return wrap(self, layer, lambda old: make(self, old, *args, **kwargs))
 
-    model._get_resized_lm_head = resized
+        return resized
+
+    for name in ("_get_resized_embeddings", "_get_resized_lm_head"):
+        setattr(model, name, wrapped(getattr(model, name)))
 
 
 EXPERT_TRAITS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")

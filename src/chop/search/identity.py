@@ -75,11 +75,12 @@ class _Walk:
             yield from self._reduced(value)
 
     def _function(self, value: FunctionType) -> Iterator[Any]:
-        yield _name(value)
-        if "<" in value.__qualname__ or value.__module__ == "__main__":
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            for part in (value.__code__, value.__defaults__, value.__kwdefaults__, cells):
-                yield self.plain(part)
+        if "<" not in value.__qualname__ and value.__module__ != "__main__":
+            yield _name(value)
+            return
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        for part in (value.__code__, value.__defaults__, value.__kwdefaults__, cells):
+            yield self.plain(part)
 
     def _reduced(self, value: Any) -> Iterator[Any]:
         """What pickle would write; nothing more than the class where it cannot."""

@@ -148,7 +148,8 @@ class Search:
             raise ConfigError(f"until and workers: expected at least 1, got {until}, {workers}.")
         if workers > 1 and not self.is_shared:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
-        with self.opened(), live_progress(self.result, until, progress) as show:
+        with self.opened() as ledger, live_progress(self.result, until, progress) as show:
+            self._check_rules(ledger)  # functions, whose answers may have changed since it opened
             self._tidy()
             if workers == 1:
                 self._runner(HeartbeatMonitor()).run(until, show, wait)
@@ -298,8 +299,7 @@ class Search:
                     f"{self._begun_with} other {different}; give another name or out folder."
                 )
         ledger.sync()
-        for row in ledger.rows:
-            self._check_rules(row)
+        self._check_rules(ledger)
         for key, config in document["start"].items():
             ledger.queue(key, config)
 
@@ -318,19 +318,26 @@ class Search:
             for choice in self.space.choices
         }
 
-    def _check_rules(self, row: Row) -> None:
-        """Raises ConfigError where the space's rules are not those by which a trial was made."""
+    def _check_rules(self, ledger: Ledger) -> None:
+        """Raises ConfigError where the space's rules are not those by which trials were made."""
+        for row in ledger.rows:
+            what = self._other_rule(row)
+            if what is not None:
+                raise ConfigError(
+                    f"{self._begun_with} another {what}; give another name or out folder."
+                )
+
+    def _other_rule(self, row: Row) -> str | None:
+        """The rule that says another thing of a trial than when it was made."""
         config = row.record.config
         reason = self.space.why_infeasible(config)
         was_infeasible = row.outcome == "infeasible"
         if was_infeasible != (reason is not None):
             said = f"is infeasible now: {reason}" if reason else "was infeasible, and is not now"
-            what = f"rule 'infeasible': trial {row.number} {said}"
-        elif row.key not in (None, self.space.key(config)):
-            what = f"rule 'canonical' or 'active': trial {row.number} stands for another thing now"
-        else:
-            return
-        raise ConfigError(f"{self._begun_with} another {what}; give another name or out folder.")
+            return f"rule 'infeasible': trial {row.number} {said}"
+        if row.key not in (None, self.space.key(config)):
+            return f"rule 'canonical' or 'active': trial {row.number} stands for another thing now"
+        return None
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:

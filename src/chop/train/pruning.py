@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from chop.config import parse
 from chop.errors import ConfigError, check_known
@@ -17,7 +18,7 @@ from chop.nn.sparsity import SCORES, ScoreInputs
 from chop.passes.base import check_graph
 from chop.private.modules import buffers_of
 from chop.pruning.settings import PruneConfig, WeightPruning
-from chop.pruning.unstructured import count_masked, mask_lowest, take_targets
+from chop.pruning.unstructured import Target, count_masked, mask_lowest, take_targets
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -96,19 +97,16 @@ class GradualPruning:
         self.looks_at_gradients = SCORES[weight.method].needs == "gradients"
         self._check_targets()
         for target in self.targets if self.looks_at_gradients else ():
-            if SALIENCY not in buffers_of(target.modules[0]):
-                none = torch.zeros_like(target.weight.detach())
-                target.modules[0].register_buffer(SALIENCY, none)
+            _saliency_of(target)
         self._reached = 0.0
         self._prune(0.0)
 
     def __call__(self, step: int, steps: int) -> None:
         """Hides what is due before optimizer step `step` of `steps`, counted from 1."""
         for target in self.targets if self.looks_at_gradients else ():
-            gradient = target.weight.grad
-            saliency = buffers_of(target.modules[0])[SALIENCY]
-            if gradient is not None and saliency is not None:
-                saliency += target.weight.detach() * gradient
+            if target.weight.grad is not None:
+                saliency = _saliency_of(target)
+                saliency += target.weight.detach() * target.weight.grad
         done = (step / steps - self.begin) / (self.end - self.begin)
         share = self.schedule(min(done, 1.0)) if done > 0 else 0.0
         if share > self._reached and (step % self.every == 0 or done >= 1):
@@ -122,7 +120,9 @@ class GradualPruning:
         # Each choice draws the same numbers, so that a run which is resumed makes the same ones.
         generator = torch.Generator().manual_seed(self.settings.seed)
         score_inputs = {
-            target.path: ScoreInputs(generator, buffers_of(target.modules[0]).get(SALIENCY))
+            target.path: ScoreInputs(
+                generator, _saliency_of(target) if self.looks_at_gradients else None
+            )
             for target in self.targets
         }
         mask_lowest(due, self.settings, score_inputs, of_all=True)
@@ -161,6 +161,15 @@ class GradualPruning:
                 pruning(state.global_step + 1, state.max_steps)
 
         return PruningCallback()
+
+
+def _saliency_of(target: Target) -> Tensor:
+    """The buffer with the sum of weight * gradient; zeros where there is none yet."""
+    module = target.modules[0]
+    if buffers_of(module).get(SALIENCY) is None:
+        module.register_buffer(SALIENCY, torch.zeros_like(target.weight.detach()))
+    saliency: Tensor = module.get_buffer(SALIENCY)
+    return saliency
 
 
 def _schedulable(settings: PruneConfig) -> WeightPruning:

@@ -1,27 +1,73 @@
-"""Vocabularies of another size: the output layer stays quantized.
+"""Vocabularies of another size: tables and output layers stay quantized.
 
-transformers makes an `nn.Linear` of any output layer. Tables keep their kind there, and assign rows
-to `weight.data`.
+transformers makes an `nn.Linear` of any output layer. Tables keep their kind there, and it assigns
+rows to `weight.data`. What an operator has for each row, such as learned scales and masks, follows
+the rows here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from chop.errors import ConfigError
+from chop.formats import LearnableFormat, initial_scales
 from chop.nn.lora import LoraLinear
-from chop.nn.packed import PackedOperator, write
+from chop.nn.packed import PackedOperator, pack, write
 from chop.nn.quantized import QuantizedOperator
-from chop.private.transformers_api import wrap_resized_head
+from chop.nn.quantized.base import SCALE_NAMES
+from chop.nn.quantized.masks import FULL, MASK, SALIENCY
+from chop.private.modules import buffers_of, parameters_of
+from chop.private.transformers_api import wrap_resized
+
+Make = Callable[[nn.Module], nn.Module]
+"""Makes a layer for the new vocabulary as transformers does: the same one, or a new `nn.Linear`."""
 
 
-def _resized_head(head: nn.Module, make: Callable[[nn.Module], nn.Linear]) -> nn.Module:
-    made = make(head)
-    if made is head or not isinstance(head, QuantizedOperator):
-        return made
-    return take_rows(head, made)
+def _resized(model: Any, layer: nn.Module, make: Make) -> nn.Module:
+    if not isinstance(layer, QuantizedOperator):
+        return make(layer)
+    if isinstance(layer, LoraLinear):
+        raise ConfigError(
+            f"resize_token_embeddings: the output layer, a {type(layer).__name__}, has a LoRA "
+            "adapter; resize the vocabulary before that."
+        )
+    if isinstance(layer, PackedOperator) and _given_scales(layer) is not None:
+        return _resized_by_unpacking(model, layer, make)
+    return _take(layer, make(layer))
+
+
+def _take(layer: QuantizedOperator, made: nn.Module) -> QuantizedOperator:
+    if made is not layer:
+        assert isinstance(made, nn.Linear)
+        take_rows(layer, made)
+    elif not isinstance(layer, PackedOperator):
+        fit_rows(layer)
+    return layer
+
+
+def _resized_by_unpacking(model: Any, layer: PackedOperator, make: Make) -> nn.Module:
+    """A packed layer whose format has a scale for each row: rows and scales change together."""
+    unpacked: Any = layer.unpack()
+    trainable, exact = layer.packed_trainable, layer.packed_exact
+    table = model.get_input_embeddings()
+    if table is not layer and _is_tied(model, layer, table):
+        unpacked.weight = nn.Parameter(table.weight.detach(), requires_grad=False)
+        unpacked.spec = unpacked.spec.with_quantizers(weight=table.spec.weight)
+    twin = pack(_take(unpacked, make(unpacked)), exact=exact)
+    twin.packed_trainable = trainable
+    return twin
+
+
+def _is_tied(model: Any, head: PackedOperator, table: nn.Module) -> bool:
+    """Whether an output layer had the weight of a table that has its new rows already."""
+    if not getattr(model, "all_tied_weights_keys", None) or not isinstance(table, PackedOperator):
+        return False
+    kept = min(len(head.weight), len(table.weight))
+    return torch.equal(head.weight[:kept], table.weight[:kept])
 
 
 def take_rows(layer: QuantizedOperator, other: nn.Linear) -> QuantizedOperator:
@@ -34,22 +80,75 @@ def take_rows(layer: QuantizedOperator, other: nn.Linear) -> QuantizedOperator:
         other: a linear layer of as many inputs.
 
     Raises:
-        ConfigError: the layer has an adapter or is pruned, or its formats do not fit other rows.
+        ConfigError: its formats do not fit other rows.
     """
-    has = "has a LoRA adapter" if isinstance(layer, LoraLinear) else None
-    has = "is pruned" if layer.is_pruned else has
-    if has is not None:
-        raise ConfigError(
-            f"resize_token_embeddings: the output layer, a {type(layer).__name__}, {has}; resize "
-            "the vocabulary before that."
-        )
     for name, x in other.named_parameters():
         if isinstance(layer, PackedOperator) and name in layer.packed_shapes:
             write(layer, name, x, takes_rows=True)
         else:
             setattr(layer, name, x)
     vars(layer)["out_features"] = other.out_features
+    if not isinstance(layer, PackedOperator):
+        fit_rows(layer)
     return layer
 
 
-wrap_resized_head(_resized_head)
+@torch.no_grad()
+def fit_rows(layer: QuantizedOperator) -> None:
+    """Gives a layer as many masks and scales as its weight and its bias have rows now.
+
+    New rows are not masked, and their scales start as those of a new layer.
+    """
+    weight = parameters_of(layer)["weight"]
+    assert weight is not None
+    for name, fill in ((MASK, torch.ones_like), (FULL, torch.clone), (SALIENCY, torch.zeros_like)):
+        buffer = buffers_of(layer).get(name)
+        if buffer is not None and len(buffer) != len(weight):
+            whole = fill(weight.detach()).to(buffer.dtype)
+            buffers_of(layer)[name] = _with_rows_of(whole, buffer)
+    for operand in ("weight", "bias"):
+        if parameters_of(layer).get(operand) is not None:
+            _fit_learned_scales(layer, operand)
+            _fit_given_scales(layer, operand)
+
+
+def _fit_learned_scales(layer: QuantizedOperator, operand: str) -> None:
+    name = SCALE_NAMES[operand]
+    learned = parameters_of(layer).get(name)
+    if learned is None:
+        return
+    start = initial_scales(layer.spec.number_format(operand), layer.effective(operand).detach())
+    if start.numel() == learned.numel():
+        return
+    if operand in layer.waiting:  # what waits stays as it is
+        start = learned.detach()[:1].expand(len(start)).clone()
+    scales = _with_rows_of(start.to(learned.dtype), learned.detach())
+    setattr(layer, name, nn.Parameter(scales, requires_grad=learned.requires_grad))
+
+
+def _fit_given_scales(layer: QuantizedOperator, operand: str) -> None:
+    number_format, scales = getattr(layer.spec, operand), _given_scales(layer, operand)
+    if scales is None:
+        return
+    measured = number_format.without_scales()
+    start = initial_scales(measured, layer.effective(operand).detach())
+    if start.numel() != scales.numel():
+        fitted = measured.with_scales(_with_rows_of(start, scales.to(start.device)))
+        layer.spec = layer.spec.with_quantizers(**{operand: fitted})
+
+
+def _given_scales(layer: QuantizedOperator, operand: str = "weight") -> Tensor | None:
+    """The scales of rows that a format brings along; None where it has none, or one for all."""
+    number_format = getattr(layer.spec, operand)
+    given = number_format.scales if isinstance(number_format, LearnableFormat) else None
+    return None if given is None or len(given) < 2 else torch.tensor(given)
+
+
+def _with_rows_of(whole: Tensor, rows: Tensor) -> Tensor:
+    """A tensor whose first rows are those of another, as far as it has them."""
+    kept = min(len(whole), len(rows))
+    whole[:kept] = rows[:kept]
+    return whole
+
+
+wrap_resized(_resized)

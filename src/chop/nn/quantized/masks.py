@@ -52,14 +52,14 @@ def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
     weight = parameters_of(module)["weight"]
     assert weight is not None
     weight.copy_(full if kept is None else apply_mask(full, kept))
-    for name, value in ((MASK, kept), (FULL, full)):
+    for name in MASK_BUFFERS if kept is None else ():
+        buffers_of(module).pop(name, None)
+    for name, value in ((MASK, kept), (FULL, full)) if kept is not None else ():
         buffer = buffers_of(module).get(name)
-        if kept is None:
-            buffers_of(module).pop(name, None)
-        elif buffer is None:
+        if buffer is None:
             module.register_buffer(name, value)
         else:
-            buffer.copy_(value)  # type: ignore[arg-type]
+            buffer.copy_(value)
 
 
 def stored_weights(module: nn.Module) -> list[Tensor]:
@@ -104,7 +104,9 @@ def _keep_zeros(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
     for module in pruned:
         weight, mask = parameters_of(module).get("weight"), buffers_of(module)[MASK]
-        if weight is not None and mask is not None and id(weight) in updated:
+        if weight is None or mask is None or id(weight) not in updated:
+            continue
+        if mask.shape == weight.shape:  # another model may have given a shared weight more rows
             weight.detach().masked_fill_(~mask, 0)
 
 
