@@ -386,13 +386,41 @@ def test_every_format_that_is_named_is_read():
     assert set(LAYOUTS) == set(FORMATS)
 
 
-@pytest.mark.parametrize("key", ["kv_cache_scheme", "transform_config"])
+def with_settings(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("key", ["sparsity_config", "transform_config"])
 def test_what_else_changes_the_model_is_refused(key, tmp_path):
     by_hand(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"][key] = {"num_bits": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    with_settings(tmp_path, **{key: {"format": "sparse-24-bitmask"}})
     with pytest.raises(ConfigError, match=f"expected no {key}"):
+        load(tmp_path)
+
+
+def test_a_quantized_cache_is_told_and_its_scales_are_not_used(tmp_path, caplog):
+    tensors = by_hand(tmp_path)
+    expected = logits(load(tmp_path), tokens())
+    with_settings(
+        tmp_path,
+        kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+        sparsity_config={
+            "format": "dense",
+            "global_sparsity": 0.1,
+            "registry_requires_subclass": 0,
+        },
+        transform_config={},
+    )
+    attention = UP.replace("mlp.up_proj", "self_attn")
+    for name in ("k_scale", "v_scale", "k_proj.output_scale"):
+        tensors[f"{attention}.{name}"] = torch.ones(1)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(load(tmp_path), tokens()), expected)
+    assert "kv_cache_scheme: keys and values of the cache stay floats" in caplog.text
+    with_settings(tmp_path, kv_cache_scheme=None)
+    with pytest.raises(ConfigError, match=r"got 'model\.layers\.0\.self_attn\.k_"):
         load(tmp_path)
 
 

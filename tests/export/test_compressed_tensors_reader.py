@@ -196,6 +196,35 @@ def test_other_schemes_are_refused_by_name(change, reason, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("actorder", "order"),
+    [("static", None), ("weight", None), (None, "neighbors"), ("group", "neighbors"), (None, -1)],
+)
+def test_columns_in_their_order_are_read_whatever_they_were_rounded_in(actorder, order, tmp_path):
+    values = by_hand(tmp_path, actorder=actorder)
+    if order is not None:
+        add_orders(tmp_path, lambda x: x if order == "neighbors" else x.fill_(-1))
+    for path, layer in packed_layers(load_model(tmp_path)).items():
+        assert torch.equal(layer.weight, values[path]), path
+
+
+@pytest.mark.parametrize("actorder", ["group", None])
+def test_columns_in_another_order_are_refused(actorder, tmp_path):
+    by_hand(tmp_path, actorder=actorder)
+    add_orders(tmp_path, lambda x: x.flip(0))
+    with pytest.raises(ConfigError, match="expected weights in their order, got actorder of gr"):
+        load_model(tmp_path)
+
+
+def add_orders(folder, change):
+    """The group of each column, of groups of 16."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("weight_shape")]:
+        groups = torch.arange(int(tensors[name][1]), dtype=torch.int32) // 16
+        tensors[name.replace("_shape", "_g_idx")] = change(groups).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def changed(folder, change):
     config = json.loads((folder / "config.json").read_text())
     change(config["quantization_config"])

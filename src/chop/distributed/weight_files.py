@@ -108,6 +108,21 @@ def stored_dtype(path: str | Path) -> torch.dtype | None:
     return None
 
 
+def stored_dtypes(path: str | Path) -> dict[str, str]:
+    """The type of every tensor of a safetensors file or Hugging Face folder, by its name there.
+
+    Returns: safetensors' names, such as "F32" and "I8".
+
+    Raises:
+        CheckpointError: a file is missing or broken.
+    """
+    found: dict[str, str] = {}
+    for file in _files(Path(path)):
+        with open_file(file) as opened:
+            found |= {x: str(opened.get_slice(x).get_dtype()) for x in opened.offset_keys()}
+    return found
+
+
 @dataclass(frozen=True)
 class Stored:
     """A tensor in a file.

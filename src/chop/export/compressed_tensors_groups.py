@@ -31,8 +31,12 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     WHOLE: ("int", "float"),
 }
 """Types of codes of formats with any strategy, whose layers may round their inputs."""
-LEFT_OUT = ("kv_cache_scheme", "transform_config", "sparsity_config")
+LEFT_OUT = ("transform_config", "sparsity_config")
 """What else a folder may say of a model, which would not be the same without."""
+DENSE = "dense"
+"""Format of a `sparsity_config` whose weights are all stored."""
+REORDERED = ("group", "dynamic")
+"""Of `actorder`: columns are in an order of their own. Else they were rounded in it alone."""
 CLASSES = ("Embedding", "Linear")
 """Of layers that are packed, as targets name them."""
 EXPRESSION = "re:"
@@ -52,6 +56,8 @@ class Group:
         group_size: columns that do, with strategy `group`; with `block` rows and columns.
         is_symmetric: there are no zero points.
         inputs: how inputs are rounded; None: not at all.
+        is_reordered: columns may be in an order of their own, which a tensor says.
+        may_lack_inputs: modules without a static scale of inputs take them as they are.
     """
 
     targets: tuple[str, ...]
@@ -63,6 +69,8 @@ class Group:
     group_size: int | None
     is_symmetric: bool
     inputs: InputScheme | None
+    is_reordered: bool = False
+    may_lack_inputs: bool = False
 
     def matches(self, path: str) -> Iterator[tuple[int, str]]:
         """Rank and text of each target that may be a module's: path, expression, class.
@@ -90,7 +98,9 @@ def parse_groups(settings: Any, where: str) -> list[Group]:
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(f"'{where}': expected config_groups in its quantization_config.")
     for key in LEFT_OUT:
-        if settings.get(key):
+        said = settings.get(key)
+        is_dense = isinstance(said, Mapping) and said.get("format") == DENSE
+        if said and not is_dense:
             raise ConfigError(f"'{where}': expected no {key}, which has no form here.")
     default = settings.get("format")
     return [_group(plain, default, f"'{where}', {name}") for name, plain in groups.items()]
@@ -102,8 +112,6 @@ def _group(plain: Any, default: Any, where: str) -> Group:
         raise ConfigError(f"{where}: expected targets and weights, got {plain!r:.80}.")
     if plain.get("output_activations") is not None:
         raise ConfigError(f"{where}: expected float results, got output_activations.")
-    if weights.get("actorder") is not None:
-        raise ConfigError(f"{where}: expected weights in their order, got actorder.")
     stored = plain.get("format") or default
     if not isinstance(stored, str) or stored not in FORMATS:
         raise ConfigError(f"{where}: format '{stored}': {did_you_mean(str(stored), FORMATS)}")
@@ -116,7 +124,11 @@ def _group(plain: Any, default: Any, where: str) -> Group:
     targets = tuple(x for x in named if not x.startswith(EXPRESSION))
     found = (x.removeprefix(EXPRESSION) for x in named if x.startswith(EXPRESSION))
     expressions = tuple(expression(x, where) for x in found)
-    return Group(targets, expressions, stored, bits, kind, strategy, size, is_symmetric, inputs)
+    is_reordered = weights.get("actorder") in (*REORDERED, True)
+    return Group(
+        *(targets, expressions, stored, bits, kind, strategy, size, is_symmetric, inputs),
+        is_reordered=is_reordered,
+    )
 
 
 def _codes(weights: Mapping[str, Any], stored: str, where: str) -> tuple[int, str]:

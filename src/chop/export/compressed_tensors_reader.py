@@ -6,8 +6,9 @@ scales are taken as they are: no weight becomes a float on the way.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,16 @@ from chop.export.weight_files import document, tensors_of
 from chop.formats import FP8, MXFP, NVFP4, NumberFormat
 from chop.ir.huggingface.config_file import CONFIG
 
-ZEROS = "weight_zero_point"
+log = logging.getLogger(__name__)
+
+ZEROS, ORDER = "weight_zero_point", "weight_g_idx"
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_global_scale")
 """Tensors of a module beside its `weight` and `bias`."""
 OTHERS = re.compile(
     r"\.(weight|input|output|q|k|v)_(packed|(global_)?scale|zero_point|g_idx|shape)$"
 )
+CACHE = "kv_cache_scheme"
+CACHE_SCALES = re.compile(r"(\.[qkv]_(scale|zero_point)|\.[kv]_proj\.output_(scale|zero_point))$")
 CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 """Of weights, which nothing else in a folder has."""
 
@@ -65,21 +70,54 @@ def read(folder: Path) -> Read:
         CheckpointError: files are missing or broken, or do not fit what `config.json` says.
     """
     config = document(folder / CONFIG)
-    groups = parse_groups(config.get("quantization_config"), str(folder))
+    settings: Any = config.get("quantization_config")
+    groups = parse_groups(settings, str(folder))
+    return read_groups(folder, config, groups, quantizes_cache=bool(settings.get(CACHE)))
+
+
+def read_groups(
+    folder: Path, config: Mapping[str, Any], groups: Sequence[Group], *, quantizes_cache: bool
+) -> Read:
+    """What a folder holds whose tensors are named as those of compressed-tensors.
+
+    Args:
+        folder: local, of safetensors.
+        config: its `config.json`.
+        groups: which modules have which scheme.
+        quantizes_cache: scales of a cache of keys and values may be there; they are not used, which
+            is a warning.
+
+    Raises:
+        ConfigError, CheckpointError: as `read`.
+    """
     tensors = tensors_of(folder)
     paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
     packed, inputs = dict[str, Stored](), dict[str, NumberFormat]()
     for path in paths:
         group = group_of(path, groups)
         packed[path] = _stored(path, tensors, group)
-        for part in ("weight", *PARTS, *([] if group.is_symmetric else [ZEROS])):
+        for part in ("weight", *PARTS, ORDER, *([] if group.is_symmetric else [ZEROS])):
             tensors.pop(f"{path}.{part}", None)
-        if group.inputs is not None:
+        has_none = f"{path}.{SCALE}" not in tensors and group.may_lack_inputs
+        if group.inputs is not None and not has_none:
             scale = None if group.inputs.is_dynamic else tensors.pop(f"{path}.{SCALE}", None)
             with decoding(f"{METHOD}: '{path}' does not fit {group.format}"):
                 inputs[path] = group.inputs.number_format(scale)
+    if quantizes_cache:
+        _drop_cache_scales(tensors, folder)
     _refuse_others(tensors, folder)
     return Read(config, tensors, packed, inputs=inputs)
+
+
+def _drop_cache_scales(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Takes the scales of keys and values out of a folder's tensors, and says so."""
+    for name in [name for name in tensors if CACHE_SCALES.search(name)]:
+        del tensors[name]
+    log.warning(
+        "%s: %s: keys and values of the cache stay floats, their scales are not used.",
+        folder,
+        CACHE,
+    )
 
 
 def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -98,7 +136,7 @@ def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
 def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
     parts = {
         part: tensors[f"{path}.{part}"]
-        for part in ("weight", ZEROS, *PARTS)
+        for part in ("weight", ZEROS, ORDER, *PARTS)
         if f"{path}.{part}" in tensors
     }
     wanted, read = LAYOUTS[group.format]
@@ -111,7 +149,22 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
             f"{METHOD}: '{path}' lacks {' and '.join(missing)} of {group.format}."
         )
     with decoding(f"{METHOD}: '{path}' does not fit {group.format} in {group.bits} bits"):
+        _check_order(path, parts.get(ORDER), group)
         return read(parts, group)
+
+
+def _check_order(path: str, order: Tensor | None, group: Group) -> None:
+    """Raises ConfigError where groups are not of neighbors."""
+    is_ordered = not group.is_reordered
+    if order is not None:
+        span = group.group_size or order.numel()
+        neighbors = torch.arange(order.numel(), dtype=order.dtype) // span
+        is_ordered = bool((order == -1).all()) or torch.equal(order, neighbors)
+    if not is_ordered:
+        raise ConfigError(
+            f"{METHOD}: '{path}': expected weights in their order, got actorder of groups; "
+            "llm-compressor writes groups of neighbors with actorder 'static'."
+        )
 
 
 def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:

@@ -10,7 +10,7 @@ import copy
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ChopError, ConfigError, enumerate_names, first_line
+from chop.errors import CheckpointError, ChopError, ConfigError, first_line
 from chop.export.stored import Stored, coded_modules
 from chop.export.weight_files import WHOLE, document, tensors_of
 from chop.files import write_json, writing
 from chop.formats import NumberFormat
 from chop.ir.huggingface.config_file import CONFIG, check_config
+from chop.ir.huggingface.generation_file import read_generation_config
+from chop.ir.huggingface.unread import Unread
 from chop.nn.packed.base import BUFFER_NAMES
+from chop.private.transformers_api import without_load_report
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +117,10 @@ def load(
                 f"'{path}' has float weights alone, and its config.json says {reader.name}."
             )
         with library_errors(path, temporary):
-            return _model(found, Path(temporary), choose or _named, settings).eval()
+            model: Any = _model(found, Path(temporary), choose or _named, settings).eval()
+    model.name_or_path = model.config.name_or_path = str(path)
+    read_generation_config(model, path)
+    return model  # type: ignore[no-any-return]
 
 
 def read_coded(
@@ -204,9 +210,7 @@ def _model(
         with writing(folder / WHOLE):
             save_file(kept, folder / WHOLE, metadata={"format": "pt"})
     model: nn.Module
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # one line below says what its table would say
-    try:
+    with without_load_report():  # lines below say what it would
         model, report = kind.from_pretrained(
             folder,
             config=config,
@@ -214,23 +218,9 @@ def _model(
             output_loading_info=True,
             trust_remote_code=False,
         )
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-    _check_sizes(model, report["mismatched_keys"], has_new_head=bool(settings))
-    fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
-    if fresh:
-        log.warning("drawn at random, not read: %s", enumerate_names(sorted(fresh), MOST_NAMES))
+    for note in Unread.of_report(report).check(model, f"'{folder}'", has_new_head=bool(settings)):
+        log.warning("%s", note)
     return model
-
-
-def _check_sizes(model: Any, mismatched: Iterable[tuple[Any, ...]], has_new_head: bool) -> None:
-    """Raises CheckpointError where floats have another shape, but for those of a new head."""
-    kept = f"{model.base_model_prefix}." if has_new_head else ""
-    for key, found, expected in sorted(mismatched):
-        if key.startswith(kept):
-            raise CheckpointError(
-                f"'{key}' has the shape {list(found)}, by config.json {list(expected)}."
-            )
 
 
 def _spare_biases(found: Read, kind: Any, config: Any) -> set[str]:

@@ -20,8 +20,11 @@ READERS: Mapping[str, str] = {
     "compressed-tensors": "chop.export.compressed_tensors_reader",
     "gptq": "chop.export.gptq_reader",
     "awq": "chop.export.awq_reader",
+    "modelopt": "chop.export.modelopt_reader",
 }
 """The module of each reader, by `quant_method` of a folder; it has the `READER`."""
+OTHER_SETTINGS: Mapping[str, str] = {"hf_quant_config.json": "modelopt"}
+"""`quant_method` by a file beside a `config.json` without a `quantization_config`."""
 GGUF_READER = "chop.export.gguf_reader"
 
 
@@ -38,8 +41,36 @@ def reader_of(path: Path) -> Reader | None:
         settings = read_json(path / CONFIG).get("quantization_config")
     except (OSError, ConfigError):
         return None
+    if not settings:
+        beside = (method for file, method in OTHER_SETTINGS.items() if (path / file).is_file())
+        settings = {"quant_method": next(beside, None)}
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
     return _reader_in(READERS[method]) if isinstance(method, str) and method in READERS else None
+
+
+def check_method(config: Any, where: str) -> None:
+    """Raises ConfigError where nothing reads the weights that a configuration speaks of.
+
+    Args:
+        config: of transformers.
+        where: the folder, for messages.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    # Registers how transformers reads folders of chop.
+    from chop.ir.huggingface import quantizer as _quantizer  # noqa: F401
+
+    settings = getattr(config, "quantization_config", None)
+    if not settings:
+        return
+    plain = settings if isinstance(settings, Mapping) else settings.to_dict()
+    method = plain.get("quant_method")
+    is_bitsandbytes = plain.get("load_in_8bit") or plain.get("load_in_4bit")
+    if not is_bitsandbytes and method not in {*READERS, *AUTO_QUANTIZATION_CONFIG_MAPPING}:
+        raise ConfigError(
+            f"{where}: quantization_config has the quant_method {method!r:.40}, which neither chop "
+            f"nor transformers reads; chop reads {', '.join(READERS)}."
+        )
 
 
 def _reader_in(module: str) -> Reader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,19 +15,21 @@ from chop.errors import (
     ConfigError,
     UnavailableError,
     did_you_mean,
-    enumerate_names,
     first_line,
 )
 from chop.export.gguf_header import gguf_file
-from chop.export.reader import MOST_NAMES, fresh_model, library_errors
-from chop.export.readers import load, reader_of
-from chop.hub import hub_is_reachable
+from chop.export.reader import fresh_model, library_errors
+from chop.export.readers import check_method, load, reader_of
+from chop.hub import hub_folder, hub_is_reachable
 from chop.installed import fitting_packages
 from chop.ir.huggingface.config_file import check_config, config_errors
-from chop.ir.huggingface.layers import check_layers, spare_layers
+from chop.ir.huggingface.generation_file import read_generation_config
+from chop.ir.huggingface.unread import Unread
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.own import build_own, is_own
 from chop.models.places import place_of
+from chop.models.stored_numbers import check_numbers
+from chop.private.transformers_api import failed_conversions, without_load_report
 from chop.runs import MANIFEST
 
 if TYPE_CHECKING:
@@ -125,62 +126,48 @@ def _from_checkpoint(
             return fresh_model(model_class, config)
     if is_coded:
         return load(place, choose, **settings)
+    check_method(config, f"'{name}'")
     return _read_weights(model_class, name, config, new_head=wants_labels)
 
 
 def _read_weights(
     model_class: Any, name: str, config: PreTrainedConfig, *, new_head: bool
 ) -> nn.Module:
-    import transformers
     from safetensors import SafetensorError
 
-    verbosity = transformers.logging.get_verbosity()
-    # One line below says what its table of the weights that were not read would say.
-    transformers.logging.set_verbosity_error()
+    from chop.ir.huggingface.quantizer import names_in
+
     model: nn.Module
+    tables: list[str] = []
     hint = "expected model.safetensors (in Python, pretrained=False draws fresh ones)"
     try:
-        model, report = model_class.from_pretrained(
-            name,
-            config=config,
-            local_files_only=not hub_is_reachable(),
-            ignore_mismatched_sizes=new_head,
-            output_loading_info=True,
-            trust_remote_code=False,  # without an answer it would ask on the terminal
-        )
+        with without_load_report() as tables:  # lines below say what it would
+            model, report = model_class.from_pretrained(
+                name,
+                config=config,
+                local_files_only=not hub_is_reachable(),
+                ignore_mismatched_sizes=True,  # so that all of them are known
+                output_loading_info=True,
+                trust_remote_code=False,  # without an answer it would ask on the terminal
+            )
     except OSError as error:
         raise _not_found(name, "weights", hint=hint) from error
     except (SafetensorError, RuntimeError) as error:
-        message = f"'{name}': the weights cannot be read: {first_line(error)}"
-        raise CheckpointError(message) from error
+        reason = failed_conversions(tables) or first_line(error)
+        raise CheckpointError(f"'{name}': the weights cannot be read: {reason}") from error
     except ChopError:
         raise
     except (ImportError, ValueError) as error:
         message = f"'{name}': transformers cannot build the model: {first_line(error)}"
         raise ConfigError(message) from error
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-    _check_body(name, model, report["mismatched_keys"])
-    check_layers(model, report["missing_keys"], f"'{name}'")
-    if spare := spare_layers(model, report["unexpected_keys"]):
-        names = enumerate_names(spare, MOST_NAMES)
-        log.warning("%s: not read, its config.json has fewer layers: %s", name, names)
-    fresh = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
-    if fresh:
-        names = enumerate_names(sorted(fresh), MOST_NAMES)
-        log.warning("%s: drawn at random, not read: %s", name, names)
+    notes = Unread.of_report(report).check(model, f"'{name}'", new_head)
+    if getattr(model, "hf_quantizer", None) is None:
+        folder = Path(name) if Path(name).is_dir() else hub_folder(name) or Path(name)
+        notes += check_numbers(model, folder, names_in, f"'{name}'")
+    for note in notes:
+        log.warning("%s: %s", name, note)
+    read_generation_config(model, name)
     return model
-
-
-def _check_body(name: str, model: nn.Module, mismatched: Iterable[tuple[Any, ...]]) -> None:
-    """Raises CheckpointError where weights other than a head's have another shape."""
-    body = f"{getattr(model, 'base_model_prefix', '')}."
-    for key, found, expected in sorted(mismatched):
-        if key.startswith(body):
-            raise CheckpointError(
-                f"'{name}': the weights do not fit its config.json: '{key}' has the shape "
-                f"{list(found)}, expected {list(expected)}."
-            )
 
 
 @fitting_packages()

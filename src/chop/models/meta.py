@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,14 +15,24 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from chop.distributed.load import SafetensorsSource
-from chop.distributed.weight_files import stored_dtype
+from chop.distributed.weight_files import stored_dtype, stored_tensors
 from chop.errors import CheckpointError, check_known
+from chop.export.readers import check_method
+from chop.ir.huggingface.generation_file import read_generation_config
+from chop.ir.huggingface.unread import Unread
 from chop.models.load import AUTO_CLASSES, model_class_of, read_config
+from chop.models.stored_numbers import check_numbers
 from chop.private.modules import buffers_of, not_persistent
-from chop.private.transformers_api import constructor_of, is_stack_of_experts
+from chop.private.transformers_api import (
+    constructor_of,
+    is_stack_of_experts,
+    may_be_unexpected,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
 
 
 def meta_model(
@@ -49,6 +60,7 @@ def meta_model(
     if task is not None:
         check_known(task, AUTO_CLASSES, "unknown task")
     config = read_config(str(folder), num_labels)
+    check_method(config, f"'{folder}'")
     model_class = model_class_of(config, task, wants_labels=num_labels is not None)
     make = constructor_of(model_class)
     wanted = dtype or config.dtype or stored_dtype(folder)
@@ -58,18 +70,9 @@ def meta_model(
         for name in buffers_of(module).keys() - not_persistent(module):
             buffer = buffers_of(module)[name]
             buffers_of(module)[name] = None if buffer is None else buffer.to("meta")
-    _read_generation_config(model, Path(folder))
+    read_generation_config(model, folder)
     model.eval()
     return model
-
-
-def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
-    """What the folder says of `generate`, in the place of what its class does."""
-    from transformers import GenerationConfig
-    from transformers.utils import GENERATION_CONFIG_NAME
-
-    if model.can_generate() and (folder / GENERATION_CONFIG_NAME).is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 def weights_source(
@@ -85,12 +88,18 @@ def weights_source(
 
     Raises:
         CheckpointError: as of `SafetensorsSource`, or transformers puts a tensor of the model
-            together from several of the file, and these are not the matrices of experts.
+            together from several of the file, and these are not the matrices of experts; or files
+            have codes, or tensors that the model has no place for.
     """
     names = _FileNames(model)
-    return SafetensorsSource(
+    source = SafetensorsSource(
         folder, model if graph is None else graph, names.rename, names.place_of_expert
     )
+    notes = names.check_used(folder)
+    notes += check_numbers(model, Path(folder), names.by_file, f"'{folder}'")
+    for note in notes:
+        log.warning("%s: %s", folder, note)
+    return source
 
 
 @contextmanager
@@ -128,6 +137,7 @@ class _FileNames:
         steps = get_model_conversion_mapping(model)
         self._converters = [step for step in steps if isinstance(step, WeightConverter)]
         self._renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+        self._model = model
         self._own, self._class = model.state_dict(), type(model).__name__
         self._prefix = str(getattr(model, "base_model_prefix", ""))
 
@@ -158,6 +168,26 @@ class _FileNames:
             return None
         numbers = (int(found) for found in re.findall(r"\d+", name.rpartition("experts")[2]))
         return next(numbers, 0), step.source_patterns.index(converted)
+
+    def by_file(self, _: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
+        """By name in a file, the model's."""
+        return {name: self._renamed(name)[0] for name in names}
+
+    def check_used(self, folder: str | Path) -> list[str]:
+        """Sentences on tensors of a folder that belong to another head, see `Unread.check`.
+
+        Raises:
+            CheckpointError: the model has no place for others.
+        """
+        own = self.by_file(self._model, (name for name, _ in stored_tensors(folder)))
+        ignored = [*(may_be_unexpected(self._model) or ())]
+        tied = getattr(self._model, "all_tied_weights_keys", {})
+        unexpected = {
+            x
+            for x in own.values()
+            if x not in self._own and x not in tied and not any(re.search(y, x) for y in ignored)
+        }
+        return Unread(unexpected=unexpected).check(self._model, f"'{folder}'")
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key

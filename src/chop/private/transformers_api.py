@@ -6,7 +6,10 @@ Known for transformers 5; `tests/private/test_fences.py` fails first where a nam
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +22,9 @@ MASKING, MODELING, GENERIC = (
     "transformers.utils.generic",
 )
 """The modules that a capture patches, where they are imported."""
+LOAD_REPORT = "LOAD REPORT"
+"""In the table that transformers logs of tensors that were not read."""
+FAILED_CONVERSION = re.compile(r"^(\S+) *\|.*CONVERSION", re.MULTILINE)
 EXPERTS = "_experts_implementation_internal"
 """The attribute of a configuration that names how experts are called."""
 FIND_PACKED = "find_packed_sequence_indices"
@@ -97,6 +103,41 @@ def kept_in_float32(model: Any) -> Any:
 def keep_in_float32(model: Any, patterns: Any) -> None:
     """Sets what `kept_in_float32` gives."""
     model._keep_in_fp32_modules_strict = patterns
+
+
+@contextmanager
+def without_load_report() -> Iterator[list[str]]:
+    """Inside, transformers does not print its table of tensors that were not read.
+
+    All else that it warns of is printed. The caller has to say what the table would.
+
+    Yields: the tables, as they come.
+    """
+    logger, tables = logging.getLogger(MODELING), list[str]()
+
+    def is_other(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if LOAD_REPORT in text:
+            tables.append(text)
+        return LOAD_REPORT not in text
+
+    logger.addFilter(is_other)
+    try:
+        yield tables
+    finally:
+        logger.removeFilter(is_other)
+
+
+def failed_conversions(tables: Sequence[str]) -> str | None:
+    """Which tensors could not be put together from those of files; None: no table says so.
+
+    Args:
+        tables: of `without_load_report`.
+    """
+    names = [x for table in tables for x in FAILED_CONVERSION.findall(table)]
+    if not names:
+        return None
+    return f"the parts that '{names[0]}' is put together from are not all there, or not of one size"
 
 
 def may_be_missing(model: Any) -> Any:

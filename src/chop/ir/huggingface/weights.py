@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from chop.errors import CheckpointError, did_you_mean
+from chop.ir.huggingface.unread import tool_of
 from chop.ir.storage.tensor_store import open_file
 from chop.nn.packed import PackedOperator
 from chop.private.modules import buffers_of, parameters_of
@@ -40,7 +41,7 @@ class StoredTensors:
 
     def __init__(self, model: Any, files: Sequence[str], names_in: NamesIn) -> None:
         _check_inside(model.config.name_or_path, files)
-        self._prefix = model.base_model_prefix
+        self._prefix, self._known = model.base_model_prefix, {*model.state_dict()}
         self._found: dict[str, tuple[str, list[int]]] = {}
         self._files: dict[str, Path] = {}
         for file in files:
@@ -59,12 +60,18 @@ class StoredTensors:
 
     def check_float(self) -> None:
         """Raises CheckpointError where there are codes, which nothing says the formats of."""
-        packed = next((name for name in self._found if name.endswith(".weight_codes")), None)
-        if packed is not None:
-            raise CheckpointError(
-                f"the folder's weights have '{packed}', but its quantization_config lacks the "
-                "'modules' that say what codes mean; expected float weights."
-            )
+        coded = next((name for own, name in self._renamed.items() if self._is_coded(own)), None)
+        if coded is None:
+            return
+        lacking = "no quantization_config says what they mean"
+        if tool_of(coded) == "chop":
+            lacking = "its quantization_config lacks the 'modules' that say what codes mean"
+        raise CheckpointError(
+            f"the folder's weights have '{coded}', but {lacking}; expected float weights."
+        )
+
+    def _is_coded(self, own: str) -> bool:
+        return own not in self._known and tool_of(own) is not None
 
     def differ(self, key: str, other: str) -> bool:
         """Whether the files have two tensors of these names, and they are not the same."""

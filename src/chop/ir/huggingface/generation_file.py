@@ -1,0 +1,35 @@
+"""generation_config.json of a folder: stop tokens and sampling of the model's `generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chop.errors import CheckpointError, ConfigError, first_line
+from chop.files.documents import read_json
+from chop.ir.huggingface.config_file import config_errors
+
+FILE = "generation_config.json"
+
+
+def read_generation_config(model: Any, folder: str | Path) -> None:
+    """Gives a model what a folder says of `generate`, if it has such a file.
+
+    Args:
+        model: of transformers; of a class that does not generate, it stays as it is.
+        folder: local.
+
+    Raises:
+        CheckpointError: the file is broken. Transformers would take its own defaults.
+    """
+    from transformers import GenerationConfig
+
+    file = Path(folder) / FILE
+    if not model.can_generate() or not file.is_file():
+        return
+    try:
+        read_json(file)
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    except (ConfigError, *config_errors()) as error:
+        message = f"'{file}' cannot be read: {first_line(error)}"
+        raise CheckpointError(message) from error

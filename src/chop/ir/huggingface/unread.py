@@ -1,0 +1,266 @@
+"""Tensors of files that a model of transformers did not read, and its tensors that no file has.
+
+A task's head may be on one side alone: that is a warning. Of all other tensors, each is read, or
+named in an error.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from chop.errors import CheckpointError, enumerate_names
+from chop.ir.huggingface.layers import NUMBERED, check_layers, spare_layers
+from chop.ir.huggingface.skeleton import empty_model
+from chop.nn.packed.base import BUFFER_NAMES
+from chop.private.modules import buffers_of, parameters_of
+
+MOST_NAMES = 8
+POOLER = re.compile(r"(^|\.)pooler\.")
+"""Classes of one family have it or not, by an argument that no configuration tells."""
+DERIVED = re.compile(
+    r"(^|\.)(position_ids|masked_bias|inv_freq|relative_position_index|num_batches_tracked)$"
+)
+"""Buffers that are computed or counted, which releases store or leave out."""
+CAUSAL_MASK = re.compile(r"\.(self_)?att(entio)?n\.bias$")
+"""Of old decoders: of a module that has no bias for its results."""
+OPERANDS = {name: operand for operand, names in BUFFER_NAMES.items() for name in names}
+CODES = {
+    r"weight_(packed|shape|global_scale|zero_point)|input_(scale|zero_point)": (
+        "compressed-tensors or ModelOpt"
+    ),
+    r"weight_scale(_2)?": "compressed-tensors or ModelOpt",
+    r"weight_scale_inv": "DeepSeek's FP8",
+    r"[kv]_scale": "a quantized cache of keys and values",
+    r"qweight|qzeros|scales|g_idx": "GPTQ or AWQ",
+    r"weight_(codes|scales|tensor_scale)": "chop",
+    r"(weight\.)?(absmax|quant_map|quant_state\..*|SCB)": "bitsandbytes",
+}
+"""Tools by the ends of the names of their tensors."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What is left of the tensors of files, and of those of a model.
+
+    Attributes:
+        missing: the model's tensors that no file has.
+        unexpected: tensors of files, by the model's names as far as it has some, without a place.
+        mismatched: name, shape in the files and shape in the model of those of another size.
+    """
+
+    missing: Collection[str] = ()
+    unexpected: Collection[str] = ()
+    mismatched: Collection[tuple[str, Any, Any]] = ()
+
+    @classmethod
+    def of_report(cls, report: Mapping[str, Any]) -> Unread:
+        """What `from_pretrained` says with `output_loading_info`."""
+        keys = ("missing_keys", "unexpected_keys", "mismatched_keys")
+        return cls(*(report[key] for key in keys))
+
+    def check(self, model: Any, where: str, has_new_head: bool = False) -> list[str]:
+        """Sentences on parts of heads, which the caller is to warn of.
+
+        Args:
+            model: of transformers, loaded.
+            where: of the files, for messages.
+            has_new_head: the head may be of another size than that of the files.
+
+        Raises:
+            CheckpointError: something else is left; it is named.
+        """
+        for key, found, expected in [] if has_new_head else sorted(self.mismatched):
+            raise CheckpointError(
+                f"{where}: the weights cannot be read: '{key}' has the shape {[*found]}, by "
+                f"config.json {[*expected]}."
+            )
+        check_layers(model, self.missing, where)
+        family = _Family(model)
+        unexpected = {family.own_name(key) for key in self.unexpected}
+        spare = spare_layers(model, unexpected)
+        beyond = tuple(f"{path}." for path in spare)
+        others = sorted(key for key in unexpected if not key.startswith(beyond))
+        unread = [key for key in others if not family.is_derived(key)]
+        without_place = [key for key in unread if not family.is_of_another_head(key)]
+        if without_place:
+            raise CheckpointError(f"{where}: {_no_place(model, without_place)}")
+        missing = sorted(key for key in self.missing if not DERIVED.search(key))
+        needed = [key for key in missing if not family.may_be_new(key, self)]
+        if needed:
+            raise CheckpointError(
+                f"{where}: the weights lack {_first(needed)}, which the {type(model).__name__} of "
+                "its config.json needs."
+            )
+        for key, found, expected in sorted(self.mismatched):
+            if family.is_of_body(key):
+                raise CheckpointError(
+                    f"{where}: the weights do not fit its config.json: '{key}' has the shape "
+                    f"{[*found]}, expected {[*expected]}."
+                )
+        fresh = sorted([*missing, *(key for key, *_ in self.mismatched)])
+        return [*_notes(model, spare, fresh, unread)]
+
+
+def _notes(model: Any, spare: list[str], fresh: list[str], unread: list[str]) -> Iterator[str]:
+    if spare:
+        names = enumerate_names(spare, MOST_NAMES)
+        yield f"not read, its config.json has fewer layers: {names}"
+    others = f"no place in a {type(model).__name__}: {enumerate_names(unread, MOST_NAMES)}"
+    if fresh:
+        both = f"; not used, {others}" if unread else ""
+        yield f"drawn at random, not read: {enumerate_names(fresh, MOST_NAMES)}{both}"
+    elif unread:
+        yield f"not used, {others}"
+
+
+def _first(names: list[str]) -> str:
+    """The first name, and how many others there are."""
+    return enumerate_names([f"'{name}'" for name in names], 1)
+
+
+def _no_place(model: Any, names: list[str]) -> str:
+    """What is wrong with tensors that a model does not have."""
+    tool = next((x for name in names if (x := tool_of(name))), None)
+    if tool is None:
+        kind = type(model).__name__
+        return f"the {kind} of its config.json has no place for {_first(names)}."
+    return (
+        f"the weights are codes of {tool}, as {_first([x for x in names if tool_of(x) == tool])}, "
+        "and no quantization_config in its config.json says how they are decoded: fetch the "
+        "config.json that the tool wrote."
+    )
+
+
+def tool_of(name: str) -> str | None:
+    """The tool whose codes have a tensor of this name; None: none is known.
+
+    Args:
+        name: of a tensor in a file.
+    """
+    found = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
+    return next(found, None)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A model, and the other classes of transformers with its body.
+
+    Attributes:
+        model: it.
+    """
+
+    model: Any
+    _built: dict[type, frozenset[str]] = field(default_factory=dict)
+
+    def own_name(self, key: str) -> str:
+        """The name that a tensor of a file would have in the model: with its body's, or without."""
+        prefix = f"{self.model.base_model_prefix}."
+        names = {key: 0, f"{prefix}{key}": 1, key.removeprefix(prefix): 0}
+        return max(names, key=lambda name: self._depth(name) - names[name])
+
+    def _depth(self, key: str) -> int:
+        """How many of the modules round a tensor the model has."""
+        steps = key.split(".")[:-1]
+        ends = range(len(steps), 0, -1)
+        return next((end for end in ends if ".".join(steps[:end]) in self._modules), 0)
+
+    def is_derived(self, key: str) -> bool:
+        """Whether a tensor of a file is one that the model computes."""
+        is_buffer = any(key == name for name, _ in self.model.named_buffers())
+        parent = self._modules.get(key.rpartition(".")[0])
+        has_bias = parent is not None and any(True for _ in parameters_of(parent).values())
+        is_mask = CAUSAL_MASK.search(key) is not None and not has_bias
+        return is_buffer or is_mask or DERIVED.search(key) is not None
+
+    def is_of_another_head(self, key: str) -> bool:
+        """Whether a tensor of a file is of a head, or a part of a body, that this class lacks."""
+        path = key.rpartition(".")[0]
+        parent = self._modules.get(path)
+        if self.is_of_layer(key) or (parent is not None and _tensor_names(parent)):
+            return False
+        if self._saved is None:
+            return True
+        wanted = self._plain(path or key)
+        classes = [self._saved, *(x for x in self._siblings() if x is not self._saved)]
+        return any(wanted in self._parts(x) for x in classes)
+
+    def may_be_new(self, key: str, left: Unread) -> bool:
+        """Whether a tensor that no file has may be drawn at random, as a new head's."""
+        if self._saved not in (None, type(self.model)) and not POOLER.search(key):
+            return self._plain(key) not in self._parts(self._saved)
+        path = key.rpartition(".")[0]
+        own = {f"{path}.{name}".lstrip(".") for name in _tensor_names(self._modules[path])}
+        if own & self._stored(left.missing):
+            return False
+        is_new = self._saved is None or self.model.get_output_embeddings() is None
+        return POOLER.search(key) is not None or (is_new and not self.is_of_body(key))
+
+    def _stored(self, missing: Collection[str]) -> set[str]:
+        """The model's tensors that the files have under names of their own."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        return {*self.model.state_dict()} - {*missing} - {*tied}
+
+    def is_of_body(self, key: str) -> bool:
+        """Whether a tensor is of the body, which all tasks have."""
+        body = self.model.base_model
+        return body is self.model or key.startswith(f"{self.model.base_model_prefix}.")
+
+    def is_of_layer(self, key: str) -> bool:
+        """Whether a tensor is of a numbered layer that the model has."""
+        found = NUMBERED.match(key)
+        return found is not None and f"{found['list']}.{found['number']}" in self._modules
+
+    @cached_property
+    def _modules(self) -> dict[str, nn.Module]:
+        return dict(self.model.named_modules(remove_duplicate=False))
+
+    @cached_property
+    def _saved(self) -> type | None:
+        """The class that wrote the files, by config.json; None: transformers has none."""
+        import transformers
+
+        name = str((self.model.config.architectures or [""])[0])
+        found = getattr(transformers, name, None)
+        return found if isinstance(found, type) else None
+
+    def _siblings(self) -> Iterable[type]:
+        """Other classes of models with this configuration."""
+        from transformers import PreTrainedModel
+
+        kind = type(self.model.config)
+        for found in vars(sys.modules[type(self.model).__module__]).values():
+            is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
+            if is_model and found.config_class is kind and "forward" in vars(found):
+                yield found
+
+    def _parts(self, cls: type) -> frozenset[str]:
+        """Paths of the tensors of a class, and of modules with some."""
+        if cls not in self._built:
+            try:
+                made = empty_model(cls.__name__, self.model.config)
+            except Exception:  # a class that wants another configuration has none of them
+                made = None
+            names = [] if made is None else [self._plain(name) for name in made.state_dict()]
+            parts = (name.split(".") for name in names)
+            self._built[cls] = frozenset(
+                ".".join(steps[:end]) for steps in parts for end in range(1, len(steps) + 1)
+            )
+        return self._built[cls]
+
+    def _plain(self, path: str) -> str:
+        """A path without the name of the body, and a tensor of codes by the name of its operand."""
+        path = path.removeprefix(f"{self.model.base_model_prefix}.")
+        parent, _, last = path.rpartition(".")
+        return f"{parent}.{OPERANDS[last]}" if last in OPERANDS else path
+
+
+def _tensor_names(module: nn.Module) -> list[str]:
+    own = {**parameters_of(module), **buffers_of(module)}
+    return [name for name, x in own.items() if x is not None]
