@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.compressed_run import compressed_run, workload_config
 from chop.actions.settings.export import ExportConfig
+from chop.data.tokenizer import find_processor
 from chop.errors import CheckpointError, ChopError, ConfigError, first_line
 from chop.export.flat import map_tensors, named_tensors
 from chop.export.gguf_header import gguf_file
@@ -183,22 +184,15 @@ def _settings_of_run(run: Path, given: Mapping[str, Any]) -> WorkloadConfig | No
 
 
 def tokenizer_of(config: ExportConfig) -> Any:
-    """The tokenizer of the model's folder or file, or of the folder for transformers of a run."""
-    from transformers import AutoTokenizer
-
+    """The tokenizer or processor of the model's folder or file, or of a run's folder `model`."""
     path = Path(config.model).expanduser()
     if is_gguf(config.model):
         from chop.export.gguf_reader import read_tokenizer
 
         return read_tokenizer(place_of(str(path)))
     places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
-    for place in [] if config.model in BUILTIN_MODELS else places:
-        try:
-            # Without an answer it would ask on the terminal whether to run a folder's code.
-            return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        except (OSError, ValueError, KeyError):  # it has none, or one of a class of its own
-            continue
-    return None
+    found = map(find_processor, [] if config.model in BUILTIN_MODELS else places)
+    return next((processor for processor in found if processor is not None), None)
 
 
 def is_gguf(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chop.data.reviews import vocabulary
 from chop.data.stories import END, story_words
@@ -55,6 +55,24 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
             f"'{name}': no tokenizer found{reach}; give a local folder that has one (for a command "
             f"--tokenizer), or a built-in: {did_you_mean(name, BUILTIN_TOKENIZERS)}"
         ) from error
+
+
+def find_processor(place: str) -> Any:
+    """The processor or tokenizer that a model came with; None: it came alone.
+
+    Args:
+        place: a local folder, or a name on the hub.
+    """
+    from transformers import AutoProcessor, AutoTokenizer
+
+    # Without the libraries of a processor its tokenizer can be had.
+    for kind in (AutoProcessor, AutoTokenizer):
+        try:
+            # Without an answer it would ask on the terminal whether to run a folder's code.
+            return kind.from_pretrained(place, trust_remote_code=False)
+        except (OSError, ValueError, KeyError, ImportError):  # none, or of a class of its own
+            continue
+    return None
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None) -> None:

@@ -77,6 +77,8 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         UnavailableError: gguf is not installed.
         WriteError: the disk is full or read-only.
     """
+    from transformers import ProcessorMixin
+
     TARGET.require()
     model, unheld = packed_model(mg, TARGET.name)
     config: Any = model.config
@@ -86,6 +88,8 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
             "give one of AutoModelForCausalLM."
         )
     architecture = architecture_of(config)
+    if isinstance(tokenizer, ProcessorMixin):
+        tokenizer = getattr(tokenizer, "tokenizer", None)
     vocabulary = None if tokenizer is None else vocabulary_of(tokenizer, config.vocab_size)
     tensors, reasons = _tensors(model, architecture)
     refuse(TARGET.name, reasons | unheld, WAY_OUT)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.data.tokenizer import find_processor
 from chop.errors import ChopError
 from chop.files import atomic_folder
 from chop.ir.graph import MaseGraph
@@ -76,11 +77,11 @@ def _processor(config: WorkloadConfig) -> Any:
     """The tokenizer or processor that came with the model; None where none did."""
     if config.model in BUILTIN_MODELS or is_own(config.model):
         return None
-    from transformers import AutoProcessor, AutoTokenizer
+    if config.tokenizer is None:
+        return find_processor(config.model)
+    from transformers import AutoTokenizer
 
     try:
-        if config.tokenizer is not None:
-            return AutoTokenizer.from_pretrained(config.tokenizer, trust_remote_code=False)
-        return AutoProcessor.from_pretrained(config.model, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(config.tokenizer, trust_remote_code=False)
     except (OSError, ValueError):  # a folder with a model alone
         return None

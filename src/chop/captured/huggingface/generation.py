@@ -58,14 +58,17 @@ def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None)
     vars(model).update(
         captured=captured,
         config=copy.deepcopy(record.config),
-        generation_config=_generation_config(record),
+        generation_config=generation_config_of(record),
         training=captured.training,
     )
     return model
 
 
-def _generation_config(record: CaptureRecord) -> Any:
+def generation_config_of(record: CaptureRecord) -> Any:
     """The settings of a record as transformers takes them.
+
+    Args:
+        record: of a graph.
 
     Raises:
         CaptureError: they are none, as a file may have them.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from chop.captured.huggingface.generation import generation_config_of
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import member_at
@@ -205,12 +206,14 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
         return found
     from chop.ir.huggingface.skeleton import empty_model
 
-    made = empty_model(name, captured.record.config)
+    made: Any = empty_model(name, captured.record.config)
     if made is None:
         raise GraphError(
             f"to_module: a checkpoint has no code, and {name} is no class of transformers; give a "
             f"model of that class, mg.to_module(like={name}(...)). Its weights are not read."
         )
+    if captured.record.generation_config is not None:
+        made.generation_config = generation_config_of(captured.record)
     return _original_of(made, captured)
 
 
