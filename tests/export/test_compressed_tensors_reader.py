@@ -6,14 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.export import compressed_tensors as writer
 from chop.export.compressed_tensors_groups import group_of as group_of_path
 from chop.export.compressed_tensors_groups import parse_groups
+from chop.export.compressed_tensors_reader import LAYOUTS
 from chop.export.readers import load
-from chop.formats import GroupInteger, ScaleInteger
+from chop.formats import Encoded, GroupInteger, ScaleInteger
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
 from tests.export.decoders import captured, decoder, logits, quantized, rounded, tokens
@@ -223,6 +225,63 @@ def add_orders(folder, change):
         groups = torch.arange(int(tensors[name][1]), dtype=torch.int32) // 16
         tensors[name.replace("_shape", "_g_idx")] = change(groups).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def whole_codes(codes, bits):
+    """The reference: as many codes of a row in a word as fit, the first in its low bits."""
+    each, rows = 32 // bits, []
+    for row in (codes + 2 ** (bits - 1)).tolist():
+        parts = [row[at : at + each] for at in range(0, len(row), each)]
+        words = [sum(code << bits * i for i, code in enumerate(part)) for part in parts]
+        rows.append([word - (word >> 31 << 32) for word in words])
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), [(3, True), (5, False), (6, True), (7, True)])
+def test_words_of_whole_codes_are_read_as_older_releases_wrote_them(
+    bits, symmetric, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(globals(), "packed_words", whole_codes)
+    values = by_hand(tmp_path, bits, scale_dtype=torch.float32, symmetric=symmetric)
+    changed(tmp_path, lambda settings: settings.update(version="0.10.2"))
+    for path, layer in packed_layers(load_model(tmp_path)).items():
+        assert torch.equal(layer.weight, values[path]), path
+
+
+def test_a_version_says_how_words_of_one_length_are_filled():
+    codes = torch.randint(-4, 4, (2, 16))  # two words in either layout
+    shape, scale = torch.tensor([2, 16]), torch.ones(2, 1)
+    weights = {"num_bits": 3, "type": "int", "strategy": "channel"}
+    plain = {"group_0": {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}}
+    for version, pack in (("0.17.1", whole_codes), ("0.18.0", packed_words), (None, packed_words)):
+        (group,) = parse_groups({"config_groups": plain, "version": version}, "x")
+        parts = {"weight_packed": pack(codes, 3), "weight_scale": scale, "weight_shape": shape}
+        stored = LAYOUTS["pack-quantized"][1](parts, group)
+        found = Encoded(stored.codes, torch.Size((2, 16)), torch.float32, stored.scales)
+        assert torch.equal(stored.number_format.decode(found), codes.float()), version
+
+
+def test_experts_of_a_mixture_are_refused_in_one_sentence(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    experts = {"shared_expert_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
+    config = Qwen2MoeConfig(vocab_size=16, **sizes, **heads, **experts)
+    Qwen2MoeForCausalLM(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = torch.ones(16, 16, dtype=torch.int8)
+        tensors[name.replace(".weight", ".weight_scale")] = torch.ones(16, 1)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "format": "int-quantized"}}
+    settings = {"quant_method": "compressed-tensors", "config_groups": groups}
+    plain = json.loads((tmp_path / "config.json").read_text())
+    plain["quantization_config"] = settings
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    match = r"mixture of experts with codes of each one, such as 'model.layers.0.mlp.experts.0.down"
+    with pytest.raises(ConfigError, match=match) as caught:
+        load_model(tmp_path)
+    assert "did you mean" not in str(caught.value)
 
 
 def changed(folder, change):

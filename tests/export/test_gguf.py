@@ -400,7 +400,7 @@ def test_rows_scales_and_inputs_are_refused_by_module(tmp_path):
 
 
 UNLIKE = [
-    ("phi", {}, "got model_type 'phi': did you mean 'phi3'"),
+    ("phi", {}, "got model_type 'phi': known are gemma2.*compressed-tensors holds"),
     ("llama", {"hidden_act": "gelu"}, "llama with hidden_act='silu', got 'gelu'"),
     ("llama", {"attention_bias": True}, "attention_bias=False, got True"),
     ("mistral", {"sliding_window": 16}, "got one of 16 positions; set max_position_embeddings"),

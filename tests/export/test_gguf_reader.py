@@ -10,7 +10,7 @@ import transformers
 from transformers.pytorch_utils import Conv1D
 
 from chop import passes
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, ConfigError
 from chop.export import gguf as writer
 from chop.export import gguf_reader
 from chop.export.gguf import TARGET, read_model
@@ -300,3 +300,13 @@ def test_other_heads_and_other_numbers_of_labels(tmp_path):
     assert type(model).__name__ == "LlamaForSequenceClassification"
     assert len(packed_layers(model)) == 8 and model.score.out_features == 3
     assert read_config(str(path)).architectures == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("name", ["llama4", "lama", "phi2", "gemma4"])
+def test_other_architectures_are_refused_without_a_guess(name, tmp_path):
+    file = gguf_bytes.llama()
+    file.set("general.architecture", gguf_bytes.value(gguf_bytes.TEXT, name))
+    (tmp_path / "model.gguf").write_bytes(file.content())
+    with pytest.raises(ConfigError, match=f"architecture '{name}', which is not read") as caught:
+        load_model(tmp_path / "model.gguf")
+    assert "did you mean" not in str(caught.value) and "llama, nemotron" in str(caught.value)

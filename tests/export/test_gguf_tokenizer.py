@@ -1,12 +1,15 @@
 """Tokenizers of bytes in GGUF: the same ids in transformers, and how texts are split."""
 
+import copy
+
 import pytest
 import transformers
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from chop.export.gguf import TARGET
 from chop.export.gguf_reader import read_tokenizer
-from chop.export.gguf_tokenizer import LLAMA3, QWEN2
+from chop.export.gguf_split import LLAMA3, QWEN2, set_split
+from chop.private.transformers_api import gguf_splits
 from tests.export.test_gguf import VOCABULARY, captured, check, quantized, refused
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
@@ -59,6 +62,14 @@ SPLITS = {
     "qwen2": split_by(QWEN2),
     "default": [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)],
 }
+OF_LLAMA_CPP = {
+    # Texts and their parts, from llama.cpp's own splits.
+    "smollm": ("a 2024 cats'   12", ["a", "Ġ", "2", "0", "2", "4", "Ġcats", "'", "ĠĠĠ", "1", "2"]),
+    "gpt-2": ("a 2024 cats'   12", ["a", "Ġ2024", "Ġcats", "'", "ĠĠ", "Ġ12"]),
+    "qwen2": ("a 2024 IT'S\n\n", ["a", "Ġ", "2", "0", "2", "4", "ĠIT", "'S", "ĊĊ"]),
+    "llama-bpe": ("a 20245 IT'S\n\n", ["a", "Ġ", "202", "45", "ĠIT", "'S", "ĊĊ"]),
+    "default": ("a 20245,it's", ["a", "Ġ", "202", "45", ",", "it", "'", "s"]),
+}
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -73,6 +84,56 @@ def test_the_way_texts_are_split_is_named(name, tmp_path):
         read = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
         for text in [*TEXTS, "the 2024 cats' 12345\n\n  mats"]:
             assert read(text).input_ids == tokenizer(text).input_ids
+
+
+@pytest.mark.parametrize("name", OF_LLAMA_CPP)
+def test_the_way_texts_are_split_is_read(name, tmp_path):
+    mg = quantized(captured("llama"))
+    tokenizer = byte_level()
+    set_split(tokenizer, name)
+    TARGET.write(mg, tmp_path / "model.gguf", tokenizer)
+    read = read_tokenizer(tmp_path)
+    text, parts = OF_LLAMA_CPP[name]
+    split = read.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [part for part, _ in split] == parts
+    assert read.backend_tokenizer.model.ignore_merges == (name == "llama-bpe")
+
+
+@pytest.mark.parametrize("name", ["smollm", "command-r", "stablelm2", "tekken", "default", "new"])
+def test_a_tokenizer_is_written_back_as_it_was_read(name, tmp_path, caplog):
+    mg = quantized(captured("llama"))
+    tokenizer = byte_level(chat_template="{{ messages[0]['content'] }}")
+    tokenizer.add_tokens(["<think>"])
+    assert set_split(tokenizer, name) is (name != "new")
+    if name == "tekken":
+        words = split_by(gguf_splits()[name])
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
+    TARGET.write(mg, tmp_path / "one.gguf", tokenizer)
+    read = read_tokenizer(tmp_path / "one.gguf")
+    assert ("'new', which is not known" in caplog.text) is (name == "new")
+    read.save_pretrained(tmp_path / "folder")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    for number, found in enumerate((read, copy.deepcopy(read), again)):
+        file = tmp_path / f"again{number}.gguf"
+        TARGET.write(mg, file, found)
+        assert file.read_bytes() == (tmp_path / "one.gguf").read_bytes()
+        assert fields(file)["tokenizer.ggml.pre"] == name
+        for text in [*TEXTS, "a<think>b", "the 2024 cats' 12345\n\n  mats"]:
+            assert read_tokenizer(file)(text).input_ids == read(text).input_ids
+
+
+def fields(file):
+    """Texts and numbers of a file, by key."""
+    reader = gguf.GGUFReader(file)
+    return {key: field.contents() for key, field in reader.fields.items()}
+
+
+def test_a_split_that_was_changed_is_named_by_its_steps(tmp_path):
+    tokenizer = byte_level()
+    set_split(tokenizer, "command-r")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(SPLITS["qwen2"])
+    TARGET.write(quantized(captured("llama")), tmp_path / "model.gguf", tokenizer)
+    assert fields(tmp_path / "model.gguf")["tokenizer.ggml.pre"] == "qwen2"
 
 
 def test_other_tokenizers_are_refused(tmp_path):

@@ -26,7 +26,8 @@ from chop.formats.elements import Fixed
 from chop.formats.scaling import ScaledFloatScale
 from chop.ir.graph import MaseGraph
 
-METHOD = "compressed-tensors"
+METHOD, VERSION = "compressed-tensors", "0.20.0"
+"""Name of the library, and the version whose layout folders have."""
 INTEGERS, MX4, MX8, NV4 = (
     "pack-quantized",
     "mxfp4-pack-quantized",
@@ -37,6 +38,8 @@ INTEGERS, MX4, MX8, NV4 = (
 INTEGERS_IN, FLOATS_IN, WHOLE = "int-quantized", "float-quantized", "naive-quantized"
 """Formats of a `weight` of int8, or of float8: of layers that round their inputs, and of others."""
 MIXED = "mixed-precision"
+WHOLE_WORDS = (2, 4, 8)
+"""Bits of codes that fill words of 32 bits."""
 MX_BLOCK, NV_BLOCK = 32, 16
 HELD = (
     "It holds linear layers in integers with a scale for a group of a row, a row or all "
@@ -284,6 +287,11 @@ def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
             f"the library decodes these formats to bfloat16, and the model is in {dtype}: load it "
             "with dtype=torch.bfloat16"
         )
+    if any(scheme.format == INTEGERS and scheme.bits not in WHOLE_WORDS for scheme in used):
+        notes.append(
+            "codes of 3, 5, 6 and 7 bits are those of compressed-tensors 0.18 and newer; older "
+            "versions decode other numbers without an error"
+        )
     if any(scheme.strategy == "tensor" and scheme.format == INTEGERS for scheme in used):
         notes.append("vLLM runs weights with a scale for a group or row, not one for all")
     if any(scheme.is_rounded for scheme in used):
@@ -318,6 +326,7 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
         "quant_method": METHOD,
         "format": formats.pop() if len(formats) == 1 else MIXED,
         "quantization_status": "compressed",
+        "version": VERSION,
         "config_groups": {f"group_{i}": s.plain(t) for i, (s, t) in enumerate(groups)},
         "ignore": float_layers(model, schemes),
     }

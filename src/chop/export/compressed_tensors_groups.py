@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chop.errors import ConfigError, did_you_mean
@@ -35,6 +35,8 @@ LEFT_OUT = ("transform_config", "sparsity_config")
 """What else a folder may say of a model, which would not be the same without."""
 DENSE = "dense"
 """Format of a `sparsity_config` whose weights are all stored."""
+DENSE_SINCE = 18
+"""Minor version of the library in which codes first went on in the next word."""
 REORDERED = ("group", "dynamic")
 """Of `actorder`: columns are in an order of their own. Else they were rounded in it alone."""
 CLASSES = ("Embedding", "Linear")
@@ -57,6 +59,7 @@ class Group:
         is_symmetric: there are no zero points.
         inputs: how inputs are rounded; None: not at all.
         is_reordered: columns may be in an order of their own, which a tensor says.
+        has_whole_codes: codes do not go on in the next word, as before compressed-tensors 0.18.
         may_lack_inputs: modules without a static scale of inputs take them as they are.
     """
 
@@ -70,6 +73,7 @@ class Group:
     is_symmetric: bool
     inputs: InputScheme | None
     is_reordered: bool = False
+    has_whole_codes: bool = False
     may_lack_inputs: bool = False
 
     def matches(self, path: str) -> Iterator[tuple[int, str]]:
@@ -103,7 +107,12 @@ def parse_groups(settings: Any, where: str) -> list[Group]:
         if said and not is_dense:
             raise ConfigError(f"'{where}': expected no {key}, which has no form here.")
     default = settings.get("format")
-    return [_group(plain, default, f"'{where}', {name}") for name, plain in groups.items()]
+    version = re.match(r"0\.(\d+)\.", str(settings.get("version")))
+    is_old = version is not None and int(version[1]) < DENSE_SINCE
+    return [
+        replace(_group(plain, default, f"'{where}', {name}"), has_whole_codes=is_old)
+        for name, plain in groups.items()
+    ]
 
 
 def _group(plain: Any, default: Any, where: str) -> Group:

@@ -174,18 +174,34 @@ def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
     """
     packed, scale, bits = parts["weight_packed"], parts["weight_scale"], group.bits
     rows, columns = _shape(parts)
-    if packed.dtype != torch.int32 or packed.shape != (rows, -(-columns * bits // WORD)):
+    if packed.dtype != torch.int32 or packed.ndim != 2 or len(packed) != rows:
         raise ValueError(f"weight_packed is {packed.dtype} {tuple(packed.shape)}")
-    codes = words_unpacked(packed, bits, columns)
+    codes = _codes_in(packed, "weight_packed", columns, group)
     per_row = _check_scales(scale, rows, columns, group)
     span = group.group_size if group.strategy == "group" else None
     if group.is_symmetric:
         return stored_integers(codes.short() - (1 << (bits - 1)), scale, bits, span)
     zeros = parts[ZEROS]
-    if zeros.dtype != torch.int32 or zeros.shape != (-(-rows * bits // WORD), per_row):
+    if zeros.dtype != torch.int32 or zeros.ndim != 2 or zeros.size(1) != per_row:
         raise ValueError(f"{ZEROS} is {zeros.dtype} {tuple(zeros.shape)}")
-    unpacked = words_unpacked(zeros.t(), bits, rows).t().double()  # as codes, along the rows
+    unpacked = _codes_in(zeros.t(), ZEROS, rows, group).t().double()  # as codes, along the rows
     return stored_affine(codes, scale.view(rows, per_row), unpacked, bits, span)
+
+
+def _codes_in(words: Tensor, name: str, count: int, group: Group) -> Tensor:
+    """uint8 (rows, count), the codes of words of 32 bits.
+
+    Before compressed-tensors 0.18 a word had whole codes alone: ten of 3 bits, six of 5.
+    """
+    bits, each = group.bits, WORD // group.bits
+    dense, whole = -(-count * bits // WORD), -(-count // each)
+    if words.size(1) == dense and (dense != whole or not group.has_whole_codes):
+        return words_unpacked(words, bits, count)
+    if words.size(1) != whole:
+        raise ValueError(f"{name} is {words.dtype} {tuple(words.shape)}")
+    places = torch.arange(each, dtype=torch.int32) * bits
+    codes = (words.unsqueeze(-1) >> places) & ((1 << bits) - 1)
+    return codes.flatten(1)[:, :count].to(torch.uint8)
 
 
 def _check_scales(scale: Tensor, rows: int, columns: int, group: Group) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from chop.errors import ConfigError, did_you_mean, enumerate_names
+from chop.errors import ConfigError, enumerate_names
 from chop.export.gguf_architectures import ARCHITECTURES, UNREAD, Architecture
 from chop.export.gguf_rope import check_rope, read_rope, rope_metadata
 
@@ -30,8 +30,8 @@ def architecture_of(config: Any) -> Architecture:
         )
     if kind not in ARCHITECTURES:
         raise ConfigError(
-            f"gguf: expected a model of a known architecture, got model_type '{kind}': "
-            f"{did_you_mean(kind, ARCHITECTURES)}"
+            f"gguf: expected a model of a known architecture, got model_type '{kind}': known are "
+            f"{enumerate_names(sorted(ARCHITECTURES), SHOWN)}; {AS_IT_IS}"
         )
     found = ARCHITECTURES[kind]
     computed = {name: compute(config) for name, compute in found.computed.items()}

@@ -21,7 +21,6 @@ from chop.errors import (
     CheckpointError,
     ChopError,
     ConfigError,
-    did_you_mean,
     enumerate_names,
     first_line,
 )
@@ -38,6 +37,7 @@ from chop.export.gguf_header import (
 )
 from chop.export.gguf_names import Named, heads_of, named_parameters, scale_name
 from chop.export.gguf_rope import frequency_divisors
+from chop.export.gguf_split import DEFAULT, PRE, set_split, without_others
 from chop.export.gguf_stored import stored_of
 from chop.export.reader import MOST_NAMES, Read, Reader, library_errors, without_data
 from chop.export.stored import Stored
@@ -51,6 +51,8 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 LLAMA3_FACTORS = (8.0, 32.0)
 """Of Llama 3.1 and 3.2: a file has what they come to, and not the settings."""
 SPLIT, HEAD, TOKENS = "split.count", "output.weight", "tokenizer.ggml.tokens"
+KIND, OF_BYTES = "tokenizer.ggml.model", "gpt2"
+OTHERWISE = "texts may be split otherwise than in llama.cpp."
 VOCABULARY = (TOKENS, *(f"tokenizer.ggml.{x}" for x in ("token_type", "scores", "merges")))
 """Arrays of a tokenizer."""
 
@@ -117,12 +119,17 @@ def read_tokenizer(path: Path) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         write_part(file, header, kept, Path(folder) / file.name)
         try:
-            return AutoTokenizer.from_pretrained(
+            tokenizer: Any = AutoTokenizer.from_pretrained(
                 folder, gguf_file=file.name, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # kinds that are not known raise their own
             log.warning("%s: its tokenizer cannot be read: %s", file, first_line(error))
             return None
+    tokenizer = without_others(tokenizer, header.arrays[TOKENS])
+    pre = str(header.metadata.get(PRE, DEFAULT))
+    if header.metadata.get(KIND) == OF_BYTES and not set_split(tokenizer, pre):
+        log.warning("%s: %s is '%.80s', which is not known: %s", file, PRE, pre, OTHERWISE)
+    return tokenizer
 
 
 def _config(file: Path, header: Header) -> Any:
@@ -137,8 +144,8 @@ def _config(file: Path, header: Header) -> Any:
         )
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
-            f"'{file}': expected a known architecture, got {name!r:.80}: "
-            f"{did_you_mean(str(name), known)}"
+            f"'{file}' is of the architecture {name!r:.80}, which is not read; those that are: "
+            f"{', '.join(sorted(known))}."
         )
     _check_header(file, name, header)
     try:

@@ -16,10 +16,12 @@ from chop.export.gguf_sentencepiece import (
     has_space_before,
     scores_of,
 )
+from chop.export.gguf_split import DEFAULT, NAME, WHOLE_WORDS, name_of, steps_named
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of tokens in GGUF."""
-UNKNOWN_PRE = "default"
+UNUSED_TEXT = "[PAD{}]"
+"""Of an id without a token."""
 OTHERWISE = "may split texts in another way"
 SPACED = "puts a space also before texts that begin with one, and after special tokens"
 IDS = {
@@ -29,18 +31,6 @@ IDS = {
     "pad_token_id": "padding_token_id",
 }
 """By attribute of a tokenizer, the key in GGUF."""
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-PRE_TOKENIZERS = {
-    ("words",): "gpt-2",
-    ("digits", "words"): "smollm",
-    (LLAMA3, "bytes"): "llama-bpe",
-    (QWEN2, "bytes"): "qwen2",
-}
-"""Names of llama.cpp's ways to split a text before merges, by the steps of the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +89,25 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         template = [{"name": name, "template": text} for name, text in template.items()]
+    said = tokenizer.init_kwargs.get(NAME)
+    pre = name_of(tuple(_steps(document["pre_tokenizer"])), said if isinstance(said, str) else None)
     found = Vocabulary(
-        [texts.get(index, f"[PAD{index}]") for index in range(size)],
+        [texts.get(index, UNUSED_TEXT.format(index)) for index in range(size)],
         [types.get(index, UNUSED) for index in range(size)],
         [x if isinstance(x, str) else " ".join(x) for x in document["model"]["merges"]],
-        PRE_TOKENIZERS.get(tuple(_steps(document["pre_tokenizer"])), UNKNOWN_PRE),
+        pre or DEFAULT,
         _ids(tokenizer),
         template,
     )
     space_before = has_space_before(document)
     if space_before is None:
-        return found if found.pre != UNKNOWN_PRE else replace(found, differences=OTHERWISE)
+        takes_words = bool(document["model"].get("ignore_merges"))
+        is_split_alike = (
+            pre is not None
+            and steps_named(pre) is not None
+            and (not takes_words or pre in WHOLE_WORDS)
+        )
+        return found if is_split_alike else replace(found, differences=OTHERWISE)
     is_metaspace = (document.get("pre_tokenizer") or {}).get("type") == "Metaspace"
     return _of_characters(found, space_before, SPACED if is_metaspace and space_before else "")
 
@@ -118,7 +116,9 @@ def _tokens(document: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, int]
     """Texts and types of tokens by id."""
     vocabulary = document["model"]["vocab"]
     texts = {index: token for token, index in vocabulary.items()}
-    types = dict.fromkeys(texts, NORMAL)
+    types = {
+        index: UNUSED if x == UNUSED_TEXT.format(index) else NORMAL for index, x in texts.items()
+    }
     for token in document.get("added_tokens") or []:
         texts[token["id"]] = token["content"]
         types[token["id"]] = CONTROL if token["special"] else USER_DEFINED

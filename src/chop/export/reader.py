@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 CODES, SCALES, TENSOR_SCALE = BUFFER_NAMES["weight"]
 MOST_NAMES = 8
+EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ def _model(
     kind = choose(config)
     if kind is None:
         raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
+    _refuse_experts(found, kind, config, folder)
     layers, weights = getattr(config, "num_hidden_layers", 0), len(found.weights)
     if isinstance(layers, int) and layers > weights:
         raise CheckpointError(f"'{folder}' has {weights} tensors for {layers} layers.")
@@ -221,6 +224,22 @@ def _model(
     for note in Unread.of_report(report).check(model, f"'{folder}'", has_new_head=bool(settings)):
         log.warning("%s", note)
     return model
+
+
+def _refuse_experts(found: Read, kind: Any, config: Any, folder: Path) -> None:
+    """Raises ConfigError where experts are coded one by one, and transformers joins them."""
+    experts = sorted(path for path in found.packed if EXPERT.search(path))
+    if not experts:
+        return
+    model = without_data(kind, config)
+    own = dict(model.named_modules(remove_duplicate=False))
+    first = next((path for path in experts if path not in own), None)
+    if first is not None:
+        raise ConfigError(
+            f"'{folder}' is a mixture of experts with codes of each one, such as '{first}', and a "
+            f"{type(model).__name__} has one matrix for all experts: such folders are not read; "
+            "quantize the float model with chop."
+        )
 
 
 def _spare_biases(found: Read, kind: Any, config: Any) -> set[str]:

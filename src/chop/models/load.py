@@ -23,7 +23,7 @@ from chop.export.readers import check_method, load, reader_of
 from chop.hub import hub_folder, hub_is_reachable
 from chop.installed import fitting_packages
 from chop.ir.huggingface.config_file import check_config, config_errors
-from chop.ir.huggingface.generation_file import read_generation_config
+from chop.ir.huggingface.generation_file import check_generation_config, read_generation_config
 from chop.ir.huggingface.unread import Unread
 from chop.models.builtin import BUILTIN_MODELS
 from chop.models.own import build_own, is_own
@@ -137,6 +137,7 @@ def _read_weights(
 
     from chop.ir.huggingface.quantizer import names_in
 
+    check_generation_config(name)
     model: nn.Module
     tables: list[str] = []
     hint = "expected model.safetensors (in Python, pretrained=False draws fresh ones)"

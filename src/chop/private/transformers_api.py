@@ -140,6 +140,13 @@ def failed_conversions(tables: Sequence[str]) -> str | None:
     return f"the parts that '{names[0]}' is put together from are not all there, or not of one size"
 
 
+def gguf_splits() -> dict[str, str]:
+    """The expressions that transformers parts texts by, by `tokenizer.ggml.pre`."""
+    from transformers.integrations.gguf import gguf_tokenizer_mapping as mapping
+
+    return dict(mapping.GGUF_PRE_TOKENIZER_SPLITS)
+
+
 def may_be_missing(model: Any) -> Any:
     """Patterns of the tensors that a checkpoint may lack, or None."""
     return model._keys_to_ignore_on_load_missing

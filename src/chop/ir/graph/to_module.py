@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
 from chop.ir.huggingface.folder import note_formats
-from chop.ir.huggingface.tying import settle_ties
+from chop.ir.huggingface.tying import pack_uncalled, settle_ties
 from chop.ir.metadata import Provenance
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import module_of_node, of_node
@@ -72,6 +72,8 @@ def to_module(
             module.packed_trainable = ()
     if "transformers.modeling_utils" in sys.modules:
         note_formats(model)
+        called = {str(x.target) for x in captured.graph.nodes if x.op == "call_module"}
+        pack_uncalled(model, called)
         settle_ties(model)
     for name in HEAD_COUNTS:
         if hasattr(captured.record.config, name) and hasattr(model.config, name):
@@ -289,14 +291,42 @@ def _all_round(
     """Whether every other module that has a parameter rounds it to a format."""
     if fmt.cache_key is None:
         return False
+    called = {node.target for node in captured.graph.nodes if node.op == "call_module"}
     others = [
         getattr(module.spec, name, None) if isinstance(module, QuantizedOperator) else None
-        for module in captured.modules()
+        for path, module in captured.named_modules()
+        if path in called  # what only holds a tied weight reads none
         for name, x in parameters_of(module).items()
         if x is parameter and module not in besides
     ]
+    others += _formats_of_readers(captured, parameter, besides)
     # A layer knows its weight from the start, and a call waits for it.
     return all(x is not None and (x == fmt or _is_alike(x, fmt, parameter)) for x in others)
+
+
+def _formats_of_readers(
+    captured: CapturedModule, parameter: nn.Parameter, besides: Sequence[nn.Module]
+) -> Iterator[Quantizer | None]:
+    """The formats in which calls of functions read a parameter; None where one takes it as it is.
+
+    Args:
+        captured: the graph.
+        parameter: of one of its modules.
+        besides: the calls to leave out.
+    """
+    for node in captured.graph.nodes:
+        if node.op != "get_attr" or member_at(captured, str(node.target)) is not parameter:
+            continue
+        for user in node.users:
+            module: Any = module_of_node(user, captured)
+            if module in besides:
+                continue
+            if not isinstance(module, QuantCall):
+                yield None
+                continue
+            given = {**dict(zip(module.arguments, user.args, strict=False)), **user.kwargs}
+            names = (module.arguments.get(name) for name, value in given.items() if value is node)
+            yield from (getattr(module.spec, str(name), None) for name in names)
 
 
 def _is_alike(one: Quantizer, other: Quantizer, parameter: nn.Parameter) -> bool:

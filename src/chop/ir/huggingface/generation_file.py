@@ -27,9 +27,22 @@ def read_generation_config(model: Any, folder: str | Path) -> None:
     file = Path(folder) / FILE
     if not model.can_generate() or not file.is_file():
         return
+    check_generation_config(folder)
     try:
-        read_json(file)
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    except (ConfigError, *config_errors()) as error:
-        message = f"'{file}' cannot be read: {first_line(error)}"
-        raise CheckpointError(message) from error
+    except config_errors() as error:
+        raise CheckpointError(f"'{file}' cannot be read: {first_line(error)}") from error
+
+
+def check_generation_config(folder: str | Path) -> None:
+    """Raises CheckpointError where the file of a folder is no JSON object.
+
+    Args:
+        folder: local; the file may be missing.
+    """
+    file = Path(folder) / FILE
+    try:
+        if file.is_file():
+            read_json(file)
+    except (OSError, ConfigError) as error:
+        raise CheckpointError(f"'{file}' cannot be read: {first_line(error)}") from error

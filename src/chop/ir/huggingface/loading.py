@@ -138,12 +138,22 @@ def _tied(
             if stored_in is None or not stored_in.has(f"{path}.{BUFFER_NAMES['weight'][0]}"):
                 _check_alike(path, packed[path], source, packed[source])
                 tied.append(Tied(path, source, packed[path]))
+        elif (path in packed or source in packed) and _has_both(stored_in, path, source):
+            del model.all_tied_weights_keys[target]
         elif path in packed or source in packed:
             raise ConfigError(
                 f"quantization_config: '{path}' and '{source}' have one weight, and only one of "
                 "them is packed; expected both or neither."
             )
     return tied
+
+
+def _has_both(stored_in: StoredTensors | None, path: str, source: str) -> bool:
+    """Whether the files have a weight of each of two layers, as codes or as floats."""
+    ends = (BUFFER_NAMES["weight"][0], "weight")
+    return stored_in is not None and all(
+        any(stored_in.has(f"{place}.{end}") for end in ends) for place in (path, source)
+    )
 
 
 def _check_alike(path: str, one: PackedOperator, source: str, other: PackedOperator) -> None:

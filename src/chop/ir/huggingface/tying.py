@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import buffers_of, parameters_of, set_members
 from chop.private.transformers_api import set_tied_keys, tied_keys
 
 
@@ -51,6 +52,37 @@ def settle_ties(model: nn.Module) -> None:
                 if is_one:
                     _untie(part, target)
     tie_codes(model)
+
+
+def pack_uncalled(model: nn.Module, called: Collection[str]) -> None:
+    """Gives embeddings that only hold a tied weight the codes of the one that is looked up.
+
+    T5 ties the embeddings of its encoder and decoder to a third one, which no forward calls.
+
+    Args:
+        model: a `PreTrainedModel`; it is changed.
+        called: paths of the modules that its forward calls; it may lack some of them.
+    """
+    if not any(isinstance(module, PackedOperator) for module in model.modules()):
+        return
+    modules_by_path = model.named_modules(remove_duplicate=False)
+    in_use = {id(module) for path, module in modules_by_path if path in called}
+    for part in _parts(model):
+        for pair in _pairs(part, part.config):
+            paths = [name.rpartition(".")[0] for name in pair]
+            modules: list[Any] = [part.get_submodule(path) for path in paths]
+            packed = [x for x in modules if isinstance(x, PackedOperator)]
+            for path, module in zip(paths, modules, strict=True):
+                is_free = id(module) not in in_use and type(module) is nn.Embedding
+                if is_free and packed and isinstance(packed[0], nn.Embedding):
+                    parent, _, name = path.rpartition(".")
+                    setattr(part.get_submodule(parent), name, _sharing_codes(packed[0]))
+
+
+def _sharing_codes(layer: nn.Module) -> nn.Module:
+    twin = copy.copy(layer)
+    set_members(twin, dict(parameters_of(layer)), dict(buffers_of(layer)))
+    return twin
 
 
 def drop_ties(model: Any, differ: Callable[[str, str], bool]) -> None:
