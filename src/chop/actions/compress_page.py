@@ -15,6 +15,7 @@ from chop.actions.latency import speed_tiles
 from chop.actions.ways import SAVED
 from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import following, visible_rows
 from chop.ir.parameters import StoredParameter, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
@@ -209,17 +210,17 @@ def input_histograms(
 def _read_by(
     mg: MaseGraph, modules: Mapping[str, nn.Module], batch: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The first input of each module that is called, of its last call."""
+    """The first input of each module that is called, of its last call, rows of padding left out."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(layer: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].is_floating_point():
-            found[layer] = inputs[0].detach()
+            found[layer] = visible_rows(inputs[0].detach())
 
     hooks = [each.register_forward_pre_hook(partial(keep, n)) for n, each in modules.items()]
     try:
-        with module_mode(mg.model, training=False):
-            mg.model(**batch)
+        with module_mode(mg.model, training=False), following(mg.model, batch) as shown:
+            mg.model(**shown)
     finally:
         for hook in hooks:
             hook.remove()

@@ -84,7 +84,7 @@ def compare(
         for name in [name for name in values if needed[name] == node.name]:
             del values[name]
 
-    observe_nodes(lowered, _checked(lowered, batches), visit)
+    observe_nodes(lowered, _checked(lowered, batches), visit, follows_padding=False)
     return records
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Gradient, NumberFormat, StandIn
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import following, zeroed
 from chop.nn.integer import (
     BlockGrid,
     Edge,
@@ -61,7 +62,7 @@ class _Exponents(StandIn):
     ends: tuple[int, int] | None = None
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        seen = block_exponents(self.number_format, x)
+        seen = block_exponents(self.number_format, zeroed(x))
         if seen is not None:
             low, high = self.ends or seen
             self.ends = min(low, seen[0]), max(high, seen[1])
@@ -88,7 +89,8 @@ def observed_grids(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Grids
         if observers:
             with preserve_state(mg.model), torch.no_grad():
                 for batch in batches:
-                    mg.model(**batch)
+                    with following(mg.model, batch) as inputs:
+                        mg.model(**inputs)
     finally:
         for step, spec in specs.items():
             step.spec = spec

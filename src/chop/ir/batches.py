@@ -15,6 +15,7 @@ from chop.captured.runtime import REGIONS, exit_open_regions
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError, GuardError
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import HiddenElements
 from chop.ir.input_dtypes import InputDtypes
 from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 
@@ -100,7 +101,12 @@ def _to(value: Any, device: torch.device | None) -> Any:
     return value.to(device) if isinstance(value, Tensor) and device is not None else value
 
 
-def observe_nodes(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Visit) -> None:
+def observe_nodes(
+    mg: MaseGraph,
+    batches: Iterable[Mapping[str, Any]],
+    visit: Visit,
+    follows_padding: bool = True,
+) -> None:
     """Observes every node while the graph runs on each batch.
 
     The model runs in eval mode without gradients and is left as it was, after an error too.
@@ -109,20 +115,36 @@ def observe_nodes(mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Vi
         mg: the graph.
         batches: from `select_inputs`.
         visit: see `Visit`; it must not keep the values.
+        follows_padding: see `observe_batches`.
     """
-    observe_batches(mg, batches, lambda _, *seen: visit(*seen))
+    observe_batches(mg, batches, lambda _, *seen: visit(*seen), follows_padding)
 
 
 def observe_batches(
-    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], visit: Callable[..., None]
+    mg: MaseGraph,
+    batches: Iterable[Mapping[str, Any]],
+    visit: Callable[..., None],
+    follows_padding: bool = True,
 ) -> None:
-    """The same, where `visit` is given the number of the batch first."""
+    """The same, where `visit` is given the number of the batch first.
+
+    In it `chop.ir.hidden.hidden_elements` tells which elements of a value are padding.
+
+    Args:
+        mg: the graph.
+        batches: from `select_inputs`.
+        visit: called with the number of the batch, and what `Visit` is called with.
+        follows_padding: False where no one asks, which takes less time where a mask hides tokens.
+    """
     model = mg.model
     with preserve_state(model), torch.no_grad():
         model.eval()
         for number, batch in enumerate(batches):
-            seen = _apart(functools.partial(visit, number))
-            GraphVisitor(model, seen).run(*bind_inputs(model, batch))
+            seen, followed = _apart(functools.partial(visit, number)), HiddenElements()
+            inputs = followed.seeded(model, batch) if follows_padding else batch
+            with followed.told():
+                run = GraphVisitor(model, seen, followed.running)
+                run.run(*bind_inputs(model, inputs))
 
 
 def run_layerwise(

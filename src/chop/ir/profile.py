@@ -12,6 +12,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.ir.annotate import argument_tensors, tensors_in
 from chop.ir.batches import observe_batches
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import hidden_elements, zeroed
 from chop.ir.nodes import names_of
 from chop.ir.rows import non_finite_rows
 from chop.nn.packed import PackedOperator
@@ -70,6 +71,8 @@ class Profile:
     ) -> None:
         """Measures inputs and results of nodes while the graph runs on batches.
 
+        Elements of tokens that an attention mask hides are left out.
+
         Args:
             nodes: those that are measured.
             settings: of the statistics.
@@ -80,12 +83,12 @@ class Profile:
 
         def visit(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
             if node in wanted:
-                for name, x in argument_tensors(node, self._mg.operator(node), values).items():
-                    self._tell_nan(x, number, node)
-                    self._update((node, "args", name), settings, x)
-                for i, x in enumerate(tensors_in(result)):
-                    self._tell_nan(x, number, node)
-                    self._update((node, "results", f"data_out_{i}"), settings, x)
+                arguments = argument_tensors(node, self._mg.operator(node), values)
+                found = {("args", name): x for name, x in arguments.items()}
+                found |= {("results", f"data_out_{i}"): x for i, x in enumerate(tensors_in(result))}
+                for (side, name), x in found.items():
+                    self._tell_nan(zeroed(x), number, node)
+                    self._update((node, side, name), settings, x, hidden_elements(x))
 
         observe_batches(self._mg, _until(batches, num_samples), visit)
 
@@ -100,13 +103,19 @@ class Profile:
                 stacklevel=2,
             )
 
-    def _update(self, key: tuple[fx.Node, str, str], settings: Settings, x: Tensor) -> None:
+    def _update(
+        self,
+        key: tuple[fx.Node, str, str],
+        settings: Settings,
+        x: Tensor,
+        hidden: Tensor | None = None,
+    ) -> None:
         if not x.is_floating_point():
             return
         if key not in self._streams:
             self._streams[key] = make_statistics(settings, self._where)
         for statistic in self._streams[key].values():
-            statistic.update(x)
+            statistic.update(x, hidden)
 
     def computed(self) -> dict[fx.Node, Found]:
         """What the statistics are, by node."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,15 +133,22 @@ class GraphVisitor(GraphRunner):
     Args:
         model: the module with the graph.
         visit: see `Visit`.
+        running: makes a context in which a node runs, but `visit` is not called.
     """
 
-    def __init__(self, model: nn.Module, visit: Visit) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        visit: Visit,
+        running: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         super().__init__(model)
-        self._visit = visit
+        self._visit, self._running = visit, running
 
     def run_node(self, n: fx.Node) -> Any:
         """The result of a node, once `visit` has seen it."""
-        result = super().run_node(n)
+        with self._running():
+            result = super().run_node(n)
         try:
             self._visit(n, self.env, result)
         except ChopError:

@@ -6,21 +6,15 @@ methods measure on batches leaves padding out, and refuses NaN and infinite valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
-
-MASK = "attention_mask"
-"""The end of the names of the inputs of Hugging Face's models that are 0 where a token is padding.
-"""
-KEY_PADDING = "key_padding_mask"
-"""The end of torch's names of inputs that are True, or -inf, where a token is padding."""
-TARGET_SIDE = ("decoder_", "tgt")
-"""How the names of the inputs of a decoder start, where an encoder has inputs of its own."""
+from chop.ir.hidden import hidden_elements, knows
+from chop.ir.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
 
 
 class Measured(NamedTuple):
@@ -38,74 +32,32 @@ class Measured(NamedTuple):
 def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Boolean (rows,), False where a row of a value is padding; None where no mask tells.
 
-    Where a batch has as many rows as tokens, the shapes that were seen first say which is which.
+    Inside of `chop.ir.hidden.following` a row is padding if all of it was made from hidden tokens.
+    Of values from elsewhere shapes tell: where a batch has as many rows as tokens, those that were
+    seen first say which is which.
 
     Args:
         node: what gives the value.
         x: the value, (..., channels); its rows are (batch, tokens), (tokens, batch) or both in one.
         batch: the inputs of the graph by name.
     """
-    masks = {name: kept for name, x in batch.items() if (kept := _kept(name, x)) is not None}
+    if knows(x):
+        hidden = hidden_elements(x)
+        return None if hidden is None else ~hidden.all(-1).reshape(-1)
+    masks = {name: mask for name, mask in visible_tokens(batch).items() if mask.dim() == 2}
     shape = x.shape[:-1]
     found: dict[str, Tensor] = {}
     for name, mask in masks.items():
-        if shape == mask.T.shape and (shape != mask.shape or _is_tokens_first(node, name)):
+        if shape == mask.T.shape and (shape != mask.shape or is_tokens_first(node, name)):
             found[name] = mask.T
         elif shape in (mask.shape, (mask.numel(),)):
             found[name] = mask
     if len(found) > 1:
-        in_decoder = any(str(n.target).startswith(TARGET_SIDE) for n in _inputs_of(node))
+        in_decoder = any(str(n.target).startswith(TARGET_SIDE) for n in inputs_of(node))
         of_side = [name for name in found if name.startswith(TARGET_SIDE) == in_decoder]
         found = {name: found[name] for name in of_side or found}
     kept_rows = next(iter(found.values()), None)
     return None if kept_rows is None else kept_rows.reshape(-1).to(x.device)
-
-
-def _is_tokens_first(node: fx.Node, name: str) -> bool:
-    """Whether a value is (tokens, batch, ...) of a mask (batch, tokens).
-
-    The shapes of the example inputs tell it, and where they are square too, `batch_first` of the
-    modules that have it.
-    """
-    mask = next((x for x in node.graph.find_nodes(op="placeholder") if x.target == name), None)
-    shape, of_mask = _example_shape(node)[:2], () if mask is None else _example_shape(mask)
-    if len(shape) == len(of_mask) == 2 and shape != shape[::-1]:
-        return shape == of_mask[::-1]
-    model = node.graph.owning_module
-    orders = [getattr(m, "batch_first", None) for m in (model.modules() if model else ())]
-    return name.endswith(KEY_PADDING) and False in orders and True not in orders
-
-
-def _example_shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a value for the example inputs; empty where it is not known."""
-    noted = node.meta["mase"].common.results.get("data_out_0") if "mase" in node.meta else None
-    return tuple(getattr(noted, "shape", None) or ())
-
-
-def _kept(name: str, mask: Any) -> Tensor | None:
-    """Boolean, as a mask, False where it hides a token; None: it is no mask, or hides all."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2:
-        return None
-    if name.endswith(MASK):
-        kept, hidden = mask == 1, mask == 0
-    elif name.endswith(KEY_PADDING):
-        hidden = mask if mask.dtype == torch.bool else mask == float("-inf")
-        kept = mask == 0
-    else:
-        return None
-    return kept if bool((kept | hidden).all()) and bool(kept.any()) else None
-
-
-def _inputs_of(node: fx.Node) -> Iterator[fx.Node]:
-    """The inputs of the graph that reach a node."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        step = waiting.pop()
-        if step.op == "placeholder":
-            yield step
-        new = [n for n in step.all_input_nodes if n not in seen]
-        seen.update(new)
-        waiting += new
 
 
 def finite_rows(

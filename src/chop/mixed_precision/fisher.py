@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, StandIn
+from chop.ir.hidden import following, hidden_elements
 from chop.ir.rows import check_loss
 from chop.mixed_precision.layers import operands_of
 from chop.mixed_precision.problem import PrecisionProblem
@@ -27,7 +28,8 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
 
     Of a parameter W in format Q: 1/2 sum_i F_ii (Q(W) - W)_i^2, F_ii the mean over batches of
     B g_i^2, g the gradient of the mean loss of the B answers of a batch. Of an input x: the mean
-    over batches of B/2 sum_i g_i^2 (Q(x) - x)_i^2. A choice adds up all that it rounds.
+    over batches of B/2 sum_i g_i^2 (Q(x) - x)_i^2, padding left out. A choice adds up all that it
+    rounds.
 
     Args:
         problem: what can be chosen.
@@ -44,7 +46,8 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
     try:
         with torch.enable_grad(), eval_mode(rows.model):
             for number, (inputs, labels) in enumerate(rows.batches):
-                _, logits = read_output(rows.model(**inputs))
+                with following(rows.model, inputs) as given:
+                    _, logits = read_output(rows.model(**given))
                 answers, expected = rows.task.compare(logits, labels)
                 loss = rows.task.loss(answers, expected)
                 if not loss.requires_grad:
@@ -101,7 +104,10 @@ class _GradientObserver(StandIn):
         y: Tensor = _ObservedIdentity.apply(x, self.anchor, self)  # type: ignore[no-untyped-call]
         return y
 
-    def look(self, x: Tensor, gradient: Tensor) -> None:
+    def look(self, x: Tensor, gradient: Tensor, hidden: Tensor | None) -> None:
+        if hidden is not None:
+            # Padding has no error, and must not set a scale that others share.
+            x, gradient = x.masked_fill(hidden, 0), gradient.masked_fill(hidden, 0)
         if self.is_parameter:
             self.parameter, self.gradient = x, self.gradient + gradient.double()
         else:
@@ -127,10 +133,10 @@ class _ObservedIdentity(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, observer: _GradientObserver) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.observer = observer
+        ctx.observer, ctx.hidden = observer, hidden_elements(x)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        ctx.observer.look(ctx.saved_tensors[0].detach(), gradient)
+        ctx.observer.look(ctx.saved_tensors[0].detach(), gradient, ctx.hidden)
         return gradient, torch.zeros(()), None

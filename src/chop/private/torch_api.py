@@ -15,6 +15,7 @@ from torch._guards import detect_fake_mode
 from torch._prims_common import is_non_overlapping_and_dense_or_false as fills_its_memory
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.conv import _ConvNd as Convolution
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +40,7 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "PathCodeGen",
+    "StorageWeakRef",
     "TorchDispatchMode",
     "attention_choice",
     "autocast_options",

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from chop.errors import ConfigError
 from chop.ir.batches import Batches, observe_batches, select_inputs
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import visible, zeroed
 from chop.ir.layers import Layer
 from chop.ir.metadata import MaseMetadata
 from chop.ir.rows import Measured, check_finite
@@ -69,8 +70,9 @@ def _share_threshold(
 
     def note(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         if mg.module_of(node) in pruners:
-            check_finite(result, None, given[number], number, Measured(BATCHES, str(node.target)))
-            magnitudes.append(result.abs())
+            shown = zeroed(result)
+            check_finite(shown, None, given[number], number, Measured(BATCHES, str(node.target)))
+            magnitudes.append(visible(result).abs())
 
     observe_batches(mg, given, note)
     count = round(pruners[0].sparsity * sum(x.numel() for x in magnitudes))

@@ -15,9 +15,10 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.batches import observe_batches, select_inputs
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import zeroed
 from chop.ir.layers import Layer
 from chop.ir.ops import Weight
-from chop.ir.rows import Measured, check_finite, check_loss, counted_rows
+from chop.ir.rows import Measured, check_finite, check_loss
 from chop.nn.sparsity import SCORES, Score, ScoreInputs
 
 WHERE = "prune_transform_pass.batches"
@@ -162,10 +163,8 @@ def _gather_input_norms(
         if node not in paths:
             return
         source, batch, path = node.all_input_nodes[0], given[number], paths[node]
-        x = values[source]
-        counted = counted_rows(source, x, batch)
-        check_finite(x, counted, batch, number, Measured(WHERE, path))
-        x = x if counted is None else x.reshape(-1, x.shape[-1])[counted]
+        x = zeroed(values[source])
+        check_finite(x, None, batch, number, Measured(WHERE, path))
         axis = x.dim() - 1 - mg.operator(node).spatial
         total = x.double().movedim(axis, 0).flatten(1).square().sum(1)
         squares[path] = squares[path] + total if path in squares else total

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import visible
 from chop.ir.layers import Layer
 from chop.ir.parameters import masked_weights
 from chop.nn.packed import PackedOperator
@@ -126,13 +127,13 @@ def _observed(
     batches: Iterable[Mapping[str, Any]],
     choose: Callable[[fx.Node, Mapping[fx.Node, Any], Any], Tensor | None],
 ) -> dict[fx.Node, ZeroCount]:
-    """Zeros of the tensor that `choose` takes at each node."""
+    """Zeros of the tensor that `choose` takes at each node, padding left out."""
     counts: dict[fx.Node, ZeroCount] = {}
 
     def count(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         chosen = choose(node, values, result)
         if chosen is not None:
-            counts[node] = counts.get(node, ZeroCount()) + ZeroCount.of(chosen)
+            counts[node] = counts.get(node, ZeroCount()) + ZeroCount.of(visible(chosen))
 
     observe_nodes(mg, batches, count)
     return counts

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Gradient, StandIn
+from chop.ir.hidden import following, hidden_elements
 from chop.ir.rows import non_finite_rows
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import leaf_operators
@@ -24,7 +25,8 @@ def sample_operands(
 ) -> dict[str, dict[str, Tensor]]:
     """What reaches operands of quantized operators while all quantizers are off.
 
-    Parameters that are stored as codes have their rounded values.
+    Parameters that are stored as codes have their rounded values. Elements of tokens that an
+    attention mask hides are left out, see `chop.ir.hidden`.
 
     Args:
         model: runs in eval mode without gradients, and is left as it was.
@@ -43,7 +45,8 @@ def sample_operands(
         with preserve_state(model), torch.no_grad():
             model.eval()
             for number, batch in enumerate(batches):
-                model(**batch)
+                with following(model, batch) as inputs:
+                    model(**inputs)
                 _warn_of_nan(observers, number)
     finally:
         for name, step in steps.items():
@@ -83,13 +86,15 @@ class _Observer(StandIn):
         self.nan_row: int | None = None
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        values = x.detach().float().reshape(-1)
+        hidden = hidden_elements(x)
+        values = (x.detach() if hidden is None else x.detach()[~hidden]).float().reshape(-1)
         if not values.numel():
             return x
         ends = torch.stack(values.aminmax())
         if not ends.isfinite().all():
             if self.nan_row is None and bool(values.isnan().any()):
-                self.nan_row = int(non_finite_rows(torch.where(x.isnan(), x.detach(), 0))[0])
+                nan = x.isnan() if hidden is None else x.isnan() & ~hidden
+                self.nan_row = int(non_finite_rows(torch.where(nan, x.detach(), 0))[0])
             values = values[values.isfinite()]
             ends = torch.stack(values.aminmax()) if values.numel() else ends[:0]
         both = torch.cat([self.ends.to(ends), ends])

@@ -9,7 +9,8 @@ from torch import Tensor, fx, nn
 
 from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
-from chop.ir.rows import KEY_PADDING, MASK, Measured, check_finite, counted_rows
+from chop.ir.masks import KEY_PADDING, MASK
+from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nn.quantized import QuantLinear
 from chop.nn.quantized.masks import MASK as WEIGHT_MASK
 from chop.nn.quantized.running import RANGE_NAMES

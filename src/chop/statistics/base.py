@@ -39,8 +39,13 @@ class Statistic(ABC):
             STATISTICS[name] = cls
 
     @abstractmethod
-    def update(self, x: Tensor) -> None:
-        """Takes in the next tensor of the stream, any shape and real dtype."""
+    def update(self, x: Tensor, hidden: Tensor | None = None) -> None:
+        """Takes in the next tensor of the stream.
+
+        Args:
+            x: any shape and real dtype.
+            hidden: boolean of that shape, True where an element does not count; None: all count.
+        """
 
     @abstractmethod
     def compute(self) -> dict[str, Any]:
@@ -67,8 +72,14 @@ class Reduction(Statistic):
         self.kept_shape: tuple[int, ...] | None = None
         self.count = 0
 
-    def update(self, x: Tensor) -> None:
+    def update(self, x: Tensor, hidden: Tensor | None = None) -> None:
         """Takes in the next tensor; the sizes of the axes that are kept must not change.
+
+        Args:
+            x: any shape and real dtype.
+            hidden: boolean of that shape, True where an element does not count; None: all count.
+                Where it is not the same for all cells that are kept, numbers of which some cells
+                are hidden are left out of all.
 
         Raises:
             ConfigError: they do, or an axis is missing.
@@ -84,7 +95,10 @@ class Reduction(Statistic):
         self.kept_shape = shape
         others = [axis for axis in range(x.dim()) if axis not in kept]
         numbers = math.prod(x.shape[axis] for axis in others)
-        values = x.permute([*kept, *others]).reshape(math.prod(shape), numbers)
+        cells, order = math.prod(shape), [*kept, *others]
+        values = x.permute(order).reshape(cells, numbers)
+        if hidden is not None and cells:
+            values = values[:, ~hidden.permute(order).reshape(cells, numbers).any(0)]
         if values.shape[1]:
             self.observe(values)
             self.count += values.shape[1]

@@ -28,8 +28,12 @@ class Record(Statistic):
     def __post_init__(self) -> None:
         self._parts: list[Tensor] = []
 
-    def update(self, x: Tensor) -> None:
+    def update(self, x: Tensor, hidden: Tensor | None = None) -> None:
         """Keeps a copy.
+
+        Args:
+            x: any shape and real dtype.
+            hidden: what does not count; it is recorded too, for tensors are kept whole.
 
         Raises:
             ConfigError: the tensor's sizes do not fit those before it.

@@ -1,0 +1,254 @@
+"""Hidden elements: what padding has made of the values inside a model, followed through a run.
+
+An attention mask hides tokens. What a layer computes for them reaches no answer, and what
+calibration and statistics learn of a model must not depend on it. Values have many layouts (heads
+apart, tokens flattened, tokens first, scores of queries and keys), so that no shape tells which
+elements are hidden: each operator says which elements of its result hidden ones have made.
+
+Without a mask, or where it hides nothing, nothing is followed, and a run costs what it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.ir.hidden_rules import Executed, rule_of
+from chop.ir.masks import hidden_inputs
+from chop.private.torch_api import (
+    OpOverload,
+    StorageWeakRef,
+    TorchDispatchMode,
+    schema_of,
+    storage_id,
+    tree_leaves,
+)
+
+_followed: ContextVar[HiddenElements | None] = ContextVar("followed", default=None)
+SWEEP = 512
+"""Notes of storages after which those of freed ones are looked for."""
+
+
+@contextlib.contextmanager
+def following(model: Any, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Inside, the model runs on what is yielded, and `hidden_elements` tells of its values.
+
+    Args:
+        model: a captured one; of another, the inputs tell less of their order.
+        batch: its inputs by name, not changed.
+    """
+    followed = HiddenElements()
+    batch = followed.seeded(model, batch)
+    with followed.told(), followed.running():
+        yield batch
+
+
+def hidden_elements(x: Tensor) -> Tensor | None:
+    """Boolean of the tensor's shape, True where a value is of hidden tokens alone.
+
+    Returns: None where no element is hidden, and outside of `following`.
+    """
+    followed = _followed.get()
+    return None if followed is None else followed.hidden(x)
+
+
+def visible(x: Tensor) -> Tensor:
+    """The elements that count: the tensor itself, or (n,) those that are not hidden."""
+    hidden = hidden_elements(x)
+    return x if hidden is None else x[~hidden]
+
+
+def visible_rows(x: Tensor) -> Tensor:
+    """The rows that count: the tensor itself, or (rows, channels) those that are not hidden."""
+    hidden = hidden_elements(x)
+    return x if hidden is None else x[~hidden.all(-1)]
+
+
+def zeroed(x: Tensor) -> Tensor:
+    """The tensor with zeros in the place of its hidden elements, whatever they are."""
+    hidden = hidden_elements(x)
+    return x if hidden is None else x.masked_fill(hidden, 0)
+
+
+def knows(x: Tensor) -> bool:
+    """Whether `hidden_elements` knows of this tensor that no element is hidden, or which are."""
+    followed = _followed.get()
+    return followed is not None and followed.knows(x)
+
+
+@dataclass
+class _Noted:
+    """Hidden elements of the memory of a storage: of a tensor on it, or of all its elements.
+
+    Attributes:
+        storage: that it is about.
+        itemsize: bytes of an element of `flat`.
+        geometry: size, stride and offset of the tensor.
+        hidden: boolean of its shape.
+        flat: boolean, one for each element in memory; None as long as only that tensor was asked
+            for.
+    """
+
+    storage: Any
+    itemsize: int
+    geometry: tuple[Any, ...] = ()
+    hidden: Tensor | None = None
+    flat: Tensor | None = None
+
+
+class HiddenElements(TorchDispatchMode):
+    """Follows hidden elements while it is entered, by the storages of tensors.
+
+    Views share a storage, and so does what is written into it.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._noted: dict[int, _Noted] = {}
+        self._limit = SWEEP
+        self._is_needed = False
+
+    def seeded(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The batch with copies of the inputs that have hidden tokens, which are noted."""
+        found = hidden_inputs(model, batch)
+        self._is_needed |= bool(found)
+        copies = {name: batch[name].clone() for name in found}
+        for name, x in copies.items():
+            self._note(x, found[name])
+        return {**batch, **copies} if copies else batch
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Inside, `hidden_elements` asks this."""
+        token = _followed.set(self if self._is_needed else None)
+        try:
+            yield
+        finally:
+            _followed.reset(token)
+
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, operators are followed, if anything is hidden."""
+        return self if self._is_needed else contextlib.nullcontext()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(func, OpOverload):
+            self._follow(func, args, kwargs, result)
+        return result
+
+    def _follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        results = [x for x in tree_leaves(result) if _has_storage(x)]
+        given = [x for x in tree_leaves((args, kwargs)) if _has_storage(x)]
+        if not any(self._hides(x) for x in given):
+            for x in results:
+                self._known(x)
+            return
+        schema, places = schema_of(func), {storage_id(x) for x in given}
+        bound = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        bound |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | {**kwargs}
+        run = Executed(func, bound, results, self._compact)
+        rule = rule_of(func)
+        for x in results:
+            if schema.is_mutable:
+                self._write(x, _fitting(rule(run, x), x))
+            elif storage_id(x) not in places:  # no view
+                self._note(x, _fitting(rule(run, x), x))
+
+    def _known(self, x: Tensor) -> _Noted:
+        key = storage_id(x)
+        noted = self._noted.get(key)
+        if noted is None:
+            # A storage that is referred to keeps its identity.
+            noted = _Noted(StorageWeakRef(x.untyped_storage()), x.element_size())
+            self._noted[key] = noted
+            if len(self._noted) > self._limit:
+                kept = {k: n for k, n in self._noted.items() if not n.storage.expired()}
+                self._noted, self._limit = kept, len(kept) + SWEEP
+        return noted
+
+    def _hides(self, x: Tensor) -> bool:
+        noted = self._noted.get(storage_id(x))
+        return noted is not None and (noted.hidden is not None or noted.flat is not None)
+
+    def _note(self, x: Tensor, hidden: Tensor | None) -> None:
+        noted = self._known(x)
+        if noted.flat is not None:
+            self._write(x, hidden)
+        else:
+            noted.geometry = _geometry(x)
+            noted.hidden = None if hidden is None else hidden.expand(x.shape)
+
+    def _write(self, x: Tensor, hidden: Tensor | None) -> None:
+        noted = self._known(x)
+        if noted.flat is None and noted.geometry in ((), _geometry(x)):
+            self._note(x, hidden)
+        elif self._hides(x) or hidden is not None:
+            place = _on(self._flattened(x, noted), x, noted)
+            place.fill_(False) if hidden is None else place.copy_(hidden)
+
+    def _flattened(self, x: Tensor, noted: _Noted) -> Tensor:
+        """Hidden elements of the memory, one for each element of a tensor or for smaller ones."""
+        if noted.flat is None:
+            size, stride, offset, noted.itemsize = noted.geometry or (*_geometry(x)[:3], x.itemsize)
+            count = x.untyped_storage().nbytes() // noted.itemsize
+            noted.flat = torch.zeros(count, dtype=torch.bool, device=x.device)
+            if noted.hidden is not None:
+                noted.flat.as_strided(size, stride, offset).copy_(noted.hidden)
+                noted.hidden = None
+        if x.itemsize < noted.itemsize:  # as the parts of complex numbers
+            noted.flat = noted.flat.repeat_interleave(noted.itemsize // x.itemsize)
+            noted.itemsize = x.itemsize
+        return noted.flat
+
+    def knows(self, x: Tensor) -> bool:
+        """Whether an operator that was followed has made the tensor's memory."""
+        return _has_storage(x) and storage_id(x) in self._noted
+
+    def hidden(self, x: Tensor) -> Tensor | None:
+        """See `hidden_elements`."""
+        noted = self._noted.get(storage_id(x)) if _has_storage(x) else None
+        if noted is None or (noted.flat is None and noted.hidden is None):
+            return None
+        if noted.flat is None and noted.geometry == _geometry(x):
+            return noted.hidden
+        return _on(self._flattened(x, noted), x, noted)
+
+    def _compact(self, x: Tensor) -> Tensor | None:
+        """The same, of length 1 along dimensions whose elements are all one."""
+        found = self.hidden(x)
+        if found is None:
+            return None
+        return found[tuple(slice(0, 1) if step == 0 else slice(None) for step in found.stride())]
+
+
+def _has_storage(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_meta
+
+
+def _geometry(x: Tensor) -> tuple[Any, ...]:
+    return x.size(), x.stride(), x.storage_offset(), x.itemsize
+
+
+def _on(flat: Tensor, x: Tensor, noted: _Noted) -> Tensor:
+    """The part of a memory's elements that is a tensor's; of larger elements, their first part."""
+    times = x.itemsize // noted.itemsize
+    return flat.as_strided(
+        x.size(), [step * times for step in x.stride()], x.storage_offset() * times
+    )
+
+
+def _fitting(hidden: Tensor | None, x: Tensor) -> Tensor | None:
+    """What a rule says of a result, if it has a shape that expands to the result's."""
+    if hidden is None or hidden.dim() > x.dim():
+        return None
+    sizes = zip(reversed(hidden.shape), reversed(x.shape), strict=False)
+    return hidden if all(a in (1, b) for a, b in sizes) else None

@@ -1,0 +1,219 @@
+"""Rules of hidden elements: which elements of an operator's result hidden elements have made.
+
+Padding is followed through a model by elements. A sum is hidden where all that it sums up is: a
+token that attends others is not hidden by those that its mask hides. An element-wise result is
+hidden where any of its inputs is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.nested import tree_map
+from chop.private.torch_api import schema_of
+
+aten = torch.ops.aten
+
+MOVED = ("self", "tensors", "src", "source", "values", "weight")
+"""Arguments of operators that move elements, which say what is moved and not where to."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """An operator that has run.
+
+    Attributes:
+        func: the overload.
+        given: its arguments by the names of its schema, defaults included.
+        results: its tensors.
+        hidden: of a tensor, boolean of a shape that expands to its own, True where an element is
+            hidden; None where none is.
+    """
+
+    func: Any
+    given: Mapping[str, Any]
+    results: Sequence[Tensor]
+    hidden: Callable[[Tensor], Tensor | None]
+
+    def tensors(self) -> list[Tensor]:
+        """The arguments that are tensors, or lists of some."""
+        listed = [x if isinstance(x, list | tuple) else [x] for x in self.given.values()]
+        return [x for found in listed for x in found if isinstance(x, Tensor)]
+
+    def hidden_inputs(self) -> list[tuple[Tensor, Tensor]]:
+        """Arguments with their hidden elements, of those that have some."""
+        return [(x, found) for x in self.tensors() if (found := self.hidden(x)) is not None]
+
+    def number(self, x: Tensor) -> Tensor:
+        """1 where an element is hidden, 0 elsewhere; float32, of memory of its own."""
+        found = self.hidden(x)
+        numbers = torch.zeros(x.shape, device=x.device)
+        return numbers if found is None else numbers.copy_(found)
+
+    def rerun(self, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the operator makes of `change(x)` in place of each tensor that it moves or sums."""
+        placed, named = [], {}
+        for argument in schema_of(self.func).arguments:
+            value = self.given[argument.name]
+            if argument.name in MOVED:
+                value = tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, value)
+            elif argument.name == "value" and not isinstance(value, Tensor):
+                value = 0.0  # what new elements are
+            if not argument.kwarg_only:
+                placed.append(value)
+            elif not argument.is_out:
+                named[argument.name] = value
+        found = self.func(*placed, **named)
+        first: Tensor = found[0] if isinstance(found, tuple | list) else found
+        return first
+
+
+Rule = Callable[[Executed, Tensor], Tensor | None]
+"""(what has run, one of its results) -> the hidden elements of that result, to be expanded."""
+
+
+def nothing(run: Executed, result: Tensor) -> None:
+    """New elements, which no hidden one has made."""
+
+
+def elementwise(run: Executed, result: Tensor) -> Tensor | None:
+    """Where any input is hidden, broadcast."""
+    found = [hidden for _, hidden in run.hidden_inputs()]
+    return functools.reduce(torch.logical_or, found) if found else None
+
+
+def moved(run: Executed, result: Tensor) -> Tensor:
+    """Elements that were hidden before, wherever they are now."""
+    return run.rerun(run.number) > 0
+
+
+def looked_up(run: Executed, result: Tensor) -> Tensor:
+    """The same, and what hidden indices have chosen."""
+    found, chosen = moved(run, result), run.given.get("index", run.given.get("indices"))
+    if isinstance(chosen, Tensor):
+        by = run.hidden(chosen)
+        if by is None:
+            return found
+        if by.dim() == found.dim():
+            return found | by  # gather
+        behind = found.dim() - 1 - run.given.get("dim", found.dim() - 2)
+        return found | by.view(*by.shape, *[1] * behind)
+    return found | _by_indices(run, chosen, found)
+
+
+def _by_indices(run: Executed, indices: Any, found: Tensor) -> Tensor:
+    """Hidden elements among the indices of `x[i, :, j]`, as they lie in its result."""
+    places = [n for n, index in enumerate(indices) if index is not None]
+    given = [indices[n] for n in places]
+    masks = [hidden for index in given if (hidden := run.hidden(index)) is not None]
+    if not masks or any(index.dtype == torch.bool for index in given):
+        return torch.zeros_like(found)
+    chosen = torch.broadcast_shapes(*(index.shape for index in given))
+    total = functools.reduce(torch.logical_or, masks).expand(chosen)
+    ahead = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
+    return total.reshape(*chosen, *[1] * (found.dim() - ahead - len(chosen)))
+
+
+def reordered(run: Executed, result: Tensor) -> Tensor | None:
+    """Elements of `topk` and `sort`, and their places."""
+    x, places = run.given["self"], run.results[1]
+    found = run.hidden(x)
+    return None if found is None else found.expand(x.shape).gather(run.given["dim"], places)
+
+
+def pooled(run: Executed, result: Tensor) -> Tensor:
+    """Where all elements are hidden that an element is pooled or interpolated from."""
+    return run.rerun(lambda x: 1 - run.number(x)) <= 0
+
+
+def product(run: Executed, result: Tensor) -> Tensor | None:
+    """Rows of the first matrix, and columns of the second one, that are hidden altogether."""
+    second = "batch2" if "batch2" in run.given else "mat2"
+    first = next(name for name in ("batch1", "mat1", "self") if name in run.given)
+    rows, columns = run.hidden(run.given[first]), run.hidden(run.given[second])
+    found = [] if rows is None else [rows.all(-1, keepdim=True)]
+    found += [] if columns is None else [columns.all(-2, keepdim=True)]
+    return functools.reduce(torch.logical_or, found) if found else None
+
+
+def convolved(run: Executed, result: Tensor) -> Tensor | None:
+    """Places whose window has hidden elements only; all channels of a place are alike."""
+    x, weight = run.given["input"], run.given["weight"]
+    if run.hidden(x) is None:
+        return None
+    shown = (1 - run.number(x)).amax(1, keepdim=True)
+    ones = torch.ones(1, 1, *weight.shape[2:], device=x.device)
+    names = ("stride", "padding", "dilation", "transposed", "output_padding")
+    touched: Tensor = aten.convolution(shown, ones, None, *(run.given[name] for name in names), 1)
+    return touched <= 0
+
+
+def attended(run: Executed, result: Tensor) -> Tensor | None:
+    """The answers to hidden queries."""
+    found = run.hidden(run.given["query"])
+    return None if found is None else found.all(-1, keepdim=True)
+
+
+def reduced(run: Executed, result: Tensor) -> Tensor | None:
+    """Where everything that is reduced to one element is hidden."""
+    found, dims = run.hidden(run.given["self"]), run.given.get("dim")
+    if found is None or dims is None or dims == []:
+        return None if found is None else found.all()
+    return found.expand(run.given["self"].shape).all(dims, keepdim=bool(run.given["keepdim"]))
+
+
+def by_shape(run: Executed, result: Tensor) -> Tensor | None:
+    """Without a rule: element by element from inputs of the same shape, or row by row.
+
+    Operators that have `keepdim` reduce. What mixes elements otherwise hides none.
+    """
+    if "keepdim" in run.given or run.func.overloadpacket in REDUCING:
+        return reduced(run, result)
+    known = run.hidden_inputs()
+    alike = [found for x, found in known if x.shape == result.shape]
+    if alike:
+        return functools.reduce(torch.logical_or, alike)
+    rows = [found for x, found in known if x.dim() > 1 and x.shape[:-1] == result.shape[:-1]]
+    return rows[0].all(-1, keepdim=True) if rows else None
+
+
+REDUCING = (aten.sum, aten.mean, aten.max, aten.min, aten.prod)
+MOVING = (
+    *(aten.cat, aten.stack, aten.constant_pad_nd, aten.flip, aten.roll, aten.repeat, aten.im2col),
+    *(aten.copy, aten.copy_, aten.slice_scatter, aten.select_scatter, aten.masked_select),
+    *(aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.index_add),
+    *(aten.index_add_, aten.index_copy, aten.index_copy_, aten.index_put, aten.index_put_),
+    *(aten.masked_scatter, aten.masked_scatter_, aten.reflection_pad1d, aten.replication_pad1d),
+)
+POOLING = ("avg_pool", "_adaptive_avg_pool", "max_pool2d", "upsample_nearest", "upsample_linear")
+"""How names of operators start that take each element from some neighbors."""
+RULES: Mapping[Any, Rule] = {
+    **dict.fromkeys(MOVING, moved),
+    **dict.fromkeys((aten.gather, aten.index_select, aten.index, aten.embedding), looked_up),
+    **dict.fromkeys((aten.topk, aten.sort), reordered),
+    **dict.fromkeys((aten.mm, aten.bmm, aten.addmm, aten.baddbmm), product),
+    **dict.fromkeys((aten.fill_, aten.zero_, aten.zeros_like, aten.ones_like), nothing),
+    **dict.fromkeys((aten.empty_like, aten.full_like, aten.new_zeros, aten.new_ones), nothing),
+    **dict.fromkeys((aten.new_empty, aten.new_full), nothing),
+    aten.convolution: convolved,
+}
+"""By overload packet; of others see `rule_of`."""
+
+
+def rule_of(func: Any) -> Rule:
+    """The rule of an overload."""
+    found = RULES.get(func.overloadpacket)
+    if found is not None:
+        return found
+    name = func.overloadpacket.__name__
+    if name.startswith("_scaled_dot_product"):
+        return attended
+    if name.startswith(POOLING):
+        return pooled
+    return elementwise if torch.Tag.pointwise in func.tags else by_shape
