@@ -33,20 +33,28 @@ def every_scale(x_max):
     return torch.cat([near, -near])
 
 
+def error_of(rounded, x, width):
+    """What is searched for: at 2 bits errors of one sign count twice."""
+    error = rounded - x
+    added = error.sum(-1).square() / 2 if width == 2 else 0
+    return error.square().sum(-1) + added
+
+
 def least_error(x, width):
     scales = every_scale(x.abs().max().item())[:, None]
     steps = (x / scales).round().clamp(-(2 ** (width - 1)), 2 ** (width - 1) - 1)
-    return (steps * scales - x).square().sum(-1).min().item()
+    return error_of(steps * scales, x, width).min().item()
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])
 def test_few_candidates_come_near_the_best_scale_of_all(width):
     groups = normal()[0].double().view(-1, 32)
     number_format = GroupInteger(width)
-    found = (number_format.round(groups) - groups).square().sum(-1)
+    found = error_of(number_format.round(groups), groups, width)
     best = torch.tensor([least_error(group, width) for group in groups])
     assert (found >= best * (1 - 1e-9)).all()
-    assert found.sum() < 1.06 * best.sum()
+    # Of two bits a group may take the other sign, which is not searched.
+    assert found.sum() < (1.12 if width == 2 else 1.06) * best.sum()
 
 
 def test_values_that_are_on_a_grid_stay():
@@ -77,3 +85,15 @@ def test_packed_weights_are_decoded_by_the_kernel():
         y = torch.full_like(x, 7.0)
         assert packed.decode_into(stored, y)
         assert torch.equal(y, number_format.round(x))
+
+
+def test_two_bits_do_not_shift_what_positive_inputs_are_summed_to():
+    """Weights of either skew, inputs behind ReLU: outputs keep their mean."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 64, generator=generator)
+    x = torch.randn(512, 64, generator=generator).relu()
+    y, peer = x @ weight.T, (weight.abs().amax(1, keepdim=True) / 1.5)
+    ours = x @ GroupInteger(2, group_size=64).round(weight).T
+    theirs = x @ ((weight / peer).round().clamp(-2, 1) * peer).T  # largest magnitude at 1.5 steps
+    assert (ours - y).mean(0).std() < 0.6 * (theirs - y).mean(0).std()
+    assert (ours - y).square().mean() < 0.6 * (theirs - y).square().mean()

@@ -17,10 +17,11 @@ class GroupInteger(ScaledFormat):
     """Two's-complement integers times a bfloat16 scale of either sign, for a group of a row.
 
     Values: s k, -2^(width-1) <= k < 2^(width-1). s has the least sum of squared errors in the group
-    among -x_max/c, rounded to bfloat16, for x_max the value of largest magnitude and c from 1/2 to
-    3/2 of 2^(width-1) in 17 steps (from 6 bits on: integers from 1/2 to 1 of it); 2^-23 in a group
-    of zeros. The sign of s gives the lowest code to the value of largest magnitude. It takes
-    width + 16/group_size bits, and is meant for weights: the search takes time.
+    (of 2 bits: plus half the square of the sum of errors) among -x_max/c, rounded to bfloat16, for
+    x_max the value of largest magnitude and c from 1/2 to 3/2 of 2^(width-1) in 17 steps (from 6
+    bits on: integers from 1/2 to 1 of it); 2^-23 in a group of zeros. The sign of s gives the
+    lowest code to the value of largest magnitude. It takes width + 16/group_size bits, and is meant
+    for weights: the search takes time.
     Rounding: of x/s to nearest, ties to even. Saturation: what the search leaves out, and
     infinities. Special values: NaN stays NaN, and is 0 when stored.
 
@@ -34,7 +35,8 @@ class GroupInteger(ScaledFormat):
         tensor([ 4., -3.,  1.,  2.])
 
     Source: the scale with the least squared error: Banner et al. 2019, arXiv:1810.05723, section
-    2; by search on a grid: Choukroun et al. 2019, arXiv:1902.06822, section 4.
+    2; by search on a grid: Choukroun et al. 2019, arXiv:1902.06822, section 4. Errors that add up:
+    Nagel et al. 2019, arXiv:1906.04721, section 4.2.
     """
 
     name: ClassVar[str] = "group_integer"
