@@ -12,6 +12,8 @@ from chop import MaseGraph, passes
 from chop.formats import Integer, QuantSpec
 from chop.ir.hidden import following, hidden_elements
 from chop.ir.masks import hidden_inputs, visible_tokens
+from chop.mixed_precision.layer_sensitivity import Sensitivity
+from chop.mixed_precision.problem import PrecisionProblem
 from chop.quantization.calibration import sample_operands
 
 WIDTH, PAD = 8, 0
@@ -168,7 +170,7 @@ def operands_of(mg, batches):
     return {(name, operand): x for name, seen in found.items() for operand, x in seen.items()}
 
 
-SLOW = ("translator", "square tokens first", "lstm", "transformers")
+SLOW = ("translator", "tokens first", "square tokens first", "lstm", "transformers")
 
 
 @pytest.mark.filterwarnings("ignore::chop.ir.unreached.UnreachedWarning")
@@ -285,6 +287,62 @@ def test_pruning_of_activations_and_by_inputs_leaves_hidden_tokens_out():
     assert len(set(thresholds)) == 1 and torch.equal(*masks)
 
 
+class Classifier(Heads):
+    """Answers of the tokens that count, averaged."""
+
+    def forward(self, input_ids, attention_mask):
+        shown = attention_mask[..., None]
+        return (super().forward(input_ids, attention_mask) * shown).sum(1) / shown.sum(1)
+
+
+def test_sensitivities_leave_hidden_tokens_out():
+    rows = {name: list(x) for name, x in named().items()} | {"labels": [0, 1, 2, 1]}
+    found = []
+    for pad in (1e-3, 1e4):
+        mg = graph_of(lambda: Classifier(False), named(), pad)
+        mg, _ = passes.init_metadata_analysis_pass(mg)
+        mg, _ = passes.add_common_metadata_analysis_pass(mg)
+        formats = ["4.mse", "mxint:width=4", "scale_integer:width=4"]
+        problem = PrecisionProblem(mg, rows, rows, formats=formats, operators=("linear", "matmul"))
+        probe = Sensitivity(problem, rows, ["fisher", "activation_variance"])
+        found.append([probe.measure(*pair) for pair in problem.pairs])
+    assert len(found[0]) >= 6
+    for small, large in zip(*found, strict=True):
+        assert small["fisher"] == large["fisher"] > 0
+        variances = small["activation_variance"], large["activation_variance"]
+        torch.testing.assert_close(*variances, rtol=0, atol=0, equal_nan=True)
+
+
+ROUNDED = [
+    pytest.param(method, case, marks=[pytest.mark.long] * ((method, case) != ("gptq", "layouts")))
+    for method in ("gptq", "awq", "smoothquant", "learned_rounding")
+    for case in ("heads", "layouts")
+]
+
+
+@pytest.mark.parametrize("method, case", ROUNDED)
+def test_methods_of_rounding_leave_hidden_tokens_of_any_layout_out(method, case):
+    make, inputs = CASES[case]
+    rules = {"by": "type", "linear": {"config": {"weight": {"name": "group_integer", "width": 3}}}}
+    weights = []
+    for pad in (1e-3, 1e3):
+        mg = graph_of(make, inputs, pad)
+        if method in ("gptq", "learned_rounding"):
+            mg, _ = passes.quantize_transform_pass(mg, rules)
+        settings = {"batches": [inputs]}
+        if method == "awq":
+            settings |= {"weight": "mxint:width=3", "grid": 2}
+        if method == "learned_rounding":
+            settings |= {"steps": 3}
+        mg, _ = getattr(passes, f"{method}_transform_pass")(mg, settings)
+        weights.append(
+            {n: m.weight for n, m in mg.model.named_modules() if isinstance(m, nn.Linear)}
+        )
+    assert len(weights[0]) > 1
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]), name
+
+
 @pytest.mark.parametrize("inputs", [{}, {"attention_mask": torch.ones(4, 6, dtype=torch.long)}])
 def test_a_batch_without_padding_is_not_followed(inputs):
     batch = {"input_ids": tokens()[0], **inputs}
@@ -362,6 +420,14 @@ def test_masks_of_queries_and_keys_hide_what_no_query_sees(name):
 def test_other_masks_hide_nothing(mask):
     assert hidden_inputs(None, {"input_ids": tokens()[0], "attention_mask": mask}) == {}
     assert all(bool(kept.all()) for kept in visible_tokens({"attention_mask": mask}).values())
+
+
+def test_features_ahead_of_time_and_pictures_have_their_own_place():
+    mask = tokens((5, 3), size=5)[1]
+    sound, pictures = torch.zeros(2, 8, 5), torch.zeros(2, 5, 4, 4)
+    found = hidden_inputs(None, {"x": sound, "pixels": pictures, "attention_mask": mask})
+    assert found.keys() == {"x", "attention_mask"}
+    assert torch.equal(found["x"], (mask == 0)[:, None])
 
 
 def test_a_decoder_without_a_mask_is_not_hidden_by_that_of_the_encoder():

@@ -162,22 +162,31 @@ def run_layerwise(
     Args:
         mg: the graph.
         batches: from `select_inputs`.
-        visit: called with each node before it runs, and the values before it for each batch.
+        visit: called with each node before it runs, and the values before it for each batch; in it
+            `hidden_elements` tells of them.
         until: the last node that is visited, which does not run; None: all are, and run.
     """
     model = mg.model
-    with preserve_state(model), torch.no_grad(), exit_open_regions():
+    with (
+        preserve_state(model),
+        torch.no_grad(),
+        exit_open_regions(),
+        contextlib.ExitStack() as stack,
+    ):
         model.eval()
-        runs = [_started(model, batch) for batch in batches]
+        followed = HiddenElements()
+        runs = [_started(model, followed.seeded(model, batch)) for batch in batches]
+        stack.enter_context(followed.told())
         for node in mg.nodes:
             _apart(visit)(node, [run.env for run in runs])
             if node is until:
                 return
             # An autocast region is entered and left once, and holds for all runs.
             is_region = node.target in REGIONS
-            for run in runs:
-                is_done = is_region and run is not runs[0]
-                run.env[node] = runs[0].env[node] if is_done else run.run_node(node)
+            with followed.running():
+                for run in runs:
+                    is_done = is_region and run is not runs[0]
+                    run.env[node] = runs[0].env[node] if is_done else run.run_node(node)
             torch.set_grad_enabled(False)  # the node may have ended a region without gradients
             for run in runs:
                 for done in run.user_to_last_uses.get(node, ()):

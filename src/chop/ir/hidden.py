@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chop.ir.hidden_rules import Executed, rule_of
 from chop.ir.masks import hidden_inputs
@@ -231,7 +231,8 @@ class HiddenElements(TorchDispatchMode):
 
 
 def _has_storage(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_meta
+    is_plain = type(x) in (Tensor, nn.Parameter)  # others may have no memory of their own
+    return is_plain and x.layout is torch.strided and not x.is_meta
 
 
 def _geometry(x: Tensor) -> tuple[Any, ...]:

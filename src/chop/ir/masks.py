@@ -104,6 +104,8 @@ def _placed(model: Any, name: str, x: Any, mask: str, hidden: Tensor) -> Tensor 
         return None
     if name == mask:
         return hidden.view(len(hidden), *[1] * (x.dim() - 2), -1)
+    if x.dim() > 3:
+        return None  # pictures, whose channels may be as many as tokens
     head, tail = x.shape[:2], [1] * (x.dim() - 2)
     if len(hidden) == 1 and head[1] == hidden.shape[1]:
         hidden = hidden.expand(head)
@@ -111,6 +113,8 @@ def _placed(model: Any, name: str, x: Any, mask: str, hidden: Tensor) -> Tensor 
         return hidden.T.reshape(*head, *tail)
     if head == hidden.shape:
         return hidden.reshape(*head, *tail)
+    if x.dim() == 3 and (len(x), x.shape[2]) == hidden.shape:
+        return hidden[:, None]  # features ahead of time, as of sound
     return hidden.reshape(-1, 1, *tail) if len(x) == hidden.numel() else None
 
 

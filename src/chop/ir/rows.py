@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from chop.errors import ConfigError
 from chop.ir.hidden import hidden_elements, knows
 from chop.ir.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
+from chop.ir.ops import of_node
 
 
 class Measured(NamedTuple):
@@ -43,7 +44,9 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
     """
     if knows(x):
         hidden = hidden_elements(x)
-        return None if hidden is None else ~hidden.all(-1).reshape(-1)
+        if hidden is None or _is_slid_over(node):
+            return None
+        return ~hidden.all(-1).reshape(-1)
     masks = {name: mask for name, mask in visible_tokens(batch).items() if mask.dim() == 2}
     shape = x.shape[:-1]
     found: dict[str, Tensor] = {}
@@ -58,6 +61,12 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
         found = {name: found[name] for name in of_side or found}
     kept_rows = next(iter(found.values()), None)
     return None if kept_rows is None else kept_rows.reshape(-1).to(x.device)
+
+
+def _is_slid_over(node: fx.Node) -> bool:
+    """Whether a convolution reads a value: channels are not its last dimension, nor its rows."""
+    model = node.graph.owning_module
+    return model is not None and any(of_node(user, model).spatial for user in node.users)
 
 
 def finite_rows(

@@ -149,6 +149,7 @@ def _of_batch(walk: BlockWalk, edges: Edges, generator: torch.Generator) -> dict
         back = {n: g for n, g in zip(sources, found, strict=False) if g is not None}
         gradients.update(zip(seen.edges, found[len(sources) :], strict=True))
         edges.shapes.update(seen.shapes)
+        edges.rows.update(seen.rows)
     return squared_gradients(walk.mg, edges, gradients)
 
 

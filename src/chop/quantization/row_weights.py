@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.ir.hidden import HiddenElements
 from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nested import tree_tensors
@@ -101,6 +102,7 @@ class Edges:
         self.nodes, self.batch, self.number, self.where = nodes, batch, number, where
         self.edges: dict[fx.Node, Any] = {}
         self.shapes: dict[fx.Node, torch.Size] = {}
+        self.rows: dict[fx.Node, Tensor | None] = {}
 
     def __call__(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         """Notes the result of a node, if it is one of those."""
@@ -110,6 +112,7 @@ class Edges:
         if isinstance(values[source], Tensor):
             self.counted(source, values[source], str(node.target))
         self.shapes[node] = result.shape
+        self.rows[node] = counted_rows(node, result, self.batch)
         if result.requires_grad:
             # The edge, and not the tensor, which an in-place activation may change.
             self.edges[node] = torch.autograd.graph.get_gradient_edge(result)
@@ -122,7 +125,7 @@ class Edges:
 
     def finite(self, node: fx.Node, gradient: Tensor) -> Tensor:
         """The gradient of a layer's result, float32, 0 at rows that are padding."""
-        known, rows = gradient.float(), counted_rows(node, gradient, self.batch)
+        known, rows = gradient.float(), self.rows[node]
         if rows is not None:
             known = torch.where(rows.view(*known.shape[:-1], 1), known, 0)
         if not known.isfinite().all():
@@ -138,8 +141,12 @@ OfBatch = Callable[[MaseGraph, Edges, torch.Generator], dict[fx.Node, Tensor]]
 
 
 def _of_batch(mg: MaseGraph, edges: Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:
-    output = GraphVisitor(mg.model, edges).run(*bind_inputs(mg.model, edges.batch))
-    loss = sampled_loss(mg, output, edges, generator)
+    followed = HiddenElements()
+    batch = followed.seeded(mg.model, edges.batch)
+    with followed.told():
+        run = GraphVisitor(mg.model, edges, followed.running)
+        output = run.run(*bind_inputs(mg.model, batch))
+        loss = sampled_loss(mg, output, edges, generator)
     places = list(edges.edges.values())
     found = torch.autograd.grad(loss, places, allow_unused=True) if places else ()
     return squared_gradients(mg, edges, dict(zip(edges.edges, found, strict=True)))

@@ -43,7 +43,8 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
 
     The model runs in eval mode with all quantizers off, so that one layer's error does not
     disturb the next one's range. Extremes are kept exactly; of more than 131,072
-    values of an operand, a uniform sample. NaN is left out, with a warning that names the row.
+    values of an operand, a uniform sample. Tokens that an attention mask hides are left out. So is
+    NaN, with a warning that names the row.
 
     Returns:
         fitted: number of operands fitted.
