@@ -15,10 +15,13 @@ from chop.passes import quantize_transform_pass
 _INPUT = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 
 
+Compute = Callable[["_Regions", Tensor], Tensor]
+
+
 class _Regions(nn.Module):
     """Two linear layers, of which a region holds the first."""
 
-    def __init__(self, compute: Callable[["_Regions", Tensor], Tensor]) -> None:
+    def __init__(self, compute: Compute) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.kept = torch.no_grad()
@@ -144,8 +147,44 @@ def test_a_region_is_kept_by_passes_and_by_the_compiler() -> None:
 def test_regions_without_gradients_leave_no_nodes() -> None:
     def compute(model: _Regions, x: Tensor) -> Tensor:
         with torch.no_grad():
-            scale = x.abs().amax()
+            scale = torch.arange(1, 5).float().amax() * (x > 0)
         return model.first(x) * scale
 
     mg = MaseGraph(_Regions(compute), dummy_in={"x": _INPUT})
     assert not [node for node in mg.nodes if "grad" in str(node.target)]
+
+
+def _scaled(model: _Regions, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().amax()
+    return model.first(x) * scale
+
+
+def _stopped(model: _Regions, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = torch.tanh(x * 2)
+    return model.first(x)
+
+
+def _stopped_in_part(model: _Regions, x: Tensor) -> Tensor:
+    kept = x.sin()
+    with torch.no_grad():
+        fixed = kept * 2
+        with torch.enable_grad():
+            free = x.cos()
+    return model.first(kept * fixed + free)
+
+
+@pytest.mark.parametrize("compute", [_scaled, _stopped, _stopped_in_part])
+def test_regions_around_inputs_alone_stop_the_gradients_of_inputs(compute: Compute) -> None:
+    model = _Regions(compute)
+    mg = MaseGraph(copy.deepcopy(model), dummy_in={"x": _INPUT})
+    found = []
+    for module in (model, mg.model, copy.deepcopy(mg.model)):
+        x = _INPUT.clone().requires_grad_()
+        found.append(torch.autograd.grad(module(x).sum(), x, allow_unused=True)[0])
+    assert (found[0] is None) == (compute is _stopped)
+    for gradient in found[1:]:
+        assert (gradient is None) == (found[0] is None)
+        if gradient is not None:
+            torch.testing.assert_close(gradient, found[0])

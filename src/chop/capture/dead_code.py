@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from chop.captured.module_tree import is_impure_module
 from chop.captured.regions import eliminate_regions
-from chop.captured.runtime import leave_autocast
+from chop.captured.runtime import leave_autocast, swap_grad_mode
 from chop.captured.targets import is_impure
 from chop.private.torch_api import SET_GRAD_ENABLED
 
@@ -29,16 +29,47 @@ def eliminate_dead_code(graph: fx.Graph, model: nn.Module, extras: Mapping[str, 
 def eliminate_grad_modes(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
     """Erases `torch.no_grad()` and `enable_grad()` regions in which nothing needs a gradient.
 
+    Inputs of floating point count as if they needed one: a caller may ask for it.
+
     Args:
-        graph: a recording made with gradients on.
+        graph: a recording made with gradients on, of inputs that need none.
         values: the fake value of each node.
     """
+    follow_inputs = _differentiable_in_inputs(graph, values)
 
     def needs_grad(node: fx.Node) -> bool:
         inputs = [values.get(source) for source in node.all_input_nodes]
-        return any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+        required = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+        follows = _is_floating(values.get(node)) and _reads_one_of(node, follow_inputs)
+        return required or follows
 
     eliminate_regions(graph, SET_GRAD_ENABLED, needs_grad)
+
+
+def _differentiable_in_inputs(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> set[fx.Node]:
+    """The nodes that have a gradient where the inputs need one."""
+    found: set[fx.Node] = set()
+    begun: dict[fx.Node, bool] = {}
+    enabled = True
+    for node in graph.nodes:
+        if node.target is swap_grad_mode:
+            begun[node], enabled = enabled, bool(node.args[0])
+        elif node.target is SET_GRAD_ENABLED:
+            enabled = begun.get(node.args[0], True)
+        elif not _is_floating(values.get(node)) or _is_detached(node):
+            continue
+        elif node.op == "placeholder" or (enabled and _reads_one_of(node, found)):
+            found.add(node)
+    return found
+
+
+def _reads_one_of(node: fx.Node, nodes: set[fx.Node]) -> bool:
+    return any(source in nodes for source in node.all_input_nodes)
+
+
+def _is_detached(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in ("detach", "detach_")
 
 
 def eliminate_autocast(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
@@ -52,6 +83,8 @@ def eliminate_autocast(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
 
 
 def _is_floating(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_is_floating, value.values()))
     if isinstance(value, tuple | list):
         return any(map(_is_floating, value))
     return isinstance(value, Tensor) and value.is_floating_point()

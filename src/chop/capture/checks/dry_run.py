@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.capture.recording.leaf_attributes import watched_attributes
 from chop.capture.recording.random_state import seed_unusually
 from chop.capture.recording.source import current_line, definition_line
 from chop.captured.difference import distance
@@ -315,7 +316,6 @@ class _Writers(dict[Key, tuple[str, str]]):
         """Watches the modules of a model inside the block."""
         writers, running = cls(model, before), [""]
         paths = {id(module): path for path, module in model.named_modules()}
-        usual = nn.Module.__setattr__
 
         def call(original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
             running.append(paths.get(id(module), running[-1]))
@@ -327,17 +327,12 @@ class _Writers(dict[Key, tuple[str, str]]):
         def apply(original: Any, function: type, args: Any, kwargs: Any) -> Any:
             return original(function, *args, **kwargs)
 
-        def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        def note(module: nn.Module, name: str) -> None:
             if id(module) in paths:
                 writers[paths[id(module)], name] = (running[-1], current_line())
-            usual(module, name, value)
 
-        nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign, assignment]
-        try:
-            with patched_calls(call, apply):
-                yield writers
-        finally:
-            nn.Module.__setattr__ = usual  # type: ignore[method-assign]
+        with watched_attributes(note), patched_calls(call, apply):
+            yield writers
 
 
 def _differ(one: Call | None, other: Call | None) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from chop.errors import CaptureError
 
 _TORCH_ERRORS = {
     "GuardOnDataDependentSymNode": "the model's Python decides on a size or number that depends on "
@@ -41,6 +44,40 @@ class MissingFakeKernelError(Exception):
         self.operator = operator
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of the model's Python.
+
+    Args:
+        running: the paths of the modules whose forward was running, outermost first.
+        where: `file:line`.
+    """
+
+    running: tuple[str, ...]
+    where: str
+
+
+class EffectError(CaptureError):
+    """The model's Python does something that no node does, for parts that run elsewhere.
+
+    Args:
+        message: what it does.
+        cause: where it does so.
+        seen: the paths of the modules that are running where it matters, outermost first.
+
+    Attributes:
+        path: the innermost module whose forward holds all of it; `""` is the model itself.
+        where: `file:line` of the cause.
+    """
+
+    def __init__(self, message: str, cause: Place, seen: tuple[str, ...]) -> None:
+        super().__init__(message)
+        pairs = zip(cause.running, seen, strict=False)
+        common = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        self.path = common[-1] if common else ""
+        self.where = cause.where
+
+
 @dataclasses.dataclass
 class GraphBreak:
     """Where a recording stopped.
@@ -58,6 +95,13 @@ class GraphBreak:
     error: Exception
     needs_shapes: bool = False
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def at(cls, path: str, where: str, error: Exception) -> GraphBreak:
+        """The break that an error makes, which may know its place better than who caught it."""
+        if isinstance(error, EffectError):
+            return cls(error.path, error.where, error)
+        return cls(path, where, error)
 
     def __str__(self) -> str:
         return f"{self.reason()}, at {self.where}"

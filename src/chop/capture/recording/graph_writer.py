@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class GraphWriter:
         constants: tensors that the model made outside of what was recorded, by name.
         module_stack: the modules that are running, by path, with their classes.
         before_bind: called before the result of a node is noted.
+        before_read: called with a parameter, buffer or constant that a node is about to read.
     """
 
     def __init__(self, model: nn.Module, symbolic: bool, before: Sizes | None) -> None:
@@ -43,6 +44,7 @@ class GraphWriter:
         self.constants: dict[str, Tensor] = {}
         self.module_stack: dict[str, tuple[str, str]] = {}
         self.before_bind: Callable[[], None] | None = None
+        self.before_read: Callable[[Iterable[Tensor]], None] | None = None
         self._nodes: dict[int, fx.Node] = {}
         self._kept_alive: list[Any] = []
         self._attributes: dict[str, fx.Node] = {}
@@ -55,6 +57,10 @@ class GraphWriter:
     def is_node(self, tensor: Tensor) -> bool:
         """Whether a tensor is the result of a node."""
         return id(tensor) in self._nodes
+
+    def state_name(self, tensor: Tensor) -> str | None:
+        """The name of a parameter or buffer of the model; None for other tensors."""
+        return self._state_names.get(id(tensor))
 
     def add_input(self, name: str, value: Any, is_dynamic: Callable[[Tensor, int], bool]) -> Any:
         """Makes a placeholder and returns its fake value (tensors nested in lists or dicts too)."""
@@ -104,6 +110,8 @@ class GraphWriter:
         name = self._state_names.get(id(tensor))
         if name is None:
             name = self._name_constant(tensor)
+        if self.before_read is not None:
+            self.before_read((tensor,))
         if name not in self._attributes:
             self._attributes[name] = self.graph.get_attr(name)
             self.values[self._attributes[name]] = tensor

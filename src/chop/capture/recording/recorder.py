@@ -15,8 +15,15 @@ from chop.capture.recording.eager_output import EagerOutput, check_has_fake_kern
 from chop.capture.recording.eager_probe import EagerReads
 from chop.capture.recording.fake_result_cache import FakeCache
 from chop.capture.recording.grad_modes import GradModes
+from chop.capture.recording.gradient_effects import (
+    GRADIENT_HOOKS,
+    FrozenTensors,
+    watched_node,
+    watched_saved_tensors,
+)
 from chop.capture.recording.graph_break import GraphBreak
 from chop.capture.recording.graph_writer import GraphWriter
+from chop.capture.recording.leaf_attributes import LeafAttributes
 from chop.capture.recording.operators import (
     DATA_DEPENDENT_METHODS,
     alias_if_input,
@@ -27,7 +34,7 @@ from chop.capture.recording.operators import (
 from chop.capture.recording.random_state import HostRandomState, TorchSeedWatch
 from chop.capture.recording.recurrent import RecurrentKernels
 from chop.capture.recording.source import current_line, definition_line, failing_line
-from chop.capture.recording.untraced_effects import UntracedEffects
+from chop.capture.recording.untraced_effects import UntracedEffects, check_buffers
 from chop.capture.sizes.data_dependent import DataDependentReads
 from chop.capture.sizes.rank_guards import SqueezedRanks
 from chop.capture.sizes.slice_guards import guard_slice_bounds, guard_split_count
@@ -44,8 +51,6 @@ from chop.errors import CaptureError
 from chop.private.modules import buffers_of
 from chop.private.symbolic_shapes import FakeTensor
 from chop.private.torch_api import SET_GRAD_ENABLED
-
-_GRADIENT_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
 _NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
 
@@ -104,6 +109,8 @@ class Recorder(TorchFunctionMode):
             before._fake_cache if before and self.sizes.continues else FakeCache()
         )
         self._recording = False
+        self._frozen = FrozenTensors(self._running)
+        writer.before_read = self._frozen.check
         self._ranks = SqueezedRanks()
         self._seeds = TorchSeedWatch(lambda: self._recording)
         self._operator_count = 0
@@ -139,8 +146,12 @@ class Recorder(TorchFunctionMode):
         Raises:
             Exception: whatever stopped the run; `graph_break` then says where.
         """
+        # Not before: a probe of another dtype has put fake members in the place of the model's.
+        self._leaf_attributes = LeafAttributes(model, self._leaves, self._running)
         with (
             self._seeds.watched(),
+            watched_saved_tensors(lambda: self._recording, self.untraced),
+            self._leaf_attributes.watched(),
             self.sizes.fake_mode(),
             self,
             self.sizes.evaluated_by(model=True),
@@ -157,13 +168,16 @@ class Recorder(TorchFunctionMode):
                 draws.check_unmoved()
                 self._seeds.check_unset()
                 untraced.check()
+                self._leaf_attributes.check_called()
+                self._frozen.check_restored()
                 for name, part in self._leaves.traced_modules(model):
                     self._check_buffers(name, part, before[name])
                 self.writer.output(result)
                 self._check_computed_sizes()
             except Exception as error:
                 if self.graph_break is None:
-                    self.graph_break = GraphBreak("", failing_line(error) or "its result", error)
+                    where = failing_line(error) or "its result"
+                    self.graph_break = GraphBreak.at("", where, error)
                 raise
             finally:
                 self._recording = False
@@ -196,6 +210,8 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.requires_grad_:
+            return self._require_grad(func, args, kwargs)
         if self.before_write is not None and (mutates_input(func) or "out" in kwargs):
             # Fake mode runs an operator for real when none of its inputs is fake.
             for tensor in tensors_in([*args[:1], *kwargs.values()]):
@@ -222,7 +238,7 @@ class Recorder(TorchFunctionMode):
             self._guard_on(KIND, args[0])
         if name in LAYOUT_METHODS:
             self._guard_on(LAYOUT, args[0])
-        if name in _GRADIENT_HOOKS:
+        if name in GRADIENT_HOOKS:
             raise CaptureError(f"the model hooks the gradient of a tensor ({name})")
         if name == "__getitem__":
             guard_slice_bounds(*args)
@@ -266,6 +282,8 @@ class Recorder(TorchFunctionMode):
     def _get_attribute(self, getter: Any, args: Any) -> Any:
         value = getter(*args)
         name = getattr(getattr(getter, "__self__", None), "__name__", "")
+        if name == "grad_fn":
+            return watched_node(value, lambda: self._recording)
         if isinstance(value, Tensor) and value is not args[0] and name != "grad":
             self.writer.emit("call_function", getattr, (args[0], name), {}, value)
         if name == DTYPE:
@@ -281,11 +299,23 @@ class Recorder(TorchFunctionMode):
             self.asked[what] = current_line()
 
     def _set_attribute(self, setter: Any, args: Any) -> Any:
-        if getattr(getattr(setter, "__self__", None), "__name__", "") == "data":
+        name = getattr(getattr(setter, "__self__", None), "__name__", "")
+        if name == "data":
             raise CaptureError("the model replaces the data of a tensor (tensor.data = ...)")
-        return setter(*args)
+        return self._require_grad(setter, args, {}) if name == "requires_grad" else setter(*args)
+
+    def _require_grad(self, setter: Any, args: Any, kwargs: Any) -> Any:
+        name = self.writer.state_name(args[0])
+        if name is None or not self._recording:
+            return setter(*args, **kwargs)
+        with self._inside_operator(), self._frozen.changing(args[0], name):
+            return setter(*args, **kwargs)
 
     # --- module and autograd-function calls
+
+    def _running(self) -> tuple[str, ...]:
+        """The paths of the modules whose Python is running, outermost first."""
+        return tuple(self.writer.module_stack)
 
     def call_module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Replaces `nn.Module.__call__` while the recording lasts."""
@@ -308,41 +338,32 @@ class Recorder(TorchFunctionMode):
             self._check_buffers(path, module, buffers)
             draws.check_unmoved()
             self._seeds.check_unset()
-            self._check_recorded(result)
+            # Found at the exit of the module that made it, and not at its first reader elsewhere.
+            for tensor in result if isinstance(result, tuple | list) else (result,):
+                if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
+                    self.writer.node_of(tensor)
         except Exception as error:
             if self.graph_break is None or self.graph_break.error is not error:
-                where = failing_line(error)
-                self.graph_break = GraphBreak(path, where or definition_line(cls), error)
+                where = failing_line(error) or definition_line(cls)
+                self.graph_break = GraphBreak.at(path, where, error)
             raise
         finally:
             del self.writer.module_stack[path]
         return result
 
     def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
-        # A graph has no node that binds a name of a module; its state would never move.
-        for name, buffer in buffers_of(module).items():
-            old = before.get(name)
-            if buffer is not old and self._alias_sources.get(id(buffer), buffer) is not old:
-                full = f"{path}.{name}" if path else name
-                raise CaptureError(
-                    f"the model replaces its buffer {full} while it runs; a graph can only write "
-                    f"into a buffer (self.{name}.copy_(...))"
-                )
-
-    def _check_recorded(self, result: Any) -> None:
-        # Found at the exit of the module that made it, and not at its first reader elsewhere.
-        tensors = result if isinstance(result, tuple | list) else (result,)
-        for tensor in tensors:
-            if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
-                self.writer.node_of(tensor)
+        check_buffers(path, module, before, lambda x: self._alias_sources.get(id(x), x))
 
     def _call_leaf(
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
     ) -> Any:
         before = self._operator_count
         written = self.writer.written(args, kwargs)  # as they are before the leaf runs
+        self._leaf_attributes.check(module)
+        self._frozen.check((*module.parameters(), *module.buffers()))
         with self._paused():
             result = self._leaf_result(original, module, path, args, kwargs)
+        self._leaf_attributes.accept(module)
         self.writer.call("call_module", path, *written, result)
         self._ranks.note(None, args, kwargs, result)
         hidden = self._operator_count - before

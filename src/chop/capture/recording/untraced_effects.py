@@ -1,8 +1,8 @@
-"""Untraced effects: mode switches and input mutations in `forward`, which are refused."""
+"""Effects that no node has and that are refused: modes, buffers and entries of inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from chop.errors import CaptureError
+from chop.private.modules import buffers_of
 
 
 def check_initialized(model: nn.Module) -> None:
@@ -24,6 +25,32 @@ def check_initialized(model: nn.Module) -> None:
             f"expected parameters with shapes, got {', '.join(lazy)} of lazy modules, which the "
             "first call makes; call the model once on an example before"
         )
+
+
+def check_buffers(
+    path: str, module: nn.Module, before: Mapping[str, Any], source_of: Callable[[Any], Any]
+) -> None:
+    """Checks that the buffers of a module are those of before its forward.
+
+    A graph has no node that binds a name of a module; its state would never move.
+
+    Args:
+        path: of the module.
+        module: the module.
+        before: its buffers before.
+        source_of: the tensor that another one is an alias of, itself for most.
+
+    Raises:
+        CaptureError: one was replaced.
+    """
+    for name, buffer in buffers_of(module).items():
+        old = before.get(name)
+        if buffer is not old and source_of(buffer) is not old:
+            full = f"{path}.{name}" if path else name
+            raise CaptureError(
+                f"the model replaces its buffer {full} while it runs; a graph can only write "
+                f"into a buffer (self.{name}.copy_(...))"
+            )
 
 
 class UntracedEffects:

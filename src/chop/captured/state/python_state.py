@@ -54,7 +54,8 @@ def _same(before: Any, after: Any) -> bool:
     return type(before) is type(after) and isinstance(before, _PLAIN) and bool(before == after)
 
 
-def _differing(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[Any]:
+def differing(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[Any]:
+    """The names whose values are not the same in two states."""
     missing = object()
     return [
         name
@@ -64,7 +65,7 @@ def _differing(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[Any]
 
 
 def _same_mappings(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
-    return not _differing(before, after)
+    return not differing(before, after)
 
 
 def _same_sequences(before: list[Any], after: list[Any]) -> bool:
@@ -286,7 +287,7 @@ class PythonState:
         found = {
             (path, name)
             for path, fields in self._fields.items()
-            for name in _differing(fields, vars(self._modules[path]))
+            for name in differing(fields, vars(self._modules[path]))
         }
         found |= {k for k, (var, value) in self._variables.items() if not _same(value, var.read())}
         for saved in self._saved.values():

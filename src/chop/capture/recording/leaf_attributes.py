@@ -1,0 +1,193 @@
+"""Attributes of leaves that a model's Python sets around their calls, which no node does."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.capture.recording.graph_break import EffectError, Place
+from chop.capture.recording.source import current_line
+from chop.captured.leaves import LeafRule
+from chop.captured.overrides import has_hooks, why_not_its_class
+from chop.captured.state.python_state import differing
+from chop.private.modules import HOOKS, MEMBERS
+
+_PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (*MEMBERS, *HOOKS)
+_Fields = tuple[dict[str, Any], dict[str, dict[Any, Any]]]
+"""The attributes of a module, and what its dicts of members and of hooks hold."""
+
+
+@contextlib.contextmanager
+def watched_attributes(
+    on_write: Callable[[nn.Module, str], None],
+) -> Iterator[None]:
+    """Calls `on_write(module, name)` before each attribute of a module is set inside the block."""
+    usual = nn.Module.__setattr__
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        on_write(module, name)
+        usual(module, name, value)
+
+    nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.__setattr__ = usual  # type: ignore[method-assign]
+
+
+class LeafAttributes:
+    """Finds leaves that are called, or left, with other attributes than at the start of a run.
+
+    A graph calls a leaf as it is then. The mode, a probability, a momentum, a parameter or a hook
+    that a forward sets before the call, and perhaps puts back after it, is in no node. The writes
+    of a leaf itself are its own affair.
+
+    Args:
+        model: the model that is recorded.
+        leaves: which of its modules are not looked into.
+        running: the paths of the modules whose Python runs at this moment, outermost first.
+    """
+
+    def __init__(
+        self, model: nn.Module, leaves: LeafRule, running: Callable[[], tuple[str, ...]]
+    ) -> None:
+        self._running = running
+        self._parts = {id(leaf): _parts(leaf, path) for path, leaf in _leaves(model, leaves)}
+        self._before = {id(x): _fields(x) for parts in self._parts.values() for _, x in parts}
+        self._called: dict[int, nn.Module] = {}
+        self._writers: dict[tuple[int, str], Place] = {}
+
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        """Notes who sets an attribute of a leaf, and on which line, inside the block."""
+        return watched_attributes(self._note)
+
+    def _note(self, module: nn.Module, name: str) -> None:
+        if id(module) in self._before:
+            self._writers[id(module), name] = Place(self._running(), current_line())
+
+    def check(self, leaf: nn.Module) -> None:
+        """Checks a leaf that is about to be called.
+
+        Raises:
+            EffectError: it would do something else in a graph.
+        """
+        self._called[id(leaf)] = leaf
+        for path, part in self._parts.get(id(leaf), ()):
+            found = _changed_attribute(part, self._before[id(part)])
+            if found is not None:
+                raise self._error(path, part, *found)
+
+    def accept(self, leaf: nn.Module) -> None:
+        """Takes what a call of a leaf has made of its attributes for granted."""
+        for _, part in self._parts.get(id(leaf), ()):
+            self._before[id(part)] = _fields(part)
+
+    def check_called(self) -> None:
+        """Checks the leaves that were called, at the end of the run.
+
+        Raises:
+            EffectError: the next call would find one of them with another attribute.
+        """
+        for leaf in list(self._called.values()):
+            self.check(leaf)
+
+    def _error(
+        self, path: str, module: nn.Module, name: str, member: str, before: Any, after: Any
+    ) -> EffectError:
+        writers = [self._writers.get((id(module), key)) for key in (member, name)]
+        here = Place(self._running(), current_line())
+        if name == "training":
+            what = f"sets {path} to {'train()' if after else 'eval()'}"
+        else:
+            values = f" from {before!r} to {after!r}"
+            known = isinstance(before, _PLAIN) and isinstance(after, _PLAIN)
+            what = f"changes {path}.{member}{values if known else ''}"
+        return EffectError(
+            f"the model {what} while it runs, and its graph would not",
+            next(filter(None, writers), here),
+            here.running,
+        )
+
+
+def _leaves(model: nn.Module, leaves: LeafRule) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are called as one node each."""
+    for path, module in leaves.traced_modules(model):
+        for name, child in module.named_children():
+            inner = f"{path}.{name}" if path else name
+            if leaves.is_leaf(child, inner):
+                yield inner, child
+
+
+def _parts(leaf: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+    if isinstance(leaf, torch.jit.ScriptModule):
+        return []
+    return [(f"{path}.{name}" if name else path, part) for name, part in leaf.named_modules()]
+
+
+def _fields(module: nn.Module) -> _Fields:
+    fields = dict(vars(module))
+    return fields, {name: dict(fields[name]) for name in _CONTAINERS if fields.get(name)}
+
+
+def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, str, Any, Any] | None:
+    """An attribute that a module's code reads and that has changed.
+
+    Returns: its name, that of the member where it holds some, and both values.
+    """
+    fields, contents = before
+    now = vars(module)
+    for name in _CONTAINERS:
+        old, new = contents.get(name, {}), now.get(name) or {}
+        if old or new:
+            for member in differing(old, new):
+                return name, str(member), old.get(member, ...), new.get(member, ...)
+    for name in differing(fields, now):
+        if name not in _CONTAINERS and _reads(module, name):
+            return name, name, fields.get(name, ...), now.get(name, ...)
+    return None
+
+
+def _reads(module: nn.Module, name: str) -> bool:
+    """Whether a module's code reads an attribute, as far as its classes tell."""
+    if has_hooks(module) or why_not_its_class(module) is not None:
+        return True
+    return name in _names_in(type(module))
+
+
+@functools.cache
+def _names_in(cls: type) -> frozenset[str]:
+    """The names in the methods of a class and of those that it extends, up to `nn.Module`."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if base not in (nn.Module, object):
+            found.update(_names_of(vars(base)))
+    return frozenset(found)
+
+
+def _names_of(members: Mapping[str, Any]) -> Iterator[str]:
+    for member in members.values():
+        functions: Iterable[Any] = (member,)
+        if isinstance(member, property):
+            functions = (member.fget, member.fset)
+        elif isinstance(member, staticmethod | classmethod):
+            functions = (member.__func__,)
+        for function in functions:
+            if isinstance(function, types.FunctionType):
+                yield from _names_of_code(inspect.unwrap(function).__code__)
+
+
+def _names_of_code(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from _names_of_code(constant)
