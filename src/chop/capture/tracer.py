@@ -185,10 +185,15 @@ class _Job:
         from chop.capture.assemble import assemble
         from chop.capture.checks.dry_run import goes_by_order
         from chop.capture.checks.locate import locate
-        from chop.capture.checks.self_check import check_without_cache, find_mismatch
+        from chop.capture.checks.self_check import (
+            GradientCheck,
+            check_without_cache,
+            find_mismatch,
+        )
         from chop.capture.checks.side_effects import record, side_effect_notes
 
         caching = fallback.caching
+        gradients = GradientCheck(model, fallback.example, self.fixed)
         while True:
             recording, dry_runs = record(fallback)
             captured = assemble(fallback, recording)
@@ -196,6 +201,8 @@ class _Job:
                 break
             try:
                 mismatch = find_mismatch(model, captured, fallback.example, dry_runs[0])
+                if mismatch is None:
+                    mismatch = gradients.find_mismatch(captured, recording.recorder)
             except GuardError:
                 if not fallback.keep_ones():
                     raise

@@ -51,6 +51,7 @@ __all__ = [
     "exit_autocast_region",
     "fills_its_memory",
     "global_forward_hooks",
+    "gradient_hooks",
     "has_bfloat16_products",
     "has_int8_products",
     "has_tiles",
@@ -168,6 +169,12 @@ def global_forward_hooks() -> list[Any]:
     """Hooks that see the inputs and results of every module."""
     module = nn.modules.module
     return [*module._global_forward_pre_hooks.values(), *module._global_forward_hooks.values()]
+
+
+def gradient_hooks(tensor: Tensor) -> dict[int, Any]:
+    """Hooks on the gradient of a tensor, by key; the dict that autograd reads, or an empty one."""
+    hooks: dict[int, Any] | None = tensor._backward_hooks
+    return {} if hooks is None else hooks
 
 
 def is_dispatch_observed() -> bool:

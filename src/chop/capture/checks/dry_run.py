@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.capture.checks.gradients import Differentiation, Gradients
 from chop.capture.recording.leaf_attributes import watched_attributes
 from chop.capture.recording.random_state import seed_unusually
 from chop.capture.recording.source import current_line, definition_line
@@ -41,11 +42,15 @@ _CALLS_AHEAD = (10, 1_000, 1_007_998, 1_007_999, 1_008_000)
 
 @dataclass
 class Call:
-    """One call of a real run: its arguments, its outputs, and the state that it has written."""
+    """One call of a real run: its arguments, its outputs, and the state that it has written.
+
+    Gradients are there where the call was to be differentiated.
+    """
 
     arguments: Mapping[str, Any]
     outputs: list[Tensor]
     written: Mapping[str, Tensor]
+    gradients: Gradients | None = None
 
 
 @dataclass
@@ -105,16 +110,32 @@ def run_eagerly(
     return None
 
 
-def run_once(model: nn.Module, arguments: Mapping[str, Any], run: Snapshot) -> Call:
-    """Calls a model from a fixed seed, on copies of its inputs."""
-    seed_unusually()
+def run_once(
+    model: nn.Module,
+    arguments: Mapping[str, Any],
+    run: Snapshot,
+    differentiation: Differentiation | None = None,
+) -> Call:
+    """Calls a model from a fixed seed, on copies of its inputs.
+
+    Args:
+        model: the model.
+        arguments: of the call, by name.
+        run: what the model was before.
+        differentiation: which gradients are wanted; None: the call is made without gradients.
+    """
     # The model may write into its inputs, and they are for several runs.
     own = {name: tree_map(copied, value) for name, value in arguments.items()}
-    outputs = tensors_in(model(**own))
+    given, leaves = differentiation.prepare(own) if differentiation else (own, {})
+    seed_unusually()
+    with torch.set_grad_enabled(differentiation is not None):
+        outputs = tensors_in(model(**given))
+        gradients = differentiation.gradients(outputs, leaves) if differentiation else None
+    outputs = [x.detach() for x in outputs]
     changed = {id(tensor) for tensor in run.tensors.changed()}
     named = [*model.named_parameters(), *model.named_buffers()]
     written = {name: x.detach().clone() for name, x in named if id(x) in changed}
-    return Call(arguments, outputs, written)
+    return Call(arguments, outputs, written, gradients)
 
 
 def goes_by_order(

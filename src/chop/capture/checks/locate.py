@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from chop.capture.checks.dry_run import run_once
+from chop.capture.checks.self_check import Mismatch
 from chop.capture.recording.graph_break import GraphBreak
 from chop.capture.recording.random_state import seed_unusually
 from chop.capture.recording.source import current_line, definition_line
@@ -30,29 +31,57 @@ _Print = tuple[tuple[int, ...], float, float]
 
 
 def locate(
-    model: nn.Module, captured: CapturedModule, arguments: Mapping[str, Any], reason: str
+    model: nn.Module, captured: CapturedModule, arguments: Mapping[str, Any], mismatch: Mismatch
 ) -> GraphBreak:
     """The module and the line of the first node that gives what no call on that line has given.
+
+    Where gradients alone differ, of the last node that reads a parameter whose gradient does.
 
     Args:
         model: the model; it is left as it was.
         captured: its capture.
         arguments: of a call on which they differ, fixed ones included.
-        reason: how they differ.
+        mismatch: how they differ.
     """
+    found = _last_reader(captured, mismatch.parameters)
+    if found is None:
+        found = _first_difference(model, captured, arguments, mismatch.training)
+    path, where = found or ("", definition_line(type(model)))
+    return GraphBreak(path, where, CaptureError(str(mismatch)))
+
+
+def _last_reader(captured: CapturedModule, parameters: Collection[str]) -> tuple[str, str] | None:
+    """The place of the last node that reads one of the parameters: what comes before follows."""
+    for node in reversed(captured.graph.nodes) if parameters else ():
+        read = {str(x.target) for x in node.all_input_nodes if x.op == "get_attr"}
+        if node.op == "call_module":
+            inner = captured.get_submodule(str(node.target)).named_parameters(str(node.target))
+            read.update(name for name, _ in inner)
+        if "source" in node.meta and not read.isdisjoint(parameters):
+            return _place(node)
+    return None
+
+
+def _place(node: fx.Node) -> tuple[str, str]:
+    """The module whose Python has made a node, and the line."""
+    return next(reversed(node.meta.get("nn_module_stack", {"": None})), ""), node.meta["source"]
+
+
+def _first_difference(
+    model: nn.Module, captured: CapturedModule, arguments: Mapping[str, Any], training: bool
+) -> tuple[str, str] | None:
     seen = _EagerResults(captured)
     tried = contextlib.suppress(Exception)
     with tried, preserve_state(model, thorough=True) as run, torch.no_grad():
-        model.eval()
+        model.train(training)
         with patched_calls(seen.call_module, seen.call_autograd_function), seen:
             seen.given[_OUTPUT] += map(_print, run_once(model, arguments, run).outputs)
     reader = _FirstDifference(captured, seen)
     with tried, preserve_state(captured, thorough=True), torch.no_grad():
-        captured.eval()
+        captured.train(training)
         seed_unusually()
         reader.run(*(arguments.get(node.target) for node in reader.placeholders))
-    path, where = reader.found or ("", definition_line(type(model)))
-    return GraphBreak(path, where, CaptureError(reason))
+    return reader.found
 
 
 class _EagerResults(TorchFunctionMode):
@@ -125,8 +154,7 @@ class _FirstDifference(fx.Interpreter):
         return result
 
     def _stop(self, node: fx.Node) -> None:
-        path = next(reversed(node.meta.get("nn_module_stack", {"": None})), "")
-        self.found = (path, node.meta["source"])
+        self.found = _place(node)
         raise CaptureError("a difference")
 
 

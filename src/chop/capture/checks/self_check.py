@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from chop.capture.checks.dry_run import Call, DryRun, run_eagerly, run_once
+from chop.capture.checks.effort import multiply_adds_per_node
+from chop.capture.checks.gradients import Differentiation, difference
 from chop.capture.recording.graph_break import GraphBreak
+from chop.capture.recording.recorder import Recorder
 from chop.captured.difference import distance
 from chop.captured.huggingface.cache import CacheError
 from chop.captured.leaves import tensors_in
@@ -21,14 +26,40 @@ from chop.errors import CaptureError, GuardError
 
 _TOLERANCE = 1e-3
 
+# With the operators of the model in its order; those of attention are taken apart.
+_CLOSE = 1e-4
+_GRADIENT_TOLERANCE = 1e-2
+
+_MOST_IN_TRAINING = 1.5e6
+_MOST_IN_EVAL = 4e5
+"""Multiply-adds per node up to which calls with gradients take less than a quarter of a capture."""
+
 # Between two roundings to bfloat16 at other places of one formula.
 _LOWERED = 5e-2
 
 
+@dataclass(frozen=True)
+class Mismatch:
+    """How a capture differs from its model.
+
+    Args:
+        reason: what differs.
+        training: whether it was seen in `train()`.
+        parameters: those whose gradients differ.
+    """
+
+    reason: str
+    training: bool = False
+    parameters: Collection[str] = ()
+
+    def __str__(self) -> str:
+        return f"in train() {self.reason}" if self.training else self.reason
+
+
 def find_mismatch(
     model: nn.Module, captured: CapturedModule, example: Mapping[str, Any], eager_run: DryRun
-) -> str | None:
-    """How a capture differs from its model in `eval()`; None if it does not.
+) -> Mismatch | None:
+    """How a capture differs from its model in `eval()` without gradients; None if it does not.
 
     A model can notice that it is being recorded (transformers skips an attention mask of ones
     only when it is not), and no reading of its graph would show it. A graph with autocast regions
@@ -45,17 +76,110 @@ def find_mismatch(
     """
     # Hooks of the model that the graph runs too may fill attributes of the model.
     with preserve_state(model):
-        mismatch = _compare(captured, example, eager_run, _TOLERANCE)
+        reason = _compare(captured, example, eager_run, _TOLERANCE)
     kind = _autocast_device(captured, example)
-    if mismatch is None and kind is not None:
+    if reason is None and kind is not None:
         # A graph with autocast off refuses to run under it.
         refused = contextlib.suppress(GuardError)
         with refused, torch.autocast(kind, dtype=torch.bfloat16):
             lowered = run_eagerly(model, eager_run.calls[0].arguments, {}, probe=False)
             if lowered is not None:
-                mismatch = _compare(captured, example, lowered, _LOWERED)
-        mismatch = mismatch and f"under bfloat16 autocast, {mismatch}"
-    return mismatch
+                reason = _compare(captured, example, lowered, _LOWERED)
+        reason = reason and f"under bfloat16 autocast, {reason}"
+    return None if reason is None else Mismatch(reason)
+
+
+class GradientCheck:
+    """Compares captures of one model with it in calls with gradients, in `train()` and `eval()`.
+
+    The model itself is called once in each mode, whatever the number of captures.
+
+    Args:
+        model: the model; it is left as it was.
+        example: the example inputs.
+        fixed: further arguments of `forward`.
+    """
+
+    def __init__(
+        self, model: nn.Module, example: Mapping[str, Any], fixed: Mapping[str, Any]
+    ) -> None:
+        self._model = model
+        self._example = example
+        self._fixed = fixed
+        self._parameters = dict(model.named_parameters())
+        self._state_names = {*self._parameters, *(name for name, _ in model.named_buffers())}
+        self._calls: dict[tuple[bool, bool], Call | None] = {}
+
+    def find_mismatch(self, captured: CapturedModule, recorder: Recorder) -> Mismatch | None:
+        """How a capture differs from the model; None if it does not, or refuses the call.
+
+        Args:
+            captured: the capture.
+            recorder: what has recorded its graph.
+        """
+        effort = multiply_adds_per_node(captured, recorder.values)
+        # What a model makes of an input that needs a gradient is not in its graph.
+        with_inputs = not recorder.requires_grad_reads
+        modes = [True] if captured.record.eval_only is None else []
+        if effort <= _MOST_IN_EVAL or not modes:
+            modes.append(False)
+        found = (self._compare(captured, training, with_inputs) for training in modes)
+        return next(filter(None, found if effort <= _MOST_IN_TRAINING else ()), None)
+
+    def _compare(
+        self, captured: CapturedModule, training: bool, with_inputs: bool
+    ) -> Mismatch | None:
+        expected = self._eager_call(training, with_inputs)
+        if expected is None and with_inputs:
+            # Some models cannot be called with inputs that need gradients.
+            return self._compare(captured, training, with_inputs=False)
+        if expected is None:
+            return None
+        own = self._differentiation(with_inputs)
+        try:
+            with preserve_state(self._model):
+                found = _differentiated(captured, _taken(expected, self._example), own, training)
+        except GuardError:
+            return None
+        except Exception as error:
+            reason = GraphBreak("", "", error).reason()
+            return Mismatch(f"on the example inputs it fails ({reason})", training)
+        return self._difference(found, expected, training)
+
+    def _difference(self, found: Call, expected: Call, training: bool) -> Mismatch | None:
+        narrow = any(x.dtype.itemsize < 4 for x in (*expected.outputs, *expected.written.values()))
+        reason = _first_difference(found, expected, _TOLERANCE if narrow else _CLOSE)
+        if reason is not None:
+            return Mismatch(reason, training)
+        extra = (found.written.keys() & self._state_names) - expected.written.keys()
+        if extra:
+            return Mismatch(f"it writes to {min(extra)} and the model does not", training)
+        assert found.gradients is not None and expected.gradients is not None
+        reason, names = difference(found.gradients, expected.gradients, _GRADIENT_TOLERANCE)
+        return Mismatch(reason, training, names & self._parameters.keys()) if reason else None
+
+    def _eager_call(self, training: bool, with_inputs: bool) -> Call | None:
+        key = (training, with_inputs)
+        if key not in self._calls:
+            self._calls[key] = None
+            arguments = {**self._example, **self._fixed}
+            # Some models cannot be called in train().
+            with contextlib.suppress(Exception):
+                own = self._differentiation(with_inputs)
+                self._calls[key] = _differentiated(self._model, arguments, own, training)
+        return self._calls[key]
+
+    def _differentiation(self, with_inputs: bool) -> Differentiation:
+        return Differentiation(self._parameters, self._example if with_inputs else ())
+
+
+def _differentiated(
+    module: nn.Module, arguments: Mapping[str, Any], own: Differentiation, training: bool
+) -> Call:
+    with preserve_state(module, thorough=True) as run, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.train(training)
+        return run_once(module, arguments, run, own)
 
 
 def find_difference(

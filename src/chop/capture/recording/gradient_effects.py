@@ -58,7 +58,7 @@ class FrozenTensors:
         if self._changed and torch.is_grad_enabled():
             for tensor in tensors:
                 if id(tensor) in self._changed:
-                    raise self._error(*self._changed[id(tensor)])
+                    raise self._error(*self._changed[id(tensor)], self._running())
 
     def check_restored(self) -> None:
         """Checks that nothing is left changed at the end of the run.
@@ -66,14 +66,14 @@ class FrozenTensors:
         Raises:
             EffectError: the model has changed itself.
         """
-        for change in self._changed.values():
-            raise self._error(*change)
+        for name, place in self._changed.values():
+            raise self._error(name, place, place.running)
 
-    def _error(self, name: str, place: Place) -> EffectError:
+    def _error(self, name: str, place: Place, seen: tuple[str, ...]) -> EffectError:
         return EffectError(
             f"the model changes requires_grad of {name} while it runs, and its graph would not",
             place,
-            self._running(),
+            seen,
         )
 
 

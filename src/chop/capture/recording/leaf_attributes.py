@@ -6,8 +6,8 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -80,10 +80,13 @@ class LeafAttributes:
             EffectError: it would do something else in a graph.
         """
         self._called[id(leaf)] = leaf
+        self._check(leaf)
+
+    def _check(self, leaf: nn.Module, at_end: bool = False) -> None:
         for path, part in self._parts.get(id(leaf), ()):
             found = _changed_attribute(part, self._before[id(part)])
             if found is not None:
-                raise self._error(path, part, *found)
+                raise self._error(path, part, at_end, *found)
 
     def accept(self, leaf: nn.Module) -> None:
         """Takes what a call of a leaf has made of its attributes for granted."""
@@ -96,24 +99,24 @@ class LeafAttributes:
         Raises:
             EffectError: the next call would find one of them with another attribute.
         """
-        for leaf in list(self._called.values()):
-            self.check(leaf)
+        for leaf in self._called.values():
+            self._check(leaf, at_end=True)
 
     def _error(
-        self, path: str, module: nn.Module, name: str, member: str, before: Any, after: Any
+        self, path: str, module: nn.Module, at_end: bool, name: str, before: Any, after: Any
     ) -> EffectError:
-        writers = [self._writers.get((id(module), key)) for key in (member, name)]
         here = Place(self._running(), current_line())
+        place = self._writers.get((id(module), name), here)
         if name == "training":
             what = f"sets {path} to {'train()' if after else 'eval()'}"
         else:
             values = f" from {before!r} to {after!r}"
             known = isinstance(before, _PLAIN) and isinstance(after, _PLAIN)
-            what = f"changes {path}.{member}{values if known else ''}"
+            what = f"changes {path}.{name}{values if known else ''}"
         return EffectError(
             f"the model {what} while it runs, and its graph would not",
-            next(filter(None, writers), here),
-            here.running,
+            place,
+            place.running if at_end else here.running,
         )
 
 
@@ -137,21 +140,17 @@ def _fields(module: nn.Module) -> _Fields:
     return fields, {name: dict(fields[name]) for name in _CONTAINERS if fields.get(name)}
 
 
-def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, str, Any, Any] | None:
-    """An attribute that a module's code reads and that has changed.
-
-    Returns: its name, that of the member where it holds some, and both values.
-    """
+def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, Any, Any] | None:
+    """The name of a changed attribute, or member, that a module's code reads, and both values."""
     fields, contents = before
     now = vars(module)
     for name in _CONTAINERS:
         old, new = contents.get(name, {}), now.get(name) or {}
-        if old or new:
-            for member in differing(old, new):
-                return name, str(member), old.get(member, ...), new.get(member, ...)
+        for key in differing(old, new) if old or new else ():
+            return (key if name in MEMBERS else name.lstrip("_")), ..., ...
     for name in differing(fields, now):
         if name not in _CONTAINERS and _reads(module, name):
-            return name, name, fields.get(name, ...), now.get(name, ...)
+            return name, fields.get(name, ...), now.get(name, ...)
     return None
 
 
@@ -159,14 +158,14 @@ def _reads(module: nn.Module, name: str) -> bool:
     """Whether a module's code reads an attribute, as far as its classes tell."""
     if has_hooks(module) or why_not_its_class(module) is not None:
         return True
-    return name in _names_in(type(module))
+    return name in _names_in(cast(Hashable, type(module)))
 
 
 @functools.cache
-def _names_in(cls: type) -> frozenset[str]:
+def _names_in(cls: Hashable) -> frozenset[str]:
     """The names in the methods of a class and of those that it extends, up to `nn.Module`."""
     found: set[str] = set()
-    for base in cls.__mro__:
+    for base in inspect.getmro(cast(type, cls)):
         if base not in (nn.Module, object):
             found.update(_names_of(vars(base)))
     return frozenset(found)

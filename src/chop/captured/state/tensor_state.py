@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from chop.private.torch_api import TorchDispatchMode, is_view, schema_of, storage_id, version_of
+from chop.private.torch_api import (
+    TorchDispatchMode,
+    gradient_hooks,
+    is_view,
+    schema_of,
+    storage_id,
+    version_of,
+)
 
 
 class TensorState:
@@ -32,6 +39,7 @@ class TensorState:
         self._leaves = [(x, x.requires_grad) for x in usable if x.is_leaf]
         self._grads = [(x, x.grad) for x, _ in self._leaves]
         grads = [grad for _, grad in self._grads if grad is not None]
+        self._hooks = [(x, set(gradient_hooks(x))) for x, _ in self._leaves]
         self._copies = _CopyOnWrite([*parameters, *grads])
         self._versions = {id(x): version_of(x) for x in usable}
         self._values = [(x, x.detach().clone()) for x in usable if not isinstance(x, nn.Parameter)]
@@ -85,6 +93,10 @@ class TensorState:
         for leaf, grad in self._grads:
             if leaf.grad is not grad:
                 leaf.grad = grad
+        for leaf, before in self._hooks:
+            hooks = gradient_hooks(leaf)
+            for key in hooks.keys() - before:
+                del hooks[key]
 
 
 def _drop_history(leaf: Tensor, requires_grad: bool) -> None:
