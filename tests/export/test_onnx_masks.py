@@ -83,3 +83,52 @@ def test_openvino_hides_too(tmp_path):
     kind = target("openvino")
     found = kind.read(kind.export(mg, tmp_path / "a").path)({"x": x, "mask": mask})
     torch.testing.assert_close(found["output"], model(x, mask), rtol=1e-4, atol=1e-4)
+
+
+class Written(nn.Module):
+    """Attention written out, whose scores a mask is filled into or added to."""
+
+    def __init__(self, adds, fill):
+        super().__init__()
+        torch.manual_seed(0)
+        self.adds, self.fill, self.qkv = adds, fill, nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 8)).unbind(-2)
+        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+        scores = q @ k.mT
+        if self.adds:
+            scores = scores + torch.zeros_like(scores).masked_fill(later, self.fill)
+        else:
+            scores = scores.masked_fill(later, self.fill)
+        return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.sampled(1)
+def test_formats_do_not_see_hidden_scores_in_a_file_either(adds, fill, tmp_path):
+    """Of one scale for a tensor, which would follow the mask, and be 0 or infinite."""
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    mg = MaseGraph(Written(adds, fill).eval(), dummy_in={"x": x})
+    names = ("softmax", "add") if adds else ("softmax",)
+    config = {"config": {"data_in": {"name": "scale_integer", "width": 8}}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(names, config)})
+    passes.export_onnx_interface_pass(mg, {"path": tmp_path / "a.onnx"})
+    found = run(tmp_path / "a.onnx", x=x)
+    torch.testing.assert_close(found, mg.model(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, Written(adds, fill)(x), rtol=0, atol=0.05)
+
+
+def test_scores_that_nothing_masks_cost_nothing_more(tmp_path):
+    class Plain(nn.Module):
+        def forward(self, x):
+            return torch.softmax(x @ x.mT, -1)
+
+    x = torch.randn(2, 6, 8)
+    mg = MaseGraph(Plain(), dummy_in={"x": x})
+    config = {"config": {"data_in": {"name": "integer", "width": 8, "frac_width": 4}}}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "softmax": config})
+    passes.export_onnx_interface_pass(mg, {"path": tmp_path / "a.onnx"})
+    kinds = {node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node}
+    assert "Softmax" in kinds and "Where" not in kinds

@@ -1,6 +1,7 @@
 """Every check of `checks.py`, on every format in the settings of `examples.py`."""
 
 import pytest
+import torch
 
 from chop.errors import ConfigError
 from chop.formats import BlockFP, MXInt, formats
@@ -49,3 +50,17 @@ def test_a_huge_block_size_or_a_wrong_one_is_refused():
         with pytest.raises(ConfigError, match=message):
             MXInt(8, block_size=size)
     assert BlockFP(8, block_size=[1, 16]) == BlockFP(8, block_size=16) == BlockFP(8)
+
+
+@subcases("fmt", ALL, ids=lambda fmt: fmt.label)
+def test_neutral_numbers_change_nothing_of_others(fmt):
+    """Beside them a group, or a tensor, is rounded as if it were shorter."""
+    if not fmt.is_deterministic or getattr(fmt, "quantile", 1.0) < 1:
+        return
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    given = (fmt.neutral, 0.0) if fmt.ignores_zeros else (fmt.neutral,)
+    for number in given:
+        beside = torch.cat([x, torch.full_like(x, number)], -1)
+        assert torch.equal(fmt(beside)[:, :16], fmt(x))
+    if fmt.ignores_zeros:
+        assert not fmt(torch.zeros(3, 16)).any()

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from chop import MaseGraph, passes
@@ -11,6 +12,7 @@ from chop.errors import ConfigError
 from chop.formats import MXInt
 from chop.hardware.components import COMPONENTS
 from chop.hardware.devices import ECP5
+from chop.hardware.emit import emit
 from chop.hardware.estimate import module_usage
 from chop.hardware.logic import logic_of
 from chop.hardware.plan import Site
@@ -163,3 +165,19 @@ def test_three_layers_of_whole_blocks_are_a_circuit(width, tmp_path):
     design = check_model(model, 64, options, 96, "verilator", tmp_path, samples=40)
     assert modules_of(design).count("chop_requantize_blocks") == 4
     assert modules_of(design).count("chop_block_linear") == 3
+
+
+class CausalAttention(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def test_blocks_of_masked_scores_are_refused():
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
+    config = {"config": {"name": "mxint", "width": 8, "block_size": 4}}
+    mg = MaseGraph(CausalAttention(), dummy_in={"x": x})
+    rules = {"by": "type", "scaled_dot_product_attention": config}
+    quantized, _ = passes.quantize_transform_pass(mg, rules)
+    integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [{"x": x}]})
+    with pytest.raises(ConfigError, match="masked scores share have no circuit; give"):
+        emit(integer, fold=64)

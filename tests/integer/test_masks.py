@@ -7,6 +7,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
+from chop.formats import Integer, MXInt
 from chop.integer.folding import fold
 from chop.integer.masks import proven_mask
 from chop.nn.integer.mask import KeptKeys
@@ -140,3 +141,55 @@ def test_attention_with_weights_is_lowered_where_its_mask_is(mask):
     assert (found - expected).abs().max() < 0.1
     operators = {mg.operator(node).name for node in mg.nodes}
     assert "masked_fill" in operators  # the quantized graph stays as it is
+
+
+class Causal(nn.Module):
+    """Attention that no query after it changes, written out where there is a mask to add."""
+
+    def __init__(self, added=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.register_buffer("added", added)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.added is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.softmax(q @ k.mT + self.added, -1) @ v
+
+
+def lowered(model, number_format):
+    x = torch.randn(3, KEYS, 8, generator=torch.Generator().manual_seed(2))
+    x[:, -1] *= 20  # in the block of the keys before it
+    config = {"config": {"data_in": number_format, "weight": number_format}}
+    written_out = ("softmax", "add", "matmul")
+    names = ("linear", *(["scaled_dot_product_attention"] if model.added is None else written_out))
+    mg = MaseGraph(model.eval(), dummy_in={"x": x})
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(names, config)})
+    integer, info = passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
+    # Weights of softmax may differ by its tables, a step of 8 bits in blocks of smaller ones.
+    differences = {row["name"]: row["largest"] for row in info["operators"]}
+    assert all(x == 0 for name, x in differences.items() if not name.endswith("softmax"))
+    assert max(differences.values()) <= 4
+    return integer.model, mg.model, x
+
+
+@pytest.mark.parametrize("number_format", [Integer(8, 4), MXInt(8, block_size=KEYS)], ids=str)
+def test_codes_of_visible_scores_are_those_of_the_quantized_model(number_format):
+    """No exponent follows a hidden score, nor that of another key."""
+    integer, quantized, x = lowered(Causal(), number_format)
+    changed = torch.cat([x[:, :-1], torch.ones(3, 1, 8)], 1)
+    for model in (integer, quantized):
+        assert torch.equal(model(x)[:, :-1], model(changed)[:, :-1])
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float32).min, -1e4])
+def test_masks_that_are_added_to_codes_are_refused(fill):
+    """They would saturate to the lowest code, and be seen."""
+    added = torch.zeros(KEYS, KEYS).masked_fill(torch.ones(KEYS, KEYS).triu(1).bool(), fill)
+    with pytest.raises(
+        ConfigError, match=r"add \(add of a mask\); rewrite attention .* by fuse_att"
+    ):
+        lowered(Causal(added), Integer(8, 4))
+    lowered(Causal(torch.rand(KEYS, KEYS)), Integer(8, 4))

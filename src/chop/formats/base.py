@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -73,6 +74,11 @@ class NumberFormat(Quantizer):
         self.validate()
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
+        layout = self.layout() if self.is_fitted else None
+        # An infinity is counted by no statistic, but may make its group NaN.
+        may_count = self.is_fitted and (layout is None or layout.has_nan)
+        object.__setattr__(self, "neutral", 0.0 if may_count else -math.inf)
+        object.__setattr__(self, "ignores_zeros", layout is not None and layout.ignores_zeros)
 
     def validate(self) -> None:
         """Raises ConfigError where a field is out of range that has none in `ranges`."""

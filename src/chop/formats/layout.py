@@ -13,7 +13,7 @@ from chop.errors import ConfigError
 from chop.formats.elements import Element, Rounding
 from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.scaling import ConstantScale, LearnedScale, Scaling
-from chop.formats.statistic import Threshold
+from chop.formats.statistic import LARGEST, Threshold
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,19 @@ class Layout:
     def has_zero_points(self) -> bool:
         """Whether a value becomes s (k - z), with a zero point z for each group, and not s k."""
         return self.scaling is not None and self.scaling.zero_width > 0
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether an infinity makes its group NaN."""
+        return self.scaling is not None and self.scaling.has_nan
+
+    @property
+    def ignores_zeros(self) -> bool:
+        """Whether zeros stay zeros and no scale follows them: of elements without a threshold."""
+        if self.levels is not None or self.element.threshold is not None or self.has_zero_points:
+            return False
+        statistic = None if self.scaling is None else self.scaling.statistic
+        return self.element.has_zero and statistic in (None, LARGEST)
 
     def __post_init__(self) -> None:
         if self.has_zero_points and not self._can_have_zero_points():

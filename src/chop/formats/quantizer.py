@@ -22,6 +22,11 @@ class Quantizer(ABC):
     base of those that are there while a model is observed or exported.
     """
 
+    neutral: float = 0.0
+    """A number that changes nothing of how the others of its tensor are rounded."""
+    ignores_zeros: bool = False
+    """True where zeros stay zeros, and change nothing of how other numbers are rounded."""
+
     @abstractmethod
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         """The operand as the operator computes with it.

@@ -44,9 +44,9 @@ def lower_attention(
     query, key, value = given["query"], given["key"], given["value"]
     groups = lowering.folded.shape(query)[-3] // lowering.folded.shape(key)[-3]
     groups = groups if given["enable_gqa"] else 1
-    scores = _scores(lowering, node, module, query, key, groups, given["scale"])
     sizes = lowering.folded.shape(query)[-2], lowering.folded.shape(key)[-2]
     kept = lowering.kept_keys(node, given["attn_mask"], given["is_causal"], sizes)
+    scores = _scores(lowering, node, module, query, key, groups, given["scale"], kept)
     weights = _weights(lowering, node, module, scores, kept, sizes[1])
     return _context(lowering, node, module, weights, value, groups)
 
@@ -66,15 +66,10 @@ def _repeated(lowering: GraphLowering, node: fx.Node, codes: Codes, groups: int)
 def _transposed(
     lowering: GraphLowering, node: fx.Node, key: fx.Node, grid: AnyGrid, groups: int
 ) -> Codes:
-    """Keys as the second factor of the product; blocks run along what is an axis of them then."""
-    keys = lowering.exact(key) if isinstance(grid, BlockGrid) else lowering.coded(key, grid)
+    """Keys as the second factor of the product."""
+    keys = lowering.coded(key, grid)
     repeated = _repeated(lowering, node, keys, groups)
-    moved = Codes(lowering.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
-    if not isinstance(grid, BlockGrid):
-        return moved
-    return lowering.call(
-        node, requantizer(keys.proven, grid), (moved,), f"_key_to_{grid_text(grid)}"
-    )
+    return Codes(lowering.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
 
 
 def _scores(
@@ -85,8 +80,9 @@ def _scores(
     key: fx.Node,
     groups: int,
     scale: float | None,
+    kept: fx.Node | None,
 ) -> Codes:
-    """Scores in the codes of the softmax."""
+    """Scores in the codes of the softmax; blocks follow those that are kept."""
     grid, size = _required(lowering, module.product, "data_in"), lowering.folded.shape(query)[-1]
     factor = 1 / math.sqrt(size) if scale is None else scale
     q = lowering.coded(query, grid)
@@ -99,12 +95,18 @@ def _scores(
     else:
         codes = lowering.call(node, scaled, (codes,), "_scaled")
 
-    def reference(queries: Tensor, keys: Tensor) -> Tensor:
-        products: Tensor = module.product(queries, keys)
-        return products * factor
+    def reference(queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
+        products: Tensor = module.product(queries, keys.transpose(-2, -1))
+        scores = products * factor
+        return scores if mask is None else scores.masked_fill(~mask, 0)
 
-    step = Step(f"{node.name}.product", "matmul", (q, k), codes, reference, lowering.dtype(node))
-    return _rounded(lowering, node, step, _required(lowering, module.softmax, "data_in"))
+    scores = _required(lowering, module.softmax, "data_in")
+    # Exponents follow the scores that are kept; without them a score is rounded by itself.
+    follows = isinstance(scores, BlockGrid) and scores.lowest < scores.highest
+    mask = (Codes(kept, None),) if kept is not None and follows else ()
+    inputs = (q, k, *mask)
+    step = Step(f"{node.name}.product", "matmul", inputs, codes, reference, lowering.dtype(node))
+    return _rounded(lowering, node, step, scores, mask)
 
 
 def _weights(
@@ -121,9 +123,12 @@ def _weights(
     codes = lowering.call(node, softmax, inputs, "_softmax")
 
     def reference(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        added = None if mask is None else scores.new_zeros(()).masked_fill(~mask, -math.inf)
-        result: Tensor = module.softmax(scores, added)
-        return result
+        if mask is None:
+            result: Tensor = module.softmax(scores, None)
+            return result
+        added = scores.new_zeros(()).masked_fill(~mask, -math.inf)
+        masked: Tensor = module.softmax(scores, added, ~mask)
+        return masked
 
     step = Step(f"{node.name}.softmax", "softmax", inputs, codes, reference, lowering.dtype(node))
     return _rounded(lowering, node, step, _required(lowering, module.context, "weight"))
@@ -154,11 +159,17 @@ def _context(
     )
 
 
-def _rounded(lowering: GraphLowering, node: fx.Node, step: Step, grid: AnyGrid) -> Codes:
-    """The result of a step in the codes of the next one."""
+def _rounded(
+    lowering: GraphLowering,
+    node: fx.Node,
+    step: Step,
+    grid: AnyGrid,
+    mask: tuple[Codes, ...] = (),
+) -> Codes:
+    """The result of a step, under a mask, in the codes of the next one."""
     suffix = f"{step.result.node.name.removeprefix(node.name)}_to_{grid_text(grid)}"
     requantize = requantizer(step.result.proven, grid)
-    rounded = lowering.call(node, requantize, (step.result,), suffix)
+    rounded = lowering.call(node, requantize, (step.result, *mask), suffix)
     step.readers.append((rounded.node, grid))
     lowering.steps.append(step)
     return rounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.integer.calls import bind
@@ -24,6 +24,7 @@ from chop.nn.quantized import (
     QuantScaledDotProductAttention,
     leaf_operators,
 )
+from chop.nn.quantized.scores import LOWEST_SCORE
 
 PARAMETERS = frozenset({"weight", "bias"})
 
@@ -58,6 +59,11 @@ def ways_out(mg: MaseGraph) -> list[str]:
             )
         if isinstance(mg.module_of(node), LoraLinear):
             found.add("merge adapters by fuse_lora_weights_transform_pass")
+        if mg.operator(node).makes_masks or getattr(mg.module_of(node), "meets_masks", False):
+            found.add(
+                "rewrite attention written by hand as scaled_dot_product_attention, whose masks "
+                "have an integer form, by fuse_attention_transform_pass before it is quantized"
+            )
         if _is_active_dropout(mg, node):
             found.add("call dropout with training=self.training")
     return sorted(found)
@@ -97,6 +103,9 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
         if count < len(list(filter(None, module.arguments.values()))):
             yield f"{node.name} ({row.name} of a number)"
             return
+        if module.meets_masks and any(_is_mask(given, folded) for given in node.all_input_nodes):
+            yield f"{node.name} ({row.name} of a mask)"
+            return
     for name, step in leaf_operators(module).items():
         yield from _of_operator(f"{node.target}.{name}" if name else str(node.target), step, grids)
     mask = mask_argument(mg, node)
@@ -105,6 +114,14 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
             proven_mask(mg, mask, folded)
         except ConfigError as error:
             yield f"{node.name} ({error})"
+
+
+def _is_mask(node: fx.Node, folded: Folded) -> bool:
+    """Whether a node is a constant with masked scores, which codes would saturate."""
+    value = folded.values[node]
+    if node not in folded.static or not folded.is_float(node) or not isinstance(value, Tensor):
+        return False
+    return bool((value.abs() >= -LOWEST_SCORE).any())
 
 
 def _of_operator(path: str, step: QuantizedOperator, grids: Grids) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -79,6 +80,8 @@ def _warn_of_nan(observers: Mapping[str, Mapping[str, _Observer]], number: int) 
 
 class _Observer(StandIn):
     """Keeps a sample of what passes and changes nothing."""
+
+    neutral = -math.inf  # what is not finite is left out
 
     def __init__(self) -> None:
         self.sample = Reservoir(MAX_SAMPLES)

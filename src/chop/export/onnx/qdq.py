@@ -69,6 +69,7 @@ class _Round(StandIn):
     """
 
     grid: AffineGrid
+    ignores_zeros = True
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         grid, scale = self.grid, self.grid.scale

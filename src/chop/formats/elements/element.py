@@ -36,6 +36,8 @@ class Element(ABC):
     a rule until `Layout.fitted`; None for none."""
     radix: int = 2
     """Codes are packed by their bits; or by digits, 3, as many as a byte holds."""
+    has_zero: bool = False
+    """True where zero is an element, and zeros stay what they are."""
     follows: bool = True
     """False where elements, such as signs, only part values, and are not near them."""
 

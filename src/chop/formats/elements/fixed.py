@@ -27,6 +27,7 @@ class Fixed(Element):
     code: Literal["twos_complement", "sign_magnitude", "unsigned"]
     is_symmetric: bool = True
     rounding: Literal["nearest_even", "floor"] = "nearest_even"
+    has_zero = True
 
     @property
     def lowest_code(self) -> int:

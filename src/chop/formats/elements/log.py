@@ -39,6 +39,11 @@ class Log2(Element):
         return "nearest_log" if self.nearest == "log" else "nearest_up"
 
     @property
+    def has_zero(self) -> bool:  # type: ignore[override]
+        """Whether a code means zero."""
+        return self.zero_code
+
+    @property
     def lowest_exponent(self) -> int:
         """E of the smallest magnitude."""
         return max(self.zero_code - self.bias, -EXPONENT_LIMIT)

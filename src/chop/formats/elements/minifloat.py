@@ -41,6 +41,7 @@ class Minifloat(Element):
     mantissa_width: int
     bias: int
     variant: Variant
+    has_zero = True
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -122,6 +123,7 @@ class Denormal(Element):
     exponent_width: int
     mantissa_width: int
     bias: int
+    has_zero = True
 
     @property
     def width(self) -> int:  # type: ignore[override]

@@ -49,9 +49,15 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     In a window of one exponent there is nothing to know: it is a plain requantizer.
 
     Raises:
-        ConfigError: blocks have codes of several samples, or do not travel one after another.
+        ConfigError: blocks have codes of several samples, do not travel one after another, or
+            have codes that a mask hides.
     """
-    operator, (read,) = site.operator, site.inputs
+    operator, (read, *others) = site.operator, site.inputs
+    if others:
+        raise ConfigError(
+            "exponents that blocks of masked scores share have no circuit; give the attention's "
+            "data_in a format without shared exponents, such as integer"
+        )
     assert isinstance(operator, RequantizeBlocks)
     grid = BlockGrid(*operator.grid)
     window, base = grid.highest - grid.lowest, grid.lowest - operator.exponent

@@ -156,10 +156,16 @@ class RequantizeBlocks(IntegerOperator):
         self.grid: tuple[Any, ...] = tuple(grid)
         self.exponent = shift
 
-    def forward(self, codes: Tensor) -> Tensor:
-        """int64, shape of `codes`."""
+    def forward(self, codes: Tensor, kept: Tensor | None = None) -> Tensor:
+        """int64, shape of `codes`.
+
+        Args:
+            codes: of the input.
+            kept: boolean, broadcasts with `codes`: what is False becomes 0, and no exponent
+                follows it. None: all are kept.
+        """
         grid = BlockGrid(*self.grid)
-        groups = grid.groups.split(codes)
+        groups = grid.groups.split(codes if kept is None else codes.masked_fill(~kept, 0))
         leading = floor_log2(groups.abs().amax(-1, keepdim=True)) + self.exponent
         of_block = leading.clamp(grid.lowest, grid.highest)
         fallen = of_block - grid.places - self.exponent

@@ -219,7 +219,7 @@ class PackedOperator(QuantizedOperator):
         )
         return decoded
 
-    def quantize(self, operand: str | None, x: Any) -> Any:
+    def quantize(self, operand: str | None, x: Any, hidden: Tensor | None = None) -> Any:
         """What is packed is in its format already; the rest is quantized as ever.
 
         Raises:
@@ -228,6 +228,8 @@ class PackedOperator(QuantizedOperator):
         if operand in self.packed_shapes:
             self._refuse_training(operand)
             return plain(x)
+        if hidden is not None:
+            return super().quantize(operand, x, hidden)
         if operand is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         quantizer = self.format_of(operand)

@@ -14,7 +14,33 @@ from torch import Tensor, nn
 from chop.formats import QuantSpec
 from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.call import QuantCall
+from chop.nn.quantized.scores import masked_scores
 from chop.private.modules import set_members
+
+
+class ScoreCall(QuantCall):
+    """A step of attention, whose first argument is scores or weights of keys."""
+
+    def forward(self, scores: Tensor, other: Tensor | None, hidden: Tensor | None = None) -> Any:
+        """Calls the function.
+
+        Args:
+            scores: (B, H, Q, K).
+            other: its second argument.
+            hidden: boolean, broadcasts to `scores`: True where a query does not see a key.
+        """
+        (first, second), Q = self.arguments.values(), self.quantize
+        if first == "weight" and self.format_of("weight").ignores_zeros:
+            hidden = None  # hidden keys have weights of zero
+        return Q("data_out", self.function(Q(first, scores, hidden), Q(second, other)))
+
+
+def products(query: Tensor, key: Tensor) -> Tensor:
+    """(B, H, Q, K), of (B, H, Q, D) and (B, H, K, D).
+
+    Keys are rounded before they are transposed: blocks lie along D, so that none has two keys.
+    """
+    return query @ key.transpose(-2, -1)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -31,7 +57,8 @@ class QuantScaledDotProductAttention(QuantizedOperator):
     """`F.scaled_dot_product_attention` in three quantized steps.
 
     Each step has formats of its own, so that derived fractions suit its own range. `data_in` holds
-    for queries, keys, values and scores; `weight` for the attention weights; the mask is exact.
+    for queries, keys, values and scores; `weight` for the attention weights; the mask is exact, and
+    what it hides is rounded in no step and sets no scale.
     B batch, H heads, Q queries, K keys, D head size.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, equation 1.
@@ -45,9 +72,9 @@ class QuantScaledDotProductAttention(QuantizedOperator):
         nn.Module.__init__(self)
         spec = QuantSpec.parse(config or {}, self.operands, self.fallback, type(self).__name__)
         inner = spec.keeping("data_in")
-        self.product = QuantCall(torch.matmul, {"input": "data_in", "other": "data_in"}, inner)
-        self.softmax = QuantCall(masked_softmax, {"scores": "data_in"}, inner)
-        self.context = QuantCall(torch.matmul, {"input": "weight", "other": "data_in"}, spec)
+        self.product = QuantCall(products, {"query": "data_in", "key": "data_in"}, inner)
+        self.softmax = ScoreCall(masked_softmax, {"scores": "data_in", "mask": None}, inner)
+        self.context = ScoreCall(torch.matmul, {"input": "weight", "other": "data_in"}, spec)
 
     @property
     def _steps(self) -> tuple[QuantCall, QuantCall, QuantCall]:
@@ -107,12 +134,16 @@ class QuantScaledDotProductAttention(QuantizedOperator):
             raise ValueError("expected either attn_mask or is_causal=True, got both.")
         if is_causal:
             attn_mask = query.new_ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+        hidden = None
         if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = query.new_zeros(()).masked_fill(~attn_mask, -math.inf)
+            hidden = ~attn_mask
+            attn_mask = query.new_zeros(()).masked_fill(hidden, -math.inf)
+        elif attn_mask is not None:
+            hidden = masked_scores(attn_mask)
         scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-        scores_BHQK = self.product(query, key.transpose(-2, -1)) * scale
-        weights_BHQK = self.softmax(scores_BHQK, attn_mask)
+        scores_BHQK = self.product(query, key) * scale
+        weights_BHQK = self.softmax(scores_BHQK, attn_mask, hidden)
         if dropout_p > 0:
             weights_BHQK = F.dropout(weights_BHQK, dropout_p)
-        context: Tensor = self.context(weights_BHQK, value)
+        context: Tensor = self.context(weights_BHQK, value, hidden)
         return context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, overload
@@ -192,21 +193,38 @@ class QuantizedOperator(nn.Module):
         return getattr(self, name)
 
     @overload
-    def quantize(self, operand: str | None, x: Tensor) -> Tensor: ...
+    def quantize(self, operand: str | None, x: Tensor, hidden: Tensor | None = None) -> Tensor: ...
     @overload
-    def quantize(self, operand: str | None, x: T) -> T: ...
-    def quantize(self, operand: str | None, x: Any) -> Any:
-        """Fake-quantizes `x` as that operand; what is no floating tensor passes unchanged."""
+    def quantize(self, operand: str | None, x: T, hidden: Tensor | None = None) -> T: ...
+    def quantize(self, operand: str | None, x: Any, hidden: Tensor | None = None) -> Any:
+        """Fake-quantizes `x` as that operand; what is no floating tensor passes unchanged.
+
+        Args:
+            operand: None leaves `x` as it is.
+            x: the tensor.
+            hidden: boolean, broadcasts to the shape of `x`: True for masked scores, which stay as
+                they are and which no scale follows.
+        """
         if operand is None or not isinstance(x, Tensor) or not torch.is_floating_point(x):
             return x
         if getattr(self.spec, operand).is_identity and not (operand == "weight" and self.is_pruned):
             return x
+        if hidden is not None:
+            return torch.where(hidden, x, self.quantize(operand, self._visible(operand, x, hidden)))
         if self.training and has_process_group():
             join_replicas(self)
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
         if isinstance(x, nn.Parameter) and keeps(self):
             return self._kept(operand, x, mask)
         return self._round(operand, x, mask)
+
+    def _visible(self, operand: str, x: Tensor, hidden: Tensor) -> Tensor:
+        """`x` with numbers in the places of masked scores that no scale follows."""
+        if not self.spec.learns(operand):
+            return torch.where(hidden, self.format_of(operand).neutral, x)
+        if operand in self.waiting:
+            self.start_scales(operand, torch.where(hidden, -math.inf, x))
+        return torch.where(hidden, 0.0, x)
 
     def format_of(self, operand: str) -> Quantizer:
         """The format of an operand as it is used: fitted, where training has shown to what."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from chop.formats import QuantSpec
 from chop.nn.quantized import state
 from chop.nn.quantized.base import QuantizedOperator
+from chop.nn.quantized.scores import hidden_of, masked_operands, masked_scores
 
 
 class QuantCall(QuantizedOperator):
@@ -26,6 +27,8 @@ class QuantCall(QuantizedOperator):
     """
 
     function: Callable[..., Any]
+    meets_masks: bool = False
+    """True where what it reads may be masked scores: see `chop.nn.quantized.scores`."""
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class QuantCall(QuantizedOperator):
         nn.Module.__init__(self)
         self.function = function
         self.arguments = dict(arguments)
+        self.meets_masks = getattr(function, "__name__", "").endswith("softmax")
         self.operands = tuple(dict.fromkeys(name for name in arguments.values() if name))
         self.spec = QuantSpec.parse(config or {}, self.operands, where=type(self).__name__)
         state.renew(self, QuantSpec())
@@ -50,9 +54,32 @@ class QuantCall(QuantizedOperator):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function; arguments that are no operand pass unchanged."""
         operands = (*self.arguments.values(), *[None] * len(args))
+        if self.meets_masks and not self.spec.is_float:
+            return self._call_with_masks(operands, args, kwargs)
         quantized = [self.quantize(name, x) for name, x in zip(operands, args, strict=False)]
         named = {key: self.quantize(self.arguments.get(key), x) for key, x in kwargs.items()}
         return self.quantize("data_out", self.function(*quantized, **named))
+
+    def _call_with_masks(
+        self, operands: Sequence[str | None], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Calls the function; masked scores and their results are not rounded."""
+        given = [*zip(operands, args, strict=False)]
+        given += [(self.arguments.get(key), x) for key, x in kwargs.items()]
+        tensors = [x for name, x in given if name and isinstance(x, Tensor)]
+        scores = [x for x in tensors if x.is_floating_point()]
+        masked = masked_scores(scores[0]) if len(scores) == 1 else masked_operands(scores)
+        quantized = [
+            self.quantize(name, x, hidden_of(masked, x.shape)) if isinstance(x, Tensor) else x
+            for name, x in given
+        ]
+        named = dict(zip(kwargs, quantized[len(args) :], strict=True))
+        result = self.function(*quantized[: len(args)], **named)
+        if not self.spec.data_out.is_identity and isinstance(result, Tensor):
+            made = masked_operands([result])  # as of 0 and 1 times the lowest number
+            if made is not None:
+                masked = made if masked is None else masked | made
+        return self.quantize("data_out", result, masked)
 
     def extra_repr(self) -> str:
         """The function's name and the formats."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.nn.quantized.base import QuantizedOperator
+from chop.nn.quantized.scores import masked_scores
 from chop.private.torch_api import BatchNorm
 
 WITH_PARAMETERS = ("data_in", "weight", "bias")
@@ -242,11 +243,15 @@ class QuantSigmoid(QuantizedOperator, nn.Sigmoid):
 
 
 class QuantSoftmax(QuantizedOperator, nn.Softmax):
-    """`nn.Softmax`, along `dim`, any shape."""
+    """`nn.Softmax`, along `dim`, any shape; see `chop.nn.quantized.scores` for masked scores."""
+
+    meets_masks: bool = True
+    """False where nothing that it reads can be a masked score."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.softmax(Q("data_in", input), self.dim))
+        hidden = masked_scores(input) if self.meets_masks else None
+        return Q("data_out", F.softmax(Q("data_in", input, hidden), self.dim), hidden)
 
 
 class QuantMaxPool1d(QuantizedOperator, nn.MaxPool1d):

@@ -1,0 +1,83 @@
+"""Masked scores: numbers that hide what they are added to, and that no format rounds.
+
+A softmax gives hidden scores a weight of zero. Handed to a format, they would set the scale that
+the other scores share, make their block NaN, or saturate and be seen. So operators that meet them
+leave them as they are, and round the visible scores by scales of these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from chop.private.torch_api import detect_fake_mode, is_transformed
+
+LOWEST_SCORE = -5e3
+"""Scores of at most this are masked, whatever was added to -1e4, -1e9 or the lowest number."""
+
+
+def masked_scores(x: Tensor) -> Tensor | None:
+    """Boolean, shape of `x`: True for masked scores; None where there are certainly none.
+
+    Args:
+        x: what a softmax reads, any shape and floating dtype.
+    """
+    if _can_look_at(x) and x.detach().amin().item() > LOWEST_SCORE:
+        return None
+    return x.detach() <= LOWEST_SCORE
+
+
+def masked_operands(operands: Sequence[Tensor]) -> Tensor | None:
+    """Boolean, the shape that operands have together: True where one of them masks.
+
+    Their sum, difference or product is a masked score, or becomes one: of either sign, as a mask
+    may be subtracted. None where nothing is masked.
+
+    Args:
+        operands: of arithmetic on scores, floating.
+    """
+    found = [_large(x) for x in operands]
+    masked = [x for x in found if x is not None]
+    if not masked:
+        return None
+    shape = torch.broadcast_shapes(*(x.shape for x in operands))
+    everywhere = masked[0]
+    for other in masked[1:]:
+        everywhere = everywhere | other
+    return everywhere.expand(shape)
+
+
+def _large(x: Tensor) -> Tensor | None:
+    if _can_look_at(x):
+        low, high = x.detach().aminmax()
+        if low.item() > LOWEST_SCORE and high.item() < -LOWEST_SCORE:
+            return None
+    return x.detach().abs() >= -LOWEST_SCORE
+
+
+def hidden_of(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """What a mask of a result hides of an operand: what it hides wherever the operand is repeated.
+
+    Args:
+        masked: boolean; None for nothing.
+        shape: of the operand, which broadcasts to that of `masked`.
+    """
+    if masked is None or masked.shape == shape:
+        return masked
+    extra = masked.ndim - len(shape)
+    masked = masked.flatten(0, extra - 1).all(0) if extra else masked
+    for dim, size in enumerate(shape):
+        if size == 1 and masked.size(dim) > 1:
+            masked = masked.all(dim, keepdim=True)
+    return masked
+
+
+def _can_look_at(x: Tensor) -> bool:
+    """Whether a value may decide here, at no cost: on a CPU, outside compilers and transforms."""
+    if type(x.detach()) is not Tensor or x.device.type != "cpu" or not x.numel():
+        return False
+    if torch.compiler.is_compiling() or is_transformed():
+        return False
+    return detect_fake_mode(x) is None
