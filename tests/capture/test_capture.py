@@ -268,9 +268,6 @@ def case(request: pytest.FixtureRequest) -> Any:
     cls, make = CASES[request.param]
     torch.manual_seed(0)
     model = cls()
-    if request.param == "running_mean":
-        with pytest.warns(UserWarning, match="holds eval\\(\\) only"):
-            return model, capture(model, make(3, 14)), make
     return model, capture(model, make(3, 14)), make
 
 

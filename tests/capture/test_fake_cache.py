@@ -262,3 +262,67 @@ def test_gradients_and_writes_are_those_of_the_model() -> None:
             gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
             results.append([output.detach(), *gradients])
         torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+class Messages(nn.Module):
+    """A graph layer: sums the messages along edges into a tensor that it makes itself."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        sent, to = self.linear(x)[edges[0]], edges[1]
+        empty = {
+            "zeros": lambda: torch.zeros(5, 4),
+            "new_zeros": lambda: x.new_zeros(5, 4),
+            "zeros_like": lambda: torch.zeros_like(x),
+            "full": lambda: torch.full((5, 4), 0.5),
+            "empty": lambda: torch.empty(5, 4).fill_(0.5),
+        }
+        if self.how in empty:
+            return x + empty[self.how]().index_add_(0, to, sent)
+        total = torch.zeros(5, 4)
+        if self.how == "scatter_add_":
+            total.scatter_add_(0, to[:, None].expand_as(sent), sent)
+        elif self.how == "index_put_":
+            total.index_put_((to,), sent, accumulate=True)
+        elif self.how == "item":
+            total[to] = sent
+        else:
+            total = torch.zeros(4, 5).t_().index_add_(0, to, sent).unsqueeze_(0).squeeze_(0)
+        return x + total
+
+
+MAKERS = ["zeros", "new_zeros", "zeros_like", "full", "empty"]
+
+
+@pytest.mark.parametrize("how", [*MAKERS, "scatter_add_", "index_put_", "item", "shape"])
+def test_what_a_first_layer_writes_in_place_is_new_in_the_second(how: str) -> None:
+    torch.manual_seed(0)
+    layers = [Messages(how), Messages(how)]
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x, edges).relu()
+            return x
+
+    model = Network()
+    edges = torch.tensor([[0, 1, 2, 3, 4, 1], [1, 0, 3, 2, 1, 4]])
+    captured = capture(model, {"x": torch.randn(5, 4), "edges": edges}, strict=True)
+    called = [node.target for node in captured.graph.nodes if node.op == "call_module"]
+    assert called == ["layers.0.linear", "layers.1.linear"]
+    x = torch.randn(5, 4)
+    for training in (False, True):
+        results = []
+        for module in (model.train(training), captured.train(training)):
+            model.zero_grad()
+            module(x, edges).square().sum().backward()
+            results.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        torch.testing.assert_close(*results)
+    torch.testing.assert_close(captured(x, edges), model(x, edges))

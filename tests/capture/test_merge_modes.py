@@ -113,14 +113,11 @@ def test_a_submodule_with_other_calls_in_train_is_one_node(cls: type[nn.Module])
 
 @pytest.mark.parametrize("cls", [*_STRUCTURES, OtherKey])
 @pytest.mark.sampled(3)
-def test_a_model_with_other_calls_in_train_is_said_to_be_eval_only(cls: type[nn.Module]) -> None:
+def test_a_model_with_other_calls_in_train_has_those_of_both_modes(cls: type[nn.Module]) -> None:
     model = cls()
-    with pytest.raises(CaptureError, match="train"):
-        capture(model, {"x": torch.randn(3, 8)}, strict=True)
-    with pytest.warns(CaptureWarning, match=r"holds eval\(\) only"):
-        captured = capture(model.eval(), {"x": torch.randn(3, 8)})
-    assert captured.eval_only is not None
-    assert_same_call(model, captured, torch.randn(5, 8))
+    captured = capture(model.eval(), {"x": torch.randn(3, 8)}, strict=True)
+    assert captured.eval_only is None
+    assert_same_in_both_modes(model, captured)
 
 
 class Average(nn.Module):

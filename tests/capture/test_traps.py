@@ -126,9 +126,9 @@ def test_modes_with_the_same_calls_on_other_operands_differ() -> None:
     assert [report.path for report in captured.auto_leaves] == ["1"]
     for training in (True, False):
         assert torch.equal(captured.train(training)(x), model.train(training)(x))
-    with pytest.warns(CaptureWarning, match="eval\\(\\) only"):
-        alone = capture(SwapsOperands(), {"x": x})
-    assert torch.equal(alone.eval()(x), SwapsOperands().eval()(x))
+    alone = capture(SwapsOperands(), {"x": x}, strict=True)
+    for training in (True, False):
+        assert torch.equal(alone.train(training)(x), SwapsOperands().train(training)(x))
 
 
 class BlockMask(nn.Module):

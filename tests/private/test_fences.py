@@ -46,6 +46,10 @@ SHAPE_NAMES = {
 }
 
 
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 @cache
 def known_names() -> set[str]:
     """Attributes of the classes of libraries whose instances the fences read."""
@@ -65,6 +69,7 @@ def known_names() -> set[str]:
         *(fx.Graph(), fx.Node, fx.graph.CodeGen, torch.Tensor, torch.UntypedStorage),
         *(torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.autocast("cpu")),
         *(torch.compile(nn.Identity()), pruned, nn.modules.module),
+        torch.jit.script(scripted),
         *(torch.distributed.distributed_c10d, DTensor, DTensor._op_dispatcher, DeviceMesh),
         *(config, transformers.BertModel(config), transformers.AttentionInterface),
         *transformers.MixtralModel(experts).modules(),

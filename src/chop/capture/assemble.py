@@ -34,8 +34,9 @@ from chop.private.modules import share_gradient_hooks
 def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
     """The recording as a module with the tree of the model."""
     recorder, graph = recording.recorder, recording.recorder.graph
-    eliminate_grad_modes(graph, recorder.values)
-    eliminate_autocast(graph, recorder.values)
+    if recording.branches is None:
+        eliminate_grad_modes(graph, recorder.values)
+        eliminate_autocast(graph, recorder.values)
     eliminate_dead_code(graph, fallback.model, recording.extras)
     _describe_nodes(graph, recorder)
     captured = CapturedModule(class_of(fallback.model).__name__)
@@ -78,10 +79,16 @@ def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording
     record.asked = dict(recording.recorder.asked)
     record.contiguous_inputs = contiguous(example)
     record.guards = recording.recorder.sizes.guards()
+    if recording.branches is not None:
+        found = recording.branches.sizes.guards()
+        record.training_guards = [guard for guard in found if guard not in record.guards]
     record.auto_leaves = tuple(_reports(fallback, recording.recorder))
     record.always_eval = _always_eval(fallback.model)
     if recording.eval_only is not None:
-        record.eval_only = str(recording.eval_only)
+        record.eval_only = (
+            f"{recording.eval_only}; move these lines into a submodule, which can be kept as one "
+            "node"
+        )
 
 
 def _always_eval(model: nn.Module) -> tuple[str, ...]:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.capture.dead_code import eliminate_autocast, eliminate_grad_modes
 from chop.capture.huggingface.patches import autocast_regions, broadcast_masks, masks_of_any_size
+from chop.capture.merge_branches import merge_branches
 from chop.capture.merge_modes import ModesDifferError, merge_modes
 from chop.capture.recording.autocast import watched_autocast
 from chop.capture.recording.eager_output import EagerOutput
@@ -22,6 +24,7 @@ from chop.capture.recording.grad_modes import watched_grad_modes
 from chop.capture.recording.graph_break import GraphBreak, MissingFakeKernelError
 from chop.capture.recording.random_state import NumpyRandomError
 from chop.capture.recording.recorder import Recorder
+from chop.capture.recording.script_functions import scripts_as_python
 from chop.capture.sizes.size_functions import size_arithmetic
 from chop.capture.sizes.symbols import Sizes
 from chop.captured.dtype_constants import (
@@ -86,12 +89,21 @@ class _GraphBreakError(Exception):
 
 @dataclass
 class Recording:
-    """What the two runs wrote down, as one graph."""
+    """What the two runs wrote down, as one graph.
+
+    Args:
+        recorder: the run in `eval()`, whose graph it is.
+        extras: the modules that the graph adds to the model, by path.
+        graphs: of both runs.
+        eval_only: why there is no run in `train()`.
+        branches: the run in `train()`, where it has other nodes than that in `eval()`.
+    """
 
     recorder: Recorder
     extras: dict[str, nn.Module]
     graphs: tuple[fx.Graph, ...]
     eval_only: GraphBreak | None = None
+    branches: Recorder | None = None
 
 
 @dataclass
@@ -111,6 +123,7 @@ class Fallback:
         strict: raise instead of giving anything up.
         stateful: modules that keep state in attributes, with the reason why no graph can hold them.
         mutated_buffers: buffers that the model's Python reads and its forward writes.
+        eager_outputs: what leaves and operators without a rule for shapes return in each mode.
         earlier: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` has changed.
         caching: what is optional among the inputs, where one is a cache.
@@ -124,7 +137,7 @@ class Fallback:
     strict: bool
     dynamic_dims: DynamicDims = DynamicDims.ALL
     specialize_reads: bool = False
-    eager_outputs: dict[Any, list[EagerOutput]] = field(default_factory=dict)
+    eager_outputs: dict[Any, tuple[list[EagerOutput], ...]] = field(default_factory=dict)
     graph_breaks: dict[str, GraphBreak] = field(default_factory=dict)
     probes: list[DtypeProbe] = field(default_factory=list)
     stateful: dict[str, str] = field(default_factory=dict)
@@ -160,20 +173,31 @@ class Fallback:
             in_train, extras = self._record_training(recorder)
         except ModesDifferError as error:
             graph_breaks = [GraphBreak(path, error.where, error) for path in sorted(error.paths)]
+            switches = [block for block in graph_breaks if is_mode_switch(self.model, block)]
+            if switches:
+                raise _GraphBreakError(switches) from error
+            return self._record_branches(recorder)
         except _GraphBreakError as stop:
             if stop.graph_breaks[0].path:
                 raise
-            graph_breaks = list(stop.graph_breaks)
+            first = stop.graph_breaks[0]
         else:
             recorder.sizes.add_guards_of(in_train.sizes)
             return Recording(recorder, extras, (recorder.graph, in_train.graph))
-        inner = [block for block in graph_breaks if block.path]
-        if inner:
-            raise _GraphBreakError(inner)
-        first = graph_breaks[0]
         if self.strict:
             raise CaptureError(_break_message(self.model, first)) from first.error
         return Recording(recorder, {}, (recorder.graph,), first)
+
+    def _record_branches(self, recorder: Recorder) -> Recording:
+        """The recording in `eval()`, with the nodes that only `train()` has."""
+        in_train = self._record_mode(training=True)
+        for run, training in ((recorder, False), (in_train, True)):
+            if not self._note_dtypes(run, training):
+                self.probes = []
+            eliminate_grad_modes(run.graph, run.values)
+            eliminate_autocast(run.graph, run.values)
+        extras = merge_branches(recorder, in_train, member_paths(self.model))
+        return Recording(recorder, extras, (recorder.graph, in_train.graph), branches=in_train)
 
     def _record_training(self, recorder: Recorder) -> tuple[Recorder, dict[str, nn.Module]]:
         """The recording in `train()`, made one with that in `eval()`, and the modules it adds.
@@ -200,6 +224,18 @@ class Fallback:
         self.probes = []
         return in_train, merged
 
+    def _note_dtypes(self, run: Recorder, training: bool) -> bool:
+        """Notes which constants of a recording follow the model's dtype, if that can be told."""
+        if not has_dtype_constants(run.graph, float_dtypes(self.model)):
+            return True
+        for probe in self.probes:
+            try:
+                self._merged(run, self._record_mode(training, probe), probe)
+            except (ModesDifferError, _GraphBreakError, AmbiguousDtypeError):
+                continue
+            return True
+        return False
+
     def _merged(
         self, recorder: Recorder, in_train: Recorder, probe: DtypeProbe | None = None
     ) -> dict[str, nn.Module]:
@@ -222,13 +258,13 @@ class Fallback:
             self.model,
             self.leaves,
             symbolic,
-            self.eager_outputs,
+            {subject: outputs[training] for subject, outputs in self.eager_outputs.items()},
             eager_reads,
             self.earlier.get(key),
         )
         self.earlier[key] = recorder
         recorder.stateful, recorder.reads.mutated_buffers = self.stateful, self.mutated_buffers
-        recorder.check_numpy_draws = self.check_numpy_draws
+        recorder.check_numpy_draws, recorder.training = self.check_numpy_draws, training
         with_cache = None if self.caching is None else recorder
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(preserve_state(self.model, thorough=True, on_fakes=True))
@@ -244,6 +280,7 @@ class Fallback:
             stack.enter_context(masks_of_any_size(recorder.sizes, with_cache))
             stack.enter_context(autocast_regions())
             stack.enter_context(without_fast_path())
+            stack.enter_context(scripts_as_python())
             stack.enter_context(size_arithmetic())
             # Hooks on the gradients of the model itself are the captured module's, not the graph's.
             for hooks in GRADIENT_HOOKS:
@@ -303,9 +340,7 @@ class Fallback:
         for graph_break in stop.graph_breaks:
             subject = _needs_shapes(graph_break)
             if subject is not None and stop.sizes is not None:
-                self.eager_outputs[subject] = probe_outputs(
-                    self.model, self._traced_example(), self.fixed, subject, stop.sizes
-                )
+                self.eager_outputs[subject] = self._probed(subject, stop.sizes)
             elif is_mode_switch(self.model, graph_break):
                 self._add_leaves(graph_break)
             elif self.strict or not (graph_break.path or self.dynamic_dims is not DynamicDims.NONE):
@@ -316,6 +351,15 @@ class Fallback:
                 self.graph_breaks.setdefault("", graph_break)
             else:
                 self._add_leaves(graph_break)
+
+    def _probed(self, subject: Any, sizes: Sizes) -> tuple[list[EagerOutput], ...]:
+        """What a leaf or an operator returns in `eval()` and in `train()`."""
+        example = self._traced_example()
+        in_eval = probe_outputs(self.model, example, self.fixed, subject, sizes)
+        with contextlib.suppress(CaptureError):
+            # Some models need labels in training.
+            return in_eval, probe_outputs(self.model, example, self.fixed, subject, sizes, True)
+        return in_eval, in_eval
 
     def _has_grown(self) -> bool:
         """Whether the recording has a size of two where the example has one."""

@@ -33,16 +33,16 @@ _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
 
 
 # Where in (args, kwargs) a constant is, its value in eval() and its value in train().
-_Difference = tuple[tuple[Any, ...], Any, Any]
+Difference = tuple[tuple[Any, ...], Any, Any]
 # A node, its twin in the other recording, and how they differ.
-_Pair = tuple[fx.Node, fx.Node, list[_Difference]]
+Pair = tuple[fx.Node, fx.Node, list[Difference]]
 
 
-class _StructureDiffersError(Exception):
+class StructureDiffersError(Exception):
     """Two calls differ in more than constants."""
 
 
-class _AddedModules:
+class AddedModules:
     """The modules that a graph adds to its model, at paths that are free.
 
     Args:
@@ -106,22 +106,33 @@ def merge_modes(
         ModesDifferError: the recordings do not have the same nodes in the same order.
         UnclearError: with `probe`, why a constant differs is unclear; the graph is unchanged.
     """
-    extras = _AddedModules(taken)
+    extras = AddedModules(taken)
     aligned, casts = _align(graph, training, probe)
     if probe is not None:
         aligned = _without_dtypes(aligned, probe)
         insert_casts(graph, casts, {twin: node for node, twin, _ in aligned}, probe, values or {})
+    switch(graph, aligned, extras)
+    return extras.modules
+
+
+def switch(graph: fx.Graph, aligned: Iterable[Pair], extras: AddedModules) -> None:
+    """Makes nodes follow the mode, where constants in their arguments depend on it.
+
+    Args:
+        graph: the recording in `eval()`; it is changed.
+        aligned: its nodes with their twins in `train()`, and how they differ.
+        extras: takes the modules that this needs.
+    """
     for node, twin, differences in aligned:
         if node.op == "call_function" and node.target in _DROPOUTS:
             _dropout_module(graph, node, twin, differences, extras)
         else:
             _switch_constants(graph, node, differences, extras)
-    return extras.modules
 
 
-def _without_dtypes(aligned: list[_Pair], probe: DtypeProbe) -> list[_Pair]:
+def _without_dtypes(aligned: list[Pair], probe: DtypeProbe) -> list[Pair]:
     """The differences that the mode makes; the others are noted."""
-    kept: list[_Pair] = []
+    kept: list[Pair] = []
     notes: list[tuple[fx.Node, list[Any]]] = []
     for node, twin, differences in aligned:
         found = [(probe.relation_to_dtype(a, b), place, a, b) for place, a, b in differences]
@@ -149,11 +160,11 @@ def _is_of_mode(node: fx.Node, place: tuple[Any, ...], value: Any) -> bool:
 
 def _align(
     graph: fx.Graph, training: fx.Graph, probe: DtypeProbe | None
-) -> tuple[list[_Pair], list[MissingCast]]:
+) -> tuple[list[Pair], list[MissingCast]]:
     """Pairs of nodes, and the casts that only the recording in another dtype has."""
     ours, theirs = list(graph.nodes), list(training.nodes)
     twins: dict[fx.Node, fx.Node] = {}
-    pairs: list[_Pair] = []
+    pairs: list[Pair] = []
     casts: dict[fx.Node, MissingCast] = {}
     position = 0
     for twin in theirs:
@@ -198,8 +209,8 @@ def _dropout_module(
     graph: fx.Graph,
     node: fx.Node,
     twin: fx.Node,
-    differences: list[_Difference],
-    extras: _AddedModules,
+    differences: list[Difference],
+    extras: AddedModules,
 ) -> None:
     signature = inspect.signature(node.target)  # type: ignore[arg-type]
     in_eval = signature.bind(*node.args, **node.kwargs)
@@ -220,7 +231,7 @@ def _dropout_module(
 
 
 def _switch_constants(
-    graph: fx.Graph, node: fx.Node, differences: list[_Difference], extras: _AddedModules
+    graph: fx.Graph, node: fx.Node, differences: list[Difference], extras: AddedModules
 ) -> None:
     for place, when_eval, when_training in differences:
         path = extras.add(owner_of(node), "by_mode", ByMode(when_training, when_eval))
@@ -236,27 +247,38 @@ def _differences(
     twin: fx.Node,
     twins: Mapping[fx.Node, fx.Node],
     casts: Mapping[fx.Node, MissingCast],
-) -> list[_Difference] | None:
+) -> list[Difference] | None:
     """The constants in which two calls differ; None: they differ in more than constants."""
     if (node.op, node.target) != (twin.op, twin.target):
         return None
+
+    def is_same(ours: Any, theirs: Any) -> bool:
+        if not isinstance(ours, fx.Node) or twins.get(ours) is not source_of(theirs, casts):
+            raise StructureDiffersError
+        return theirs not in casts
+
     try:
-        return list(_walk((node.args, node.kwargs), (twin.args, twin.kwargs), (), twins, casts))
-    except _StructureDiffersError:
+        return list(walk((node.args, node.kwargs), (twin.args, twin.kwargs), is_same))
+    except StructureDiffersError:
         return None
 
 
-def _walk(
-    ours: Any,
-    theirs: Any,
-    place: tuple[Any, ...],
-    twins: Mapping[fx.Node, fx.Node],
-    casts: Mapping[fx.Node, MissingCast],
-) -> Iterator[_Difference]:
+def walk(
+    ours: Any, theirs: Any, is_same: Callable[[Any, Any], bool], place: tuple[Any, ...] = ()
+) -> Iterator[Difference]:
+    """Where the arguments of two calls differ.
+
+    Args:
+        ours: those of the one.
+        theirs: those of the other.
+        is_same: compares where one of them has a node.
+        place: where in the arguments.
+
+    Raises:
+        StructureDiffersError: they differ in more than values.
+    """
     if isinstance(ours, fx.Node) or isinstance(theirs, fx.Node):
-        if not isinstance(ours, fx.Node) or twins.get(ours) is not source_of(theirs, casts):
-            raise _StructureDiffersError
-        if theirs in casts:
+        if not is_same(ours, theirs):
             yield place, ours, theirs
         return
     inside, inside_theirs = _parts(ours), _parts(theirs)
@@ -265,12 +287,12 @@ def _walk(
             yield place, ours, theirs
         return
     if inside is None or inside_theirs is None or type(ours) is not type(theirs):
-        raise _StructureDiffersError
+        raise StructureDiffersError
     # The order of keys is part of a result too.
     if list(inside) != list(inside_theirs):
-        raise _StructureDiffersError
+        raise StructureDiffersError
     for key, item in inside.items():
-        yield from _walk(item, inside_theirs[key], (*place, key), twins, casts)
+        yield from walk(item, inside_theirs[key], is_same, (*place, key))
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:

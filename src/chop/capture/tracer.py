@@ -19,6 +19,7 @@ from chop.capture.huggingface.patches import hf_capture_patches
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.recording.source import definition_line
 from chop.capture.recording.untraced_effects import check_initialized
+from chop.capture.tensor_kinds import check_kinds
 from chop.captured.generated_code import check_input_names
 from chop.captured.guards.input_guards import ORDER
 from chop.captured.guards.shape_guards import compile_guard, guard_holds
@@ -95,6 +96,7 @@ def capture(
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
     example = _copied(_not_fixed(model, _choose_inputs(model, inputs, names), job.fixed))
     check_input_names(example)
+    check_kinds(model, example)
     named = input_names is not None and not asked
     why_not = f"hf_input_names has no {cache_name(model)}, as by default" if named else ""
     if not (asked or named):

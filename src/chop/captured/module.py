@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,9 +16,15 @@ from chop.captured.call_arguments import call_arguments
 from chop.captured.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.captured.generated_code import by_any_names, input_name, write_any_names
 from chop.captured.guards.input_guards import check_input_guards
-from chop.captured.guards.shape_guards import compile_guard, guard_holds, violation_message
+from chop.captured.guards.shape_guards import (
+    ShapeGuard,
+    compile_guard,
+    guard_holds,
+    violation_message,
+)
 from chop.captured.huggingface.cache import check_optional
 from chop.captured.huggingface.generation import generator
+from chop.captured.modes import MODE, Forwards, IsTraining, in_mode, mode_paths
 from chop.captured.module_tree import hooked_scopes, member, member_at
 from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.captured.original import KEY
@@ -52,7 +59,7 @@ class _RecordAttribute:
 
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
-_KEPT_META = ("spec", "nn_module_stack", "source")
+_KEPT_META = ("spec", "nn_module_stack", "source", MODE)
 
 
 class CapturedModule(fx.GraphModule):
@@ -87,6 +94,7 @@ class CapturedModule(fx.GraphModule):
     takes_any_keyword: Any = _RecordAttribute()
     fixed_inputs: Any = _RecordAttribute()
     guards: Any = _RecordAttribute()
+    training_guards: Any = _RecordAttribute()
     auto_leaves: Any = _RecordAttribute()
     always_eval: Any = _RecordAttribute()
     eval_only: Any = _RecordAttribute()
@@ -239,7 +247,7 @@ class CapturedModule(fx.GraphModule):
                     check_matches(name, record.example_inputs[name], given[name])
                 elif name in record.optional_inputs:
                     check_optional(name, given[name])
-            for guard, code in zip(record.guards, self._guard_codes(), strict=True):
+            for guard, code in self._guard_codes():
                 if not guard_holds(code, given):
                     raise GuardError(violation_message(guard, given))
         except GuardError as error:
@@ -247,12 +255,14 @@ class CapturedModule(fx.GraphModule):
                 raise
             raise GuardError(f"the inputs of this graph were guessed: {error}") from None
 
-    def _guard_codes(self) -> list[Any]:
-        guards = self.record.guards
+    def _guard_codes(self) -> Iterator[tuple[ShapeGuard, Any]]:
+        record = self.record
+        guards = [*record.guards, *record.training_guards]
         cached = self.__dict__.get("_compiled_guards")
         if cached is None or len(cached) != len(guards):
             cached = self.__dict__["_compiled_guards"] = list(map(compile_guard, guards))
-        return cached
+        count = len(guards) if self.training else len(record.guards)
+        return itertools.islice(zip(guards, cached, strict=True), count)
 
     # --- members of any name
 
@@ -303,6 +313,31 @@ class CapturedModule(fx.GraphModule):
 
     def recompile(self) -> Any:
         """Generates the code of `forward` from the graph."""
+        paths = mode_paths(self.graph)
+        if not paths:
+            return self._compile()
+        graph, cls = self.graph, cast(Any, type(self))
+
+        def make(is_training: IsTraining) -> Callable[..., Any]:
+            # torch.fx writes the code of the graph that a module has.
+            self._graph = in_mode(graph, is_training)
+            try:
+                self._compile()
+            finally:
+                self._graph = graph
+            compiled: Callable[..., Any] = cls.forward
+            return compiled
+
+        forwards = Forwards(paths, make)
+
+        @functools.wraps(cls.forward)
+        def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+            return forwards.of(self)(self, *args, **kwargs)
+
+        cls.forward = forward
+        return None
+
+    def _compile(self) -> Any:
         write_any_names(self.graph)
         code = super().recompile()
         cls: Any = type(self)
@@ -370,7 +405,8 @@ def _unpickled(
 ) -> CapturedModule:
     module = _bare(cls)
     module.__dict__.update(state)
-    module.graph = nodes_to_graph(records)
-    for node, kept in zip(module.graph.nodes, meta, strict=True):
+    graph = nodes_to_graph(records)
+    for node, kept in zip(graph.nodes, meta, strict=True):
         node.meta.update(kept)
+    module.graph = graph
     return module

@@ -36,6 +36,7 @@ class CaptureRecord:
         takes_any_keyword: whether the model's `forward` has a `**kwargs`.
         fixed_inputs: arguments that were fixed at capture, by name.
         guards: the conditions on input sizes.
+        training_guards: further ones in `train()`, of nodes that `eval()` does not run.
         auto_leaves: reports on submodules that could not be written down.
         always_eval: submodules that the model's own `train()` leaves in `eval()`.
         eval_only: why `train()` is not in the graph; None where it is.
@@ -61,6 +62,7 @@ class CaptureRecord:
     takes_any_keyword: bool = False
     fixed_inputs: dict[str, Any] = field(default_factory=dict)
     guards: list[ShapeGuard] = field(default_factory=list)
+    training_guards: list[ShapeGuard] = field(default_factory=list)
     auto_leaves: tuple[LeafReport, ...] = ()
     always_eval: tuple[str, ...] = ()
     eval_only: str | None = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import has_side_effect
 
-from chop.errors import GuardError
+from chop.errors import GraphError, GuardError
 from chop.private.torch_api import (
     SET_GRAD_ENABLED,
     enter_autocast_region,
@@ -195,6 +195,20 @@ class ByMode(nn.Module):
     def extra_repr(self) -> str:
         """Both values."""
         return f"training={self.when_training}, eval={self.when_eval}"
+
+
+def by_mode(in_training: Any, in_eval: Any, path: str) -> Any:
+    """A node's choice between values of two modes, of which one is there; see `captured.modes`.
+
+    Args:
+        in_training: the value while the module is in training.
+        in_eval: the value in evaluation.
+        path: of the module whose mode counts.
+
+    Raises:
+        GraphError: something has run the graph without choosing.
+    """
+    raise GraphError("the graph has nodes of one mode; run it as a captured module does")
 
 
 class FastPathPadding(nn.Module):

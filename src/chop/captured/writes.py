@@ -25,7 +25,7 @@ def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
     for graph in graphs:
         for node in graph.nodes:
             for written in written_by(node):
-                source = _source(written)
+                source = memory_of(written)
                 if source.op == "get_attr":
                     yield str(source.target)
 
@@ -35,7 +35,7 @@ def shared_writes(node: fx.Node) -> dict[fx.Node, fx.Node]:
 
     Left out are those that nobody reads afterwards but by the node's own result.
     """
-    found = {written: _source(written) for written in written_by(node)}
+    found = {written: memory_of(written) for written in written_by(node)}
     return {x: source for x, source in found.items() if _is_read_later(node, source)}
 
 
@@ -80,7 +80,7 @@ def _is_in_place(node: fx.Node) -> bool:
     return node.op == "call_function" and (by_flag or mutates_input(function))
 
 
-def _source(node: fx.Node) -> fx.Node:
+def memory_of(node: fx.Node) -> fx.Node:
     """The node whose memory a node's result is a view of."""
     return _views(node)[-1]
 

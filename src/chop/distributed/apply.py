@@ -58,6 +58,7 @@ def shard_graph(
     if is_sharded(mg):
         raise PlanError("the graph is sharded already; shard the graph that it was made of.")
     _check_modules(mg.model)
+    mg.keep_evaluation("a sharded graph has the nodes of eval(); train the model before")
     plan = plan.checked(mg)
     register_strategies()
     runtime.use_mesh(mesh)

@@ -57,6 +57,7 @@ class FlatGraph:
     """
 
     def __init__(self, mg: MaseGraph, example: Mapping[str, Any], where: str = WHERE) -> None:
+        mg.keep_evaluation(f"{where} writes a program of eval()")
         _leave_out_loss(mg)
         remove_regions(mg.fx_graph)
         give_plain_names(mg)

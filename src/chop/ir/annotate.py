@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from chop.captured.modes import mode_paths
 from chop.formats import Float, NumberFormat
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import CommonMetadata, TensorInfo, operand_of
@@ -35,6 +36,15 @@ def annotate(mg: MaseGraph, inputs: Mapping[str, Any], with_values: bool = False
         metadata_of(node).common.update(common_metadata(mg, node, results, with_values))
 
     propagate(mg.model, inputs, note, with_values)
+
+    def note_rest(node: fx.Node, result: Any) -> None:
+        if node in results:
+            results[node] = result
+        else:
+            note(node, result)
+
+    if mode_paths(mg.fx_graph):
+        propagate(mg.model, inputs, note_rest, training=True)
 
 
 def common_metadata(
@@ -137,7 +147,7 @@ def _named_arguments(
     counter = itertools.count()
     positions = [*operator.arguments, *(f"arg_{i}" for i in range(len(node.args)))]
     for name, given in [*zip(positions, node.args, strict=False), *node.kwargs.items()]:
-        value = fx.node.map_arg(given, lambda n: results[n])
+        value = fx.node.map_arg(given, results.get)  # None: a node of the other mode
         is_parameter = isinstance(given, fx.Node) and given.op == "get_attr"
         operand = operator.arguments.get(name)
         named = is_parameter and operand in PARAMETERS

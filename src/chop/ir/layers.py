@@ -9,6 +9,8 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
+from chop.captured.modes import is_of_training
+from chop.captured.writes import written_by
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
@@ -77,13 +79,18 @@ def check_selector(
 
 
 def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) -> str | None:
-    """Names something that uses a parameter, `modules` aside; None if nothing does."""
+    """Names something that uses a parameter, `modules` aside; None if nothing does.
+
+    What only training reads, as an average of the weights, follows them.
+    """
     known = {id(module) for module in modules}
     for node in mg.nodes:
         called = mg.module_of(node)
         for module in called.modules() if called is not None else ():
             if id(module) not in known and any(x is tensor for x in parameters_of(module).values()):
                 return f"the {type(module).__name__} '{node.target}'"
-        if node.op == "get_attr" and deepgetattr(mg.model, str(node.target)) is tensor:
+        follows = is_of_training(node) and not any(node in written_by(user) for user in node.users)
+        is_read = node.op == "get_attr" and deepgetattr(mg.model, str(node.target)) is tensor
+        if is_read and not follows:
             return f"node '{node.name}'"
     return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
+from chop.captured.modes import is_of_training
 from chop.formats import Encoded, Float, NumberFormat
 from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
@@ -88,7 +89,8 @@ class ParameterCount:
 
 def stored_parameters(mg: MaseGraph) -> list[StoredParameter]:
     """Every parameter of the model once, in its order; shared ones under their first name."""
-    return _stored(mg.model, (use for node in mg.nodes for use in _uses(mg, node)))
+    nodes = (node for node in mg.nodes if not is_of_training(node))
+    return _stored(mg.model, (use for node in nodes for use in _uses(mg, node)))
 
 
 def stored_parameters_of(module: nn.Module) -> list[StoredParameter]:

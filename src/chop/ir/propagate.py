@@ -13,9 +13,10 @@ from torch import Tensor, fx, nn
 
 from chop.captured.huggingface.cache import is_cache
 from chop.captured.huggingface.cache_names import CACHE_NAMES
+from chop.captured.modes import absent_nodes, chosen, mode_paths, modes_in
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import member_at
-from chop.captured.runtime import exit_open_regions
+from chop.captured.runtime import by_mode, exit_open_regions
 from chop.captured.specs import TensorSpec, map_specs
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ChopError, GraphError, did_you_mean
@@ -30,24 +31,27 @@ def propagate(
     inputs: Mapping[str, Any],
     visit: Callable[[fx.Node, Any], None],
     with_values: bool = False,
+    training: bool = False,
 ) -> None:
     """Calls `visit(node, result)` for every node in order.
 
     Args:
-        model: the captured model; it runs in eval mode and without gradients, and is left in the
-            mode in which it was.
+        model: the captured model; it runs without gradients, and is left in the mode in which it
+            was.
         inputs: a value per placeholder; inputs that the graph ignores may be there too.
         visit: called with fake results, or with real ones when `with_values`.
         with_values: runs the model for real. A fake run costs no arithmetic and no memory, so
             that a model of any size can be described.
+        training: the mode. In training only on fake tensors, and not where a module needs values.
 
     Raises:
         GraphError: an input is missing or not known.
     """
-    with preserve_state(model):
-        model.eval()
+    # Fake mode runs for real what writes into a parameter and reads no input.
+    with preserve_state(model, thorough=training):
+        model.train(training)
         arguments = bind_inputs(model, inputs)
-        if with_values or not _run_fake(model, arguments, visit):
+        if with_values or not (_run_fake(model, arguments, visit) or training):
             with torch.no_grad():
                 GraphVisitor(model, lambda node, _, result: visit(node, result)).run(*arguments)
 
@@ -116,6 +120,12 @@ def noted_inputs(model: CapturedModule) -> dict[str, Any]:
 class GraphRunner(fx.Interpreter):
     """Runs a graph node by node; after it autocast regions and gradients are as before."""
 
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._paths = mode_paths(self.graph)
+        self._modes: tuple[bool, ...] = ()
+        self._absent: set[fx.Node] = set()
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the graph for the values of its placeholders, from `bind_inputs`."""
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
@@ -125,6 +135,22 @@ class GraphRunner(fx.Interpreter):
         """The module, parameter or buffer at a path, also where it is called `graph` or `code`."""
         found = member_at(self.module, target)
         return super().fetch_attr(target) if found is None else found
+
+    def run_node(self, n: fx.Node) -> Any:
+        """The result of a node; None where the module's modes leave it out."""
+        if self.is_absent(n):
+            return None
+        if n.target is by_mode:
+            return self.map_nodes_to_values(chosen(n, modes_in(self.module)), n)
+        return super().run_node(n)
+
+    def is_absent(self, node: fx.Node) -> bool:
+        """Whether the module's modes leave a node out."""
+        is_training = modes_in(self.module)
+        modes = tuple(map(is_training, self._paths))
+        if modes != self._modes:
+            self._modes, self._absent = modes, absent_nodes(self.graph, is_training)
+        return node in self._absent
 
 
 class GraphVisitor(GraphRunner):
@@ -149,6 +175,8 @@ class GraphVisitor(GraphRunner):
         """The result of a node, once `visit` has seen it."""
         with self._running():
             result = super().run_node(n)
+        if self.is_absent(n):
+            return result
         try:
             self._visit(n, self.env, result)
         except ChopError:

@@ -21,6 +21,7 @@ def settled_copy(mg: MaseGraph) -> MaseGraph:
         ConfigError: learned scales wait for a first batch.
     """
     settled = mg.copy()
+    settled.keep_evaluation("the program has the nodes of eval()")
     for node in settled.nodes:
         module = settled.module_of(node)
         if isinstance(module, QuantizedOperator):

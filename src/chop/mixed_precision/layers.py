@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.captured.modes import is_of_training
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.annotate import record_formats
+from chop.ir.flops import FlopCounts
 from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.ops import OPS, of_called, quantizable_operators
+from chop.ir.ops import OPS, quantizable_operators
 from chop.mixed_precision.candidates import Rule, fitted
 from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.passes import quantize_transform_pass
@@ -208,7 +210,8 @@ def _chosen(mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False
     found: dict[str, fx.Node] = {}
     for node in mg.nodes:
         row, module = mg.operator(node), mg.module_of(node)
-        if not row.is_quantizable or (module is not None and row.quantized is None):
+        lacks_form = not row.is_quantizable or (module is not None and row.quantized is None)
+        if lacks_form or is_of_training(node):
             continue
         results = metadata_of(node).common.results.values()
         wanted = is_any or (row.name in operators if operators is not None else _has_matrix(module))
@@ -241,17 +244,14 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
     # Adapters are modules within a part, which count as part of it.
     paths = {module: path for path, part in parts.items() for module in part.modules()}
     seen: dict[str, torch.Size] = {}
-    flops = dict.fromkeys(parts, 0)
+    flops, counts = dict.fromkeys(parts, 0), FlopCounts()
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = [x for x in _in_order(module, args, kwargs) if isinstance(x, Tensor)]
         path = paths[module]
         if module is parts[path] and given and given[0].is_floating_point():
             seen.setdefault(path, given[0].shape)
-        held = [module.weight] if "weight" in parameters_of(module) else []
-        count = of_called(module).flops
-        if count is not None:
-            flops[path] += count([x.shape for x in (*given, *held)], result.shape)
+        flops[path] += counts.of_module(module, args, kwargs, result)
 
     hooks = [module.register_forward_hook(look, with_kwargs=True) for module in paths]
     try:

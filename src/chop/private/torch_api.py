@@ -64,6 +64,7 @@ __all__ = [
     "linear_pointwise",
     "multiply_int8",
     "never_compiled",
+    "python_of_script",
     "schema_of",
     "schemas_of",
     "set_target",
@@ -185,6 +186,11 @@ def is_dispatch_observed() -> bool:
         or torch._C._get_tracing_state() is not None
         or torch._C._autograd._profiler_enabled()
     )
+
+
+def python_of_script(function: Any) -> Any:
+    """The Python that `torch.jit.script` or `torch.jit.trace` compiled; None if it is not known."""
+    return getattr(function, "_torchdynamo_inline", None)
 
 
 def is_transformed() -> bool:

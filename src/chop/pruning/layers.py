@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from chop.captured.modes import is_of_training
 from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
@@ -32,8 +33,8 @@ def choose(
         layers: those there are.
         sparsity: one number, or numbers by selector; where several selectors mean a layer, one
             that names it exactly comes first. Layers that none means are left alone.
-        include: selectors; default, all but embedding tables, and with several sparsities whatever
-            they name.
+        include: selectors; default, all but embedding tables and what only training calls, and
+            with several sparsities whatever they name.
         exclude: selectors.
         where: for messages.
 
@@ -50,7 +51,8 @@ def choose(
     for layer in layers:
         taken = not wanted or any(map(layer.answers_to, wanted))
         if include is None:
-            taken = by_layer or layer.row.is_product
+            runs = not all(map(is_of_training, layer.nodes))
+            taken = by_layer or (layer.row.is_product and runs)
         if taken and not any(map(layer.answers_to, unwanted)):
             share = _share(layer, shares) if isinstance(sparsity, Mapping) else sparsity
             if share is not None:

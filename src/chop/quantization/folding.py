@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.captured.modes import is_of_training
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata
@@ -105,6 +106,8 @@ def _reads(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
 
 def why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     """Why a module's parameters cannot be scaled."""
+    if is_of_training(node):
+        return "it is called in train() only"
     reason = owned.why_shared(node)
     if reason is not None:
         return f"it {reason}"

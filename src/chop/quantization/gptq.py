@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from chop.captured.modes import is_of_training
 from chop.errors import ConfigError
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
@@ -172,7 +173,8 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
         module = mg.module_of(node)
         if not isinstance(module, QuantizedOperator) or module.spec.weight.is_identity:
             continue
-        reason = owned.why_shared(node)
+        only_trains = "is called in train() only" if is_of_training(node) else None
+        reason = only_trains or owned.why_shared(node)
         if isinstance(module, QuantExpertLinear) and reason is None:
             is_cut = is_cut_by_experts(module.spec.number_format("weight"))
             reason = None if is_cut else "has a weight format with one scale for all experts"

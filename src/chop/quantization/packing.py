@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from chop.captured.modes import is_of_training
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
@@ -79,6 +80,9 @@ def pack_layers(mg: MaseGraph, selection: Selection, exact: bool) -> tuple[int, 
     packable = [layer for layer in floats if layer.path not in reasons]
     if not packable and floats == chosen:
         raise ConfigError(f"{WHERE}: there is nothing to pack. {_explain(reasons)}")
+    weights = {f"{layer.path}.{name}" for layer in packable for name in ("weight", "bias")}
+    if any(is_of_training(node) and str(node.target) in weights for node in mg.nodes):
+        mg.keep_evaluation("weights that train() reads are packed")
     for layer in packable:
         assert isinstance(layer.module, QuantizedOperator)
         mg.replace(layer.nodes[0], pack(layer.module, known, exact))

@@ -84,6 +84,7 @@ def probe_outputs(
     fixed: Mapping[str, Any],
     subject: Any,
     sizes: Sizes,
+    training: bool = False,
 ) -> list[EagerOutput]:
     """Runs the model on its example inputs and on larger ones, and returns what a part returned.
 
@@ -93,13 +94,14 @@ def probe_outputs(
         fixed: further arguments.
         subject: the path of a leaf, or an operator.
         sizes: the sizes of the recording that stopped there; it says which may grow.
+        training: the mode.
     Returns: one entry per call, in order.
 
     Raises:
         CaptureError: the model itself fails on the example inputs.
     """
     try:
-        results, operators = _run(model, {**example, **fixed}, subject)
+        results, operators = _run(model, {**example, **fixed}, subject, training)
     except Exception as error:
         raise CaptureError(
             f"the forward of {type(model).__name__} itself fails on the example inputs "
@@ -109,13 +111,15 @@ def probe_outputs(
     with contextlib.suppress(Exception):
         # The larger inputs may be too large for the model; then sizes that depend on the inputs
         # stay unknown until run time.
-        grown, _ = _run(model, {**_grown(example, sizes), **fixed}, subject)
+        grown, _ = _run(model, {**_grown(example, sizes), **fixed}, subject, training)
     if len(grown) != len(results):
         grown = [None] * len(results)
     return [EagerOutput(a, b, operators) for a, b in zip(results, grown, strict=True)]
 
 
-def _run(model: nn.Module, arguments: Mapping[str, Any], subject: Any) -> tuple[list[Any], int]:
+def _run(
+    model: nn.Module, arguments: Mapping[str, Any], subject: Any, training: bool
+) -> tuple[list[Any], int]:
     results: list[Any] = []
     counter = _OperatorCount()
     leaf = model.get_submodule(subject) if isinstance(subject, str) else None
@@ -134,7 +138,7 @@ def _run(model: nn.Module, arguments: Mapping[str, Any], subject: Any) -> tuple[
     # Compiled modules take no hooks.
     watch = patched_calls(call, apply) if leaf is not None else _ResultsOf(subject, results)
     with preserve_state(model, thorough=True), torch.no_grad(), watch:
-        model.eval()
+        model.train(training)
         model(**arguments)
     return results, counter.count
 

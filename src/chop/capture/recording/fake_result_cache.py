@@ -7,7 +7,6 @@ that it returned.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
@@ -33,18 +32,22 @@ class _NotComparableError(Exception):
     """A call has an argument that may mean something else the next time."""
 
 
-@dataclasses.dataclass
 class _Template:
-    """A tensor to make more of."""
+    """A tensor to make more of, as it was when the call returned it.
 
-    first: FakeTensor
-    elements: Tensor | None = None
+    The model may write into the first one, which gives it a history, or another shape.
+    """
+
+    def __init__(self, first: FakeTensor) -> None:
+        self.requires_grad = first.requires_grad
+        self._first, self._shape, self._stride = first, first.shape, first.stride()
+        self._elements: Tensor | None = None
 
     def instantiate(self) -> FakeTensor:
         """A tensor like the first, without history."""
-        if self.elements is None:
-            self.elements = meta_of(self.first)
-        return new_fake(self.first, self.elements)
+        if self._elements is None:
+            self._elements = meta_of(self._first, self._shape, self._stride)
+        return new_fake(self._first, self._elements)
 
 
 class _Computed(torch.autograd.Function):
@@ -101,7 +104,7 @@ def _replay(templates: tuple[_Template, ...], several: bool, sources: list[Tenso
         made = tuple(template.instantiate() for template in templates)
         return made if several else made[0]
 
-    if not any(template.first.requires_grad for template in templates):
+    if not any(template.requires_grad for template in templates):
         return make()
     source = next(tensor for tensor in sources if tensor.requires_grad)
     return _Computed.apply(source, make)  # type: ignore[no-untyped-call]
@@ -114,7 +117,7 @@ def _templates(result: Any, arguments: Any) -> tuple[_Template, ...]:
     if given and not any(isinstance(tensor, FakeTensor) for tensor in given):
         return ()
     for tensor in tensors:
-        plain = isinstance(tensor, FakeTensor) and tensor.constant is None
+        plain = isinstance(tensor, FakeTensor) and tensor.constant is None and not tensor.is_nested
         if not plain or any(tensor is other for other in given) or not _has_backed_sizes(tensor):
             return ()
         # What is written into a view may give its base a gradient, unless it has one.

@@ -33,12 +33,14 @@ from chop.capture.recording.operators import (
 )
 from chop.capture.recording.random_state import HostRandomState, TorchSeedWatch
 from chop.capture.recording.recurrent import RecurrentKernels
+from chop.capture.recording.replaced_buffers import ReplacedBuffers
 from chop.capture.recording.source import current_line, definition_line, failing_line
 from chop.capture.recording.untraced_effects import UntracedEffects, check_buffers
 from chop.capture.sizes.data_dependent import DataDependentReads
 from chop.capture.sizes.rank_guards import SqueezedRanks
 from chop.capture.sizes.slice_guards import guard_slice_bounds, guard_split_count
 from chop.capture.sizes.symbols import Sizes, is_symbolic
+from chop.capture.tensor_kinds import check_dense
 from chop.captured.attention import bound_call, multi_head_attention
 from chop.captured.guards.input_guards import DTYPE, KIND, KIND_FUNCTIONS, LAYOUT, LAYOUT_METHODS
 from chop.captured.huggingface.cache import CacheError
@@ -77,6 +79,7 @@ class Recorder(TorchFunctionMode):
         asked_for_gradients: lines that read `requires_grad` of a computed tensor as False.
         before_write: called with each tensor that is about to be written.
         check_numpy_draws: whether to find the module that draws from `np.random`.
+        training: whether it is the run in `train()`.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Recorder(TorchFunctionMode):
         self.stateful: Mapping[str, str] = {}
         self.before_write: Callable[[Tensor], None] | None = None
         self.check_numpy_draws = False
+        self.training = False
         self._leaves = leaves
         self._eager_reads = eager_reads
         self._eager_outputs = {
@@ -118,6 +122,7 @@ class Recorder(TorchFunctionMode):
         self.reads = DataDependentReads(writer.emit, writer.node_of, eager_reads)
         self.regions = AutocastRegions(writer.emit, lambda: self._recording)
         self.grad_modes = GradModes(writer.graph)
+        self._replaced = ReplacedBuffers(writer)
         self._paths = {id(module): name for name, module in model.named_modules()}
 
     # --- inputs
@@ -173,6 +178,7 @@ class Recorder(TorchFunctionMode):
                 for name, part in self._leaves.traced_modules(model):
                     self._check_buffers(name, part, before[name])
                 self.writer.output(result)
+                self._replaced.check()
                 self._check_computed_sizes()
             except Exception as error:
                 if self.graph_break is None:
@@ -247,6 +253,7 @@ class Recorder(TorchFunctionMode):
         func, args, kwargs = from_numpy_arrays(func, args, kwargs)
         with self._inside_operator():
             returned = self._run_operator(func, args, kwargs)
+            check_dense(returned)
             result = alias_if_input(func, args, kwargs, returned)
             self._ranks.note(func, args, kwargs, result)
         if result is not returned:
@@ -268,8 +275,8 @@ class Recorder(TorchFunctionMode):
         seen = next(self._eager_outputs[subject], None)
         if seen is None:
             raise CaptureError(
-                f"{subject} is called more often than in a real run in eval(), which had to show "
-                "the shapes that it returns"
+                f"{subject} is called more often than in a real run, which had to show the shapes "
+                "that it returns"
             )
         return seen
 
@@ -301,6 +308,8 @@ class Recorder(TorchFunctionMode):
     def _set_attribute(self, setter: Any, args: Any) -> Any:
         name = getattr(getattr(setter, "__self__", None), "__name__", "")
         if name == "data":
+            if self.training and self._replaced.set_data(*args):
+                return None
             raise CaptureError("the model replaces the data of a tensor (tensor.data = ...)")
         return self._require_grad(setter, args, {}) if name == "requires_grad" else setter(*args)
 
@@ -352,7 +361,17 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _check_buffers(self, path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
-        check_buffers(path, module, before, lambda x: self._alias_sources.get(id(x), x))
+        def source(x: Any) -> Any:
+            return self._alias_sources.get(id(x), x)
+
+        check_buffers(path, module, before, source, self._replaced.write if self.training else None)
+
+    def _check_recorded(self, result: Any) -> None:
+        # Found at the exit of the module that made it, and not at its first reader elsewhere.
+        tensors = result if isinstance(result, tuple | list) else (result,)
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
+                self.writer.node_of(tensor)
 
     def _call_leaf(
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any
@@ -364,6 +383,7 @@ class Recorder(TorchFunctionMode):
         with self._paused():
             result = self._leaf_result(original, module, path, args, kwargs)
         self._leaf_attributes.accept(module)
+        check_dense(result)
         self.writer.call("call_module", path, *written, result)
         self._ranks.note(None, args, kwargs, result)
         hidden = self._operator_count - before

@@ -28,7 +28,11 @@ def check_initialized(model: nn.Module) -> None:
 
 
 def check_buffers(
-    path: str, module: nn.Module, before: Mapping[str, Any], source_of: Callable[[Any], Any]
+    path: str,
+    module: nn.Module,
+    before: Mapping[str, Any],
+    source_of: Callable[[Any], Any],
+    write: Callable[[Any, Any], bool] | None,
 ) -> None:
     """Checks that the buffers of a module are those of before its forward.
 
@@ -39,6 +43,8 @@ def check_buffers(
         module: the module.
         before: its buffers before.
         source_of: the tensor that another one is an alias of, itself for most.
+        write: records that the new buffer is written into the old one, where it can; None where
+            nothing may be written.
 
     Raises:
         CaptureError: one was replaced.
@@ -46,6 +52,8 @@ def check_buffers(
     for name, buffer in buffers_of(module).items():
         old = before.get(name)
         if buffer is not old and source_of(buffer) is not old:
+            if write is not None and write(old, buffer):
+                continue
             full = f"{path}.{name}" if path else name
             raise CaptureError(
                 f"the model replaces its buffer {full} while it runs; a graph can only write "

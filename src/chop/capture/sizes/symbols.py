@@ -53,10 +53,10 @@ def constant_of(tensor: Tensor) -> Tensor | None:
     return tensor.constant
 
 
-def meta_of(fake: FakeTensor) -> Tensor:
-    """What a fake tensor is made of."""
+def meta_of(fake: FakeTensor, shape: Any, stride: Any) -> Tensor:
+    """Returns the elements of a fake tensor like `fake`, of another shape and stride."""
     with in_kernel_invocation_manager(fake.fake_mode):
-        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+        return torch.empty_strided(shape, stride, dtype=fake.dtype, device="meta")
 
 
 def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
@@ -66,7 +66,7 @@ def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
         fake: a strided tensor.
         elements: what `meta_of` it returned, which takes time.
     """
-    made_of = meta_of(fake) if elements is None else elements
+    made_of = meta_of(fake, fake.shape, fake.stride()) if elements is None else elements
     return FakeTensor(fake.fake_mode, made_of, fake.device)
 
 

@@ -94,6 +94,7 @@ def find_sharding(
     """
 
     def find(report: Report) -> Sharding:
+        mg.keep_evaluation("a sharded graph has the nodes of eval()")
         return _find(_Search(mg, inputs, machine, time_limit_s, _Clock(report)), exact, compare)
 
     return in_own_process(find, report)

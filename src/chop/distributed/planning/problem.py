@@ -39,6 +39,7 @@ from chop.distributed.planning.transfers import Transfers
 from chop.distributed.planning.work import flops_of, moves_memory, reads_whole_tensors
 from chop.distributed.strategies import register_strategies
 from chop.ir.annotate import tensors_in
+from chop.ir.flops import FlopCounts
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.private.torch_api import FakeTensorMode
@@ -163,6 +164,7 @@ class _Builder:
         self, mg: MaseGraph, values: Mapping[fx.Node, Any], machine: Machine, exact: bool
     ) -> None:
         self._mg, self._values, self._machine = mg, values, machine
+        self._flop_counts = FlopCounts()
         self._mesh, self._exact = machine.mesh, exact
         self._whole: Layout = (REPLICATED,) * len(self._mesh)
         self._along: dict[int, dict[int, list[NodeLayout]]] = {}
@@ -273,13 +275,16 @@ class _Builder:
         leaves = [x for value in given for x in tensors_in(value)]
         if not moves_memory(leaves, results):
             return 0.0
-        flops = flops_of(self._mg, call.node, leaves, results)
+        flops = self._flops(call.node, results)
         size = sum(self._size(x, place) for x, place in zip(given, layout.reads, strict=True))
         size += self._size(self._values[call.node], layout.result)
         if reads_whole_tensors(self._mg, call.node):
             own = zip(call.tensors.values(), layout.tensors, strict=True)
             size += sum(local_bytes(x, self._mesh, place) for x, place in own)
         return self._machine.seconds(flops / processes_that_share(self._mesh, layout.result), size)
+
+    def _flops(self, node: fx.Node, results: list[Tensor]) -> int:
+        return flops_of(self._mg, node, self._values, results, self._flop_counts)
 
     def _size(self, value: Any, layout: Layout) -> int:
         return sum(local_bytes(x, self._mesh, layout) for x in tensors_in(value))
@@ -288,9 +293,8 @@ class _Builder:
         if math.prod(self._mesh) == 1:
             return {}
         flops, lone = [], []
-        for node, call, member in zip(self._nodes, self._calls, self._members, strict=True):
-            leaves = [x for source in call.sources for x in tensors_in(self._values[source])]
-            flops.append(flops_of(self._mg, node, leaves, list(tensors_in(self._values[node]))))
+        for node, member in zip(self._nodes, self._members, strict=True):
+            flops.append(self._flops(node, list(tensors_in(self._values[node]))))
             lone.append(len(nodes[member].choices) == 1)
         total = sum(flops) or 1
         rows = zip(self._nodes, flops, lone, strict=True)
@@ -387,9 +391,8 @@ class _Builder:
         if self._exact or call.tensors or call.node in self._fixed:
             return []
         given = [self._values[source] for source in call.sources]
-        leaves = [x for value in given for x in tensors_in(value)]
         result = self._values[call.node]
-        if flops_of(self._mg, call.node, leaves, list(tensors_in(result))):
+        if self._flops(call.node, list(tensors_in(result))):
             return []
         sizes = [self._size(value, self._whole) for value in given]
         places = sorted(range(len(sizes)), key=lambda place: -sizes[place])

@@ -24,6 +24,7 @@ from chop.distributed.planning.simulated import (
 )
 from chop.distributed.planning.work import flops_of, moves_memory, reads_whole_tensors
 from chop.errors import ChopError, PlanError, first_line
+from chop.ir.flops import FlopCounts
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.nested import tree_map
@@ -121,6 +122,7 @@ class _Run:
         self, mg: MaseGraph, inputs: Mapping[str, Any], mesh: DeviceMesh, machine: Machine
     ) -> None:
         self._mg, self._inputs, self._mesh, self._machine = mg, inputs, mesh, machine
+        self._flop_counts = FlopCounts()
         self._kept = [_local(x) for x in {id(x): x for _, x in named_tensors(mg.model)}.values()]
 
     def forward(self) -> _Run:
@@ -164,7 +166,7 @@ class _Run:
         module = self._mg.module_of(node) if reads_whole_tensors(self._mg, node) else None
         own = [x for _, x in named_tensors(module)] if module is not None else []
         size = sum(_local(x).nbytes for x in (*inputs, *own, *_dtensors(result)))
-        flops = flops_of(self._mg, node, inputs, _dtensors(result))
+        flops = flops_of(self._mg, node, values, _dtensors(result), self._flop_counts)
         return flops / max(shares, default=1), float(size)
 
 

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, fx
 
+from chop.ir.flops import FlopCounts
 from chop.ir.graph import MaseGraph
-from chop.nn.packed import PackedOperator
-from chop.private.modules import parameters_of
 from chop.private.torch_api import storage_id
 
 
 def flops_of(
-    mg: MaseGraph, node: fx.Node, inputs: Sequence[Tensor], results: Sequence[Tensor]
+    mg: MaseGraph,
+    node: fx.Node,
+    inputs: Mapping[fx.Node, Any] | Sequence[Tensor],
+    results: Sequence[Tensor],
+    counts: FlopCounts | None = None,
 ) -> int:
     """Operations of a call on whole tensors; 0 for operators that multiply no matrices.
 
     Args:
         mg: the graph.
         node: one of its nodes.
-        inputs: the tensors that it reads, in order.
-        results: those that it gives.
+        inputs: what the nodes give that it reads; or tensors, one for each of these, in order.
+        results: the tensors that it gives.
+        counts: keeps the counts of calls that are not in the operator table's rules.
     """
-    count, module = mg.operator(node).flops, mg.module_of(node)
-    if count is None or not results:
+    if not results:
         return 0
-    shapes = [tuple(x.shape) for x in inputs]
-    if isinstance(module, PackedOperator):
-        shapes.append(tuple(module.packed_shapes["weight"]))
-    elif module is not None and "weight" in parameters_of(module):
-        shapes.append(tuple(module.get_parameter("weight").shape))
-    return count(shapes, tuple(results[0].shape))
+    values = inputs
+    if not isinstance(values, Mapping):
+        values = dict(zip(node.all_input_nodes, values, strict=False))
+    return (counts or FlopCounts()).of_node(mg.model, node, values, results)
 
 
 def moves_memory(inputs: Iterable[Tensor], results: Iterable[Tensor]) -> bool:

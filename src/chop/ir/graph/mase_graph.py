@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import fx, nn
 
+from chop.captured.modes import mode_paths, settle
 from chop.captured.module import CapturedModule
 from chop.captured.overrides import why_not_copyable
 from chop.captured.wrappers import check_has_python, check_is_module, unwrapped
@@ -284,6 +285,17 @@ class MaseGraph:
                 raise GraphError(f"node '{node.name}' has users and no input to put in its place.")
             node.replace_all_uses_with(node.all_input_nodes[0])
         self._model.graph.erase_node(node)
+
+    def keep_evaluation(self, reason: str) -> None:
+        """Erases the nodes that only `train()` runs, for programs that run in `eval()`.
+
+        Args:
+            reason: why, for the error of a call in `train()`.
+        """
+        if mode_paths(self.fx_graph):
+            settle(self.fx_graph, lambda path: False)
+            self._model.record.eval_only = reason
+            self._model.record.training_guards = []
 
     def diff(self, other: MaseGraph) -> list[str]:
         """What differs in `other`: one line per node that is gone, new or calls something else."""

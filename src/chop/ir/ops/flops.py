@@ -32,5 +32,5 @@ def attention(given: Sequence[Shape], result: Shape) -> int:
 
 
 def addmm(given: Sequence[Shape], result: Shape) -> int:
-    """A bias, and (N, K) by (K, M)."""
-    return 2 * math.prod(result) * given[-2][-1]
+    """(..., N, K) by (..., K, M), the last two of what goes in; sums over a batch too."""
+    return 2 * math.prod(given[-2]) * given[-1][-1]

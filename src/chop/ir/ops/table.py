@@ -248,7 +248,9 @@ TABLE: tuple[Operator, ...] = (
         *_rows("sin cos maximum and_ or_ ge gt le lt eq ne"),
     ),
     _row("cat", others=(torch.concat,), layout="copied", follow=d.joined),
-    _row("einsum", kind=Kind.PRODUCT),
+    *_rows("einsum tensordot inner chain_matmul bilinear", kind=Kind.PRODUCT),
+    _row("multi_dot", homes=(torch.linalg,), kind=Kind.PRODUCT),
+    *_rows("mm baddbmm addbmm", kind=Kind.PRODUCT, flops=flops.addmm),
     _row(
         "addmm",
         kind=Kind.PRODUCT,

@@ -34,6 +34,7 @@ from chop.captured.runtime import (
     AutogradCall,
     ByMode,
     FastPathPadding,
+    by_mode,
     guard_autocast,
     guard_value,
     retain_grad,
@@ -98,7 +99,8 @@ CAPTURED_CLASSES = {
 CAPTURED_FUNCTIONS = {
     function.__name__: function
     for function in (
-        *(set_item, field_of, retain_grad, guard_value, guard_autocast, *REGIONS, *NODE_FUNCTIONS),
+        *(set_item, field_of, retain_grad, guard_value, guard_autocast, by_mode),
+        *(*REGIONS, *NODE_FUNCTIONS),
     )
 }
 # Importing takes a while; no model is made of the layers of so many files.

@@ -249,7 +249,7 @@ def _rebuild(
     for name in _root_attributes():
         if name in document["attributes"]:
             setattr(model.record, name, decode(document["attributes"][name]))
-    for guard in model.record.guards:
+    for guard in (*model.record.guards, *model.record.training_guards):
         compile_guard(guard)
     model.graph = decode_graph(document, paths, allowed, decode)
     model.record.check()

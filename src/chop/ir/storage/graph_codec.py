@@ -16,13 +16,14 @@ from typing import Any
 
 from torch import fx
 
+from chop.captured.modes import MODE
 from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.errors import CheckpointError, ConfigError
 from chop.files.documents import parse_json
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
-KEPT_METADATA = ("spec", "source")
+KEPT_METADATA = ("spec", "source", MODE)
 # Metadata may unpack to so many bytes, and to so many for each byte that is packed: a small file
 # cannot fill the memory. Real metadata packs 10 to 50 times.
 METADATA_FREE = 2**20

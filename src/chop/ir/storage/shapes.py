@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from chop.captured.guards.shape_guards import power, product
 from chop.captured.huggingface.cache import NODE_FUNCTIONS
+from chop.captured.modes import is_of_training
 from chop.captured.module import CapturedModule
 from chop.captured.runtime import ByMode
 from chop.captured.specs import TensorSpec
@@ -94,7 +95,8 @@ def describe_missing(model: CapturedModule) -> None:
     Nodes whose shapes would take running more than the module's text says are named in a warning.
     """
     described = {n for n in model.graph.nodes if "mase" in n.meta and metadata_of(n).common.mase_op}
-    missing = [node for node in model.graph.nodes if node not in described]
+    nodes = (node for node in model.graph.nodes if not is_of_training(node))
+    missing = [node for node in nodes if node not in described]
     if not described or not missing:
         return
     values = _evaluate(model, missing)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from chop.captured.modes import is_of_training
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits
@@ -28,7 +29,7 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     weight_bits, weight_count = parameter_bits(mg)
     data_bits, data_count = 0.0, 0
     for node in mg.nodes:
-        if not mg.operator(node).is_quantizable:
+        if is_of_training(node) or not mg.operator(node).is_quantizable:
             continue
         for bits, numel in _data_in(mg, node):
             data_bits += bits * numel

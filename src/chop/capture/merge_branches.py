@@ -1,0 +1,241 @@
+"""Merges recordings with different nodes: those of one mode are kept beside those of the other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.capture.merge_modes import (
+    AddedModules,
+    Pair,
+    StructureDiffersError,
+    owner_of,
+    switch,
+    walk,
+)
+from chop.capture.recording.recorder import Recorder
+from chop.captured.dtype_constants import replaced
+from chop.captured.modes import MODE
+from chop.captured.runtime import by_mode
+from chop.captured.writes import written_by
+
+
+def merge_branches(
+    recorder: Recorder, in_train: Recorder, taken: Iterable[str]
+) -> dict[str, nn.Module]:
+    """Gives the recording in `eval()` the nodes that only the one in `train()` has.
+
+    Nodes of the same call on the same line become one. Where such a node reads different values, a
+    `by_mode` node chooses. See `chop.captured.modes` for how the nodes of one mode are marked.
+
+    Args:
+        recorder: the recording in `eval()`; its graph is changed.
+        in_train: the recording in `train()`.
+        taken: paths of the model's own members, which new modules must not have.
+    Returns: the new modules by path.
+    """
+    merge = _Merge(recorder, in_train)
+    merge.run()
+    merge.mark()
+    extras = AddedModules(taken)
+    switch(recorder.graph, merge.constants.values(), extras)
+    return extras.modules
+
+
+class _Merge:
+    """One merge; nodes of the `eval()` graph are "ours"."""
+
+    def __init__(self, recorder: Recorder, in_train: Recorder) -> None:
+        self.constants: dict[fx.Node, Pair] = {}
+        self._graph, self._recorder, self._in_train = recorder.graph, recorder, in_train
+        self._ours: list[fx.Node] = list(recorder.graph.nodes)
+        self._theirs: list[fx.Node] = list(in_train.graph.nodes)
+        self._merged: dict[fx.Node, fx.Node] = {}
+        self._of_one: dict[fx.Node, bool] = {}
+        self._choices: dict[tuple[Any, Any], fx.Node] = {}
+        self._shared: set[fx.Node] = set()
+        self._placed: set[fx.Node] = set()
+
+    def run(self) -> None:
+        """Pairs and adds nodes, in the order of both recordings."""
+        pairs = self._pairs()
+        left = iter(self._ours)
+        for twin in self._theirs:
+            if twin in pairs:
+                node = pairs[twin]
+                for passed in left:
+                    self._placed.add(passed)
+                    if passed is node:
+                        break
+                self._pair(node, twin)
+            else:
+                self._merged[twin] = self._known(twin) or self._add(twin)
+        for node in self._ours:
+            if node not in self._shared and "source" in node.meta:
+                self._of_one[node] = False
+
+    def _pairs(self) -> dict[fx.Node, fx.Node]:
+        """Calls on the same lines, in the same order, with arguments of the same structure."""
+        ours, theirs = (
+            [x for x in nodes if "source" in x.meta or x.op in ("placeholder", "output")]
+            for nodes in (self._ours, self._theirs)
+        )
+        keys, their_keys = [*map(_key, ours)], [*map(_key, theirs)]
+        matcher = difflib.SequenceMatcher(None, keys, their_keys, autojunk=False)
+        return {
+            theirs[block.b + i]: ours[block.a + i]
+            for block in matcher.get_matching_blocks()
+            for i in range(block.size)
+        }
+
+    def _pair(self, node: fx.Node, twin: fx.Node) -> None:
+        try:
+            found = list(walk((node.args, node.kwargs), self._arguments(twin), _is_same))
+        except StructureDiffersError:
+            if node.op != "output":
+                self._merged[twin] = self._add(twin)
+                return
+            found = [((0, 0), node.args[0], self._arguments(twin)[0][0])]
+        self._merged[twin] = node
+        self._shared.add(node)
+        for place, ours, theirs in found:
+            if not (_has_nodes(ours) or _has_nodes(theirs) or node.op == "output"):
+                _, _, constants = self.constants.setdefault(node, (node, twin, []))
+                constants.append((place, ours, theirs))
+                continue
+            choice = self._choice(node, ours, theirs)
+            args, kwargs = replaced((node.args, node.kwargs), place, choice)
+            node.args, node.kwargs = tuple(args), kwargs
+
+    def _choice(self, node: fx.Node, ours: Any, theirs: Any) -> fx.Node:
+        key = (ours, theirs) if isinstance(ours, fx.Node) and isinstance(theirs, fx.Node) else None
+        if key in self._choices:
+            return self._choices[key]
+        with self._graph.inserting_before(node):
+            choice = self._graph.call_function(by_mode, (theirs, ours, ""))
+        choice.meta.update({k: v for k, v in node.meta.items() if k != MODE})
+        value = self._recorder.values.get(ours) if isinstance(ours, fx.Node) else None
+        if value is not None:
+            self._recorder.values[choice] = value
+        if key is not None:
+            self._choices[key] = choice
+        return choice
+
+    def _arguments(self, twin: fx.Node) -> Any:
+        return fx.node.map_arg((twin.args, twin.kwargs), self._merged.__getitem__)
+
+    def _known(self, twin: fx.Node) -> fx.Node | None:
+        """Our node for a member or a size, which the writer makes where it is first read."""
+        if "source" in twin.meta:
+            return None
+        wanted = (twin.op, self._target(twin), *self._arguments(twin))
+        for node in self._ours:
+            if "source" in node.meta or (node.op, node.target, node.args, node.kwargs) != wanted:
+                continue
+            if node not in self._placed:
+                self._place().prepend(node)
+                self._placed.add(node)
+            self._shared.add(node)
+            return node
+        return None
+
+    def _place(self) -> fx.Node:
+        """The first of our nodes that the recordings have not come to."""
+        return next(node for node in self._ours if node not in self._placed)
+
+    def _add(self, twin: fx.Node) -> fx.Node:
+        args, kwargs = self._arguments(twin)
+        with self._graph.inserting_before(self._place()):
+            node = self._graph.create_node(twin.op, self._target(twin), args, kwargs)
+        node.meta.update(twin.meta)
+        self._of_one[node] = True
+        return node
+
+    def _target(self, twin: fx.Node) -> Any:
+        """What a node calls or reads: constants that recordings have made are numbered in each."""
+        ours, theirs = self._recorder.constants, self._in_train.constants
+        if twin.op != "get_attr" or twin.target not in theirs:
+            return twin.target
+        own = theirs[twin.target]
+        for name, constant in ours.items():
+            if constant is own or _is_equal(constant, own):
+                return name
+        name = f"{twin.target}_in_training"
+        ours[name] = own
+        return name
+
+    # --- marks
+
+    def mark(self) -> None:
+        """Marks the nodes of one mode with the module whose mode they follow."""
+        inside = {path for node in self._shared for path in node.meta.get("nn_module_stack", ())}
+        choices = set(self._choices.values()) | {
+            node for node in self._graph.nodes if node.target is by_mode
+        }
+        groups = _Groups()
+        for node in [*self._of_one, *choices]:
+            groups.join(node, node)
+            for source in node.all_input_nodes:
+                if source in self._of_one:
+                    groups.join(node, source)
+        for group in groups:
+            path = _home(group, inside)
+            for node in group:
+                if node in choices:
+                    node.args = (*node.args[:2], path)
+                else:
+                    node.meta[MODE] = (self._of_one[node], path)
+
+
+class _Groups:
+    """Nodes that have to follow one mode, since they read each other."""
+
+    def __init__(self) -> None:
+        self._groups: dict[fx.Node, list[fx.Node]] = {}
+
+    def join(self, one: fx.Node, other: fx.Node) -> None:
+        """Puts two nodes into one group."""
+        first, second = (self._groups.setdefault(node, [node]) for node in (one, other))
+        if first is not second:
+            first += second
+            self._groups.update(dict.fromkeys(second, first))
+
+    def __iter__(self) -> Iterator[list[fx.Node]]:
+        return iter({id(group): group for group in self._groups.values()}.values())
+
+
+def _home(nodes: Iterable[fx.Node], inside: set[str]) -> str:
+    """The innermost module around all nodes that has nodes of both modes, so that it decides."""
+    stacks = [list(node.meta.get("nn_module_stack", {"": None})) for node in nodes]
+    common = [path for path in stacks[0] if all(path in stack for stack in stacks)]
+    return next((path for path in reversed(common) if path in inside), "")
+
+
+def _key(node: fx.Node) -> Any:
+    if node.op == "output":
+        return node.op
+    return node.op, node.target, node.meta.get("source"), owner_of(node)
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    """Whether two arguments are one, or a member and what `theirs` has written into it."""
+    while isinstance(theirs, fx.Node) and ours is not theirs and theirs.args:
+        if theirs.args[0] not in written_by(theirs):
+            break
+        theirs = theirs.args[0]
+    return ours is theirs
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    kinds = [(x.dtype, x.device, x.shape, x.layout) for x in (one, other)]
+    return kinds[0] == kinds[1] and one.layout is torch.strided and torch.equal(one, other)
+
+
+def _has_nodes(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return bool(found)

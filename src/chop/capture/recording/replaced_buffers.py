@@ -1,0 +1,93 @@
+"""Buffers and data that training replaces: the graph writes the new value into the old tensor.
+
+`self.mean = ...` and `weight.data = ...` are the same as a copy, as long as nobody holds on to the
+old tensor, or writes into the new one later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx
+
+from chop.capture.recording.graph_writer import GraphWriter
+from chop.captured.writes import memory_of, written_by
+from chop.errors import CaptureError
+
+
+class ReplacedBuffers:
+    """Writes of one recording.
+
+    Args:
+        writer: of the recording.
+    """
+
+    def __init__(self, writer: GraphWriter) -> None:
+        self._writer = writer
+        self._first: dict[int, Tensor] = {}
+        self._copies: list[tuple[fx.Node, fx.Node, fx.Node, bool]] = []
+        self._kept_alive: list[Any] = []
+
+    def write(self, old: Any, new: Any) -> bool:
+        """Writes a new buffer into the memory of the old one; False where that is another model.
+
+        Args:
+            old: the buffer when the module was called.
+            new: the buffer now.
+        """
+        if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
+            return False
+        if id(new) in self._first:
+            return True
+        first = self._first.get(id(old), old)
+        if not self._fits(first, new):
+            return False
+        self._copy(first, first, new)
+        self._first[id(new)] = first
+        return True
+
+    def set_data(self, tensor: Tensor, value: Any) -> bool:
+        """Writes what `tensor.data = value` replaces; False where that is another model.
+
+        Args:
+            tensor: a parameter or buffer.
+            value: its new data.
+        """
+        if not (isinstance(value, Tensor) and self._fits(tensor, value)):
+            return False
+        data = tensor.detach()
+        self._writer.emit("call_function", getattr, (tensor, "data"), {}, data)
+        self._copy(tensor, data, value)
+        return True
+
+    def _fits(self, old: Tensor, new: Tensor) -> bool:
+        """Whether a copy does as well: of the same kind, without a history, and of its own."""
+        kinds = [(x.shape, x.dtype, x.device, x.layout) for x in (old, new)]
+        is_own = memory_of(self._writer.node_of(new)).op != "get_attr"
+        is_member = self._writer.node_of(old).op == "get_attr"
+        return kinds[0] == kinds[1] and not new.requires_grad and is_own and is_member
+
+    def _copy(self, first: Tensor, target: Tensor, new: Tensor) -> None:
+        copy = self._writer.emit("call_method", "copy_", (target, new), {}, None)
+        nodes = self._writer.node_of(first), self._writer.node_of(new)
+        self._copies.append((copy, *nodes, first is target))
+        self._kept_alive += (first, target, new)
+
+    def check(self) -> None:
+        """Checks that nobody reads an old buffer, or writes into a new one, after its copy.
+
+        Raises:
+            CaptureError: somebody does.
+        """
+        copies = {copy for copy, *_ in self._copies}
+        for copy, target, value, is_replaced in self._copies:
+            node = copy.next
+            while node.op != "root":
+                reads = is_replaced and any(memory_of(x) is target for x in node.all_input_nodes)
+                writes = any(memory_of(x) is memory_of(value) for x in written_by(node))
+                if node not in copies and (reads or writes):
+                    raise CaptureError(
+                        f"the model replaces {target.target} while it runs, and goes on with the "
+                        f"old tensor; write into it (self.{target.target}.copy_(...))"
+                    )
+                node = node.next

@@ -1,0 +1,73 @@
+"""Kinds of tensors that no graph can be captured with: fake, sharded and nested ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from chop.captured.leaves import tensors_in
+from chop.errors import CaptureError
+from chop.private.torch_api import detect_fake_mode, is_fake
+
+
+def check_kinds(model: nn.Module, example: Mapping[str, Any]) -> None:
+    """Checks that a model and its example inputs have tensors that a recording can use.
+
+    Args:
+        model: the model.
+        example: its example inputs by name.
+
+    Raises:
+        CaptureError: they have values nowhere (`FakeTensorMode`), are spread over processes
+            (DTensor, `fully_shard`), or are nested.
+    """
+    members = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = [tensor for value in example.values() for tensor in tensors_in(value)]
+    if detect_fake_mode([]) is not None or any(map(is_fake, [*members.values(), *given])):
+        raise CaptureError(
+            f"expected {type(model).__name__} and its inputs with values, got fake tensors of "
+            "FakeTensorMode, or a capture inside that mode; capture outside it, with a model that "
+            'was made under torch.device("meta") where its values do not matter'
+        )
+    _check_whole(model, members)
+    for name, value in example.items():
+        if any(tensor.is_nested for tensor in tensors_in(value)):
+            raise CaptureError(
+                f"expected dense tensors in {name}, got a nested one; pad it and pass a mask "
+                "(torch.nested.to_padded_tensor)"
+            )
+
+
+def _check_whole(model: nn.Module, members: Mapping[str, Tensor]) -> None:
+    for path, module in model.named_modules():
+        if _is_a(module, "torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel"):
+            raise CaptureError(
+                f"{path or type(model).__name__} is sharded by FSDP already; capture the model "
+                "first, and shard what the capture gives (fully_shard(mg.model))"
+            )
+    for name, tensor in members.items():
+        if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
+            raise CaptureError(
+                f"expected whole tensors, got {name} as a DTensor, which is spread over processes; "
+                "capture the model before it is distributed"
+            )
+
+
+def _is_a(value: Any, home: str, *names: str) -> bool:
+    """Whether a value is of a class in a module of torch, which is imported if there is one."""
+    module = sys.modules.get(home)
+    return any(isinstance(value, getattr(module, name)) for name in names if module is not None)
+
+
+def check_dense(result: Any) -> None:
+    """Checks that the result of an operator has no nested tensor.
+
+    Raises:
+        CaptureError: it has one; its sizes are no numbers.
+    """
+    for tensor in result if isinstance(result, tuple | list) else (result,):
+        if isinstance(tensor, Tensor) and tensor.is_nested:
+            raise CaptureError("the model makes a nested tensor, whose sizes no graph can hold")
