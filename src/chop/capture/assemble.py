@@ -27,6 +27,7 @@ from chop.captured.original import node_digests
 from chop.captured.record import CaptureRecord
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.captured.state.preserve_state import preserve_state
+from chop.captured.state.values import own_copy
 from chop.nested import has_fields, tree_children
 from chop.private.modules import share_gradient_hooks
 
@@ -63,9 +64,9 @@ def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording
     record.example_inputs = {name: _specs(value) for name, value in example.items()}
     record.generation_config = generation_settings(fallback.model)
     record.fixed_inputs = {
-        name: value
+        name: own_copy(value)
         for name, value in fallback.fixed.items()
-        if not isinstance(value, Tensor) and not (caching is not None and name == "use_cache")
+        if caching is None or name != "use_cache"
     }
     parameters = inspect.signature(fallback.model.forward).parameters
     record.ignored_inputs = tuple(

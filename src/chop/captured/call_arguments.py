@@ -17,6 +17,7 @@ from chop.captured.huggingface.cache_names import (
 )
 from chop.captured.huggingface.packed_rows import check_packed_rows
 from chop.captured.record import CaptureRecord
+from chop.captured.state.values import same_content
 from chop.errors import GuardError
 
 
@@ -95,10 +96,10 @@ def _drops(record: CaptureRecord, name: str, value: Any) -> bool:
         return False
     if name in record.fixed_inputs:
         fixed = record.fixed_inputs[name]
-        if isinstance(value, Tensor) or value != fixed:
+        if not same_content(value, fixed):
             raise GuardError(
-                f"captured with {name}={fixed!r}, got {name}={value!r}; capture the model "
-                "again with the other value"
+                f"captured with {name}={_shown(fixed)}, got {name}={_shown(value)}; capture the "
+                "model again with the other value"
             )
         return True
     if name not in record.ignored_inputs and not record.takes_any_keyword:
@@ -107,3 +108,11 @@ def _drops(record: CaptureRecord, name: str, value: Any) -> bool:
     if reason:
         raise GuardError(reason)
     return True
+
+
+def _shown(value: Any) -> str:
+    """A value in a few words, with its type where its text is long."""
+    text = repr(value)
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    return text if len(text) <= 80 else f"{text[:80]}... ({type(value).__name__})"

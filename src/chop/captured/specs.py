@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.captured.state.values import same_content
 from chop.errors import CaptureError, GuardError
 
 _MASK_SIZE = 4096
@@ -112,7 +113,7 @@ def check_matches(name: str, spec: Any, value: Any) -> None:
         same = isinstance(value, tuple | list) and len(value) == len(spec)
         expected = f"{len(spec)} values"
     else:
-        same, expected = spec == value, repr(spec)
+        same, expected = same_content(spec, value), repr(spec)
     if not same:
         raise GuardError(
             f"captured for {name} as {expected}, got {_described(value)}; capture the model again "

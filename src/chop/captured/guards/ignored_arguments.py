@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.captured.state.values import same_content
+
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -61,7 +63,7 @@ def why_not_ignorable(
             return None
         came = f"a tensor of shape {tuple(value.shape)}"
     else:
-        if name in defaults and type(value) is type(defaults[name]) and value == defaults[name]:
+        if name in defaults and same_content(value, defaults[name]):
             return None
         came = repr(value)
     names = ", ".join(f"'{each}'" for each in (*captured, name))

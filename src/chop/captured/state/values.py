@@ -1,0 +1,179 @@
+"""Content of Python values: two values of equal content are the same to the code of a model."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import types
+from collections import deque
+from collections.abc import Callable, Container, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+MISSING = object()
+"""The value of a variable that is not there."""
+
+MAX_ITEMS = 4096
+"""Of larger containers only the length is compared."""
+MAX_BYTES = 65_536
+"""Of larger arrays only the shape is compared."""
+
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.Size, torch.dtype, torch.device),
+)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_WITHOUT_FIELDS = (
+    *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType),
+    *(nn.Module, Tensor, enum.Enum, np.ndarray, np.generic),
+)
+_Slot = types.MemberDescriptorType
+
+
+class Same:
+    """Stand-in for a value without parts; equals itself and what its type calls equal.
+
+    Args:
+        value: the value.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        one: Any = self._value
+        two: Any = getattr(other, "_value", MISSING)
+        if one is two or type(one) is not type(two):
+            return one is two
+        if isinstance(one, Tensor):
+            two = two.to(one.device)
+            alike = one.dtype == two.dtype and one.shape == two.shape
+            return alike and bool(((one == two) | ((one != one) & (two != two))).all())
+        try:
+            return bool(one == two)
+        except Exception:  # a comparison of the user's
+            return False
+
+
+def content(
+    value: Any,
+    stand_in: Callable[[Any], Any] = Same,
+    names: Container[str] | None = None,
+    inside: tuple[int, ...] = (),
+) -> Any:
+    """Nested tuples, which are equal where two values have the same types and contents.
+
+    `1`, `1.0` and `True` differ, and so do `0.0` and `-0.0`; a NaN equals a NaN. The order of a
+    mapping counts. Functions are the same where their code, defaults and closures are.
+
+    Args:
+        value: any.
+        stand_in: gives what is compared instead of a value without parts, such as a tensor.
+        names: the attributes of objects that count; None: all.
+        inside: the identities of the values that it is a part of.
+
+    >>> content([1, True]) == content([1, 1]), content(float("nan")) == content(float("nan"))
+    (False, True)
+    """
+    cls = type(value)
+    if isinstance(value, PLAIN):
+        return cls, repr(value) if isinstance(value, float | complex) else value
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        data = value.tobytes() if value.nbytes <= MAX_BYTES else b""
+        return cls, value.dtype.str, value.shape, data
+    if isinstance(value, CONTAINERS) and len(value) > MAX_ITEMS:
+        return cls, len(value)
+    if id(value) in inside:
+        return cls, inside.index(id(value))
+    parts = parts_of(value, names)
+    if parts is None:
+        return stand_in(value)
+    found = [content(part, stand_in, names, (*inside, id(value))) for part in parts]
+    return cls, tuple(sorted(found, key=repr) if isinstance(value, set | frozenset) else found)
+
+
+def same_content(one: Any, other: Any) -> bool:
+    """Whether two values have the same types and contents, see `content`.
+
+    While torch compiles a call the values of tensors are not known, and all are taken to be equal.
+    """
+    if torch.compiler.is_compiling():
+        return type(one) is type(other) and (isinstance(one, Tensor) or bool(one == other))
+    return bool(content(one) == content(other))
+
+
+def own_copy(value: Any) -> Any:
+    """A value that changes of the caller's do not reach; code and modules are shared."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    memo = {id(x): x for x in _shared(value, set())}
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # an object that cannot be copied
+        return value
+
+
+def _shared(value: Any, seen: set[int]) -> Iterator[Any]:
+    """The values without parts in a value, such as modules."""
+    if id(value) in seen or isinstance(value, PLAIN):
+        return
+    seen.add(id(value))
+    parts = parts_of(value)
+    if parts is None and not isinstance(value, Tensor):
+        yield value
+    for part in parts or ():
+        yield from _shared(part, seen)
+
+
+def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | None:
+    """The values that a value is made of, with keys and names; None where it has no parts."""
+    if isinstance(value, types.FunctionType):
+        code = Same((value.__code__, id(value.__globals__)))
+        return [code, *map(cell_content, value.__closure__ or ()), *defaults_of(value)]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    fields = fields_of(value)
+    items = fields.items() if fields else ()
+    found = [x for name, part in items if names is None or name in names for x in (name, part)]
+    if isinstance(value, dict):
+        return found + [x for item in dict.items(value) for x in item]
+    if isinstance(value, np.ndarray):
+        return [*value.flat]
+    if isinstance(value, CONTAINERS):
+        return [*found, *value]
+    return None if fields is None else found
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The attributes that an object has of its own, in slots too; None where it can have none."""
+    slots = [] if isinstance(value, _WITHOUT_FIELDS) else _slots_of(type(value))
+    if isinstance(value, _WITHOUT_FIELDS) or not (slots or hasattr(value, "__dict__")):
+        return None
+    held = {name: getattr(value, name, MISSING) for name in slots}
+    return {n: x for n, x in held.items() if x is not MISSING} | getattr(value, "__dict__", {})
+
+
+def _slots_of(cls: type) -> list[str]:
+    homes = [vars(home) for home in cls.__mro__ if "__slots__" in vars(home)]
+    return [n for home in homes for n, x in home.items() if isinstance(x, _Slot)]
+
+
+def cell_content(cell: types.CellType) -> Any:
+    """The value of a variable of a closure; `MISSING` before it is assigned."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def defaults_of(function: types.FunctionType) -> list[Any]:
+    """The defaults of a function's parameters."""
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
