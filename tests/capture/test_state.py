@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from chop.capture.tracer import capture
 from chop.captured.record import CaptureWarning
-from chop.captured.state.outer_state import outer_state
+from chop.captured.state.code_search import code_of
 from chop.errors import CaptureError
 from tests.capture.stateful import Forward, Made, assert_same_calls, draws, within
 
@@ -397,4 +397,4 @@ def test_code_of_a_library_is_known_behind_a_link(tmp_path: Path) -> None:
     code = assert_same_calls.__code__
     for file, searched in ((link / "torch" / "_tensor.py", False), (tmp_path / "net.py", True)):
         function = types.FunctionType(code.replace(co_filename=str(file)), {})
-        assert outer_state(function).functions == ((function,) if searched else ())
+        assert [*code_of(function).functions.values()] == ([function] if searched else [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +40,7 @@ from chop.captured.original import KEY, Original, recorded_modules
 from chop.captured.record import CaptureWarning
 from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
+from chop.captured.state.python_state import Key
 from chop.captured.transformers_of_torch import has_single_operators, single_operators
 from chop.captured.wrappers import check_has_python, unwrapped
 from chop.errors import CaptureError, ConfigError, GuardError, did_you_mean
@@ -126,13 +127,14 @@ def capture(
 
 @dataclass
 class _Job:
-    """One capture: the arguments of `capture`, and its warning."""
+    """One capture: the arguments of `capture`, its warning, and what a forward changes itself."""
 
     model: nn.Module
     fixed: dict[str, Any]
     leaves: tuple[type[nn.Module] | str, ...]
     strict: bool
     message: str | None = None
+    changed: set[Key] = field(default_factory=set)
 
     def run_with_cache(self, plain: Mapping[str, Any]) -> CapturedModule:
         """A graph for calls with and without a cache.
@@ -167,8 +169,9 @@ class _Job:
             captured.record.joins_packed_rows = joins
             # The patches of `model` are off again.
             vars(captured)[KEY] = Original(model, captured)
-            vars(captured)[outer_values.KEY] = OuterValues(recorded_modules(model, captured))
             swapped = has_single_operators(model)
+        modules = recorded_modules(self.model, captured)
+        vars(captured)[outer_values.KEY] = OuterValues(modules, self.changed)
         if swapped:
             with hf_capture_patches(self.model, caching is not None, joins):
                 mismatch = find_difference(self.model, captured, example, self.fixed)
@@ -216,6 +219,7 @@ class _Job:
             if not fallback.keep_ones():
                 arguments = dry_runs[0].calls[0].arguments
                 fallback.give_up(locate(model, captured, arguments, mismatch))
+        self.changed = set().union(*(run.changed for run in dry_runs))
         if goes_by_order(model, fallback.example, self.fixed, next(iter(dry_runs), None)):
             captured.record.asked[ORDER] = definition_line(type(model))
         if caching is not None and dry_runs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -17,6 +16,7 @@ from chop.captured.dtype_constants import float_dtypes, has_dtype_constants, rec
 from chop.captured.generated_code import by_any_names, input_name, write_any_names
 from chop.captured.guards.input_guards import check_input_guards
 from chop.captured.guards.shape_guards import (
+    MAX_LENGTH,
     ShapeGuard,
     compile_guard,
     guard_holds,
@@ -25,9 +25,10 @@ from chop.captured.guards.shape_guards import (
 from chop.captured.huggingface.cache import check_optional
 from chop.captured.huggingface.generation import generator
 from chop.captured.modes import MODE, Forwards, IsTraining, in_mode, mode_paths
-from chop.captured.module_tree import hooked_scopes, member, member_at
+from chop.captured.module_tree import changed_scopes, member, member_at
 from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.captured.original import KEY
+from chop.captured.overrides import has_hooks
 from chop.captured.record import CaptureRecord
 from chop.captured.runtime import exit_open_regions
 from chop.captured.specs import cast_floats, check_matches
@@ -122,8 +123,7 @@ class CapturedModule(fx.GraphModule):
         if self.training and self.record.eval_only is not None:
             raise GuardError(f"captured for eval() only: {self.record.eval_only}")
         self._check_inputs(args, accepted)
-        self._check_hooks()
-        self._check_outer_values()
+        self._check_scopes()
         # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
         # leave gradients off, nor may a call inside the caller's own region leave them on.
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
@@ -145,8 +145,7 @@ class CapturedModule(fx.GraphModule):
             too = f" and {twice[0]} by name too" if twice else ""
             raise GuardError(f"captured with {', '.join(names)}, got {len(args)} by position{too}")
         self._check_inputs(args, accepted)
-        self._check_hooks()
-        self._check_outer_values()
+        self._check_scopes()
         return dict(zip(names, args, strict=False)) | accepted
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -208,8 +207,12 @@ class CapturedModule(fx.GraphModule):
         if record.follows_dtype != before:
             self.recompile()
 
-    def _check_hooks(self) -> None:
-        for path in hooked_scopes(self):
+    def _check_scopes(self) -> None:
+        """Refuses hooks on modules that are part of the graph, and warns of outer values."""
+        changed = changed_scopes(self)
+        for path, scope in changed:
+            if not (has_hooks(scope) or "forward" in vars(scope)):
+                continue
             if not any(n.op == "call_module" and n.target == path for n in self.graph.nodes):
                 raise GuardError(
                     "expected hooks, and forwards that replace a module's, on modules that the "
@@ -217,11 +220,9 @@ class CapturedModule(fx.GraphModule):
                     "them, or capture the model with "
                     f"leaves=[{path!r}] (custom_ops in MaseGraph)"
                 )
-
-    def _check_outer_values(self) -> None:
         outer: OuterValues | None = vars(self).get(outer_values.KEY)
         if outer is not None:
-            outer.warn(self)
+            outer.warn(self, [("", self), *changed])
 
     def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         record = self.record
@@ -247,22 +248,28 @@ class CapturedModule(fx.GraphModule):
                     check_matches(name, record.example_inputs[name], given[name])
                 elif name in record.optional_inputs:
                     check_optional(name, given[name])
-            for guard, code in self._guard_codes():
-                if not guard_holds(code, given):
-                    raise GuardError(violation_message(guard, given))
+            guards, together, codes = self._guard_codes()
+            if together is None or not guard_holds(together, given):
+                for guard, code in zip(guards, codes, strict=True):
+                    if not guard_holds(code, given):
+                        raise GuardError(violation_message(guard, given))
         except GuardError as error:
             if not record.guessed:
                 raise
             raise GuardError(f"the inputs of this graph were guessed: {error}") from None
 
-    def _guard_codes(self) -> Iterator[tuple[ShapeGuard, Any]]:
+    def _guard_codes(self) -> tuple[list[ShapeGuard], Any, list[Any]]:
+        """Guards of this mode, all as one condition, which is quicker where they hold, and each."""
         record = self.record
-        guards = [*record.guards, *record.training_guards]
-        cached = self.__dict__.get("_compiled_guards")
-        if cached is None or len(cached) != len(guards):
-            cached = self.__dict__["_compiled_guards"] = list(map(compile_guard, guards))
-        count = len(guards) if self.training else len(record.guards)
-        return itertools.islice(zip(guards, cached, strict=True), count)
+        guards = [*record.guards, *(record.training_guards if self.training else ())]
+        by_mode = self.__dict__.setdefault("_compiled_guards", {})
+        cached = by_mode.get(self.training)
+        if cached is None or len(cached[1]) != len(guards):
+            codes = list(map(compile_guard, guards))
+            whole = " and ".join(f"({guard.expression})" for guard in guards)
+            together = compile_guard(ShapeGuard(whole)) if 0 < len(whole) < MAX_LENGTH else None
+            cached = by_mode[self.training] = (together, codes)
+        return guards, *cached
 
     # --- members of any name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,17 +45,23 @@ class Scope(nn.Module):
 STANDS_FOR = "_stands_for"
 """Where a module keeps the class of the one in whose place it is recorded."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_FIELDS: dict[type[nn.Module], int] = {
+    **{cls: len(vars(cls())) for cls in _CONTAINERS},
+    Scope: len(vars(Scope(""))),
+}
+"""How many attributes modules have that the capture has made."""
 
 
-def hooked_scopes(module: nn.Module, path: str = "") -> Iterator[str]:
-    """The paths of modules below one whose calls are part of the graph, with hooks or a forward."""
+def changed_scopes(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules below one whose calls are part of the graph, and that got hooks or attributes."""
+    found = []
     for name, child in children_of(module).items():
-        if child is None or not (isinstance(child, Scope) or type(child) in _CONTAINERS):
-            continue
-        inner = f"{path}.{name}" if path else name
-        if has_hooks(child) or "forward" in vars(child):
-            yield inner
-        yield from hooked_scopes(child, inner)
+        if child is not None and type(child) in _FIELDS:
+            if len(vars(child)) > _FIELDS[type(child)] or has_hooks(child):
+                found.append((name, child))
+            for path, inner in changed_scopes(child):
+                found.append((f"{name}.{path}", inner))
+    return found
 
 
 def _empty_twin(module: nn.Module) -> nn.Module:

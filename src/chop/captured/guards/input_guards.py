@@ -119,7 +119,7 @@ def _check_kind(name: str, expected: torch.dtype, came: torch.dtype, where: str)
 
 
 def _is_strided(x: Any) -> bool:
-    return isinstance(x, Tensor) and str(x.layout) == "torch.strided" and not x.is_nested
+    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
 
 
 def _warn(name: str, what: str, expected: str, came: str, where: str) -> None:

@@ -1,67 +1,177 @@
-"""Outer values: what a model's code reads of classes, files, closures, attributes, environment.
+"""Outer values: what a model's code reads of attributes, files, closures, objects, environment.
 
 A graph holds them as constants. A call warns where one of them is no longer what it was.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.captured.state.outer_state import MISSING, functions_of, is_own, is_own_file, names_in
-from chop.private.torch_api import version_of
+from chop.captured.module_tree import member_at
+from chop.captured.state.code_search import (
+    CodeSearch,
+    code_names,
+    first_line,
+    functions_of,
+    is_opaque,
+    is_own_class,
+    names_in,
+    texts_in,
+)
+from chop.captured.state.values import (
+    MAX_ITEMS,
+    MISSING,
+    PLAIN,
+    cell_content,
+    content,
+    fields_of,
+    parts_of,
+    slots_of,
+)
+from chop.private.modules import BUFFERS, MODULES, PARAMETERS
 
 KEY = "_outer_values"
 """Where a captured module keeps them."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _OWN_FIELDS = frozenset(vars(nn.Module()))
-_STORED = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
-_MAX_ITEMS = 256
-"""Of larger containers only the length is compared."""
+_ARGUMENTS = {"use_cache"}
+"""Settings that a graph follows by its arguments."""
+_KEYS, _ITEMS, _MEMBERS, _FUNCTION = "keys", "items", "members", "function"
+_OTHER = "other content"
+_CONTAINERS = (dict, list, set, deque, np.ndarray, ContextVar)
+_STORED = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+
+_Keys = Mapping[Any, tuple[str, types.CodeType]]
+"""Names of values, each with what to call the value and the code that reads it; `...` is all."""
+_Found = dict[tuple[int, str], tuple[Any, dict[Any, tuple[str, types.CodeType]]]]
 
 
 class OuterValueWarning(UserWarning):
     """A value that a model's code reads has changed since the model was captured."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """A value that code reads.
+class _Place:
+    """Values that code reads of one owner: attributes, items, variables of a closure.
 
-    Attributes:
-        label: what to call it.
-        where: `file:line` that reads it.
-        now: gives the value.
-        shown: the value at capture, for messages.
-        before: its content at capture, see `_content`.
+    Args:
+        owner: the object, container, function or file.
+        part: which part of it.
+        keys: what code reads there.
+        names: the attributes of objects that count.
     """
 
-    label: str
-    where: str
-    now: Callable[[], Any]
-    shown: Any
-    before: Any
+    def __init__(self, owner: Any, part: str, keys: _Keys, names: Collection[str]) -> None:
+        read = _reader(owner, part, keys)
+        now = read(owner)
+        self._described, self._names = keys, names
+        self._keys = [*now] if ... in keys else [key for key in keys if key in now]
+        self._missing = frozenset(keys) - now.keys() - {...}
+        self._contents = [content(now[key], False, names) for key in self._keys]
+        self._shown = [repr(now[k]) if isinstance(now[k], PLAIN) else _OTHER for k in self._keys]
+        # A table of tensors may grow: a forward keeps there what a graph computes.
+        is_fixed = ... in keys and not any(isinstance(x, Tensor) for x in now.values())
+        self._size = len(now) if is_fixed else None
+        several = len(self._keys) > 1  # of one key an itemgetter gives no tuple
+        get = itemgetter(*self._keys) if several else lambda x: [x[k] for k in self._keys]
+        # An identity holds as long as its object. What may lead to a model is not kept alive.
+        self._ids = [id(now[key]) for key in self._keys]
+        self._kept = [_weakly(now[key], self._forget(i)) for i, key in enumerate(self._keys)]
+        self._check = (_weakly(owner), read, get, self._ids, self._missing)
+
+    def changes(self) -> Iterable[str]:
+        """Says what has changed."""
+        get_owner, read, get, ids, missing = self._check
+        owner = get_owner()
+        if owner is None:
+            return ()
+        now = read(owner)
+        try:
+            same = list(map(id, get(now))) == ids and self._size in (None, len(now))
+            if same and (not missing or now.keys().isdisjoint(missing)):
+                return ()
+        except KeyError:
+            pass
+        return self._compare(now)
+
+    def _compare(self, now: Mapping[Any, Any]) -> list[str]:
+        found = [(key, "no value") for key in self._missing & now.keys()]
+        for index, key in enumerate(self._keys):
+            value = now.get(key, MISSING)
+            if id(value) == self._ids[index]:
+                continue
+            if content(value, False, self._names) != self._contents[index]:
+                found.append((key, self._shown[index]))
+            else:
+                self._ids[index] = id(value)
+                self._kept[index] = _weakly(value, self._forget(index))
+        if ... in self._described and (found or self._size not in (None, len(now))):
+            found = [(..., _OTHER)]
+        texts = ((*self._described[key], key, shown) for key, shown in found)
+        return [
+            f"{label}, read at {first_line(code, key)}, was captured with {shown}"
+            for label, code, key, shown in texts
+        ]
+
+    def _forget(self, index: int) -> Callable[[Any], None]:
+        return lambda _: self._ids.__setitem__(index, 0)
 
 
-@dataclass(frozen=True)
-class _Attribute:
-    """A plain attribute of a module that its code reads, and the module's path."""
+def _weakly(value: Any, callback: Callable[[Any], None] | None = None) -> Callable[[], Any]:
+    """What gives a value, weakly where that can be."""
+    try:
+        return weakref.ref(value, callback)
+    except TypeError:
+        return lambda: value
 
-    path: str
-    name: str
-    before: Any
+
+def _reader(owner: Any, part: str, keys: Iterable[Any]) -> Callable[[Any], Mapping[Any, Any]]:
+    """What gives the values of a part of an owner, at least those of these keys."""
+    if part == _KEYS and type(owner) is dict:
+        return lambda owner: owner
+    cls: Any = type(owner)
+    by_part: dict[str, Any] = {
+        "": fields_of if fields_of(owner) is not None and slots_of(cls) else vars,
+        _KEYS: lambda owner: {key: owner[key] for key in keys if key in owner},
+        _MEMBERS: _members,
+        _ITEMS: _items,
+        _FUNCTION: _function,
+    }
+    return by_part[part]  # type: ignore[no-any-return]
+
+
+def _members(module: nn.Module) -> dict[str, Any]:
+    fields = vars(module)
+    return {**fields[PARAMETERS], **fields[BUFFERS], **fields[MODULES]}
+
+
+def _function(function: types.FunctionType) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    variables = {name: cell_content(cell) for name, cell in cells}
+    return variables | {name: getattr(function, name) for name in _OF_FUNCTIONS}
+
+
+def _items(value: Any) -> dict[int, Any]:
+    if isinstance(value, ContextVar):
+        return {0: value.get(MISSING)}
+    if isinstance(value, np.ndarray):
+        return {0: content(value)}
+    if len(value) > MAX_ITEMS:
+        return {0: len(value)}
+    pairs = dict.items(value) if isinstance(value, dict) else None
+    return dict(enumerate(value if pairs is None else [x for pair in pairs for x in pair]))
 
 
 class OuterValues:
@@ -71,57 +181,56 @@ class OuterValues:
 
     Args:
         modules: the modules by path whose Python was recorded.
+        changed: attributes, by path and name, that a forward changes itself.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module] | None = None) -> None:
-        reads: dict[Any, _Read] = {}
-        self._attributes: list[_Attribute] = []
-        searches: dict[type, _Search] = {}
-        for path, module in (modules or {}).items():
-            cls = type(module)
-            if cls not in searches:
-                searches[cls] = _Search(cls, reads)
-            self._add_attributes(path, module, searches[cls], reads)
-        self._reads = tuple(reads.values())
-
-    def _add_attributes(
-        self, path: str, module: nn.Module, search: _Search, reads: dict[Any, _Read]
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module] | None = None,
+        changed: Collection[tuple[str, str]] = (),
     ) -> None:
-        alive = weakref.ref(module)
-        for name in search.names.keys() - search.stored - _OWN_FIELDS:
-            value = _member(module, name)
-            label = f"{path or type(module).__name__}.{name}"
-            if value is MISSING or isinstance(value, Tensor) or not _is_value(value):
-                search.look_up_members(value, label, search.names)
+        self._fields: dict[str, dict[str, Any]] = {}
+        self._flags: dict[str, bool] = {}
+        found: _Found = {}
+        by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
+        for path, module in (modules or {}).items():
+            if isinstance(module, torch.jit.ScriptModule):
                 continue
+            by_class.setdefault(type(module), {})[path] = module
+        names: set[str] = set()
+        for cls, instances in by_class.items():
+            reader = _Reader(cls, found, changed)
+            reader.find(instances)
+            names |= reader.search.names.keys()
+            for path, module in instances.items():
+                own = reader.names_of(module) - _OWN_FIELDS
+                self._fields[path] = {n: content(_static(module, n), False, own) for n in own}
+                if "requires_grad" in own:
+                    parameters = module.named_parameters(path)
+                    self._flags |= {name: x.requires_grad for name, x in parameters}
+        spots = [(owner, part, keys) for (_, part), (owner, keys) in found.items() if keys]
+        self._places = [_Place(*spot, names) for spot in spots]
 
-            def now(name: str = name, value: Any = value, alive: Any = alive) -> Any:
-                found = alive()
-                return value if found is None else _member(found, name)
-
-            _add(reads, (id(module), name), label, search.names[name], now)
-            self._attributes.append(_Attribute(path, name, _content(value)))
-
-    def warn(self, captured: nn.Module) -> None:
+    def warn(self, captured: nn.Module, scopes: Iterable[tuple[str, nn.Module]]) -> None:
         """Warns of what has changed.
 
         Args:
-            captured: the module whose graph holds the values; attributes that were set on it
-                have no effect.
+            captured: the module whose graph holds the values.
+            scopes: modules of its, by path, that may have got attributes, which have no effect.
         """
-        for read in self._reads:
-            value = read.now()
-            if value is read.shown and isinstance(value, _PLAIN):
-                continue
-            if _content(value) != read.before:
-                shown = "other content" if value is read.shown else repr(read.shown)
-                _warn(read.label, f"was captured with {shown}", read.where)
-        for each in self._attributes:
-            module = captured.get_submodule(each.path)
-            value = vars(module).get(each.name, MISSING)
-            if value is not MISSING and _content(value) != each.before:
-                label = f"{each.path or 'the model'}.{each.name}"
-                _warn(label, "was set on the graph, which has its value as a constant", "")
+        for place in self._places:
+            for change in place.changes():
+                _warn(change)
+        for path, scope in scopes:
+            before, fields = self._fields.get(path, {}), vars(scope)
+            for name in () if before.keys().isdisjoint(fields) else before.keys() & fields.keys():
+                if content(fields[name], False, before) != before[name]:
+                    label = f"{path or 'the model'}.{name}"
+                    _warn(f"{label} was set on the graph, which has its value as a constant")
+        for name, flag in self._flags.items():
+            parameter = member_at(captured, name)
+            if isinstance(parameter, Tensor) and parameter.requires_grad != flag:
+                _warn(f"{name}.requires_grad, which the model reads, was captured with {flag}")
 
     def __deepcopy__(self, memo: Any) -> OuterValues:
         return self
@@ -130,157 +239,135 @@ class OuterValues:
         return OuterValues, ()
 
 
-def _warn(label: str, what: str, where: str) -> None:
-    read = f", read at {where}," if where else ""
+def _warn(what: str) -> None:
     warnings.warn(
-        f"{label}{read} {what}: the graph keeps what it computed then; capture the model again",
+        f"{what}: the graph keeps what it computed then; capture the model again",
         OuterValueWarning,
         stacklevel=4,
     )
 
 
-class _Search:
-    """Finds what the forward of a module class, and the functions that it names, read.
+class _Reader:
+    """Finds what the forward of a module class reads.
 
     Args:
         cls: the class.
-        reads: takes what was found, by owner and name.
+        found: takes what is found, by owner and part.
+        changed: attributes, by path and name, that a forward changes itself.
 
     Attributes:
-        names: all names in that code, each with the line of the first.
-        stored: those that the code sets itself: they are state, which the capture looks for.
+        search: the code.
     """
 
-    def __init__(self, cls: type[nn.Module], reads: dict[Any, _Read]) -> None:
-        self.names: dict[str, str] = {}
-        self.stored: set[str] = set()
-        self._reads = reads
-        self._seen: set[int] = set()
-        for function in functions_of(inspect.getattr_static(cls, "forward", None)):
-            self._visit(function, cls)
-        for key in [key for key in reads if key[1] in self.stored]:
-            del reads[key]
-
-    def look_up_members(self, owner: Any, label: str, names: Mapping[str, str]) -> None:
-        """Adds what code reads of a file or an object of the user's.
-
-        Args:
-            owner: anything; others have nothing that is added.
-            label: what to call it.
-            names: the names in the code, with lines.
-        """
-        for name in names if _is_own_thing(owner) else ():
-            self._look_up(owner, name, f"{label}.{name}", names[name])
-
-    def _visit(self, function: types.FunctionType, cls: type | None) -> None:
-        if id(function) in self._seen or not is_own(function):
-            return
-        self._seen.add(id(function))
-        code = function.__code__
-        names = names_in(code)
-        self.names = {**names, **self.names}
-        self.stored |= names_in(code, _STORED).keys()
-        for name, where in names.items():
-            self._look_up(function.__globals__, name, name, where)
-            self.look_up_members(_member(function.__globals__, name), name, names)
-            if cls is not None and any(functions_of(_member(cls, name))):
-                self._look_up(cls, name, f"{cls.__name__}.{name}", where, cls)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self._add_cell(name, cell, names.get(name, f"{code.co_filename}:{code.co_firstlineno}"))
-        if {"environ", "getenv"} & names.keys():
-            self._add_environment(code, names)
-
-    def _look_up(
-        self, owner: Any, name: str, label: str, where: str, cls: type | None = None
+    def __init__(
+        self, cls: type[nn.Module], found: _Found, changed: Collection[tuple[str, str]]
     ) -> None:
-        def now() -> Any:
-            return _member(owner, name)
+        self.search = CodeSearch()
+        self.search.add(cls)
+        self._found, self._changed = found, changed
+        self._set_elsewhere = {name.rpartition(".")[2] for _, name in changed}
+        self._seen: set[int] = set()
+        self._names: dict[type, set[str]] = {}
+        self._code = next(iter(self.search.names.values()), nn.Module.train.__code__)
 
-        value = now()
-        if _is_value(value) or callable(value):
-            _add(self._reads, (id(owner), name), label, where, now)
-        for function in functions_of(value):
-            self._visit(function, cls)
+    def find(self, modules: Mapping[str, nn.Module]) -> None:
+        """Finds what the code reads of modules, and of all that it reaches from there."""
+        size = -1
+        # Objects that are reached bring code of their own, with further names.
+        while size != (size := len(self.search.names) + len(self.search.functions)):
+            self._seen.clear()
+            self._names.clear()
+            for path, module in modules.items():
+                self._module(path, module)
+            for function in list(self.search.functions.values()):
+                self._function(function)
 
-    def _add_cell(self, name: str, cell: types.CellType, where: str) -> None:
-        def now() -> Any:
-            try:
-                return cell.cell_contents
-            except ValueError:
-                return MISSING
+    def names_of(self, owner: Any) -> set[str]:
+        """The names in the code that it does not set itself on objects of the owner's class."""
+        cls = owner if isinstance(owner, type) else type(owner)
+        if cls not in self._names:
+            self._names[cls] = self.search.names.keys() - _ARGUMENTS - self.search.stored_on(cls)
+        return self._names[cls]
 
-        value = now()
-        if _is_value(value) or isinstance(value, types.FunctionType):
-            _add(self._reads, (id(cell), name), name, where, now)
-        for function in functions_of(value):
-            self._visit(function, None)
+    def _module(self, path: str, module: nn.Module) -> None:
+        label, fields = path or type(module).__name__, vars(module)
+        names = self.names_of(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
+        own = is_own_class(type(module))
+        self._add(module, "", _attributes(module, names) if own else names & fields.keys(), label)
+        # Sequential and the like go by all of their children.
+        every = [...] if is_opaque(type(module)) else []
+        known = names if own else names & _members(module).keys()
+        self._add(module, _MEMBERS, every or known, label)
+        self._class(type(module))
 
-    def _add_environment(self, code: types.CodeType, names: Mapping[str, str]) -> None:
-        where = names.get("environ") or names["getenv"]
-        for key in filter(str.isidentifier, _texts(code)):
-            label = f"os.environ['{key}']"
-            _add(self._reads, (id(os.environ), key), label, where, partial(os.getenv, key))
+    def _class(self, cls: type) -> None:
+        for home in filter(is_own_class, cls.__mro__):
+            names = self.names_of(home)
+            self._add(home, "", names if home is cls else names & vars(home).keys(), home.__name__)
+
+    def _function(self, function: types.FunctionType) -> None:
+        code, label = function.__code__, function.__name__
+        settable = {*names_in(code, _STORED), *self._set_elsewhere, "__class__"}
+        names = code_names(code) & function.__globals__.keys()
+        self._add(function.__globals__, _KEYS, names - settable, "")
+        self._add(function, _FUNCTION, {*code.co_freevars} - settable, "")
+        self._add(function, _FUNCTION, _OF_FUNCTIONS, label)
+        self._add(function, "", self.names_of(function) & vars(function).keys(), label)
+        if {"environ", "getenv"} & code_names(code):
+            self._add(os.environ, _KEYS, texts_in(code), "os.environ")
+
+    def _add(self, owner: Any, part: str, keys: Collection[Any], label: str) -> None:
+        now = _reader(owner, part, keys)(owner)
+        _, known = self._found.setdefault((id(owner), part), (owner, {}))
+        for key in keys:
+            code = self.search.names.get(key, self._code)
+            named = f"{label}['{key}']" if owner is os.environ else f"{label}.{key}"
+            known.setdefault(key, (label if key is ... else named if label else key, code))
+            if key in now:
+                self._look_into(now[key], known[key])
+
+    def _look_into(self, value: Any, described: tuple[str, types.CodeType]) -> None:
+        if isinstance(value, (*PLAIN, Tensor)) or value is MISSING or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        label, names = described[0], self.names_of(value)
+        if any(functions_of(value)):
+            self.search.add(value)
+        if isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, nn.Module | types.ModuleType):
+            self._add(value, "", names & vars(value).keys() - _OWN_FIELDS, label)
+        elif isinstance(value, dict) and hasattr(type(value), "__getattr__"):
+            self._add(value, _KEYS, names | self.search.texts, label)
+        elif isinstance(value, _CONTAINERS):
+            self._found[id(value), _ITEMS] = (value, {...: described})
+        if (fields := fields_of(value)) is not None and not isinstance(value, types.FunctionType):
+            if is_own_class(type(value)):
+                self.search.add(type(value))
+                self._class(type(value))
+            # Where attributes are looked up in a mapping, only those that the code names count.
+            tables = fields.values() if hasattr(type(value), "__getattr__") else ()
+            for table in (x for x in tables if isinstance(x, dict)):
+                self._seen.add(id(table))
+                self._add(table, _KEYS, names | self.search.texts, label)
+            own = is_own_class(type(value)) or is_opaque(type(value))
+            self._add(value, "", _attributes(value, names) if own else names & fields.keys(), label)
+        for part in () if isinstance(value, types.FunctionType) else parts_of(value, ()) or ():
+            self._look_into(part, described)
 
 
-def _add(reads: dict[Any, _Read], key: Any, label: str, where: str, now: Callable[[], Any]) -> None:
-    value = now()
-    reads.setdefault(key, _Read(label, where, now, value, _content(value)))
+def _attributes(owner: Any, names: Collection[str]) -> set[str]:
+    """The names that are attributes of an object itself, or that could become so."""
+    fields = fields_of(owner) if not isinstance(owner, nn.Module) else vars(owner)
+    found = {name: _static(owner, name) for name in names}
+    # What a property computes, or keeps in the object from then on, is read by other names.
+    code = (types.FunctionType, *PLAIN)
+    return {
+        n for n, x in found.items() if n in (fields or ()) or x is MISSING or isinstance(x, code)
+    }
 
 
-def _member(owner: Any, name: str) -> Any:
-    """The value of a name in globals, in an object or in its class, without properties' results."""
-    if type(owner) is dict:
-        return owner.get(name, MISSING)
-    cls = owner if isinstance(owner, type) else type(owner)
-    if cls is not owner:
-        fields = getattr(owner, "__dict__", {})
-        if name in fields:
-            return fields[name]
-    found = next((vars(home)[name] for home in cls.__mro__ if name in vars(home)), MISSING)
-    if found is MISSING and isinstance(owner, dict):  # one that has its keys as attributes
-        return dict.get(owner, name, MISSING)
-    return found
-
-
-def _is_own_thing(thing: Any) -> bool:
-    """Whether a thing is a file or a class of the user's, or an object of such a class."""
-    if isinstance(thing, types.ModuleType):
-        return is_own_file(getattr(thing, "__file__", None) or "<frozen")
-    if isinstance(thing, nn.Module | types.FunctionType) or not hasattr(thing, "__dict__"):
-        return isinstance(thing, type)
-    cls = thing if isinstance(thing, type) else type(thing)
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or "<frozen"
-    is_namespace = cls is types.SimpleNamespace
-    return is_namespace or cls.__module__ == "__main__" or is_own_file(file)
-
-
-def _texts(code: types.CodeType) -> Iterator[str]:
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _texts(each)
-        elif isinstance(each, str):
-            yield each
-
-
-def _is_value(value: Any) -> bool:
-    """Whether a value is compared: no tables of tensors, which calls fill and graphs compute."""
-    if isinstance(value, dict | list | set | tuple):
-        items = dict.values(value) if isinstance(value, dict) else value
-        return len(value) > _MAX_ITEMS or not any(isinstance(x, Tensor) for x in items)
-    return value is None or isinstance(value, (*_PLAIN, Tensor))
-
-
-def _content(value: Any) -> Any:
-    """What can be compared later: numbers and text, what is in containers, else the identity."""
-    if value is None or isinstance(value, _PLAIN):
-        return type(value), repr(value) if isinstance(value, float | complex) else value
-    if isinstance(value, dict | list | set | tuple):
-        if len(value) > _MAX_ITEMS:
-            return type(value), len(value)
-        items: Iterable[Any] = dict.items(value) if isinstance(value, dict) else value
-        if isinstance(value, set):
-            return type(value), frozenset(value)
-        return type(value), tuple(map(_content, items))
-    if isinstance(value, Tensor) and not value.is_inference():
-        return id(value), version_of(value)
-    return id(value)
+def _static(owner: Any, name: str) -> Any:
+    """An attribute of an object or of its class, without the results of properties."""
+    homes = (getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__))
+    return next((home[name] for home in homes if name in home), MISSING)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.captured.state.outer_state import Variable, outer_state
+from chop.captured.state.code_search import Variable, code_of
 from chop.private.modules import MODULES, PARAMETERS
 
 Key = tuple[str, str]
@@ -208,14 +208,14 @@ class PythonState:
             self._visit_outside(path, cast(Hashable, type(module)), known)
 
     def _visit_outside(self, path: str, code: Hashable, known: set[int]) -> None:
-        outside = outer_state(code)
+        outside = code_of(code)
         # What these reach is in `outside` already.
-        self._searched.update(map(id, outside.functions))
+        self._searched.update(outside.functions)
         for variable in outside.variables:
             key, value = (path, variable.label), variable.read()
             self._variables[key] = (variable, value)
             self._visit(value, key, known)
-        for function in outside.functions:
+        for function in outside.functions.values():
             key, fields = (path, function.__name__), vars(function)
             self._visit(function, key, known)
             if fields:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterator
-from functools import partial
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,18 +40,20 @@ class Same:
 
     Args:
         value: the value.
+        held: False: the value is not kept alive, and equals itself alone.
     """
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, value: Any, held: bool = True) -> None:
+        self._get = (lambda: value) if held else weakref.ref(value)
+        self._held = held
 
     def __eq__(self, other: object) -> bool:
-        one: Any = self._value
-        two: Any = getattr(other, "_value", MISSING)
-        if one is two or type(one) is not type(two):
-            return one is two
+        one: Any = self._get()
+        two: Any = other._get() if isinstance(other, Same) else None
+        if one is two or type(one) is not type(two) or not self._held:
+            return one is two and one is not None
         if isinstance(one, Tensor):
             two = two.to(one.device)
             alike = one.dtype == two.dtype and one.shape == two.shape
@@ -63,7 +66,7 @@ class Same:
 
 def content(
     value: Any,
-    stand_in: Callable[[Any], Any] = Same,
+    held: bool = True,
     names: Container[str] | None = None,
     inside: tuple[int, ...] = (),
 ) -> Any:
@@ -74,7 +77,7 @@ def content(
 
     Args:
         value: any.
-        stand_in: gives what is compared instead of a value without parts, such as a tensor.
+        held: False: tensors and modules are not kept alive, and the same by identity alone.
         names: the attributes of objects that count; None: all.
         inside: the identities of the values that it is a part of.
 
@@ -93,8 +96,8 @@ def content(
         return cls, inside.index(id(value))
     parts = parts_of(value, names)
     if parts is None:
-        return stand_in(value)
-    found = [content(part, stand_in, names, (*inside, id(value))) for part in parts]
+        return Same(value, held or not isinstance(value, Tensor | nn.Module))
+    found = [content(part, held, names, (*inside, id(value))) for part in parts]
     return cls, tuple(sorted(found, key=repr) if isinstance(value, set | frozenset) else found)
 
 
@@ -138,7 +141,7 @@ def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | Non
         return [code, *map(cell_content, value.__closure__ or ()), *defaults_of(value)]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
-    if isinstance(value, partial):
+    if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     fields = fields_of(value)
     items = fields.items() if fields else ()
@@ -154,14 +157,17 @@ def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | Non
 
 def fields_of(value: Any) -> dict[str, Any] | None:
     """The attributes that an object has of its own, in slots too; None where it can have none."""
-    slots = [] if isinstance(value, _WITHOUT_FIELDS) else _slots_of(type(value))
+    cls: Any = type(value)
+    slots = [] if isinstance(value, _WITHOUT_FIELDS) else slots_of(cls)
     if isinstance(value, _WITHOUT_FIELDS) or not (slots or hasattr(value, "__dict__")):
         return None
     held = {name: getattr(value, name, MISSING) for name in slots}
     return {n: x for n, x in held.items() if x is not MISSING} | getattr(value, "__dict__", {})
 
 
-def _slots_of(cls: type) -> list[str]:
+@functools.cache
+def slots_of(cls: type) -> list[str]:
+    """The names of the slots of a class."""
     homes = [vars(home) for home in cls.__mro__ if "__slots__" in vars(home)]
     return [n for home in homes for n, x in home.items() if isinstance(x, _Slot)]
 

@@ -1,0 +1,281 @@
+"""Code of a model: the functions that its modules run, the names in them, what they can set."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from chop.captured.state.values import MISSING, cell_content
+
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")}
+    | {str(Path(__file__).resolve().parents[1])}
+)
+_GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
+_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "attrgetter", "environ", "getenv"}
+"""Names in code whose texts name attributes or variables of the environment."""
+_SETTERS = {"setattr", "register_buffer", "__setattr__"}
+"""Names in code whose texts name attributes that it sets."""
+_MODES = ("train", "eval")
+"""Methods of modules that set what a forward goes by."""
+_PICKLING = {
+    "__new__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__deepcopy__",
+}
+_PICKLING |= {"__repr__", "__str__", "__del__", "__init_subclass__", "__eq__", "__hash__"}
+"""Special methods, and others like them, that no forward runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A variable of a class or of a file.
+
+    Args:
+        home: the class, or the globals of the file.
+        name: its name.
+        where: `file:line` that sets it, or else the one that reads it.
+    """
+
+    home: type | MutableMapping[str, Any]
+    name: str
+    where: str
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"{self.home.__name__}.{self.name}" if isinstance(self.home, type) else self.name
+
+    def read(self) -> Any:
+        """Its value; `MISSING` where there is none."""
+        names = vars(self.home) if isinstance(self.home, type) else self.home
+        return names.get(self.name, MISSING)
+
+    def write(self, value: Any) -> None:
+        """Gives it a value, or takes it away."""
+        if value is self.read():
+            return
+        if isinstance(self.home, type):
+            if value is MISSING:
+                delattr(self.home, self.name)
+            else:
+                setattr(self.home, self.name, value)
+        elif value is MISSING:
+            del self.home[self.name]
+        else:
+            self.home[self.name] = value
+
+
+@functools.cache
+def code_of(code: Any) -> CodeSearch:
+    """The code that a function or the methods of a class run, see `CodeSearch`."""
+    search = CodeSearch()
+    search.add(code)
+    return search
+
+
+class CodeSearch:
+    """The functions that code runs. Libraries are left out, but for methods of their modules.
+
+    Attributes:
+        functions: those in files of the user's, by identity.
+        names: the names in all of the code, each with the first code that has it.
+        texts: the identifiers among its texts.
+    """
+
+    def __init__(self) -> None:
+        self.functions: dict[int, types.FunctionType] = {}
+        self.names: dict[str, types.CodeType] = {}
+        self.texts: set[str] = set()
+        self._classes: dict[type, None] = {}
+        self._stored: dict[type | None, set[str]] = {None: set()}
+        self._seen: set[int] = set()
+
+    def add(self, code: Any) -> None:
+        """Adds a function, or a class with the methods that are called by name or by syntax."""
+        if isinstance(code, type):
+            self._classes.setdefault(code)
+        for function in functions_of(code):
+            self._visit(function, None)
+        size = -1
+        while size != (size := len(self._seen) + len(self._classes)):
+            for cls in list(self._classes):
+                self._visit_methods(cls)
+
+    def stored_on(self, cls: type) -> set[str]:
+        """The attributes that functions, and the methods of a class, set."""
+        return set().union(*(self._stored.get(home, ()) for home in (None, *cls.__mro__)))
+
+    @functools.cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        """The variables of files and classes that the code can set or fill."""
+        found: dict[tuple[int, str], Variable] = {}
+        stored: dict[str, str] = {}
+        for function in self.functions.values():
+            code, home = function.__code__, function.__globals__
+            stored |= names_in(code, _ATTRIBUTES)
+            settable = names_in(code, _GLOBALS)
+            for name in code_names(code):
+                if name in settable or _has_content(home.get(name)):
+                    where = settable.get(name) or first_line(code, name)
+                    found.setdefault((id(home), name), Variable(home, name, where))
+        for cls in filter(is_own_class, (home for each in self._classes for home in each.__mro__)):
+            for name, value in vars(cls).items():
+                is_set = name in stored and not isinstance(value, _CODE)
+                if is_set or (_is_container(value) and name[:2] != "__"):
+                    where = stored.get(name) or f"{cls.__module__}.{cls.__qualname__}"
+                    found.setdefault((id(cls), name), Variable(cls, name, where))
+        return tuple(found.values())
+
+    def _visit_methods(self, cls: type) -> None:
+        for home in cls.__mro__:
+            members = {} if is_opaque(home) else vars(home)
+            special = {name for name in members if name[:2] == "__" and name not in _PICKLING}
+            for name in {"forward", *_MODES, *special, *self.names} & members.keys():
+                for function in functions_of(members[name]):
+                    self._visit(function, home)
+
+    def _visit(self, function: types.FunctionType, home: type | None) -> None:
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        # What decorates a function has it in its closure.
+        for value in map(cell_content, function.__closure__ or ()):
+            for inner in functions_of(value):
+                self._visit(inner, home)
+        code = function.__code__
+        own = is_own_file(code.co_filename)
+        of_module = home is not None and issubclass(home, nn.Module)
+        if not own and not of_module:
+            return
+        names = code_names(code)
+        if function.__name__ not in ("__init__", *_MODES):
+            self.texts |= texts_in(code)
+            for name in (*names, *(texts_in(code) if names & _BY_TEXT else ())):
+                self.names.setdefault(name, code)
+        elif of_module and function.__name__ not in _MODES:
+            return
+        if function.__name__ != "__init__":
+            stored = self._stored.setdefault(home, set())
+            stored.update(names_in(code, _ATTRIBUTES), texts_in(code) if names & _SETTERS else ())
+        if own:
+            self.functions[id(function)] = function
+            self._visit_globals(function, names)
+
+    def _visit_globals(self, function: types.FunctionType, names: Iterable[str]) -> None:
+        for value in (function.__globals__.get(name) for name in names):
+            for inner in functions_of(value):
+                self._visit(inner, None)
+            cls = value if isinstance(value, type) else type(value)
+            # Modules of a model are asked themselves.
+            if is_own_class(cls) and not issubclass(cls, nn.Module):
+                self._classes.setdefault(cls)
+
+
+_CODE = (types.FunctionType, property, classmethod, staticmethod, type)
+_WRAPPERS = (
+    *(property, classmethod, staticmethod, functools.partial, types.MethodType),
+    *(functools.cached_property, type(functools.cache(len))),
+)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, dict | list | set | Tensor) or type(value).__name__ == "deque"
+
+
+def _has_content(value: Any) -> bool:
+    return _is_container(value) or (hasattr(value, "__dict__") and is_own_class(type(value)))
+
+
+def is_opaque(cls: type) -> bool:
+    """Whether a class is of Python, torch or numpy, which keep no values of a model."""
+    home = cls.__module__.partition(".")[0]
+    return home in ("torch", "numpy", "sympy", "chop") or home in sys.stdlib_module_names
+
+
+def is_own_class(cls: type) -> bool:
+    """Whether a class is the user's: of the file of no library."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return not is_opaque(cls) if file is None else is_own_file(file)
+
+
+def functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """The Python functions that a function, a method, a property or a wrapper consists of."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, _WRAPPERS):
+        for name in ("__func__", "__wrapped__", "func", "fget", "fset"):
+            yield from functions_of(getattr(value, name, None))
+
+
+@functools.cache
+def is_own_file(filename: str) -> bool:
+    """Whether a file of Python is the user's."""
+    # A virtual environment may be reached by a link.
+    frozen = filename.startswith("<frozen")
+    return not frozen and not os.path.realpath(filename).startswith(_LIBRARIES)
+
+
+@functools.cache
+def names_in(code: types.CodeType, by: tuple[str, ...]) -> Mapping[str, str]:
+    """The names in code that these instructions have, each with the line of the first."""
+    numbers = {dis.opmap[each] for each in by}
+    found: dict[str, str] = {}
+    for part in _parts(code):
+        # Disassembly is slow, and most code has none of these.
+        if not numbers.isdisjoint(part.co_code[::2]):
+            for name, operation, where in _instructions(part):
+                if operation in by:
+                    found.setdefault(name, where)
+    return found
+
+
+@functools.cache
+def code_names(code: types.CodeType) -> frozenset[str]:
+    """The names of variables of files, and of attributes, in code."""
+    return frozenset(name for part in _parts(code) for name in part.co_names)
+
+
+@functools.cache
+def texts_in(code: types.CodeType) -> frozenset[str]:
+    """The identifiers among the texts in code."""
+    constants = [x for part in _parts(code) for x in part.co_consts]
+    constants += [x for nested in constants if isinstance(nested, tuple) for x in nested]
+    return frozenset(x for x in constants if isinstance(x, str) and x.isidentifier())
+
+
+def first_line(code: types.CodeType, name: str) -> str:
+    """`file:line` of the first instruction that has a name or a text."""
+    steps = (step for part in _parts(code) for step in _instructions(part))
+    line = f"{code.co_filename}:{code.co_firstlineno}"
+    return next((where for each, _, where in steps if each == name), line)
+
+
+@functools.cache
+def _parts(code: types.CodeType) -> tuple[types.CodeType, ...]:
+    """Code and the functions, comprehensions and classes that are written in it."""
+    inner = (_parts(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return code, *(part for parts in inner for part in parts)
+
+
+def _instructions(code: types.CodeType) -> Iterable[tuple[str, str, str]]:
+    """Names, operations and `file:line` of the instructions that have a name."""
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = step.positions.lineno if step.positions and step.positions.lineno else line
+        if isinstance(step.argval, str):
+            yield step.argval, step.opname, f"{code.co_filename}:{line}"
