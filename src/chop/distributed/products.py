@@ -17,8 +17,8 @@ from chop.ir.ops import Weight
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.base import SCALE_NAMES
 from chop.nn.quantized.masks import MASK_BUFFERS
+from chop.nn.quantized.state import SCALE_NAMES
 from chop.private.modules import parameters_of
 
 

@@ -16,9 +16,9 @@ from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.metadata import TensorInfo
 from chop.ir.ownership import Ownership
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.base import SCALE_NAMES
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, stored_weights
+from chop.nn.quantized.state import SCALE_NAMES
 from chop.private.modules import parameters_of
 from chop.private.torch_api import BatchNorm, Convolution
 

@@ -14,7 +14,7 @@ from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
-from chop.nn.quantized.base import SCALE_NAMES
+from chop.nn.quantized.state import SCALE_NAMES
 from chop.nn.sparsity import masked_of
 from chop.private.modules import parameters_of
 

@@ -19,7 +19,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from chop.errors import ConfigError
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
-from chop.nn.quantized.base import SCALE_NAMES
+from chop.nn.quantized.state import SCALE_NAMES
 from chop.train.model_io import LABELS, loss_and_logits
 from chop.train.rows import pad
 from chop.train.tasks import IGNORED, LEAVE_OUT

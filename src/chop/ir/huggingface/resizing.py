@@ -18,8 +18,8 @@ from chop.formats import LearnableFormat, initial_scales
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator, pack, write
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.base import SCALE_NAMES
 from chop.nn.quantized.masks import FULL, MASK, SALIENCY
+from chop.nn.quantized.state import SCALE_NAMES
 from chop.private.modules import buffers_of, parameters_of
 from chop.private.transformers_api import wrap_resized
 

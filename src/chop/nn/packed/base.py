@@ -302,7 +302,7 @@ class PackedOperator(QuantizedOperator):
             for name, x in self._buffers.items()
             if x is not None and name.endswith((SCALES, TENSOR_SCALE)) and x.is_floating_point()
         }
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, before in exact.items():
             now = self._buffers[name]
             assert now is not None
