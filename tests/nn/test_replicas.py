@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec, ScaleInteger
 from chop.nn.quantized.replicas import synchronize
 from chop.passes.module import quantize_module_transform_pass
@@ -99,8 +100,11 @@ def under_ddp(kind: str, case: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "case"),
     [
-        *(("lsq", "skips"), ("auto", "skips"), ("static", "plain"), ("auto", "accumulates")),
-        *(("lsq", "by hand"), ("auto", "by hand"), ("lsq", "accumulates")),
+        *(("lsq", "skips"), ("auto", "accumulates"), ("static", "plain")),
+        pytest.param("auto", "skips", marks=pytest.mark.long),
+        pytest.param("lsq", "accumulates", marks=pytest.mark.long),
+        pytest.param("lsq", "by hand", marks=pytest.mark.long),
+        pytest.param("auto", "by hand", marks=pytest.mark.long),
     ],
 )
 def test_processes_train_one_model(kind, case):
@@ -139,7 +143,25 @@ def under_fsdp(kind: str) -> dict[str, Any]:
     return {"y": y, "ranges": ranges}
 
 
-@pytest.mark.parametrize("kind", ["lsq", "auto"])
+@pytest.mark.parametrize("kind", [pytest.param("lsq", marks=pytest.mark.long), "auto"])
 def test_sharded_parameters_train_one_model(kind):
     first, second = cluster.run(under_fsdp, 2, kind, timeout=60)
     assert first == second
+
+
+def unstarted_shards() -> str:
+    """The error of scales that cannot start; a forward in evaluation runs."""
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    model = fully_shard(quantized(LSQ))
+    assert answers(model).isfinite().all()
+    with pytest.raises(ConfigError) as error:
+        model.train()(batch(0, 0))
+    return str(error.value)
+
+
+@pytest.mark.long
+def test_scales_that_are_sharded_cannot_start():
+    said = cluster.run(unstarted_shards, 2, timeout=60)
+    assert all("calibrate_transform_pass, before fully_shard" in text for text in said)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from chop.errors import ConfigError
-from chop.formats import OPERANDS
+from chop.formats import OPERANDS, QuantSpec
 from chop.nn.quantized import state
 from chop.nn.quantized.numbers import has_started, numbers_of
 from chop.nn.quantized.running import RANGE_NAMES, merged_range
@@ -205,9 +205,10 @@ def _agree_on_formats(model: nn.Module, group: Any) -> None:
 
 
 def _operators_by_path(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]]:
-    from chop.nn.quantized.base import leaf_operators
-
-    yield from leaf_operators(model).items()
+    """The operators with formats of their own; those of an attention are its steps'."""
+    for path, module in model.named_modules():
+        if isinstance(vars(module).get("spec"), QuantSpec):
+            yield path, module
 
 
 def _scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
