@@ -100,6 +100,8 @@ def read_by_peft(build, folder):
         warnings.simplefilter("error")  # peft warns of keys that are missing
         warnings.filterwarnings("ignore", DEPRECATED, FutureWarning)
         warnings.filterwarnings("ignore", ".*tie_word_embeddings.*")
+        # One flag for all layers, where some are Linears and some are not.
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
         return peft.PeftModel.from_pretrained(build(), str(folder)).eval()
 
 
@@ -176,6 +178,17 @@ def test_training_goes_on_where_the_file_was_written(build, target, saved, tmp_p
         step(graph.model)
     assert torch.equal(logits(again.model), logits(mg.model))
     assert torch.equal(logits(copied.model), logits(mg.model))
+
+
+@pytest.mark.parametrize("build, target, saved", [TIED[0], TIED[3], TIED[7]])
+@pytest.mark.sampled(1)
+def test_peft_trains_a_tied_weight_on_as_one(build, target, saved, tmp_path):
+    mg = inserted(build, {"target_modules": [target], "modules_to_save": [saved]})
+    theirs = peft.PeftModel.from_pretrained(build(), str(written(mg, tmp_path)), is_trainable=True)
+    theirs.eval()
+    for model in (mg.model, theirs):
+        step(model)
+    torch.testing.assert_close(logits(theirs), logits(mg.model), atol=1e-4, rtol=1e-4)
 
 
 OPTIONS = {

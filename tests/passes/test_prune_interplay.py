@@ -7,6 +7,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune as oracle
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from chop import MaseGraph, passes
 from chop.formats import Integer
@@ -196,3 +198,25 @@ def test_modes_stay(net_graph):
     added = [m for m in mg.modules.values() if isinstance(m, QuantizedOperator | PruneActivation)]
     assert all(module.training for module in added) and len(added) == 6
     assert isinstance(mg.modules["fc1"], QuantLinear) and isinstance(mg.modules["fc1"], nn.Linear)
+
+
+def test_gpt2_that_torch_has_pruned_keeps_its_masks(tmp_path):
+    torch.manual_seed(0)
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40, use_cache=False)
+    model = GPT2LMHeadModel(config).eval()
+    layer = model.transformer.h[0].attn.c_attn
+    oracle.l1_unstructured(layer, "weight", 0.5)
+    ids = torch.arange(3, 21).view(2, 9)
+    mg = MaseGraph(model, hf_input_names=["input_ids"])
+    assert torch.equal(mg.model(input_ids=ids).logits, model(input_ids=ids).logits)
+    optimizer = torch.optim.SGD(mg.model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        mg.model(input_ids=ids).logits.square().mean().backward()
+        optimizer.step()
+    mg.model(input_ids=ids)
+    assert int((mg.modules["transformer.h.0.attn.c_attn"].weight == 0).sum()) == 16 * 48 // 2
+    with pytest.warns(UserWarning, match="c_attn' .torch.nn.utils.prune, no operator for its mask"):
+        mg.export(tmp_path / "graph")
+    again = MaseGraph.from_checkpoint(tmp_path / "graph")
+    assert torch.equal(again.model(input_ids=ids).logits, mg.model(input_ids=ids).logits)
+    assert "weight_mask" not in again.modules["transformer.h.0.attn.c_attn"]._buffers

@@ -10,7 +10,7 @@ from torch import nn
 
 from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.ir.graph import MaseGraph
-from chop.lora.in_full import copy_in_full, is_inside, trained_in_full
+from chop.lora.in_full import are_tied_pairs, copy_in_full, is_inside, trained_in_full
 from chop.lora.layers import attach, linears_of
 from chop.lora.peft_format import AdapterFile, LayerFile
 from chop.nn.lora import LoraLinear, adapters_of, freeze
@@ -71,6 +71,7 @@ def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
         base_model=getattr(getattr(mg.model, "config", None), "name_or_path", None) or None,
         # PEFT takes it as said for its own layers around GPT-2's Conv1D, which store (in, out).
         fan_in_fan_out=all(map(stores_transposed, layers.values())),
+        ensure_weight_tying=are_tied_pairs(mg, saved),
     )
 
 

@@ -88,6 +88,18 @@ def copy_in_full(mg: MaseGraph, adapter: AdapterFile) -> None:
         _set(mg.model, name, value.to(old_buffer.device, old_buffer.dtype))
 
 
+def are_tied_pairs(mg: MaseGraph, saved: Collection[str]) -> bool:
+    """Whether modules share weights with one other each, which PEFT can keep tied in training.
+
+    It ties by what transformers says of the model, and cannot where a third module has the weight.
+    """
+    config = mg.model.record.config
+    found = [names for _, names in _names_of_parameters(mg) if len(names) > 1]
+    shared = [names for names in found if any(is_inside(name, saved) for name in names)]
+    are_pairs = all(len(names) == 2 and _used(mg, names) == set(names) for names in shared)
+    return bool(shared) and are_pairs and getattr(config, "tie_word_embeddings", False)
+
+
 def warn_of_shared_weights(mg: MaseGraph, layers: Collection[str], where: str) -> None:
     """Warns of adapted layers whose weight other modules have, which PEFT's merging changes too."""
     names = {f"{path}.weight" for path in layers}

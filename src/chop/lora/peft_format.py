@@ -74,6 +74,7 @@ class AdapterFile:
         bias: "none", "lora_only" or "all".
         base_model: where the original model came from, if known.
         fan_in_fan_out: whether the original layers store their weights as (in, out).
+        ensure_weight_tying: whether PEFT keeps `modules_to_save` tied that share a weight.
     """
 
     layers: Mapping[str, LayerFile]
@@ -84,6 +85,7 @@ class AdapterFile:
     bias: str = "none"
     base_model: str | None = None
     fan_in_fan_out: bool = False
+    ensure_weight_tying: bool = False
 
 
 def write_adapter(folder: Path, adapter: AdapterFile, target_modules: list[str] | str) -> None:
@@ -166,6 +168,7 @@ def _config(adapter: AdapterFile) -> dict[str, Any]:
         "modules_to_save": list(adapter.modules_to_save) or None,
         "init_lora_weights": True,
         "fan_in_fan_out": adapter.fan_in_fan_out,
+        "ensure_weight_tying": adapter.ensure_weight_tying,
     }
 
 

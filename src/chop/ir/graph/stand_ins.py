@@ -6,6 +6,7 @@ from torch import nn
 
 from chop.captured.module import CapturedModule
 from chop.ir.ops import stand_in_for
+from chop.nn.quantized.computed import why_computed
 from chop.private.modules import children_of, parameters_of
 
 
@@ -13,7 +14,8 @@ def put_stand_ins(captured: CapturedModule) -> None:
     """Replaces leaves of other libraries that a row of the table has a stand-in for.
 
     Args:
-        captured: it is changed; a leaf whose parameters a node reads by itself is left.
+        captured: it is changed; a leaf whose parameters a node reads by itself, or a hook of torch
+            computes, is left.
     """
     read = {str(node.target) for node in captured.graph.nodes if node.op == "get_attr"}
     made: dict[int, nn.Module] = {}
@@ -21,6 +23,8 @@ def put_stand_ins(captured: CapturedModule) -> None:
     for path, module in list(captured.named_modules()):
         make = stand_in_for(module)
         if make is None or any(f"{path}.{name}" in read for name in parameters_of(module)):
+            continue
+        if why_computed(module) is not None:
             continue
         twin = made[id(module)] = make(module)
         for name, parameter in parameters_of(module).items():  # tied weights stay tied

@@ -24,8 +24,13 @@ from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.computed import warn_of_plain_weights, why_computed, with_plain_weights
-from chop.nn.quantized.masks import MASK, zero_masked_weights
+from chop.nn.quantized.computed import (
+    PRUNE,
+    warn_of_plain_weights,
+    why_computed,
+    with_plain_weights,
+)
+from chop.nn.quantized.masks import MASK, MASK_BUFFERS, zero_masked_weights
 from chop.nn.quantized.state import COPIES, adopt_attributes
 from chop.nn.transposed import stores_transposed, transpose_in_state_dicts
 from chop.private.modules import (
@@ -71,8 +76,10 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
         else:
             seen[id(module)] = path
             if not parametrize.is_parametrized(module):
-                computed[path] = why_computed(module)
-                module = _with_own_weights(module, computed[path])
+                reason = why_computed(module)
+                module = _with_own_weights(module, reason)
+                loses_mask = reason == PRUNE and not isinstance(module, QuantizedOperator)
+                computed[path] = f"{reason}, no operator for its mask" if loses_mask else reason
             records.append(_encode_module(path, module, store, encode))
             if has_hooks(module):
                 hooked.append(path)
@@ -88,9 +95,14 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
 def _with_own_weights(module: nn.Module, reason: str | None) -> nn.Module:
     """The module without torch's hooks that compute its weight; a mask goes to an operator."""
     twin = module if reason is None else with_plain_weights(module)
+    if twin is module or MASK not in buffers_of(twin):
+        return twin
     row = of_module(type(twin))
-    has_mask = twin is not module and MASK in buffers_of(twin)
-    return row.quantized.from_float(twin, QuantSpec()) if has_mask and row.quantized else twin
+    if row.quantized is not None:
+        return row.quantized.from_float(twin, QuantSpec())
+    for name in MASK_BUFFERS:
+        buffers_of(twin).pop(name, None)
+    return twin
 
 
 def _paths(

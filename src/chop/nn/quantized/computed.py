@@ -33,6 +33,8 @@ from chop.private.modules import (
 )
 
 _HOOKS = {WeightNorm: "weight_norm", SpectralNorm: "spectral_norm", BasePruningMethod: "prune"}
+PRUNE = "torch.nn.utils.prune"
+"""What `why_computed` says of a parameter that torch masks."""
 _PARTS = ("_orig", "_mask", "_g", "_v", "_u")
 PARAMETRIZATIONS = "parametrizations"
 """The child in which torch keeps what a parametrized module computes its parameters of."""
@@ -162,7 +164,7 @@ def warn_of_plain_weights(where: str, computed: Mapping[str, str | None]) -> Non
         computed: what computes the weight of each layer, from `why_computed`, by path.
     """
     named = [f"'{path}' ({reason})" for path, reason in computed.items() if reason]
-    lost = [text for text in named if not text.endswith("utils.prune)")]
+    lost = [text for text in named if not text.endswith(f"({PRUNE})")]
     if lost:
         warnings.warn(
             f"{where}: the weights of {', '.join(lost)} are computed; they became plain parameters "
