@@ -91,6 +91,7 @@ def test_scales_of_a_cache_are_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("algorithm", ["NVFP4", "W4A8_AWQ", "FP8_PB_WO", None])
+@pytest.mark.sampled(2)
 def test_other_algorithms_are_refused_by_name(algorithm, tmp_path):
     by_hand(tmp_path, {**SETTINGS, "quant_algo": algorithm})
     with pytest.raises(

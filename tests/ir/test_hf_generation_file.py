@@ -30,6 +30,7 @@ def settings_of(model):
 
 
 @pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "awq"])
+@pytest.mark.sampled(2)
 def test_stop_tokens_of_a_coded_folder_are_read_and_written(method, tmp_path):
     folder = coded_folder(tmp_path / "coded", method)
     model = load_model(folder)

@@ -16,6 +16,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
     ViTConfig,
     ViTModel,
 )
@@ -203,6 +205,17 @@ def test_parts_of_other_heads_are_left_out(tmp_path, caplog):
     assert "cls.seq_relationship.weight" in note
     weights_source(meta_model(tmp_path), tmp_path)
     assert "cls.seq_relationship.weight" in said(caplog)[1]
+
+
+def test_other_heads_are_known_by_the_names_that_files_have(tmp_path, caplog):
+    """The head of Segformer's segmentation has other names in files than in memory."""
+    sizes = {"hidden_sizes": [4] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
+    config = SegformerConfig(**sizes, decoder_hidden_size=4)
+    SegformerForSemanticSegmentation(config).save_pretrained(tmp_path)
+    load_model(tmp_path, num_labels=3)
+    (note,) = said(caplog)
+    assert "drawn at random, not read: classifier.bias" in note
+    assert "not used, no place in a SegformerForImageClassification: decode_head" in note
 
 
 def test_a_head_is_new_as_a_whole_or_not_at_all(tmp_path, caplog):

@@ -187,16 +187,11 @@ def _plain_config(file: Path, header: Header) -> Any:
     """As transformers reads it, which does not get to see arrays and tensors."""
     import transformers
 
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it would miss the tokens
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            write_part(file, header, header.metadata, Path(folder) / file.name)
-            config = transformers.AutoConfig.from_pretrained(
-                folder, gguf_file=file.name, trust_remote_code=False
-            )
-    finally:
-        transformers.logging.set_verbosity(verbosity)
+    with tempfile.TemporaryDirectory() as folder:
+        write_part(file, header, header.metadata, Path(folder) / file.name)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, gguf_file=file.name, trust_remote_code=False
+        )
     config.name_or_path = str(file.parent)
     config.tie_word_embeddings = HEAD not in header.tensors
     key = f"{header.metadata['general.architecture']}.vocab_size"

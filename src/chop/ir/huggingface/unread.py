@@ -157,7 +157,8 @@ class _Family:
     """
 
     model: Any
-    _built: dict[type, frozenset[str]] = field(default_factory=dict)
+    _built: dict[type, nn.Module | None] = field(default_factory=dict)
+    _paths: dict[type, frozenset[str]] = field(default_factory=dict)
 
     def own_name(self, key: str) -> str:
         """The name that a tensor of a file would have in the model: with its body's, or without."""
@@ -187,9 +188,8 @@ class _Family:
             return False
         if self._saved is None:
             return True
-        wanted = self._plain(path or key)
         classes = [self._saved, *(x for x in self._siblings() if x is not self._saved)]
-        return any(wanted in self._parts(x) for x in classes)
+        return any(self._has_module_of(x, key) for x in classes)
 
     def may_be_new(self, key: str, left: Unread) -> bool:
         """Whether a tensor that no file has may be drawn at random, as a new head's."""
@@ -240,18 +240,34 @@ class _Family:
             if is_model and found.config_class is kind and "forward" in vars(found):
                 yield found
 
+    def _has_module_of(self, cls: type, key: str) -> bool:
+        """Whether a class has the module of a tensor, by the name that it has for it."""
+        from chop.ir.huggingface.quantizer import names_in
+
+        made = self._made(cls)
+        if made is None:
+            return False
+        own = self._plain(names_in(made, [key])[key])
+        return (own.rpartition(".")[0] or own) in self._parts(cls)
+
     def _parts(self, cls: type) -> frozenset[str]:
         """Paths of the tensors of a class, and of modules with some."""
-        if cls not in self._built:
-            try:
-                made = empty_model(cls.__name__, self.model.config)
-            except Exception:  # a class that wants another configuration has none of them
-                made = None
+        if cls not in self._paths:
+            made = self._made(cls)
             names = [] if made is None else [self._plain(name) for name in made.state_dict()]
             parts = (name.split(".") for name in names)
-            self._built[cls] = frozenset(
+            self._paths[cls] = frozenset(
                 ".".join(steps[:end]) for steps in parts for end in range(1, len(steps) + 1)
             )
+        return self._paths[cls]
+
+    def _made(self, cls: type) -> nn.Module | None:
+        """A model of a class, without data."""
+        if cls not in self._built:
+            try:
+                self._built[cls] = empty_model(cls.__name__, self.model.config)
+            except Exception:  # a class that wants another configuration
+                self._built[cls] = None
         return self._built[cls]
 
     def _plain(self, path: str) -> str:
