@@ -58,6 +58,7 @@ SOFTMAXES = {
     "torch": lambda x: torch.softmax(x, dim=-1),
     "function": lambda x: F.softmax(x, dim=-1, dtype=torch.float32),
     "module": nn.Softmax(dim=-1),
+    "gate": torch.sigmoid,
     "logarithm": lambda x: F.log_softmax(x, -1).exp(),
 }
 
@@ -89,7 +90,8 @@ def inputs():
 
 def quantized(model, x, fmt, **more):
     mg = MaseGraph(model.eval(), dummy_in={"x": x})
-    names = {mg.operator(node).name for node in mg.nodes} & {"softmax", "add", "mul"}
+    names = {mg.operator(node).name for node in mg.nodes} & {"softmax", "sigmoid", "add"}
+    names |= {"mul"} if model.hide is HIDES["scaled after"] else set()
     names |= {"sub"} if model.hide is HIDES["sub"] else set()
     config = {"config": {"data_in": fmt, **more}}
     return passes.quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(names, config)})[0]

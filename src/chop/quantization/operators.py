@@ -11,7 +11,7 @@ from chop.captured.writes import written_by
 from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantCall, QuantInPlaceCall, QuantizedOperator, QuantSoftmax
+from chop.nn.quantized import QuantCall, QuantInPlaceCall, QuantizedOperator
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
 from chop.nn.quantized.replicas import keep_ranges_local
 from chop.quantization.masked_nodes import masked_nodes
@@ -30,7 +30,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
         # A module that several nodes call is replaced once.
         twin = twins.get(str(node.target)) if node.op == "call_module" else None
         twin = twin or quantized_twin(mg, node, spec)
-        if isinstance(twin, QuantCall | QuantSoftmax):
+        if isinstance(twin, QuantCall) or type(twin).meets_masks:
             twin.meets_masks = node in masked or str(node.target) in shared
         mg.replace(node, twin)
         twins[str(node.target)] = twin

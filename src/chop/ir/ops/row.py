@@ -180,7 +180,7 @@ class Operator:
         is_homogeneous: f(x / s) = f(x) / s for s > 0, so that a factor can be moved through it.
         is_bilinear: f(x / s, y) = f(x, y / s) = f(x, y) / s for s per channel.
         commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
-        reads_scores: a softmax, or the first step of one: masked scores become 0 or -inf.
+        reads_scores: a softmax, the first step of one, or a gate: masked scores become 0 or -inf.
         makes_masks: its result may be masked scores although nothing that it reads is.
         onnx: the ONNX operator of a layer that runtimes compute in integers; "" of other rows.
         integer: the operator on integer codes, bit for bit what a circuit computes; None: it is

@@ -152,7 +152,7 @@ TABLE: tuple[Operator, ...] = (
             _row("softplus", nn.Softplus, ONE_INPUT),
             _row("softsign", nn.Softsign, ONE_INPUT),
             _row("selu", nn.SELU, ONE_INPUT, TORCH),
-            _row("sigmoid", nn.Sigmoid, ONE_INPUT, TORCH),
+            _row("sigmoid", nn.Sigmoid, ONE_INPUT, TORCH, reads_scores=True),
             _row("leaky_relu", nn.LeakyReLU, is_homogeneous=True),
             _row("elu", nn.ELU),
             _row("celu", nn.CELU, homes=TORCH, mase_type="builtin_func"),

@@ -18,6 +18,16 @@ from chop.nn.quantized.scores import masked_scores
 from chop.private.modules import set_members
 
 
+class KeyCall(QuantCall):
+    """Products of queries and keys; blocks of keys lie along D, so that none has two keys."""
+
+    def forward(self, query: Tensor, key: Tensor) -> Any:
+        """(B, H, Q, K), of (B, H, Q, D) and (B, H, K, D)."""
+        Q = self.quantize
+        query, key = Q("data_in", query), Q("data_in", key).transpose(-2, -1)
+        return Q("data_out", self.function(query, key))
+
+
 class ScoreCall(QuantCall):
     """A step of attention, whose first argument is scores or weights of keys."""
 
@@ -33,14 +43,6 @@ class ScoreCall(QuantCall):
         if first == "weight" and self.format_of("weight").ignores_zeros:
             hidden = None  # hidden keys have weights of zero
         return Q("data_out", self.function(Q(first, scores, hidden), Q(second, other)))
-
-
-def products(query: Tensor, key: Tensor) -> Tensor:
-    """(B, H, Q, K), of (B, H, Q, D) and (B, H, K, D).
-
-    Keys are rounded before they are transposed: blocks lie along D, so that none has two keys.
-    """
-    return query @ key.transpose(-2, -1)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -72,7 +74,7 @@ class QuantScaledDotProductAttention(QuantizedOperator):
         nn.Module.__init__(self)
         spec = QuantSpec.parse(config or {}, self.operands, self.fallback, type(self).__name__)
         inner = spec.keeping("data_in")
-        self.product = QuantCall(products, {"query": "data_in", "key": "data_in"}, inner)
+        self.product = KeyCall(torch.matmul, {"input": "data_in", "other": "data_in"}, inner)
         self.softmax = ScoreCall(masked_softmax, {"scores": "data_in", "mask": None}, inner)
         self.context = ScoreCall(torch.matmul, {"input": "weight", "other": "data_in"}, spec)
 

@@ -71,6 +71,9 @@ class QuantizedOperator(nn.Module):
     function: Callable[..., Any] | None = None
     """The function whose calls the operator replaces; None if it replaces a module."""
 
+    meets_masks: bool = False
+    """Whether what it reads may be masked scores: see `chop.nn.quantized.scores`."""
+
     spec: QuantSpec
     weight_mask: Tensor
     weight_orig: Tensor

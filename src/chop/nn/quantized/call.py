@@ -27,8 +27,6 @@ class QuantCall(QuantizedOperator):
     """
 
     function: Callable[..., Any]
-    meets_masks: bool = False
-    """True where what it reads may be masked scores: see `chop.nn.quantized.scores`."""
 
     def __init__(
         self,

@@ -235,18 +235,20 @@ class QuantSELU(QuantizedOperator, nn.SELU):
 
 
 class QuantSigmoid(QuantizedOperator, nn.Sigmoid):
-    """`nn.Sigmoid`, elementwise, any shape."""
+    """`nn.Sigmoid`, elementwise, any shape; masked scores are not rounded."""
+
+    meets_masks = True
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        return Q("data_out", F.sigmoid(Q("data_in", input)))
+        hidden = masked_scores(input) if self.meets_masks else None
+        return Q("data_out", F.sigmoid(Q("data_in", input, hidden)), hidden)
 
 
 class QuantSoftmax(QuantizedOperator, nn.Softmax):
-    """`nn.Softmax`, along `dim`, any shape; see `chop.nn.quantized.scores` for masked scores."""
+    """`nn.Softmax`, along `dim`, any shape; masked scores are not rounded."""
 
-    meets_masks: bool = True
-    """False where nothing that it reads can be a masked score."""
+    meets_masks = True
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
