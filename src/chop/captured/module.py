@@ -261,15 +261,16 @@ class CapturedModule(fx.GraphModule):
     def _guard_codes(self) -> tuple[list[ShapeGuard], Any, list[Any]]:
         """Guards of this mode, all as one condition, which is quicker where they hold, and each."""
         record = self.record
-        guards = [*record.guards, *(record.training_guards if self.training else ())]
+        count = len(record.guards) + (len(record.training_guards) if self.training else 0)
         by_mode = self.__dict__.setdefault("_compiled_guards", {})
         cached = by_mode.get(self.training)
-        if cached is None or len(cached[1]) != len(guards):
-            codes = list(map(compile_guard, guards))
+        if cached is None or len(cached[0]) != count:
+            guards = [*record.guards, *record.training_guards][:count]
             whole = " and ".join(f"({guard.expression})" for guard in guards)
             together = compile_guard(ShapeGuard(whole)) if 0 < len(whole) < MAX_LENGTH else None
-            cached = by_mode[self.training] = (together, codes)
-        return guards, *cached
+            cached = by_mode[self.training] = guards, together, list(map(compile_guard, guards))
+        found: tuple[list[ShapeGuard], Any, list[Any]] = cached
+        return found
 
     # --- members of any name
 

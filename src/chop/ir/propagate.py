@@ -146,6 +146,8 @@ class GraphRunner(fx.Interpreter):
 
     def is_absent(self, node: fx.Node) -> bool:
         """Whether the module's modes leave a node out."""
+        if not self._paths:
+            return False
         is_training = modes_in(self.module)
         modes = tuple(map(is_training, self._paths))
         if modes != self._modes:
