@@ -248,6 +248,8 @@ def test_gradients_are_compared_with_their_own_size() -> None:
         ({"a": torch.tensor([1.0, 2])}, {"a": torch.tensor([1.0, torch.nan])}, "by up to inf"),
         ({"a": torch.ones(2) * 1j}, {"a": torch.ones(2) * -1j}, "by up to 2 of"),
         ({"a": torch.full((2,), torch.nan)}, {"a": torch.full((2,), torch.nan)}, ""),
+        ({"a": torch.ones(2, 0)}, {"a": torch.ones(2, 0)}, ""),
+        ({"a": torch.ones(3)}, {"a": torch.ones(2)}, "by up to inf"),
     ],
 )
 def test_presence_and_values_that_are_no_numbers_count(

@@ -105,9 +105,7 @@ class Recorder(TorchFunctionMode):
         self.training = False
         self._leaves = leaves
         self._eager_reads = eager_reads
-        self._eager_outputs = {
-            subject: iter(outputs) for subject, outputs in (eager_outputs or {}).items()
-        }
+        self._eager_outputs = {key: iter(seen) for key, seen in (eager_outputs or {}).items()}
         self._recurrent = RecurrentKernels(self.sizes)
         self._fake_cache: FakeCache = (
             before._fake_cache if before and self.sizes.continues else FakeCache()
