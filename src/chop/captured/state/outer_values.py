@@ -48,9 +48,12 @@ KEY = "_outer_values"
 _OWN_FIELDS = frozenset(vars(nn.Module()))
 _ARGUMENTS = {"use_cache"}
 """Settings that a graph follows by its arguments."""
+_WRITTEN_BY_SAVING = {"dtype", "architectures", "transformers_version"}
+"""Settings of a configuration that `save_pretrained` of transformers sets."""
 _KEYS, _ITEMS, _MEMBERS, _FUNCTION = "keys", "items", "members", "function"
 _OTHER = "other content"
 _CONTAINERS = (dict, list, set, deque, np.ndarray, ContextVar)
+_LOADED = ("LOAD_GLOBAL", "LOAD_NAME")
 _STORED = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -286,7 +289,9 @@ class _Reader:
         """The names in the code that it does not set itself on objects of the owner's class."""
         cls = owner if isinstance(owner, type) else type(owner)
         if cls not in self._names:
-            self._names[cls] = self.search.names.keys() - _ARGUMENTS - self.search.stored_on(cls)
+            own = self.search.names.keys() - _ARGUMENTS - self.search.stored_on(cls)
+            is_config = any(home.__name__ == "PreTrainedConfig" for home in cls.__mro__)
+            self._names[cls] = own - _WRITTEN_BY_SAVING if is_config else own
         return self._names[cls]
 
     def _module(self, path: str, module: nn.Module) -> None:
@@ -308,7 +313,7 @@ class _Reader:
     def _function(self, function: types.FunctionType) -> None:
         code, label = function.__code__, function.__name__
         settable = {*names_in(code, _STORED), *self._set_elsewhere, "__class__"}
-        names = code_names(code) & function.__globals__.keys()
+        names = names_in(code, _LOADED) & function.__globals__.keys()
         self._add(function.__globals__, _KEYS, names - settable, "")
         self._add(function, _FUNCTION, {*code.co_freevars} - settable, "")
         self._add(function, _FUNCTION, _OF_FUNCTIONS, label)
