@@ -55,7 +55,7 @@ ALIKE = [
 ]
 
 
-@pytest.mark.parametrize("option", ALIKE, ids=repr)
+@pytest.mark.parametrize("option", ALIKE, ids=lambda x: type(x).__name__)
 def test_the_same_value_is_taken(option: Any) -> None:
     graph = captured_with(option)
     for each in (graph, copy.deepcopy(graph).train()):
@@ -66,7 +66,7 @@ def test_the_same_value_is_taken(option: Any) -> None:
 SAVED = [1, NAN, [1.0, NAN], (1, 2), {"a": -0.0}, torch.ones(2)]
 
 
-@pytest.mark.parametrize("option", SAVED, ids=repr)
+@pytest.mark.parametrize("option", SAVED, ids=lambda x: type(x).__name__)
 def test_a_saved_graph_takes_the_same_value(option: Any, tmp_path: Path) -> None:
     MaseGraph(Model(), dummy_in={"x": X}, cf_args={"option": option}).export(tmp_path / "graph")
     graph = MaseGraph.from_checkpoint(tmp_path / "graph").model
@@ -88,7 +88,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("option", "other"), OTHERS, ids=repr)
+@pytest.mark.parametrize(("option", "other"), OTHERS, ids=lambda x: type(x).__name__)
 def test_another_type_or_content_is_refused(option: Any, other: Any) -> None:
     graph = captured_with(option)
     for each in (graph, copy.deepcopy(graph).train()):
@@ -106,7 +106,7 @@ CHANGES: list[tuple[Any, Callable[[Any], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("option", "change"), CHANGES, ids=repr)
+@pytest.mark.parametrize(("option", "change"), CHANGES, ids=lambda x: type(x).__name__)
 def test_a_value_that_was_changed_in_place_is_refused(
     option: Any, change: Callable[[Any], Any]
 ) -> None:
