@@ -49,7 +49,7 @@ _FIELDS: dict[type[nn.Module], int] = {
     **{cls: len(vars(cls())) for cls in _CONTAINERS},
     Scope: len(vars(Scope(""))),
 }
-"""How many attributes modules have that the capture has made."""
+"""Number of attributes of modules as the capture has made them."""
 
 
 def changed_scopes(module: nn.Module) -> list[tuple[str, nn.Module]]:

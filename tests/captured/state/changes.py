@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import contextvars
 import copy
@@ -10,10 +11,12 @@ import enum
 import functools
 import operator
 import os
+import sys
 import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -128,6 +131,7 @@ LOCAL = threading.local()
 LOCAL.scale = 2.0
 MODULE_NAMES = types.ModuleType("settings_of_the_test")
 MODULE_NAMES.__dict__.update(scale=2.0, __file__=__file__)
+sys.modules[MODULE_NAMES.__name__] = MODULE_NAMES
 
 
 def helper(x: Tensor) -> Tensor:
@@ -192,8 +196,30 @@ def closure() -> tuple[Callable[[Any, Tensor], Tensor], Any]:
 IN_CLOSURE, (CLOSED_ROWS, CLOSED_OPTIONS, CLOSED_CHANGE) = closure()
 
 
+class Amount:
+    """An object that multiplies."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+    def __rmul__(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Described:
+    """A descriptor."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+    def __get__(self, owner: Any, cls: type | None = None) -> float:
+        return self.scale
+
+
 class Base(nn.Module):
     factor = 2.0
+    described = Described()
+    thrice = functools.partialmethod(lambda self, x, scale: x * scale, scale=NUMBER)
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,6 +261,20 @@ class Base(nn.Module):
         self.order = ["tanh", "sigmoid"]
         self.method: Any = self.twice
         self.local_lambda = lambda x: x * self.number
+        self.proxied = {"scale": 2.0}
+        self.proxy = types.MappingProxyType(self.proxied)
+        self.chain_map = collections.ChainMap({}, {"scale": 2.0})
+        self.user_dict = collections.UserDict(scale=2.0)
+        self.user_list = collections.UserList([2.0])
+        self.counter = collections.Counter(a=2)
+        self.bytes = bytearray([2])
+        self.numbers = array.array("d", [2.0])
+        self.by_kind = {"a": torch.tanh}
+        self.ops = [lambda x: x * NUMBER]
+        self.weights = nn.ParameterList([nn.Parameter(torch.full((4,), 2.0))])
+        self.amount = Amount()
+        self.exact = Fraction(2)
+        self.shared_pair = (self.options, 2.0)
         self.calls = 0
         self.lr = 0.1
 
@@ -308,6 +348,27 @@ def by_super(self: Any, x: Tensor) -> Tensor:
 
 def freeze(model: Any) -> None:
     model.linear.weight.requires_grad_(False)
+
+
+def by_import(self: Any, x: Tensor) -> Tensor:
+    from settings_of_the_test import scale
+
+    return x * scale
+
+
+def by_globals(self: Any, x: Tensor) -> Tensor:
+    return x * globals()["NUMBER"]
+
+
+def by_comprehension(self: Any, x: Tensor) -> Tensor:
+    return x * sum(row for row in self.rows)
+
+
+def by_inner(self: Any, x: Tensor) -> Tensor:
+    def inner(y: Tensor) -> Tensor:
+        return y * self.number * NUMBER
+
+    return inner(x)
 
 
 def in_loop(self: Any, x: Tensor) -> Tensor:
@@ -387,6 +448,35 @@ CASES: dict[str, Case] = {
     "deque": Case(lambda self, x: x * self.queue[0], lambda m: m.queue.appendleft(5.0)),
     "named tuple": Case(lambda self, x: x * self.fields.scale, setter("fields", Fields(5.0))),
     "order of names": Case(by_order, lambda m: m.order.reverse()),
+    "mapping behind a proxy": Case(
+        lambda self, x: x * self.proxy["scale"], lambda m: m.proxied.update(scale=5.0)
+    ),
+    "chain of mappings": Case(
+        lambda self, x: x * self.chain_map["scale"], lambda m: m.chain_map.update(scale=5.0)
+    ),
+    "dictionary of a user": Case(
+        lambda self, x: x * self.user_dict["scale"], lambda m: m.user_dict.update(scale=5.0)
+    ),
+    "list of a user": Case(
+        lambda self, x: x * self.user_list[0], lambda m: m.user_list.insert(0, 5.0)
+    ),
+    "counter": Case(lambda self, x: x * self.counter["a"], lambda m: m.counter.update("a")),
+    "bytes": Case(lambda self, x: x * self.bytes[0], lambda m: m.bytes.__setitem__(0, 5)),
+    "array of Python": Case(
+        lambda self, x: x * self.numbers[0], lambda m: m.numbers.__setitem__(0, 5.0)
+    ),
+    "key with a default": Case(
+        lambda self, x: x * self.counter.get("b", 1), lambda m: m.counter.update("bb")
+    ),
+    "comprehension": Case(by_comprehension, lambda m: m.rows.append(5.0)),
+    "function by name": Case(
+        lambda self, x: self.by_kind["a"](x), lambda m: m.by_kind.update(a=torch.sigmoid)
+    ),
+    "global of a lambda in a list": Case(lambda self, x: self.ops[0](x), set_global("NUMBER", 5.0)),
+    "object in a tuple": Case(
+        lambda self, x: x * self.shared_pair[0].scale, lambda m: setattr(m.options, "scale", 5.0)
+    ),
+    "fraction": Case(lambda self, x: x * float(self.exact), setter("exact", Fraction(5))),
     # numpy
     "element of an array": Case(
         lambda self, x: x * float(self.array[0]), lambda m: m.array.__setitem__(0, 5.0)
@@ -431,6 +521,11 @@ CASES: dict[str, Case] = {
         lambda self, x: x * 2 if self.tensor.sum() > 1 else x, lambda m: m.tensor.fill_(0), REFUSED
     ),
     "requires_grad": Case(by_grad, freeze),
+    "parameter in a list": Case(
+        lambda self, x: x * self.weights[0],
+        lambda m: m.weights.__setitem__(0, nn.Parameter(torch.ones(4))),
+        FOLLOWED,
+    ),
     # functions and modules
     "another function": Case(lambda self, x: self.act(x), setter("act", torch.sigmoid)),
     "a module for a function": Case(lambda self, x: self.act(x), setter("act", nn.Sigmoid())),
@@ -509,6 +604,15 @@ CASES: dict[str, Case] = {
     "object that is called": Case(
         lambda self, x: self.called(x), lambda m: setattr(m.called, "scale", 5.0)
     ),
+    "operator of an object": Case(
+        lambda self, x: self.amount.__rmul__(x), lambda m: setattr(m.amount, "scale", 5.0)
+    ),
+    "descriptor": Case(
+        lambda self, x: x * self.described, lambda m: setattr(vars(Base)["described"], "scale", 5.0)
+    ),
+    "partial method": Case(
+        lambda self, x: self.thrice(x), lambda m: setattr(Base, "thrice", lambda self, x: x * 5)
+    ),
     # classes
     "class of the model": Case(
         lambda self, x: x * self.factor, lambda m: setattr(type(m), "factor", 5.0)
@@ -524,6 +628,10 @@ CASES: dict[str, Case] = {
         lambda self, x: x * Shared.table["a"], lambda m: Shared.table.update(a=5.0)
     ),
     # files, closures, functions
+    "import in forward": Case(by_import, lambda m: setattr(MODULE_NAMES, "scale", 5.0)),
+    "globals()": Case(by_globals, set_global("NUMBER", 5.0)),
+    "function in forward": Case(by_inner, set_global("NUMBER", 5.0)),
+    "attribute in a function in forward": Case(by_inner, setter("number", 5.0)),
     "global": Case(lambda self, x: x * NUMBER, set_global("NUMBER", 5.0)),
     "list of a file": Case(lambda self, x: x * ROWS[1], lambda m: ROWS.__setitem__(1, 5.0)),
     "nested table of a file": Case(

@@ -45,7 +45,8 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
         monkeypatch.setenv(name, "1")
         monkeypatch.delenv(name)
     yield loaded()
-    del sys.modules["changes_after_capture"]
+    for name in ("changes_after_capture", "settings_of_the_test"):
+        del sys.modules[name]
 
 
 def captured(
@@ -151,5 +152,5 @@ def test_attributes_of_a_librarys_modules_are_seen(changes: types.ModuleType) ->
         setattr(owner, name, old)
         assert graph(ids)[0].equal(before)
     model.config.use_cache = False
-    model.config.id2label = {0: "a"}
+    model.config.id2label, model.config.dtype = {0: "a"}, torch.float32  # as saving does
     assert graph(ids)[0].equal(before)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import operator
 import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,9 @@ _SETTERS = {"setattr", "register_buffer", "__setattr__"}
 _MODES = ("train", "eval")
 """Methods of modules that set what a forward goes by."""
 _PICKLING = {
-    "__new__",
-    "__reduce__",
-    "__reduce_ex__",
-    "__getstate__",
-    "__setstate__",
-    "__deepcopy__",
+    *("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"),
+    *("__repr__", "__str__", "__del__", "__init_subclass__", "__eq__", "__hash__"),
 }
-_PICKLING |= {"__repr__", "__str__", "__del__", "__init_subclass__", "__eq__", "__hash__"}
 """Special methods, and others like them, that no forward runs."""
 
 
@@ -51,13 +47,13 @@ class Variable:
         where: `file:line` that sets it, or else the one that reads it.
     """
 
-    home: type | MutableMapping[str, Any]
+    home: Any
     name: str
     where: str
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """Its name for messages."""
         return f"{self.home.__name__}.{self.name}" if isinstance(self.home, type) else self.name
 
     def read(self) -> Any:
@@ -67,17 +63,11 @@ class Variable:
 
     def write(self, value: Any) -> None:
         """Gives it a value, or takes it away."""
-        if value is self.read():
-            return
-        if isinstance(self.home, type):
-            if value is MISSING:
-                delattr(self.home, self.name)
-            else:
-                setattr(self.home, self.name, value)
-        elif value is MISSING:
-            del self.home[self.name]
-        else:
-            self.home[self.name] = value
+        is_class, present = isinstance(self.home, type), self.read()
+        if value is MISSING and present is not MISSING:
+            (delattr if is_class else operator.delitem)(self.home, self.name)
+        elif value is not present:
+            (setattr if is_class else operator.setitem)(self.home, self.name, value)
 
 
 @functools.cache
@@ -117,8 +107,9 @@ class CodeSearch:
                 self._visit_methods(cls)
 
     def stored_on(self, cls: type) -> set[str]:
-        """The attributes that functions, and the methods of a class, set."""
-        return set().union(*(self._stored.get(home, ()) for home in (None, *cls.__mro__)))
+        """The attributes that functions and the methods of a class set; any method, on modules."""
+        homes = self._stored if issubclass(cls, nn.Module) else (None, *cls.__mro__)
+        return set().union(*(self._stored.get(home, ()) for home in homes))
 
     @functools.cached_property
     def variables(self) -> tuple[Variable, ...]:
@@ -202,13 +193,13 @@ def _has_content(value: Any) -> bool:
 
 
 def is_opaque(cls: type) -> bool:
-    """Whether a class is of Python, torch or numpy, which keep no values of a model."""
+    """Returns whether a class is of Python, torch or NumPy, which keep no values of a model."""
     home = cls.__module__.partition(".")[0]
     return home in ("torch", "numpy", "sympy", "chop") or home in sys.stdlib_module_names
 
 
 def is_own_class(cls: type) -> bool:
-    """Whether a class is the user's: of the file of no library."""
+    """Returns whether a class is the user's: of the file of no library."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return not is_opaque(cls) if file is None else is_own_file(file)
 
@@ -224,23 +215,26 @@ def functions_of(value: Any) -> Iterator[types.FunctionType]:
 
 @functools.cache
 def is_own_file(filename: str) -> bool:
-    """Whether a file of Python is the user's."""
+    """Returns whether a file of Python is the user's."""
     # A virtual environment may be reached by a link.
     frozen = filename.startswith("<frozen")
     return not frozen and not os.path.realpath(filename).startswith(_LIBRARIES)
 
 
 @functools.cache
-def names_in(code: types.CodeType, by: tuple[str, ...]) -> Mapping[str, str]:
-    """The names in code that these instructions have, each with the line of the first."""
+def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """The names in code, of these instructions or of all, each with the line of the first."""
     numbers = {dis.opmap[each] for each in by}
     found: dict[str, str] = {}
     for part in _parts(code):
         # Disassembly is slow, and most code has none of these.
-        if not numbers.isdisjoint(part.co_code[::2]):
-            for name, operation, where in _instructions(part):
-                if operation in by:
-                    found.setdefault(name, where)
+        if by and numbers.isdisjoint(part.co_code[::2]):
+            continue
+        line = part.co_firstlineno
+        for step in dis.get_instructions(part):
+            line = step.positions.lineno if step.positions and step.positions.lineno else line
+            if isinstance(step.argval, str) and (not by or step.opname in by):
+                found.setdefault(step.argval, f"{part.co_filename}:{line}")
     return found
 
 
@@ -260,9 +254,7 @@ def texts_in(code: types.CodeType) -> frozenset[str]:
 
 def first_line(code: types.CodeType, name: str) -> str:
     """`file:line` of the first instruction that has a name or a text."""
-    steps = (step for part in _parts(code) for step in _instructions(part))
-    line = f"{code.co_filename}:{code.co_firstlineno}"
-    return next((where for each, _, where in steps if each == name), line)
+    return names_in(code).get(name, f"{code.co_filename}:{code.co_firstlineno}")
 
 
 @functools.cache
@@ -270,12 +262,3 @@ def _parts(code: types.CodeType) -> tuple[types.CodeType, ...]:
     """Code and the functions, comprehensions and classes that are written in it."""
     inner = (_parts(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return code, *(part for parts in inner for part in parts)
-
-
-def _instructions(code: types.CodeType) -> Iterable[tuple[str, str, str]]:
-    """Names, operations and `file:line` of the instructions that have a name."""
-    line = code.co_firstlineno
-    for step in dis.get_instructions(code):
-        line = step.positions.lineno if step.positions and step.positions.lineno else line
-        if isinstance(step.argval, str):
-            yield step.argval, step.opname, f"{code.co_filename}:{line}"

@@ -6,11 +6,11 @@ A graph holds them as constants. A call warns where one of them is no longer wha
 from __future__ import annotations
 
 import os
+import sys
 import types
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any
@@ -31,15 +31,18 @@ from chop.captured.state.code_search import (
     texts_in,
 )
 from chop.captured.state.values import (
+    CONTAINERS,
     MAX_ITEMS,
     MISSING,
     PLAIN,
     cell_content,
     content,
     fields_of,
+    items_of,
     parts_of,
     slots_of,
 )
+from chop.errors import enumerate_names
 from chop.private.modules import BUFFERS, MODULES, PARAMETERS
 
 KEY = "_outer_values"
@@ -48,11 +51,11 @@ KEY = "_outer_values"
 _OWN_FIELDS = frozenset(vars(nn.Module()))
 _ARGUMENTS = {"use_cache"}
 """Settings that a graph follows by its arguments."""
-_WRITTEN_BY_SAVING = {"dtype", "architectures", "transformers_version"}
-"""Settings of a configuration that `save_pretrained` of transformers sets."""
+_SAVED = {"dtype", "torch_dtype", "architectures", "quantization_config"}
+"""Settings of a configuration of transformers that saving its model writes."""
 _KEYS, _ITEMS, _MEMBERS, _FUNCTION = "keys", "items", "members", "function"
 _OTHER = "other content"
-_CONTAINERS = (dict, list, set, deque, np.ndarray, ContextVar)
+_MAX_NAMES = 4
 _LOADED = ("LOAD_GLOBAL", "LOAD_NAME")
 _STORED = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
@@ -133,7 +136,7 @@ class _Place:
 
 
 def _weakly(value: Any, callback: Callable[[Any], None] | None = None) -> Callable[[], Any]:
-    """What gives a value, weakly where that can be."""
+    """Returns a function that gives a value, and does not keep it alive where that can be."""
     try:
         return weakref.ref(value, callback)
     except TypeError:
@@ -141,9 +144,13 @@ def _weakly(value: Any, callback: Callable[[Any], None] | None = None) -> Callab
 
 
 def _reader(owner: Any, part: str, keys: Iterable[Any]) -> Callable[[Any], Mapping[Any, Any]]:
-    """What gives the values of a part of an owner, at least those of these keys."""
+    """Returns the function that reads a part of an owner: at least the values of these keys."""
     if part == _KEYS and type(owner) is dict:
         return lambda owner: owner
+    if part == _MEMBERS:
+        for members in (MODULES, PARAMETERS, BUFFERS):
+            if all(key in vars(owner)[members] for key in keys):  # no need to join them
+                return lambda owner: vars(owner)[members]
     cls: Any = type(owner)
     by_part: dict[str, Any] = {
         "": fields_of if fields_of(owner) is not None and slots_of(cls) else vars,
@@ -173,8 +180,7 @@ def _items(value: Any) -> dict[int, Any]:
         return {0: content(value)}
     if len(value) > MAX_ITEMS:
         return {0: len(value)}
-    pairs = dict.items(value) if isinstance(value, dict) else None
-    return dict(enumerate(value if pairs is None else [x for pair in pairs for x in pair]))
+    return dict(enumerate(items_of(value)))
 
 
 class OuterValues:
@@ -221,33 +227,34 @@ class OuterValues:
             captured: the module whose graph holds the values.
             scopes: modules of its, by path, that may have got attributes, which have no effect.
         """
+        for text in self._changes(captured, scopes):
+            text += ": the graph keeps what it computed then; capture the model again"
+            warnings.warn(text, OuterValueWarning, stacklevel=4)
+
+    def _changes(
+        self, captured: nn.Module, scopes: Iterable[tuple[str, nn.Module]]
+    ) -> Iterator[str]:
         for place in self._places:
-            for change in place.changes():
-                _warn(change)
+            yield from place.changes()
         for path, scope in scopes:
             before, fields = self._fields.get(path, {}), vars(scope)
             for name in () if before.keys().isdisjoint(fields) else before.keys() & fields.keys():
                 if content(fields[name], False, before) != before[name]:
                     label = f"{path or 'the model'}.{name}"
-                    _warn(f"{label} was set on the graph, which has its value as a constant")
-        for name, flag in self._flags.items():
-            parameter = member_at(captured, name)
-            if isinstance(parameter, Tensor) and parameter.requires_grad != flag:
-                _warn(f"{name}.requires_grad, which the model reads, was captured with {flag}")
+                    yield f"{label} was set on the graph, which has its value as a constant"
+        now = {
+            name: getattr(member_at(captured, name), "requires_grad", None) for name in self._flags
+        }
+        flags = [name for name, x in now.items() if x is not None and x != self._flags[name]]
+        if flags:
+            names = enumerate_names(flags, _MAX_NAMES)
+            yield f"requires_grad, which the model's code reads, has changed for {names}"
 
     def __deepcopy__(self, memo: Any) -> OuterValues:
         return self
 
     def __reduce__(self) -> Any:
         return OuterValues, ()
-
-
-def _warn(what: str) -> None:
-    warnings.warn(
-        f"{what}: the graph keeps what it computed then; capture the model again",
-        OuterValueWarning,
-        stacklevel=4,
-    )
 
 
 class _Reader:
@@ -289,9 +296,7 @@ class _Reader:
         """The names in the code that it does not set itself on objects of the owner's class."""
         cls = owner if isinstance(owner, type) else type(owner)
         if cls not in self._names:
-            own = self.search.names.keys() - _ARGUMENTS - self.search.stored_on(cls)
-            is_config = any(home.__name__ == "PreTrainedConfig" for home in cls.__mro__)
-            self._names[cls] = own - _WRITTEN_BY_SAVING if is_config else own
+            self._names[cls] = self.search.names.keys() - _ARGUMENTS - self.search.stored_on(cls)
         return self._names[cls]
 
     def _module(self, path: str, module: nn.Module) -> None:
@@ -313,11 +318,15 @@ class _Reader:
     def _function(self, function: types.FunctionType) -> None:
         code, label = function.__code__, function.__name__
         settable = {*names_in(code, _STORED), *self._set_elsewhere, "__class__"}
-        names = names_in(code, _LOADED) & function.__globals__.keys()
+        # Attributes are among the names of code, and may be called as a variable of the file.
+        texts = texts_in(code) if "globals" in code_names(code) else ()
+        names = {*names_in(code, _LOADED), *texts} & function.__globals__.keys()
         self._add(function.__globals__, _KEYS, names - settable, "")
         self._add(function, _FUNCTION, {*code.co_freevars} - settable, "")
         self._add(function, _FUNCTION, _OF_FUNCTIONS, label)
         self._add(function, "", self.names_of(function) & vars(function).keys(), label)
+        for name in names_in(code, ("IMPORT_NAME",)):
+            self._look_into(sys.modules.get(name), (name, code))
         if {"environ", "getenv"} & code_names(code):
             self._add(os.environ, _KEYS, texts_in(code), "os.environ")
 
@@ -344,7 +353,7 @@ class _Reader:
             self._add(value, "", names & vars(value).keys() - _OWN_FIELDS, label)
         elif isinstance(value, dict) and hasattr(type(value), "__getattr__"):
             self._add(value, _KEYS, names | self.search.texts, label)
-        elif isinstance(value, _CONTAINERS):
+        elif isinstance(value, (*CONTAINERS, np.ndarray, ContextVar)):
             self._found[id(value), _ITEMS] = (value, {...: described})
         if (fields := fields_of(value)) is not None and not isinstance(value, types.FunctionType):
             if is_own_class(type(value)):
@@ -356,7 +365,12 @@ class _Reader:
                 self._seen.add(id(table))
                 self._add(table, _KEYS, names | self.search.texts, label)
             own = is_own_class(type(value)) or is_opaque(type(value))
-            self._add(value, "", _attributes(value, names) if own else names & fields.keys(), label)
+            self._add(
+                value,
+                "",
+                _attributes(value, names) if own else names & fields.keys() - _SAVED,
+                label,
+            )
         for part in () if isinstance(value, types.FunctionType) else parts_of(value, ()) or ():
             self._look_into(part, described)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import sys
 import types
 import weakref
-from collections import deque
+from array import array
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -19,15 +21,16 @@ MISSING = object()
 """The value of a variable that is not there."""
 
 MAX_ITEMS = 4096
-"""Of larger containers only the length is compared."""
+"""Largest number of items that are compared; of larger containers the length is."""
 MAX_BYTES = 65_536
-"""Of larger arrays only the shape is compared."""
+"""Largest array that is compared by element; of larger ones the shape is."""
 
 PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None)),
     *(torch.Size, torch.dtype, torch.device),
 )
-CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+MAPPINGS = (dict, types.MappingProxyType, ChainMap, UserDict)
+CONTAINERS = (*MAPPINGS, list, tuple, set, frozenset, deque, UserList, array, bytearray)
 _WITHOUT_FIELDS = (
     *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType),
     *(nn.Module, Tensor, enum.Enum, np.ndarray, np.generic),
@@ -102,7 +105,7 @@ def content(
 
 
 def same_content(one: Any, other: Any) -> bool:
-    """Whether two values have the same types and contents, see `content`.
+    """Returns whether two values have the same types and contents, see `content`.
 
     While torch compiles a call the values of tensors are not known, and all are taken to be equal.
     """
@@ -144,15 +147,22 @@ def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | Non
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     fields = fields_of(value)
-    items = fields.items() if fields else ()
-    found = [x for name, part in items if names is None or name in names for x in (name, part)]
-    if isinstance(value, dict):
-        return found + [x for item in dict.items(value) for x in item]
+    named = fields.items() if fields else ()
+    found = [x for name, part in named if names is None or name in names for x in (name, part)]
     if isinstance(value, np.ndarray):
         return [*value.flat]
     if isinstance(value, CONTAINERS):
-        return [*found, *value]
+        return found + items_of(value)
     return None if fields is None else found
+
+
+def items_of(value: Any) -> list[Any]:
+    """The items of a container; of a mapping, its keys and values in turn."""
+    if not isinstance(value, MAPPINGS):
+        return [*value]
+    # A dictionary of the user's may have other `items`.
+    pairs = dict.items(value) if isinstance(value, dict) else value.items()
+    return [x for pair in pairs for x in pair]
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
@@ -161,6 +171,8 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     slots = [] if isinstance(value, _WITHOUT_FIELDS) else slots_of(cls)
     if isinstance(value, _WITHOUT_FIELDS) or not (slots or hasattr(value, "__dict__")):
         return None
+    if not hasattr(value, "__dict__") and cls.__module__ in sys.stdlib_module_names:
+        return None  # fractions, paths: what their slots hold is theirs
     held = {name: getattr(value, name, MISSING) for name in slots}
     return {n: x for n, x in held.items() if x is not MISSING} | getattr(value, "__dict__", {})
 
