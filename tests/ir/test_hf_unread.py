@@ -24,7 +24,7 @@ from transformers import (
 
 from chop import ChopConfig
 from chop.errors import CheckpointError, ConfigError
-from chop.ir.huggingface.unread import tool_of
+from chop.ir.huggingface.tools import tool_of
 from chop.models import load_model
 from chop.models.meta import meta_model, weights_source
 

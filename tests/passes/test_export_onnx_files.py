@@ -252,29 +252,20 @@ def test_a_file_that_differs_beyond_rounding_is_refused(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# What only looks like an error: ties, random numbers, state.
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("total", torch.zeros(8))
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.total += x.sum(0)
-        return x + self.total
-
-
+# What only looks like an error: ties, random numbers.
 @pytest.mark.parametrize(
     "model",
     [
         Ends(lambda m, x: m.proj(x[:, :4]).relu().topk(3)),
         Ends(lambda m, x: m.proj(x[:, :4]) + torch.rand_like(x[:, :4])),
-        Counting(),
     ],
-    ids=["ties", "random", "state"],
+    ids=["ties", "random"],
 )
 @pytest.mark.sampled(1)
 def test_right_files_are_not_refused(model, tmp_path):
+    torch.manual_seed(0)
+    for parameter in model.parameters():  # made as the file was imported, from any random state
+        nn.init.normal_(parameter)
     x = torch.randn(2, 8).repeat(3, 1)
     state = torch.get_rng_state()
     mg = raised(model, x=x)

@@ -84,14 +84,15 @@ class _Place:
         now = read(owner)
         self._described, self._names = keys, names
         self._keys = [*now] if ... in keys else [key for key in keys if key in now]
+        if len(self._keys) == 1:
+            self._keys *= 2  # of one key an itemgetter gives no tuple
         self._missing = frozenset(keys) - now.keys() - {...}
         self._contents = [content(now[key], False, names) for key in self._keys]
         self._shown = [repr(now[k]) if isinstance(now[k], PLAIN) else _OTHER for k in self._keys]
         # A table of tensors may grow: a forward keeps there what a graph computes.
         is_fixed = ... in keys and not any(isinstance(x, Tensor) for x in now.values())
         self._size = len(now) if is_fixed else None
-        several = len(self._keys) > 1  # of one key an itemgetter gives no tuple
-        get = itemgetter(*self._keys) if several else lambda x: [x[k] for k in self._keys]
+        get = itemgetter(*self._keys) if self._keys else lambda _: ()
         # An identity holds as long as its object. What may lead to a model is not kept alive.
         self._ids = [id(now[key]) for key in self._keys]
         self._kept = [_weakly(now[key], self._forget(i)) for i, key in enumerate(self._keys)]
@@ -125,7 +126,7 @@ class _Place:
                 self._kept[index] = _weakly(value, self._forget(index))
         if ... in self._described and (found or self._size not in (None, len(now))):
             found = [(..., _OTHER)]
-        texts = ((*self._described[key], key, shown) for key, shown in found)
+        texts = ((*self._described[key], key, shown) for key, shown in dict.fromkeys(found))
         return [
             f"{label}, read at {first_line(code, key)}, was captured with {shown}"
             for label, code, key, shown in texts

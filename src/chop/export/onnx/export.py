@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
-from chop.errors import GraphError, GuardError, first_line, shorten
+from chop.errors import ChopError, GraphError, GuardError, first_line, shorten
 from chop.export.axes import Conditions, symbolic_axes
 from chop.export.cache import (
     cache_axes,
@@ -138,6 +138,8 @@ def answer_of(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
     with preserve_state(mg.model), torch.no_grad():
         try:
             return named_outputs(mg.model.eval()(**example))
+        except ChopError:
+            raise
         except (RuntimeError, IndexError, TypeError) as error:  # torch's own
             raise GraphError(
                 f"{WHERE}: the graph fails on inputs drawn with the shapes and ranges of the "

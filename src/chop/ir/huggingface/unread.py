@@ -18,6 +18,7 @@ from torch import nn
 from chop.errors import CheckpointError, enumerate_names
 from chop.ir.huggingface.layers import NUMBERED, check_layers, spare_layers
 from chop.ir.huggingface.skeleton import empty_model
+from chop.ir.huggingface.tools import tool_of
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.private.modules import buffers_of, parameters_of
 
@@ -31,18 +32,6 @@ DERIVED = re.compile(
 CAUSAL_MASK = re.compile(r"\.(self_)?att(entio)?n\.bias$")
 """Of old decoders: of a module that has no bias for its results."""
 OPERANDS = {name: operand for operand, names in BUFFER_NAMES.items() for name in names}
-CODES = {
-    r"weight_(packed|shape|global_scale|zero_point)|input_(scale|zero_point)": (
-        "compressed-tensors or ModelOpt"
-    ),
-    r"weight_scale(_2)?": "compressed-tensors or ModelOpt",
-    r"weight_scale_inv": "DeepSeek's FP8",
-    r"[kv]_scale": "a quantized cache of keys and values",
-    r"qweight|qzeros|scales|g_idx": "GPTQ or AWQ",
-    r"weight_(codes|scales|tensor_scale)": "chop",
-    r"(weight\.)?(absmax|quant_map|quant_state\..*|SCB)": "bitsandbytes",
-}
-"""Tools by the ends of the names of their tensors."""
 
 
 @dataclass(frozen=True)
@@ -136,16 +125,6 @@ def _no_place(model: Any, names: list[str]) -> str:
         "and no quantization_config in its config.json says how they are decoded: fetch the "
         "config.json that the tool wrote."
     )
-
-
-def tool_of(name: str) -> str | None:
-    """The tool whose codes have a tensor of this name; None: none is known.
-
-    Args:
-        name: of a tensor in a file.
-    """
-    found = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
-    return next(found, None)
 
 
 @dataclass(frozen=True)

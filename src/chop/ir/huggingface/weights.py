@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from chop.errors import CheckpointError, did_you_mean
-from chop.ir.huggingface.unread import tool_of
+from chop.ir.huggingface.tools import tool_of
 from chop.ir.storage.tensor_store import open_file
 from chop.nn.packed import PackedOperator
 from chop.private.modules import buffers_of, parameters_of

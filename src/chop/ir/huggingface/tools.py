@@ -1,0 +1,28 @@
+"""Quantization tools, by the names of the tensors that they store."""
+
+from __future__ import annotations
+
+import re
+
+CODES = {
+    r"weight_(packed|shape|global_scale|zero_point)|input_(scale|zero_point)": (
+        "compressed-tensors or ModelOpt"
+    ),
+    r"weight_scale(_2)?": "compressed-tensors or ModelOpt",
+    r"weight_scale_inv": "DeepSeek's FP8",
+    r"[kv]_scale": "a quantized cache of keys and values",
+    r"qweight|qzeros|scales|g_idx": "GPTQ or AWQ",
+    r"weight_(codes|scales|tensor_scale)": "chop",
+    r"(weight\.)?(absmax|quant_map|quant_state\..*|SCB)": "bitsandbytes",
+}
+"""Tools by the ends of the names of their tensors."""
+
+
+def tool_of(name: str) -> str | None:
+    """The tool whose codes have a tensor of this name; None: none is known.
+
+    Args:
+        name: of a tensor in a file.
+    """
+    found = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
+    return next(found, None)
