@@ -85,7 +85,7 @@ def assert_trains_alike(graph: nn.Module, model: nn.Module, modes: str = "101100
 
 
 @pytest.mark.parametrize("cls", MODELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_both_modes_are_those_of_the_model(cls: type[nn.Module]) -> None:
     model, x = made(cls)
     with warnings.catch_warnings():
@@ -98,7 +98,7 @@ def test_both_modes_are_those_of_the_model(cls: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("cls", MODELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_quantized_training_is_that_of_the_quantized_model(
     cls: type[nn.Module], tmp_path: Path
 ) -> None:
@@ -277,3 +277,48 @@ def test_results_of_another_structure() -> None:
     captured = capture(model, {"x": x}, strict=True)
     assert isinstance(captured.train()(x), tuple)
     assert isinstance(captured.eval()(x), Tensor)
+
+
+class Part(nn.Module):
+    """Counts its steps, keeps an average, or adds to its result while it trains."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("state", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        if self.training:
+            if self.kind == "branch":
+                h = h + self.layer(h)
+            elif self.kind == "counter":
+                self.state += 1
+            else:
+                self.state.lerp_(h.detach().mean(), 0.5)
+        return h * (1 + self.state)
+
+
+class WithParts(nn.Module):
+    """Two parts whose modes may differ."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.one, self.two = Part(kind), Part(kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x).relu())
+
+
+@pytest.mark.parametrize("kind", ["branch", "counter", "average"])
+def test_a_part_follows_its_own_mode(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = WithParts(kind), torch.randn(4, WIDTH)
+    graph = capture(copy.deepcopy(model), {"x": x})
+    for whole, part, mode in [(True, "one", False), (False, "two", True), (True, "two", False)]:
+        results = []
+        for module in (graph, model):
+            module.train(whole).get_submodule(part).train(mode)
+            results.append(module(x))
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(dict(graph.state_dict()), dict(model.state_dict()))

@@ -451,3 +451,30 @@ def test_quantized_formats_are_unchanged_where_nothing_is_hidden():
     sample_operands(mg.model, [whole], {})
     hook.remove()
     assert fitted.modules["out"].spec.data_in == Integer(8, "auto").fitted(seen[0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [([0, 0, 1, 1, 1, 1], [0, 0]), ([0, 1, 2, 0, 2, 2], [0, 0, 1]), ([0, 0, 1, 0, 1, 1], [0, 1])],
+)
+@pytest.mark.parametrize("how", ["index_add", "scatter_add"])
+def test_a_sum_is_hidden_if_all_of_its_terms_are(how, rows, expected):
+    x, into, index = torch.randn(2, 3, 4), torch.zeros(len(expected), 4), torch.tensor(rows)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    with following(nn.Identity(), {"inputs_embeds": x, "attention_mask": mask}) as batch:
+        flat = batch["inputs_embeds"].reshape(-1, 4)
+        index = index if how == "index_add" else index[:, None].expand(-1, 4)
+        found = hidden_elements(getattr(into, how)(0, index, flat))
+    found = torch.zeros(len(expected), 4) if found is None else found
+    assert found.long().tolist() == [[hidden] * 4 for hidden in expected]
+
+
+def test_hidden_indices_hide_what_they_choose_counted_from_the_end():
+    mask = torch.tensor([[1, 1, 0]])
+    given = {"input_ids": torch.tensor([[0, 1, 2]]), "attention_mask": mask}
+    with following(nn.Identity(), given) as batch:
+        ids = batch["input_ids"][0]
+        last = hidden_elements(torch.randn(4, 5).index_select(-1, ids))
+        first = hidden_elements(torch.randn(5, 4).index_select(0, ids))
+    assert last.expand(4, 3).tolist() == [[False, False, True]] * 4
+    assert first.expand(3, 4).T.tolist() == [[False, False, True]] * 4

@@ -125,3 +125,17 @@ def test_it_is_the_same_in_another_process():
     command = [sys.executable, "-c", f"{PROGRAM}print(found)"]
     there = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert there.stdout.strip() == str(here["found"])
+
+
+def test_builtins_have_their_module_and_strange_values_have_an_identity():
+    import cmath
+    import math
+
+    assert identity_of(math.sqrt) != identity_of(cmath.sqrt)
+
+    def unassigned():
+        return late
+
+    assert identity_of(unassigned) == identity_of(unassigned)
+    late = 1
+    assert identity_of(torch.empty(2, device="meta")) != identity_of(torch.empty(3, device="meta"))

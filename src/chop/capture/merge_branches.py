@@ -183,7 +183,9 @@ class _Merge:
                 if source in self._of_one:
                     groups.join(node, source)
         for group in groups:
-            path = _home(group, inside)
+            # Members belong to no module, and choices to the one that reads them.
+            own = [n for n in group if n not in choices and "nn_module_stack" in n.meta]
+            path = _home(own or group, inside)
             for node in group:
                 if node in choices:
                     node.args = (*node.args[:2], path)

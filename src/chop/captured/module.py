@@ -327,13 +327,13 @@ class CapturedModule(fx.GraphModule):
         graph, cls = self.graph, cast(Any, type(self))
 
         def make(is_training: IsTraining) -> Callable[..., Any]:
-            # torch.fx writes the code of the graph that a module has.
-            self._graph = in_mode(graph, is_training)
+            # torch.fx writes the code of the graph that a module has, into its class.
+            before, self._graph = cls.forward, in_mode(graph, is_training)
             try:
                 self._compile()
+                compiled: Callable[..., Any] = cls.forward
             finally:
-                self._graph = graph
-            compiled: Callable[..., Any] = cls.forward
+                self._graph, cls.forward = graph, before
             return compiled
 
         forwards = Forwards(paths, make)

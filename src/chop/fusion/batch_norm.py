@@ -148,14 +148,15 @@ def _rescaled(convolution: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
     is_by_output = not convolution.transposed and len(factors) > 1
     learned, spec = parameters_of(convolution).get(name), convolution.spec
     if learned is not None and is_by_output and learned.numel() == len(factors):
-        setattr(convolution, name, nn.Parameter(learned * factors.to(learned.device)))
+        scaled = learned.detach() * factors.to(learned.device)
+        setattr(convolution, name, nn.Parameter(scaled, learned.requires_grad))
     elif learned is not None and "weight" not in convolution.waiting:
         start = initial_scales(spec.number_format("weight"), weight)
-        setattr(convolution, name, nn.Parameter(start.to(learned.dtype)))
+        setattr(convolution, name, nn.Parameter(start.to(learned.dtype), learned.requires_grad))
     given = spec.weight.scales if isinstance(spec.weight, LearnableFormat) else None
     if given is not None and is_by_output and len(given) == len(factors):
-        scaled = spec.weight.with_scales(torch.tensor(given) * factors.cpu())  # type: ignore[attr-defined]
-        spec = spec.with_quantizers(weight=scaled)
+        steps = torch.tensor(given) * factors.cpu()
+        spec = spec.with_quantizers(weight=spec.weight.with_scales(steps))  # type: ignore[attr-defined]
     return spec
 
 

@@ -93,16 +93,32 @@ def moved(run: Executed, result: Tensor) -> Tensor:
     return run.rerun(run.number) > 0
 
 
+def summed(run: Executed, result: Tensor) -> Tensor:
+    """Elements to which hidden terms were added, and no visible one."""
+    into = run.given["self"]
+
+    def visible(x: Tensor) -> Tensor:
+        number = run.number(x)
+        return torch.zeros_like(number) if x is into else 1 - number
+
+    return moved(run, result) & (run.rerun(visible) <= 0)
+
+
 def looked_up(run: Executed, result: Tensor) -> Tensor:
     """The same, and what hidden indices have chosen."""
-    found, chosen = moved(run, result), run.given.get("index", run.given.get("indices"))
+    source = run.given.get("self", run.given.get("weight"))
+    is_moved = source is None or run.hidden(source) is not None
+    # Of a large table of embeddings a copy would cost more than the model.
+    found = moved(run, result) if is_moved else torch.zeros_like(result, dtype=torch.bool)
+    chosen = run.given.get("index", run.given.get("indices"))
     if isinstance(chosen, Tensor):
         by = run.hidden(chosen)
         if by is None:
             return found
         if by.dim() == found.dim():
             return found | by  # gather
-        behind = found.dim() - 1 - run.given.get("dim", found.dim() - 2)
+        dim = run.given.get("dim", 0) % found.dim()
+        behind = found.dim() - dim - by.dim()
         return found | by.view(*by.shape, *[1] * behind)
     return found | _by_indices(run, chosen, found)
 
@@ -187,14 +203,16 @@ REDUCING = (aten.sum, aten.mean, aten.max, aten.min, aten.prod)
 MOVING = (
     *(aten.cat, aten.stack, aten.constant_pad_nd, aten.flip, aten.roll, aten.repeat, aten.im2col),
     *(aten.copy, aten.copy_, aten.slice_scatter, aten.select_scatter, aten.masked_select),
-    *(aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.index_add),
-    *(aten.index_add_, aten.index_copy, aten.index_copy_, aten.index_put, aten.index_put_),
+    *(aten.scatter, aten.scatter_, aten.index_copy, aten.index_copy_),
+    *(aten.index_put, aten.index_put_),
     *(aten.masked_scatter, aten.masked_scatter_, aten.reflection_pad1d, aten.replication_pad1d),
 )
 POOLING = ("avg_pool", "_adaptive_avg_pool", "max_pool2d", "upsample_nearest", "upsample_linear")
 """How names of operators start that take each element from some neighbors."""
 RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(MOVING, moved),
+    **dict.fromkeys((aten.scatter_add, aten.scatter_add_), summed),
+    **dict.fromkeys((aten.index_add, aten.index_add_), summed),
     **dict.fromkeys((aten.gather, aten.index_select, aten.index, aten.embedding), looked_up),
     **dict.fromkeys((aten.topk, aten.sort), reordered),
     **dict.fromkeys((aten.mm, aten.bmm, aten.addmm, aten.baddbmm), product),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from enum import Enum
 from functools import cached_property
 from hashlib import sha256
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 SHOWN = 200
@@ -24,7 +24,8 @@ def identity_of(value: Any) -> str:
 
     Numbers and texts are compared with their types, dataclasses by their fields, other objects by
     what they would be pickled from. Classes and functions are compared by name; a lambda, a local
-    function and one of the main program by their code, and by what they close over.
+    function and one of the main program by their code, and by what they close over, not by the
+    global variables that they read. The order in mappings does not count.
     """
     text = json.dumps(_Walk().plain(value), ensure_ascii=True)
     return text if len(text) <= SHOWN else sha256(text.encode()).hexdigest()[:16]
@@ -63,6 +64,8 @@ class _Walk:
             yield [self.plain(x) for x in value]
         elif isinstance(value, Set):
             yield sorted(map(self.plain, value), key=json.dumps)
+        elif isinstance(value, Tensor) and value.is_meta:
+            yield from (str(value.dtype), list(value.shape))
         elif isinstance(value, Tensor):
             numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             yield from (str(value.dtype), list(value.shape), sha256(numbers.data).hexdigest())
@@ -78,7 +81,7 @@ class _Walk:
         if "<" not in value.__qualname__ and value.__module__ != "__main__":
             yield _name(value)
             return
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = [_content(cell) for cell in value.__closure__ or ()]
         for part in (value.__code__, value.__defaults__, value.__kwdefaults__, cells):
             yield self.plain(part)
 
@@ -90,7 +93,7 @@ class _Walk:
         except Exception:  # anything: `__reduce_ex__` is the object's own
             return
         if isinstance(reduced, str):
-            yield reduced
+            yield [getattr(value, "__module__", ""), reduced]
             return
         function, arguments, state, *items = (*reduced, None, None, None)[:5]
         yield [self.plain(function), self.plain(arguments)]
@@ -99,6 +102,13 @@ class _Walk:
         yield self.plain(state)
         for entries in items:
             yield None if entries is None else self.plain(list(entries))
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def _is_cache(cls: type, name: object) -> bool:

@@ -127,6 +127,7 @@ def run_once(
     # The model may write into its inputs, and they are for several runs.
     own = {name: tree_map(copied, value) for name, value in arguments.items()}
     given, leaves = differentiation.prepare(own) if differentiation else (own, {})
+    before = dict(model.named_buffers())
     seed_unusually()
     with torch.set_grad_enabled(differentiation is not None):
         outputs = tensors_in(model(**given))
@@ -134,8 +135,17 @@ def run_once(
     outputs = [x.detach() for x in outputs]
     changed = {id(tensor) for tensor in run.tensors.changed()}
     named = [*model.named_parameters(), *model.named_buffers()]
-    written = {name: x.detach().clone() for name, x in named if id(x) in changed}
+    written = {
+        name: x.detach().clone()
+        for name, x in named
+        if id(x) in changed or _is_other(before.get(name, x), x)
+    }
     return Call(arguments, outputs, written, gradients)
+
+
+def _is_other(before: Tensor, now: Tensor) -> bool:
+    """Tells whether a buffer was replaced by one of other numbers."""
+    return before is not now and not (before.shape == now.shape and torch.equal(before, now))
 
 
 def goes_by_order(

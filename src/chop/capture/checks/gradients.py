@@ -154,7 +154,10 @@ def _are_close(
     pairs = [(found.by_name[name], expected.by_name[name]) for name in names]
     if any(x is None or y is None or x.shape != y.shape for x, y in pairs):
         return False
-    ours, theirs = (torch.cat([_real(x).flatten() for x in xs]) for xs in zip(*pairs, strict=True))
+    # Parameters may be on several devices.
+    ours, theirs = (
+        torch.cat([_real(x).flatten().cpu() for x in xs]) for xs in zip(*pairs, strict=True)
+    )
     return _norm(ours - theirs) <= tolerance * _norm(theirs)
 
 

@@ -68,7 +68,9 @@ class QuantCall(QuantizedOperator):
         scores = [x for x in tensors if x.is_floating_point()]
         masked = masked_scores(scores[0]) if len(scores) == 1 else masked_operands(scores)
         quantized = [
-            self.quantize(name, x, hidden_of(masked, x.shape)) if isinstance(x, Tensor) else x
+            self.quantize(name, x, hidden_of(masked, x.shape))
+            if name and isinstance(x, Tensor)
+            else x
             for name, x in given
         ]
         named = dict(zip(kwargs, quantized[len(args) :], strict=True))
