@@ -620,6 +620,21 @@ CASES: dict[str, Case] = {
     "method of the class": Case(
         lambda self, x: self.twice(x), lambda m: setattr(type(m), "twice", lambda self, x: x * 3)
     ),
+    "method of a base class": Case(
+        lambda self, x: self.twice(x), lambda m: setattr(Base, "twice", lambda self, x: x * 3)
+    ),
+    "static method by another": Case(
+        lambda self, x: Shared.apply(x),
+        lambda m: setattr(Shared, "apply", staticmethod(lambda x: x * 5)),
+    ),
+    "class method by another": Case(
+        lambda self, x: x * Shared.factor(),
+        lambda m: setattr(Shared, "factor", classmethod(lambda cls: 5.0)),
+    ),
+    "forward of the class": Case(
+        lambda self, x: self.twice(x), lambda m: setattr(type(m), "forward", lambda self, x: x * 3)
+    ),
+    "forward of the model": Case(lambda self, x: self.twice(x), setter("forward", lambda x: x * 3)),
     "class method": Case(
         lambda self, x: x * Shared.factor(), lambda m: setattr(Shared, "scale", 5.0)
     ),

@@ -304,7 +304,8 @@ class _Reader:
         label, fields = path or type(module).__name__, vars(module)
         names = self.names_of(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
         own = is_own_class(type(module))
-        self._add(module, "", _attributes(module, names) if own else names & fields.keys(), label)
+        called = names | {"forward"}
+        self._add(module, "", _attributes(module, called) if own else names & fields.keys(), label)
         # Sequential and the like go by all of their children.
         every = [...] if is_opaque(type(module)) else []
         known = names if own else names & _members(module).keys()
@@ -313,7 +314,7 @@ class _Reader:
 
     def _class(self, cls: type) -> None:
         for home in filter(is_own_class, cls.__mro__):
-            names = self.names_of(home)
+            names = self.names_of(home) | ({"forward"} if issubclass(home, nn.Module) else set())
             self._add(home, "", names if home is cls else names & vars(home).keys(), home.__name__)
 
     def _function(self, function: types.FunctionType) -> None:

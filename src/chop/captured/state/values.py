@@ -88,6 +88,8 @@ def content(
     (False, True)
     """
     cls = type(value)
+    if isinstance(value, Same):
+        return value
     if isinstance(value, PLAIN):
         return cls, repr(value) if isinstance(value, float | complex) else value
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
@@ -142,6 +144,8 @@ def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | Non
     if isinstance(value, types.FunctionType):
         code = Same((value.__code__, id(value.__globals__)))
         return [code, *map(cell_content, value.__closure__ or ()), *defaults_of(value)]
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
