@@ -132,6 +132,32 @@ def test_learned_scales_start_from_visible_scores(fill):
     assert module.data_in_scale.grad.isfinite().all()
 
 
+def test_evaluation_starts_no_scales_behind_a_mask():
+    masked = drawn(KEYS, KEYS).masked_fill(LATER, -math.inf)
+    spec = QuantSpec(ScaleInteger(8), ScaleInteger(8), gradient="lsq")
+    module = q.QuantSoftmax(dim=-1, config=spec).eval()
+    attention = q.QuantScaledDotProductAttention(spec).eval()
+    x = drawn(2, 2, KEYS, 16)
+    with torch.no_grad():
+        expected = copy.deepcopy(module).train()(masked)
+        assert torch.equal(module(masked), expected)
+        expected = copy.deepcopy(attention).train()(x, x, x, is_causal=True)
+        assert torch.equal(attention(x, x, x, is_causal=True), expected)
+    given = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    torch.func.functional_call(module, given, masked)
+    assert not any(tensor.any() for tensor in given.values())
+    for each in (module, attention.softmax, attention.context):
+        assert each.waiting == tuple(each.spec.lsq_operands) != ()
+
+
+def test_visible_zeros_behind_a_mask_start_nothing_and_give_finite_gradients():
+    x = torch.zeros(KEYS, KEYS, requires_grad=True)
+    spec = QuantSpec(data_in=ScaleInteger(8), gradient="lsq")
+    module = q.QuantSoftmax(dim=-1, config=spec).train()
+    module(x.masked_fill(LATER, -math.inf)).square().sum().backward()
+    assert module.waiting and x.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("fill", fills(torch.float32))
 def test_ranges_of_training_follow_visible_scores(fill):
     x = drawn(KEYS, KEYS)
@@ -157,6 +183,16 @@ def test_compilers_see_the_same():
     for x in (drawn(3, KEYS, KEYS), drawn(3, KEYS, KEYS).masked_fill(LATER, -math.inf)):
         assert torch.equal(compiled(x), module(x))
         assert torch.equal(torch.func.vmap(module)(x), torch.stack([module(part) for part in x]))
+
+
+def test_compilers_see_learned_scales_behind_a_mask():
+    x = drawn(KEYS, KEYS).masked_fill(LATER, -math.inf)
+    module = q.QuantSoftmax(
+        dim=-1, config=QuantSpec(data_in=ScaleInteger(8), gradient="lsq")
+    ).train()
+    expected = module(x)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), expected)
 
 
 MASKS = {

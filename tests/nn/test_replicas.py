@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec, ScaleInteger
 from chop.nn.quantized.replicas import synchronize
+from chop.notices import AdjustedWarning
 from chop.passes.module import quantize_module_transform_pass
 from tests.distributed import cluster
 
@@ -54,23 +58,26 @@ def answers(model: nn.Module) -> Tensor:
 
 def train(model: Any, rank: int, case: str = "plain") -> None:
     """Twenty steps."""
-    model.train()
+    model.train(case != "in eval")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(STEPS):
         optimizer.zero_grad()
         skips = case == "skips" and rank == 1 and step < 5
-        if case == "accumulates":
-            with model.no_sync():
-                model(batch(rank, step + STEPS)).square().mean().backward()
-        model(batch(rank, step), skips).square().mean().backward()
+        if case == "accumulates":  # not as often on each process
+            for part in range(1, 2 + rank):
+                with model.no_sync():
+                    model(batch(rank, step + part * STEPS)).square().mean().backward()
+        loss = model(batch(rank, step), skips).square().mean()
+        if case == "twice":
+            loss = loss + model(batch(rank, step + STEPS)).square().mean()
+        loss.backward()
         if case == "by hand":
+            synchronize(model.module)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.sub_(parameter.grad, alpha=1e-3)
         else:
             optimizer.step()
-    if case == "by hand":
-        synchronize(model.module)
 
 
 def described(model: nn.Module) -> dict[str, Any]:
@@ -100,7 +107,9 @@ def under_ddp(kind: str, case: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "case"),
     [
-        *(("lsq", "skips"), ("auto", "accumulates"), ("static", "plain")),
+        *(("lsq", "skips"), ("auto", "accumulates"), ("static", "plain"), ("lsq", "in eval")),
+        pytest.param("lsq", "twice", marks=pytest.mark.long),
+        pytest.param("auto", "twice", marks=pytest.mark.long),
         pytest.param("auto", "skips", marks=pytest.mark.long),
         pytest.param("lsq", "accumulates", marks=pytest.mark.long),
         pytest.param("lsq", "by hand", marks=pytest.mark.long),
@@ -113,6 +122,49 @@ def test_processes_train_one_model(kind, case):
     names = [name for name in first if name.endswith(("data_in_scale", "data_in_range"))]
     assert len(names) == (0 if kind == "static" else 4)
     assert not any(first[name] == [0.0] for name in names)
+
+
+def freed() -> list[bool]:
+    """Whether models are gone that were trained, of a module of DDP and of one without formats."""
+    dist.init_process_group("gloo")
+    found = []
+    for make in (partial(nn.Linear, 6, 3), partial(quantized, LSQ)):
+        model = make()
+        ddp = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+        for step in range(2):
+            ddp(batch(0, step)).sum().backward()
+            optimizer.step()
+        references = weakref.ref(ddp), weakref.ref(model)
+        del ddp, model, optimizer
+        gc.collect()
+        found.append(all(each() is None for each in references))
+    return found
+
+
+def test_models_that_were_trained_are_freed():
+    assert cluster.run(freed, 1, timeout=60) == [[True, True]]
+
+
+def after_other_formats() -> dict[str, Any]:
+    """What one rank has after training that began with scales of its own, and what moved."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = quantized(LSQ)
+    own = [ScaleInteger(4, scales=(0.1 + rank,)), ScaleInteger(4, scales=(0.2 + rank,))]
+    model.first.take_spec(QuantSpec(*own, gradient="lsq"))
+    before = dict(model.named_parameters())
+    ddp = nn.parallel.DistributedDataParallel(model)
+    with pytest.warns(AdjustedWarning, match="calibrate every process on the same batches"):
+        train(ddp, rank)
+    assert all(x is before[name] for name, x in model.named_parameters())
+    assert model.first.data_in_scale.item() != pytest.approx(0.1, abs=1e-6)
+    return described(model)
+
+
+def test_scales_that_take_the_start_of_the_first_process_go_on_learning():
+    first, second = cluster.run(after_other_formats, 2, timeout=60)
+    assert first == second
 
 
 def under_fsdp(kind: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.func import functional_call, stack_module_state
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -14,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from chop.formats import Integer, QuantSpec, ScaleInteger, initial_scales
 from chop.nn.quantized import QuantLinear
-from chop.nn.quantized.running import WINDOW, RunningMaximum, merged_range
+from chop.nn.quantized.numbers import _read_once
+from chop.nn.quantized.running import WINDOW, RunningMaximum, empty_range, merged_range
 from chop.passes.module import quantize_module_transform_pass
 
 CHANNEL = ScaleInteger(4, granularity="channel")
@@ -272,3 +274,25 @@ def test_ranges_of_processes_merge_to_the_narrowest_that_covers_all():
     assert merged_range([small, empty]) == small
     assert merged_range([small, large]) == [8.0, 4.0, 7.0, 3.0, 5.0, *rest]
     assert merged_range([empty, empty]) == empty
+
+
+def test_what_is_filled_in_through_data_is_read_where_nothing_was_known():
+    scales, found = nn.Parameter(torch.zeros(2)), empty_range()
+    for x in (scales, found):
+        _read_once(x)
+        x.data.copy_(torch.ones(len(x)))
+        assert _read_once(x) == [1.0] * len(x)
+        with torch.no_grad():
+            x.copy_(torch.zeros(len(x)))
+        assert not any(_read_once(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["lsq", "auto"])
+def test_fake_tensors_start_nothing_and_change_no_range(kind, training):
+    layer = QuantLinear(6, 128, config=SPECS[kind]).train(training)  # more scales than are listed
+    before = states(layer)
+    for x in (X, None):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert layer(torch.ones(5, 6) if x is None else mode.from_tensor(x)).shape == (5, 128)
+    assert_same(before, states(layer))

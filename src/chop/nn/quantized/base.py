@@ -214,7 +214,7 @@ class QuantizedOperator(nn.Module):
             return x
         if hidden is not None:
             return torch.where(hidden, x, self.quantize(operand, self._visible(operand, x, hidden)))
-        if self.training and has_process_group():
+        if (self.training or torch.is_grad_enabled()) and has_process_group():
             join_replicas(self)
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
         if isinstance(x, nn.Parameter) and keeps(self):
@@ -223,11 +223,9 @@ class QuantizedOperator(nn.Module):
 
     def _visible(self, operand: str, x: Tensor, hidden: Tensor) -> Tensor:
         """`x` with numbers in the places of masked scores that no scale follows."""
-        if not self.spec.learns(operand):
-            return torch.where(hidden, self.format_of(operand).neutral, x)
-        if operand in self.waiting:
-            self.start_scales(operand, torch.where(hidden, -math.inf, x))
-        return torch.where(hidden, 0.0, x)
+        # Measured starts leave infinities out, and no gradient comes back from them.
+        fill = -math.inf if self.spec.learns(operand) else self.format_of(operand).neutral
+        return torch.where(hidden, fill, x)
 
     def format_of(self, operand: str) -> Quantizer:
         """The format of an operand as it is used: fitted, where training has shown to what."""

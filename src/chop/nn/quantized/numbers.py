@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from chop.private.torch_api import is_fake, never_compiled, version_of
+from chop.private.torch_api import (
+    detect_fake_mode,
+    is_dispatch_observed,
+    is_fake,
+    never_compiled,
+    version_of,
+)
 
 WHOLE = (Tensor, nn.Parameter, nn.Buffer)
 """Classes of tensors that are neither fake nor distributed."""
@@ -31,11 +38,20 @@ def numbers_of(x: Tensor) -> list[float]:
     if x.is_cpu or x.is_inference():
         numbers = x.tolist()
         return numbers
+    return _read_once(x)
+
+
+def _read_once(x: Tensor) -> list[float]:
+    """The numbers of a tensor, read once for each version of it.
+
+    Writes through `x.data` make no version. They are seen where nothing was known yet, as when a
+    state is filled in, and not later.
+    """
     known: Any = _READ.get(x)
     state = version_of(x), x.data_ptr()
-    if known is None or known[0] != state:
+    if known is None or known[0] != state or not any(y and isfinite(y) for y in known[1]):
         known = _READ[x] = state, x.tolist()
-    numbers = known[1]
+    numbers: list[float] = known[1]
     return numbers
 
 
@@ -49,9 +65,16 @@ def has_started(scales: Tensor | None) -> bool:
     if scales is None or scales.is_meta or (type(scales) not in WHOLE and is_fake(scales)):
         return True
     if scales.is_cpu and scales.numel() > FEW and type(scales) is nn.Parameter:
-        return bool(scales.any())
+        return is_in_fake_mode(scales) or bool(scales.any())
     numbers = numbers_of(scales)
     return any(numbers) or not numbers  # an empty shard has no say
+
+
+def is_in_fake_mode(x: Tensor) -> bool:
+    """Whether operators on a tensor give fake tensors; at little cost where none can."""
+    if type(x) in WHOLE and not is_dispatch_observed():
+        return False
+    return detect_fake_mode(x) is not None
 
 
 @never_compiled

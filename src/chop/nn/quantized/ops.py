@@ -241,7 +241,7 @@ class QuantSigmoid(QuantizedOperator, nn.Sigmoid):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        hidden = masked_scores(input) if self.meets_masks else None
+        hidden = masked_scores(input) if self.meets_masks and not self.spec.is_float else None
         return Q("data_out", F.sigmoid(Q("data_in", input, hidden)), hidden)
 
 
@@ -252,7 +252,7 @@ class QuantSoftmax(QuantizedOperator, nn.Softmax):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         Q = self.quantize
-        hidden = masked_scores(input) if self.meets_masks else None
+        hidden = masked_scores(input) if self.meets_masks and not self.spec.is_float else None
         return Q("data_out", F.softmax(Q("data_in", input, hidden), self.dim), hidden)
 
 

@@ -24,7 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, QuantSpec
 from chop.nn.quantized import state
-from chop.nn.quantized.numbers import has_started, numbers_of
+from chop.nn.quantized.numbers import has_started
 from chop.nn.quantized.running import RANGE_NAMES, merged_range
 from chop.nn.quantized.state import SCALE_NAMES
 from chop.notices import AdjustedWarning
@@ -33,6 +33,7 @@ from chop.private.data_parallel import (
     groups_of,
     ignore_buffers,
     leave_buffers,
+    replicas_of,
     running_replicas,
 )
 from chop.private.modules import buffers_of, parameters_of
@@ -44,16 +45,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Agreement:
-    """What the processes of one model agree on.
+    """What the processes of one model agree on. It holds no module, so that models can be freed.
 
     Attributes:
-        replicas: the model.
-        is_due: a training forward has run since they agreed last.
+        is_due: a forward with gradients has run since they agreed last.
         has_formats: they have compared their formats.
         started: scales that have started on all processes.
     """
 
-    replicas: Replicas
     is_due: bool
     has_formats: bool = False
     started: set[str] = field(default_factory=set)
@@ -66,11 +65,13 @@ _agreements: WeakKeyDictionary[nn.Module, _Agreement] = WeakKeyDictionary()
 def join_replicas(operator: QuantizedOperator) -> None:
     """Notes that an operator is trained by several processes, where it is.
 
+    In evaluation mode it is trained as long as learned scales wait for a gradient to start them.
+
     Raises:
         ConfigError: learned scales have not started and are sharded (FSDP2).
     """
     replicas = None if torch.compiler.is_compiling() else running_replicas()
-    if replicas is None:
+    if replicas is None or not (operator.training or operator.waiting):
         return
     if replicas.is_sharded and operator.waiting:
         raise ConfigError(
@@ -79,7 +80,7 @@ def join_replicas(operator: QuantizedOperator) -> None:
     agreement = _agreements.get(replicas.wrapper)
     if agreement is None:
         # Without gradients, as in an evaluation in train(), other processes may not be here.
-        _agreements[replicas.wrapper] = _Agreement(replicas, is_due=torch.is_grad_enabled())
+        _agreements[replicas.wrapper] = _Agreement(is_due=torch.is_grad_enabled())
         for _, each in _operators_by_path(replicas.model):
             state.add_ranges(each)
         leave_buffers(replicas.wrapper, (name for name, _ in _ranges(replicas.model)))
@@ -87,42 +88,47 @@ def join_replicas(operator: QuantizedOperator) -> None:
 
 
 def keep_ranges_local(model: nn.Module) -> None:
-    """Has DDP leave the ranges of a quantized model to this module, also before it is trained."""
+    """Has DDP leave the ranges of a quantized model to this module, also before it is trained.
+
+    Args:
+        model: the module that DDP will wrap.
+    """
     ignore_buffers(model, (name for name, _ in _ranges(model)))
 
 
 def _on_forward(wrapper: nn.Module, args: Any) -> None:
     agreement = _agreements.get(wrapper)
-    if agreement is None or not wrapper.training or not torch.is_grad_enabled():
+    if agreement is None or not torch.is_grad_enabled():
         return
-    if agreement.is_due:  # no optimizer of torch has made a step
-        _agree(agreement)
-    # Here all processes have the same state. Which scales they will start may differ.
-    scales = dict(_scales(agreement.replicas.model))
+    # Processes may run a different number of forwards in a step. In the first of them all have
+    # the same state; which scales they will start may differ.
+    model = replicas_of(wrapper).model
+    scales = dict(_scales(model))
     agreement.started = {
         name for name in agreement.started & scales.keys() if has_started(scales[name])
     }
-    has_ranges = next(_ranges(agreement.replicas.model), None) is not None
-    agreement.is_due = has_ranges or len(agreement.started) < len(scales)
+    has_ranges = next(_ranges(model), None) is not None
+    agreement.is_due |= has_ranges or len(agreement.started) < len(scales)
 
 
 def _on_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    due = [agreement for agreement in _agreements.values() if agreement.is_due]
+    due = [(wrapper, each) for wrapper, each in _agreements.items() if each.is_due]
     if not due or is_in_backward():
         return
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
-    for agreement in due:
-        if any(id(x) in updated for x in agreement.replicas.model.parameters()):
-            _agree(agreement)
+    for wrapper, agreement in due:
+        replicas = replicas_of(wrapper)
+        if any(id(x) in updated for x in replicas.model.parameters()):
+            _agree(replicas, agreement)
 
 
 register_optimizer_step_pre_hook(_on_step)
 
 
-def _agree(agreement: _Agreement) -> None:
+def _agree(replicas: Replicas, agreement: _Agreement) -> None:
     agreement.is_due = False
-    model = agreement.replicas.model
-    for group in groups_of(agreement.replicas):
+    model = replicas.model
+    for group in groups_of(replicas):
         if not agreement.has_formats:
             _agree_on_formats(model, group)
         synchronize(model, group, agreement.started)
@@ -134,8 +140,9 @@ def _agree(agreement: _Agreement) -> None:
 def synchronize(model: nn.Module, group: Any = None, started: set[str] | None = None) -> None:
     """Makes starts of learned scales and ranges the same on all processes of a group.
 
-    Training under DDP and FSDP2 calls it before each step of an optimizer. Call it yourself in a
-    loop that averages gradients in another way.
+    Training under DDP and FSDP2 calls it before each step of an optimizer of torch. Call it
+    yourself before each step of a loop that updates parameters or averages gradients in another
+    way.
 
     Args:
         model: the same one on each process.
@@ -147,27 +154,24 @@ def synchronize(model: nn.Module, group: Any = None, started: set[str] | None = 
     merges = [(x, _mean_start) for _, x in scales] + [(x, merged_range) for _, x in ranges]
     if not merges:
         return
-    own = [y for x, _ in merges for y in numbers_of(x)]
-    gathered = _gather(own, merges[0][0].device, group)
+    device = merges[0][0].device
+    own = torch.cat([x.detach().flatten().to(device, torch.float32) for x, _ in merges])
+    gathered, rank = _gather(own, group), dist.get_rank(group)
     first = 0
     for x, merge in merges:
         last = first + x.numel()
-        _write(x, merge([process[first:last] for process in gathered]))
+        parts = [process[first:last] for process in gathered]
+        if (numbers := merge(parts)) != parts[rank]:  # versions stay where nothing changes
+            x.copy_(torch.tensor(numbers, dtype=torch.float32).view(x.shape))
         first = last
     for _, operator in _operators_by_path(model):
         state.note(operator)
 
 
-def _gather(numbers: Sequence[float], device: torch.device, group: Any) -> list[list[float]]:
-    own = torch.tensor(numbers, dtype=torch.float32, device=device)
+def _gather(own: Tensor, group: Any) -> list[list[float]]:
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own, group=group)
     return [part.tolist() for part in parts]
-
-
-def _write(x: Tensor, numbers: Sequence[float]) -> None:
-    if list(numbers) != numbers_of(x):  # versions stay where nothing changes
-        x.copy_(torch.tensor(numbers, dtype=torch.float32))
 
 
 def _mean_start(parts: Sequence[Sequence[float]]) -> list[float]:
@@ -185,23 +189,41 @@ def _agree_on_formats(model: nn.Module, group: Any) -> None:
         (path, spec.gradient, *(fmt.cache_key or fmt.label for _, fmt in spec.items()))
         for path, spec in own.items()
     ]
-    digest = float(zlib.crc32(repr(text).encode()) % 2**24)
+    digest = zlib.crc32(repr(text).encode()) % 2**24
     device = next((x.device for x in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    digests = [numbers[0] for numbers in _gather([digest], device, group)]
-    if len(set(digests)) == 1:
+    digests = _gather(torch.tensor([digest], dtype=torch.float32, device=device), group)
+    if all(found == digests[0] for found in digests):
         return
     specs: list[Any] = [own]
     dist.broadcast_object_list(specs, dist.get_global_rank(group, 0), group=group)
     differing = [path for path, spec in specs[0].items() if own.get(path) != spec]
     for path, operator in _operators_by_path(model):
         if path in differing:
-            operator.take_spec(specs[0][path])
+            _take_spec(operator, specs[0][path])
     warnings.warn(
         "the number formats differ between the processes, as after a calibration on batches of "
-        "one's own; all take those of the first: calibrate on the same batches.",
+        "one's own; all take those of the first: calibrate every process on the same batches, or "
+        "calibrate once, before DistributedDataParallel, and load the result in each.",
         AdjustedWarning,
         stacklevel=2,
     )
+
+
+@torch.no_grad()
+def _take_spec(operator: QuantizedOperator, spec: QuantSpec) -> None:
+    """Other formats whose learned scales are the parameters that DDP and optimizers know."""
+    held = parameters_of(operator)
+    before = {name: held.get(name) for name in SCALE_NAMES.values()}
+    operator.take_spec(spec)
+    held = parameters_of(operator)
+    for name, old in before.items():
+        new = held.get(name)
+        if old is None or new is None or old is new:
+            continue
+        if type(old) is type(new) and old.shape == new.shape:
+            old.copy_(new)
+            held[name] = old
+    state.note(operator)
 
 
 def _operators_by_path(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]]:

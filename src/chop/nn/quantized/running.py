@@ -21,9 +21,8 @@ from torch import Tensor
 
 from chop.errors import DerivativeError
 from chop.formats import OPERANDS, Quantizer
-from chop.nn.quantized.numbers import WHOLE, numbers_of
+from chop.nn.quantized.numbers import WHOLE, is_in_fake_mode, numbers_of
 from chop.private.torch_api import (
-    detect_fake_mode,
     is_batched,
     is_fake,
     is_in_backward,
@@ -72,6 +71,10 @@ def empty_range(device: torch.device | None = None) -> Tensor:
 
 def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
     """The range in a buffer; None where there is none, no value, or one of another format.
+
+    Args:
+        buffer: see `empty_range`.
+        waiting: the format with a field to derive.
 
     Raises:
         DerivativeError: `torch.vmap` runs several models with ranges of their own at once.
@@ -183,7 +186,7 @@ def merged_range(ranges: Sequence[Sequence[float]]) -> list[float]:
 def _is_opaque(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or is_transformed() or x.is_meta or not x.numel():
         return True
-    return detect_fake_mode(x) is not None
+    return is_in_fake_mode(x)
 
 
 def _largest(x: Tensor) -> float:

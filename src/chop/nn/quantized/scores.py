@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from chop.private.torch_api import detect_fake_mode, is_transformed
+from chop.nn.quantized.numbers import is_in_fake_mode
+from chop.private.torch_api import is_transformed
 
 LOWEST_SCORE = -5e3
 """Scores of at most this are masked, whatever was added to -1e4, -1e9 or the lowest number."""
@@ -80,4 +81,4 @@ def _can_look_at(x: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling() or is_transformed():
         return False
-    return detect_fake_mode(x) is None
+    return not is_in_fake_mode(x)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales
-from chop.nn.quantized.numbers import WHOLE, has_started
+from chop.nn.quantized.numbers import WHOLE, has_started, is_in_fake_mode
 from chop.nn.quantized.running import (
     RANGE_NAMES,
     RunningMaximum,
@@ -19,7 +19,7 @@ from chop.nn.quantized.running import (
     write_range,
 )
 from chop.private.modules import buffers_of, parameters_of, set_members
-from chop.private.torch_api import constant_when_compiled, detect_fake_mode, is_fake
+from chop.private.torch_api import constant_when_compiled, is_fake
 
 if TYPE_CHECKING:
     from chop.nn.quantized.base import QuantizedOperator
@@ -65,7 +65,7 @@ def scales_for(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor:
         if operand not in operator.known_starts:
             raise ConfigError(waits(operator, operand, "before compiling."))
         return scales
-    if x.is_meta or detect_fake_mode(x) is not None or has_started(scales):
+    if has_started(scales):
         return scales
     start = measured_scales(operator, operand, x)
     if start is None:
@@ -99,7 +99,7 @@ def measured_scales(operator: QuantizedOperator, operand: str, x: Tensor) -> Ten
     Returns: None for tensors that say nothing of scales: fake, empty, and inputs that are all zero
         or not finite, such as a trial run's.
     """
-    if x.is_meta or not x.numel() or detect_fake_mode(x) is not None:
+    if x.is_meta or not x.numel() or is_in_fake_mode(x):
         return None
     is_input = operand not in parameters_of(operator)
     if is_input and not ((x != 0) & x.isfinite()).any():
