@@ -27,6 +27,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.ir.huggingface.tools import tool_of
 from chop.models import load_model
 from chop.models.meta import meta_model, weights_source
+from chop.nn.packed import PackedLinear
 
 LLAMA = {
     "vocab_size": 32,
@@ -126,6 +127,11 @@ SPOILT = {
         {"change": lambda t: {f"{QUERY}.weight": t[f"{QUERY}.weight"].to(torch.int8)}},
         rf"'{QUERY}\.weight' holds integers \(I8\)",
     ),
+    "truth values": (
+        {},
+        {"change": lambda t: {f"{QUERY}.weight": t[f"{QUERY}.weight"] > 0}},
+        rf"'{QUERY}\.weight' holds truth values \(BOOL\)",
+    ),
     "no weight of one layer": ({}, {"drop": (f"{QUERY}.weight",)}, f"lack '{QUERY}.weight'"),
     "no norm": ({}, {"drop": ("model.norm.weight",)}, "lack 'model.norm.weight'"),
     "no embedding": ({}, {"drop": ("embed_tokens.weight",)}, "lack 'model.embed_tokens.weight'"),
@@ -168,6 +174,75 @@ def test_codes_are_not_packed_again(tmp_path):
     edit(tmp_path, packed(("weight_packed", "weight_scale")), drop=("proj.weight",))
     with pytest.raises(CheckpointError, match="no quantization_config says what they mean"):
         LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=ChopConfig("mxint8"))
+
+
+def of_shape(name, *shape):
+    return {"change": lambda tensors: {name: torch.randn(shape)}}
+
+
+UNPACKED = {
+    "biases": ({"attention_bias": True}, "lack 'model.layers.0.self_attn.k_proj.bias' and 7 more"),
+    "rows of the head": (
+        of_shape("lm_head.weight", 35, 8),
+        r"'lm_head.weight' has the shape \[35, 8\], by config.json \[32, 8\]",
+    ),
+    "one row": (
+        of_shape(f"{QUERY}.weight", 1, 8),
+        rf"'{QUERY}.weight' has the shape \[1, 8\], by config.json \[8, 8\]",
+    ),
+    "rows of the table": (
+        of_shape("model.embed_tokens.weight", 35, 8),
+        r"'model.embed_tokens.weight' has the shape \[35, 8\], by config.json \[32, 8\]",
+    ),
+    "integers": SPOILT["integers"][1:],
+    "truth values": SPOILT["truth values"][1:],
+    "no numbers": (
+        {"change": lambda t: {f"{QUERY}.weight": t[f"{QUERY}.weight"] * torch.nan}},
+        f"'{QUERY}' has weights that are not finite",
+    ),
+}
+
+
+WAYS = [(case, False) for case in UNPACKED]
+WAYS += [(case, True) for case in UNPACKED if case not in ("integers", "truth values")]
+
+
+@pytest.mark.parametrize("case, pickled", WAYS)
+def test_what_is_packed_on_loading_is_held_to_the_same(case, pickled, tmp_path):
+    spoilt, message = UNPACKED[case]
+    llama(tmp_path)
+    edit(tmp_path, **spoilt)
+    if pickled:
+        file = tmp_path / "model.safetensors"
+        torch.save(load_file(file), tmp_path / "pytorch_model.bin")
+        file.unlink()
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=ChopConfig("mxint8"))
+
+
+def test_a_head_of_another_size_is_drawn_where_that_is_asked_for(tmp_path):
+    bert(tmp_path, BertForSequenceClassification)
+    given = {"quantization_config": ChopConfig("mxint8"), "num_labels": 5}
+    kind = BertForSequenceClassification
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        kind.from_pretrained(tmp_path, **given)
+    model = kind.from_pretrained(tmp_path, **given, ignore_mismatched_sizes=True)
+    assert model.classifier.weight.shape == (5, 8)
+    assert not model.classifier.bias.any() and model.classifier.weight.std() < 0.1
+    assert isinstance(model.bert.pooler.dense, PackedLinear)
+
+
+def test_a_bias_that_files_may_lack_is_zero(tmp_path):
+    class Lenient(LlamaForCausalLM):
+        _keys_to_ignore_on_load_missing = (r"_proj\.bias$",)
+
+    llama(tmp_path)
+    edit(tmp_path, attention_bias=True)
+    junk = [torch.full((8,), 7e3) for _ in range(200)]
+    del junk
+    model = Lenient.from_pretrained(tmp_path, quantization_config=ChopConfig("mxint8"))
+    biases = [x for name, x in model.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 8 and not any(x.any() for x in biases)
 
 
 def said(caplog):

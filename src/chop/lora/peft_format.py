@@ -23,7 +23,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 PREFIX = "base_model.model."
 ADAPTER_KEY = re.compile(r"(.+)\.lora_([AB])\.weight")
-BIAS_OF_COPY = re.compile(r"\.(modules_to_save\.[^.]+|original_module)\..*\bbias$")
+BIAS_OF_COPY = re.compile(r"\.(modules_to_save|original_module)\.(.*\.)?bias$")
 """With `bias="all"` PEFT writes biases of `modules_to_save` again, under names of its own."""
 # Keys that say how the file came about, or which layers it is for: the tensors say that too.
 NOT_NEEDED = frozenset(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from chop.captured.attention import PROJECTIONS, ProjectedAttention
 from chop.captured.expert_linear import ExpertLinear
 from chop.captured.experts import LAYERS, FusedExperts, expert_layer, matrices_of
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
+from chop.ir.huggingface.misfits import lacking, other_shape
 from chop.ir.huggingface.stored import (
     StoredModule,
     missing_module,
@@ -22,11 +24,12 @@ from chop.ir.huggingface.stored import (
     resolve,
     rotated_module,
 )
-from chop.ir.huggingface.weights import StoredTensors
+from chop.ir.huggingface.weights import StoredTensors, but
 from chop.ir.ops import of_layer, of_module, stand_in_for
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.private.modules import buffers_of, parameters_of
+from chop.private.transformers_api import may_be_missing
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,49 @@ def check_untouched(model: nn.Module, group: Sequence[str], weight: Tensor) -> N
                 f"'{group[1]}', and its config.json says that they are one; expected "
                 "tie_word_embeddings=False."
             )
+
+
+def is_resized_head(model: Any, name: str, weight: Tensor) -> bool:
+    """Whether a weight of a task's head is of another size, which transformers reports or draws."""
+    in_body = model.base_model is model or name.startswith(f"{model.base_model_prefix}.")
+    return (
+        not in_body
+        and model.get_output_embeddings() is None
+        and weight.shape != _expected_shape(model, name, weight)
+    )
+
+
+def check_shape(model: Any, name: str, weight: Tensor) -> None:
+    """Raises CheckpointError where a weight is not of the size that the model has for it."""
+    expected = _expected_shape(model, name, weight)
+    if weight.shape != expected:
+        raise other_shape(name, weight.shape, expected, f"'{model.config.name_or_path}'")
+
+
+def _expected_shape(model: Any, name: str, weight: Tensor) -> torch.Size:
+    """The shape of a parameter in the model; its own, where it is shared out, or packed already."""
+    path, _, own = name.rpartition(".")
+    found = parameters_of(model.get_submodule(path)).get(own)
+    return weight.shape if found is None or isinstance(found, DTensor) else found.shape
+
+
+def settle_missing(model: Any, missing: Collection[str]) -> None:
+    """Sees to parameters of packed layers that no file has, which transformers leaves undefined.
+
+    Args:
+        model: whose weights have been read.
+        missing: names of tensors that no file has.
+
+    Raises:
+        CheckpointError: there are some that a folder has to have.
+    """
+    packed = {x for x, module in model.named_modules() if isinstance(module, PackedOperator)}
+    tied = {x for x, source in model.all_tied_weights_keys.items() if source not in missing}
+    undefined = sorted(x for x in {*missing} - tied if x.rpartition(".")[0] in packed)
+    if needed := but(undefined, may_be_missing(model)):
+        raise lacking(model, needed, f"'{model.config.name_or_path}'")
+    for name in undefined:  # a bias
+        nn.init.zeros_(model.get_parameter(name))
 
 
 def pack_layers(

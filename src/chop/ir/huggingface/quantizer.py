@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ChopError, ConfigError, did_you_mean
 from chop.private.transformers_api import (
     dtype_plan,
     has_loaded_adapters,
@@ -165,6 +165,10 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         """On loading float weights: by path, layers of experts that are packed already."""
         self.dtypes: dict[str, torch.dtype] = {}
         """On loading float weights: by path of a layer, the dtype that it computes in."""
+        self.refused: list[ChopError] = []
+        """On loading float weights: what is wrong with them; transformers would not show it."""
+        self.missing: set[str] = set()
+        """On loading float weights: names of tensors that no file has."""
         self._kept: Any = None
 
     def is_serializable(self) -> bool:
@@ -238,7 +242,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         if not self.pre_quantized:
             if files and all(str(file).endswith(".safetensors") for file in files):
                 given = StoredTensors(model, files, names_in)
-                given.check_float()
+                given.check_float(model)
                 drop_ties(model, given.differ)
             assert config.format is not None
             vision = check_has_vision(model, "skip_vision") if config.skip_vision else ()
@@ -275,6 +279,9 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
 
         if not self.pre_quantized:
             keep_in_float32(model, self._kept)
+            if self.refused:
+                raise self.refused[0]
+            loading.settle_missing(model, self.missing)
         for layer in self.tied:
             layer.put(model)
         loading.put_experts(model, self.experts)
@@ -342,8 +349,24 @@ class PackWeight(ConversionOps):  # type: ignore[misc]
         """
         from chop.ir.huggingface import loading
 
+        missing = set() if missing_keys is None else missing_keys
+        self.quantizer.missing = missing
         weight = next(iter(input_dict.values()))
         weight = weight[0] if isinstance(weight, list) else weight
+        if loading.is_resized_head(model, full_layer_name, weight):
+            del self.quantizer.names[full_layer_name]
+            return {full_layer_name: weight}
+        try:
+            self._pack(model, full_layer_name, weight, missing)
+        except ChopError as error:  # transformers would hide it behind a sentence of its own
+            self.quantizer.refused.append(error)
+            missing.discard(full_layer_name)
+        return {}
+
+    def _pack(self, model: Any, full_layer_name: str, weight: Any, missing: set[str]) -> None:
+        from chop.ir.huggingface import loading
+
+        loading.check_shape(model, full_layer_name, weight)
         config, path = self.quantizer.quantization_config, self.quantizer.names[full_layer_name]
         group, format = self.quantizer.groups[path], self.quantizer.formats[path]
         data_in = config.data_in
@@ -355,8 +378,7 @@ class PackWeight(ConversionOps):  # type: ignore[misc]
             made = loading.pack_layers(model, group, weight, format, data_in)
         for module in made:
             module.packed_dtype = self.quantizer.dtypes[path]
-        (missing_keys or set()).discard(full_layer_name)
+        missing.discard(full_layer_name)
         for name in group:
-            (missing_keys or set()).discard(f"{name}.weight")
+            missing.discard(f"{name}.weight")
             model.all_tied_weights_keys.pop(f"{name}.weight", None)
-        return {}

@@ -17,6 +17,7 @@ from torch import nn
 
 from chop.errors import CheckpointError, enumerate_names
 from chop.ir.huggingface.layers import NUMBERED, check_layers, spare_layers
+from chop.ir.huggingface.misfits import first_of, lacking, other_shape
 from chop.ir.huggingface.skeleton import empty_model
 from chop.ir.huggingface.tools import tool_of
 from chop.nn.packed.base import BUFFER_NAMES
@@ -66,10 +67,7 @@ class Unread:
             CheckpointError: something else is left; it is named.
         """
         for key, found, expected in [] if has_new_head else sorted(self.mismatched):
-            raise CheckpointError(
-                f"{where}: the weights cannot be read: '{key}' has the shape {[*found]}, by "
-                f"config.json {[*expected]}."
-            )
+            raise other_shape(key, found, expected, where)
         check_layers(model, self.missing, where)
         family = _Family(model)
         unexpected = {family.own_name(key) for key in self.unexpected}
@@ -83,10 +81,7 @@ class Unread:
         missing = sorted(key for key in self.missing if not DERIVED.search(key))
         needed = [key for key in missing if not family.may_be_new(key, self)]
         if needed:
-            raise CheckpointError(
-                f"{where}: the weights lack {_first(needed)}, which the {type(model).__name__} of "
-                "its config.json needs."
-            )
+            raise lacking(model, needed, where)
         for key, found, expected in sorted(self.mismatched):
             if family.is_of_body(key):
                 raise CheckpointError(
@@ -109,19 +104,15 @@ def _notes(model: Any, spare: list[str], fresh: list[str], unread: list[str]) ->
         yield f"not used, {others}"
 
 
-def _first(names: list[str]) -> str:
-    """The first name, and how many others there are."""
-    return enumerate_names([f"'{name}'" for name in names], 1)
-
-
 def _no_place(model: Any, names: list[str]) -> str:
     """What is wrong with tensors that a model does not have."""
     tool = next((x for name in names if (x := tool_of(name))), None)
     if tool is None:
         kind = type(model).__name__
-        return f"the {kind} of its config.json has no place for {_first(names)}."
+        return f"the {kind} of its config.json has no place for {first_of(names)}."
+    own = first_of([name for name in names if tool_of(name) == tool])
     return (
-        f"the weights are codes of {tool}, as {_first([x for x in names if tool_of(x) == tool])}, "
+        f"the weights are codes of {tool}, as {own}, "
         "and no quantization_config in its config.json says how they are decoded: fetch the "
         "config.json that the tool wrote."
     )

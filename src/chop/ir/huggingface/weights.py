@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from chop.errors import CheckpointError, did_you_mean
+from chop.ir.huggingface.misfits import NO_FLOATS, no_floats
 from chop.ir.huggingface.tools import tool_of
 from chop.ir.storage.tensor_store import open_file
 from chop.nn.packed import PackedOperator
@@ -52,14 +53,25 @@ class StoredTensors:
                     self._files[name] = Path(file)
         self._size = sum(math.prod(shape) for _, shape in self._found.values())
         self._names_in = names_in
-        self._renamed = {own: name for name, own in names_in(model, self._found).items()}
+        self._own = names_in(model, self._found)
+        self._renamed = {own: name for name, own in self._own.items()}
 
     def has(self, key: str) -> bool:
         """Whether there is a tensor of the model, under its name or that of the body's."""
         return self._find(key) is not None
 
-    def check_float(self) -> None:
-        """Raises CheckpointError where there are codes, which nothing says the formats of."""
+    def check_float(self, model: Any) -> None:
+        """Compares the types of tensors with those of a model that has floats alone.
+
+        Raises:
+            CheckpointError: there are codes, which nothing says the formats of, or integers in the
+                place of floats.
+        """
+        floats = {name for name, x in model.state_dict().items() if x.is_floating_point()}
+        for name, own in self._own.items():
+            kind = self._found[name][0]
+            if own in floats and kind.startswith(NO_FLOATS):
+                raise no_floats(name, kind, f"'{model.config.name_or_path}'")
         coded = next((name for own, name in self._renamed.items() if self._is_coded(own)), None)
         if coded is None:
             return
@@ -147,7 +159,7 @@ class StoredTensors:
         if not whole:
             body = "" if model.base_model is model else f"{self._prefix}."
             needed = {name for name in needed if name.startswith(body)}
-        missing = _but(needed - {*given.values()}, may_be_missing(model))
+        missing = but(needed - {*given.values()}, may_be_missing(model))
         kind = type(model).__name__
         if missing:
             raise CheckpointError(
@@ -157,7 +169,7 @@ class StoredTensors:
         known = {*model.state_dict(), *model.all_tied_weights_keys}
         known |= {name for name, _ in model.named_buffers()}
         extra = {name for name, own in given.items() if own not in known} if whole else set()
-        unexpected = _but(extra, may_be_unexpected(model))
+        unexpected = but(extra, may_be_unexpected(model))
         if unexpected:
             raise CheckpointError(
                 f"the folder's weights have '{unexpected[0]}', for which {kind} has no place: "
@@ -177,7 +189,7 @@ def _check_inside(folder: str, files: Sequence[str]) -> None:
             )
 
 
-def _but(names: Iterable[str], ignored: Iterable[str] | None) -> list[str]:
+def but(names: Iterable[str], ignored: Iterable[str] | None) -> list[str]:
     """The names that no pattern matches, sorted."""
     patterns = [*(ignored or ())]
     return sorted(x for x in names if not any(re.search(pattern, x) for pattern in patterns))

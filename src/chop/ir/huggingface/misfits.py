@@ -1,0 +1,43 @@
+"""Sentences on tensors of files that do not fit a model, however they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from chop.errors import CheckpointError, enumerate_names
+
+NO_FLOATS = ("I", "U", "BOOL")
+"""Beginnings of safetensors' names of types."""
+
+
+def other_shape(
+    key: str, found: Iterable[int], expected: Iterable[int], where: str
+) -> CheckpointError:
+    """What is wrong with a tensor of another size than the model's."""
+    return CheckpointError(
+        f"{where}: the weights cannot be read: '{key}' has the shape {[*found]}, by config.json "
+        f"{[*expected]}."
+    )
+
+
+def lacking(model: Any, needed: list[str], where: str) -> CheckpointError:
+    """What is wrong with files that lack tensors which a model needs."""
+    return CheckpointError(
+        f"{where}: the weights lack {first_of(needed)}, which the {type(model).__name__} of its "
+        "config.json needs."
+    )
+
+
+def no_floats(name: str, kind: str, where: str) -> CheckpointError:
+    """What is wrong with a tensor of integers, or of truth values, where a model has floats."""
+    found = "truth values" if kind == "BOOL" else "integers"
+    return CheckpointError(
+        f"{where}: '{name}' holds {found} ({kind}), and no scales say which numbers they stand "
+        "for; expected floats."
+    )
+
+
+def first_of(names: list[str]) -> str:
+    """The first name, and how many others there are."""
+    return enumerate_names([f"'{name}'" for name in names], 1)
