@@ -108,7 +108,7 @@ class Written(nn.Module):
 @pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float32).min])
 @pytest.mark.sampled(1)
 def test_formats_do_not_see_hidden_scores_in_a_file_either(adds, fill, tmp_path):
-    """Of one scale for a tensor, which would follow the mask, and be 0 or infinite."""
+    """Scale for a whole tensor, which would follow the mask, and be 0 or infinite."""
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     mg = MaseGraph(Written(adds, fill).eval(), dummy_in={"x": x})
     names = ("softmax", "add") if adds else ("softmax",)

@@ -34,7 +34,7 @@ def every_scale(x_max):
 
 
 def error_of(rounded, x, width):
-    """What is searched for: at 2 bits errors of one sign count twice."""
+    """Returns the objective of the search: at 2 bits errors of one sign count twice."""
     error = rounded - x
     added = error.sum(-1).square() / 2 if width == 2 else 0
     return error.square().sum(-1) + added

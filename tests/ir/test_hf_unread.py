@@ -271,7 +271,7 @@ def test_a_body_without_a_head_gets_one(tmp_path, caplog):
 
 
 def test_parts_of_other_heads_are_left_out(tmp_path, caplog):
-    """As in files of BERT, which say BertForMaskedLM and have all that it was trained with."""
+    """Writes files like BERT's, which say BertForMaskedLM and have all heads of its training."""
     bert(tmp_path, BertForPreTraining)
     edit(tmp_path, architectures=["BertForMaskedLM"])
     assert type(load_model(tmp_path)) is BertForMaskedLM

@@ -159,7 +159,7 @@ def graph_of(make, inputs, pad=None, dtype=torch.float32):
 
 
 def operands_of(mg, batches):
-    """What reaches all operands that are no parameters."""
+    """Collects what reaches all operands that are no parameters."""
     quantized, _ = passes.quantize_transform_pass(mg, AUTO)
     steps = {n: m for n, m in quantized.model.named_modules() if hasattr(m, "spec")}
     wanted = {

@@ -72,7 +72,7 @@ def test_hidden_scores_stay_and_change_nothing(fmt):
 )
 @pytest.mark.parametrize("fill", fills(torch.float32))
 def test_visible_scores_are_rounded_as_if_there_were_no_others(fmt, fill):
-    """Where a row has one group, its visible scores are a tensor of their own."""
+    """Compares with the visible scores alone, where a row has one group."""
     x = drawn(2, KEYS, KEYS)
     masked = x.masked_fill(LATER, fill)
     expected = torch.softmax(visible_rounded(fmt, x, LATER).masked_fill(LATER, fill), -1)
@@ -205,7 +205,7 @@ MASKS = {
 
 
 def stays_within_a_token(fmt):
-    """Whether the scales of (batch, heads, tokens, features) are given, or those of one token."""
+    """Returns whether (batch, heads, tokens, features) has scales of its own for each token."""
     layout, x = fmt.layout(), drawn(1, 1, 2, 2)
     if layout.levels is not None or layout.fitted(x) != layout:
         return False
@@ -232,7 +232,7 @@ def test_no_query_sees_what_an_attention_hides(fmt):
 
 
 def test_attention_and_its_steps_round_alike():
-    """What hides by numbers gives what hides by a boolean."""
+    """Compares masks of numbers with boolean masks."""
     attention = q.QuantScaledDotProductAttention(QuantSpec.uniform(MXInt()))
     x = drawn(2, 2, KEYS, 16)
     expected = attention(x, x, x, is_causal=True)

@@ -86,7 +86,7 @@ def described(model: nn.Module) -> dict[str, Any]:
 
 
 def under_ddp(kind: str, case: str) -> dict[str, Any]:
-    """What one rank has after training."""
+    """Returns the state of one rank after training."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = quantized(SPECS[kind])
@@ -125,7 +125,7 @@ def test_processes_train_one_model(kind, case):
 
 
 def freed() -> list[bool]:
-    """Whether models are gone that were trained, of a module of DDP and of one without formats."""
+    """Returns whether two trained models, quantized in DDP and without formats, are freed."""
     dist.init_process_group("gloo")
     found = []
     for make in (partial(nn.Linear, 6, 3), partial(quantized, LSQ)):
@@ -147,7 +147,7 @@ def test_models_that_were_trained_are_freed():
 
 
 def after_other_formats() -> dict[str, Any]:
-    """What one rank has after training that began with scales of its own, and what moved."""
+    """Returns one rank's state after training from scales of its own, and what moved."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = quantized(LSQ)
@@ -168,7 +168,7 @@ def test_scales_that_take_the_start_of_the_first_process_go_on_learning():
 
 
 def under_fsdp(kind: str) -> dict[str, Any]:
-    """What one rank has after training with sharded parameters, gathered."""
+    """Returns one rank's state after training with sharded parameters, gathered."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import fully_shard
 

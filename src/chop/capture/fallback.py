@@ -89,7 +89,7 @@ class _GraphBreakError(Exception):
 
 @dataclass
 class Recording:
-    """What the two runs wrote down, as one graph.
+    """Merges the recordings of the two runs into one graph.
 
     Args:
         recorder: the run in `eval()`, whose graph it is.
@@ -353,7 +353,7 @@ class Fallback:
                 self._add_leaves(graph_break)
 
     def _probed(self, subject: Any, sizes: Sizes) -> tuple[list[EagerOutput], ...]:
-        """What a leaf or an operator returns in `eval()` and in `train()`."""
+        """Returns the results of a leaf or an operator in `eval()` and in `train()`."""
         example = self._traced_example()
         in_eval = probe_outputs(self.model, example, self.fixed, subject, sizes)
         with contextlib.suppress(CaptureError):

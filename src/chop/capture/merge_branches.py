@@ -156,7 +156,7 @@ class _Merge:
         return node
 
     def _target(self, twin: fx.Node) -> Any:
-        """What a node calls or reads: constants that recordings have made are numbered in each."""
+        """Returns a node's target; each recording numbers its own constants."""
         ours, theirs = self._recorder.constants, self._in_train.constants
         if twin.op != "get_attr" or twin.target not in theirs:
             return twin.target
@@ -224,7 +224,7 @@ def _key(node: fx.Node) -> Any:
 
 
 def _is_same(ours: Any, theirs: Any) -> bool:
-    """Whether two arguments are one, or a member and what `theirs` has written into it."""
+    """Returns whether two arguments are one, or a member and what `theirs` has written into it."""
     while isinstance(theirs, fx.Node) and ours is not theirs and theirs.args:
         if theirs.args[0] not in written_by(theirs):
             break

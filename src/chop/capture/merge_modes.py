@@ -266,7 +266,7 @@ def _differences(
 def walk(
     ours: Any, theirs: Any, is_same: Callable[[Any, Any], bool], place: tuple[Any, ...] = ()
 ) -> Iterator[Difference]:
-    """Where the arguments of two calls differ.
+    """Lists the differing arguments of two calls.
 
     Args:
         ours: those of the one.

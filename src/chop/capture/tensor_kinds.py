@@ -57,7 +57,7 @@ def _check_whole(model: nn.Module, members: Mapping[str, Tensor]) -> None:
 
 
 def _is_a(value: Any, home: str, *names: str) -> bool:
-    """Whether a value is of a class in a module of torch, which is imported if there is one."""
+    """Returns whether a value is of a class in a module of torch, if that is imported."""
     module = sys.modules.get(home)
     return any(isinstance(value, getattr(module, name)) for name in names if module is not None)
 

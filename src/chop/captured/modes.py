@@ -37,7 +37,7 @@ def _path_of(node: fx.Node) -> str | None:
 
 
 def is_of_training(node: fx.Node) -> bool:
-    """Whether a node runs in `train()` only."""
+    """Returns whether a node runs in `train()` only."""
     return bool(node.meta.get(MODE, (False, ""))[0])
 
 

@@ -75,7 +75,7 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _versions(module: nn.Module) -> dict[str, int]:
-    """How often each tensor was written; those of inference mode count nothing."""
+    """Counts the writes into each tensor; those of inference mode count nothing."""
     return {n: 0 if x.is_inference() else version_of(x) for n, x in _state(module).items()}
 
 
@@ -102,7 +102,7 @@ def _depends_on(
     call: Callable[[], Mapping[str, Tensor]],
     expected: Mapping[str, Tensor],
 ) -> bool:
-    """Whether outputs change with the numbers in the tensors that a module writes."""
+    """Returns whether outputs change with the numbers in the tensors that a module writes."""
     state = _state(module)
     for name in written:
         tensor = state[name].data

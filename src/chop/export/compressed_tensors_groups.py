@@ -38,7 +38,7 @@ DENSE = "dense"
 DENSE_SINCE = 18
 """Minor version of the library in which codes first went on in the next word."""
 REORDERED = ("group", "dynamic")
-"""Of `actorder`: columns are in an order of their own. Else they were rounded in it alone."""
+"""Value of `actorder` for reordered columns. Others were only rounded in that order."""
 CLASSES = ("Embedding", "Linear")
 """Of layers that are packed, as targets name them."""
 EXPRESSION = "re:"

@@ -78,7 +78,7 @@ def read(folder: Path) -> Read:
 def read_groups(
     folder: Path, config: Mapping[str, Any], groups: Sequence[Group], *, quantizes_cache: bool
 ) -> Read:
-    """What a folder holds whose tensors are named as those of compressed-tensors.
+    """Content of a folder whose tensors are named as those of compressed-tensors.
 
     Args:
         folder: local, of safetensors.

@@ -21,7 +21,7 @@ from chop.export.gguf_split import DEFAULT, NAME, WHOLE_WORDS, name_of, steps_na
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of tokens in GGUF."""
 UNUSED_TEXT = "[PAD{}]"
-"""Of an id without a token."""
+"""Type of an id without a token."""
 OTHERWISE = "may split texts in another way"
 SPACED = "puts a space also before texts that begin with one, and after special tokens"
 IDS = {

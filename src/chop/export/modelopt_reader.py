@@ -23,7 +23,7 @@ from chop.ir.huggingface.config_file import CONFIG
 
 METHOD, ALGORITHM = "modelopt", "FP8"
 SETTINGS = "hf_quant_config.json"
-"""Of a folder whose `config.json` says nothing."""
+"""Settings of a folder whose `config.json` says nothing."""
 INPUTS = InputScheme(8, "float", "tensor", None, is_dynamic=False)
 LAYERS = Group(
     *(CLASSES, (), FLOATS_IN, 8, "float", "tensor", None),
@@ -34,7 +34,7 @@ LAYERS = Group(
 
 
 def read(folder: Path) -> Read:
-    """What a folder holds.
+    """Content of a folder.
 
     Args:
         folder: local, of safetensors.

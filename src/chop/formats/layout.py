@@ -54,12 +54,12 @@ class Layout:
 
     @property
     def has_nan(self) -> bool:
-        """Whether an infinity makes its group NaN."""
+        """Returns whether an infinity makes its group NaN."""
         return self.scaling is not None and self.scaling.has_nan
 
     @property
     def ignores_zeros(self) -> bool:
-        """Whether zeros stay zeros and no scale follows them: of elements without a threshold."""
+        """Returns whether zeros stay zeros and no scale follows them."""
         if self.levels is not None or self.element.threshold is not None or self.has_zero_points:
             return False
         statistic = None if self.scaling is None else self.scaling.statistic

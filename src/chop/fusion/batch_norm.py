@@ -130,7 +130,7 @@ def folded(
 
 
 def _factors(norm: BatchNorm) -> Tensor:
-    """What a norm multiplies each channel by, float64."""
+    """Returns the factor of each channel in a norm, float64."""
     assert norm.running_var is not None
     factors = (norm.running_var.double() + norm.eps).rsqrt()
     return factors if norm.weight is None else factors * norm.weight.detach().double()

@@ -117,7 +117,7 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
 
 
 def _is_mask(node: fx.Node, folded: Folded) -> bool:
-    """Whether a node is a constant with masked scores, which codes would saturate."""
+    """Returns whether a node is a constant with masked scores, which codes would saturate."""
     value = folded.values[node]
     if node not in folded.static or not folded.is_float(node) or not isinstance(value, Tensor):
         return False

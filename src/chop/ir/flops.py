@@ -134,7 +134,7 @@ def _on_meta(module: nn.Module) -> nn.Module:
 
 
 def _has_product(module: nn.Module) -> bool:
-    """Whether a module has matrices; one without may still multiply its inputs."""
+    """Returns whether a module has matrices; one without may still multiply its inputs."""
     return any(x.dim() > 1 for x in module.parameters()) or not any(True for _ in module.children())
 
 

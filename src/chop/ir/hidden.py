@@ -77,7 +77,7 @@ def zeroed(x: Tensor) -> Tensor:
 
 
 def knows(x: Tensor) -> bool:
-    """Whether `hidden_elements` knows of this tensor that no element is hidden, or which are."""
+    """Returns whether `hidden_elements` knows which elements of a tensor are hidden."""
     followed = _followed.get()
     return followed is not None and followed.knows(x)
 
@@ -210,7 +210,7 @@ class HiddenElements(TorchDispatchMode):
         return noted.flat
 
     def knows(self, x: Tensor) -> bool:
-        """Whether an operator that was followed has made the tensor's memory."""
+        """Returns whether an operator that was followed has made the tensor's memory."""
         return _has_storage(x) and storage_id(x) in self._noted
 
     def hidden(self, x: Tensor) -> Tensor | None:
@@ -248,7 +248,7 @@ def _on(flat: Tensor, x: Tensor, noted: _Noted) -> Tensor:
 
 
 def _fitting(hidden: Tensor | None, x: Tensor) -> Tensor | None:
-    """What a rule says of a result, if it has a shape that expands to the result's."""
+    """Returns a rule's answer, if its shape expands to that of the result."""
     if hidden is None or hidden.dim() > x.dim():
         return None
     sizes = zip(reversed(hidden.shape), reversed(x.shape), strict=False)

@@ -57,7 +57,7 @@ class Executed:
         return numbers if found is None else numbers.copy_(found)
 
     def rerun(self, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the operator makes of `change(x)` in place of each tensor that it moves or sums."""
+        """Calls the operator with `change(x)` in place of each tensor that it moves or sums."""
         placed, named = [], {}
         for argument in schema_of(self.func).arguments:
             value = self.given[argument.name]
@@ -83,7 +83,7 @@ def nothing(run: Executed, result: Tensor) -> None:
 
 
 def elementwise(run: Executed, result: Tensor) -> Tensor | None:
-    """Where any input is hidden, broadcast."""
+    """Hides an element if any of its inputs is hidden, broadcast."""
     found = [hidden for _, hidden in run.hidden_inputs()]
     return functools.reduce(torch.logical_or, found) if found else None
 
@@ -144,7 +144,7 @@ def reordered(run: Executed, result: Tensor) -> Tensor | None:
 
 
 def pooled(run: Executed, result: Tensor) -> Tensor:
-    """Where all elements are hidden that an element is pooled or interpolated from."""
+    """Hides an element if all that it is pooled or interpolated from are hidden."""
     return run.rerun(lambda x: 1 - run.number(x)) <= 0
 
 
@@ -177,7 +177,7 @@ def attended(run: Executed, result: Tensor) -> Tensor | None:
 
 
 def reduced(run: Executed, result: Tensor) -> Tensor | None:
-    """Where everything that is reduced to one element is hidden."""
+    """Hides an element if all that is reduced to it is hidden."""
     found, dims = run.hidden(run.given["self"]), run.given.get("dim")
     if found is None or dims is None or dims == []:
         return None if found is None else found.all()
@@ -208,7 +208,7 @@ MOVING = (
     *(aten.masked_scatter, aten.masked_scatter_, aten.reflection_pad1d, aten.replication_pad1d),
 )
 POOLING = ("avg_pool", "_adaptive_avg_pool", "max_pool2d", "upsample_nearest", "upsample_linear")
-"""How names of operators start that take each element from some neighbors."""
+"""First parts of the names of operators that take each element from some neighbors."""
 RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(MOVING, moved),
     **dict.fromkeys((aten.scatter_add, aten.scatter_add_), summed),

@@ -15,7 +15,7 @@ MASK = "attention_mask"
 KEY_PADDING = "key_padding_mask"
 """The end of torch's names of inputs that are True, or -inf, where a token is padding."""
 TARGET_SIDE = ("decoder_", "tgt")
-"""How the names of the inputs of a decoder start, where an encoder has inputs of its own."""
+"""First parts of the names of a decoder's inputs, where an encoder has inputs of its own."""
 
 
 def visible_tokens(batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ def hidden_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _common_start(name: str, mask: str) -> int:
-    """How many characters two names start with in common."""
+    """Counts the characters that two names start with in common."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, mask, strict=False))
     return sum(1 for _ in pairs)
 
@@ -126,7 +126,7 @@ def _is_turned(model: Any, name: str, mask: str) -> bool:
 
 
 def is_tokens_first(node: fx.Node, name: str) -> bool:
-    """Whether a value is (tokens, batch, ...) of a mask (batch, tokens).
+    """Returns whether a value is (tokens, batch, ...) of a mask (batch, tokens).
 
     The sizes that the capture found to be one tell it; else the shapes of the example inputs, and
     where they are square too, `batch_first` of the modules that have it.

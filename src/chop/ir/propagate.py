@@ -145,7 +145,7 @@ class GraphRunner(fx.Interpreter):
         return super().run_node(n)
 
     def is_absent(self, node: fx.Node) -> bool:
-        """Whether the module's modes leave a node out."""
+        """Returns whether the module's modes leave a node out."""
         if not self._paths:
             return False
         is_training = modes_in(self.module)

@@ -64,7 +64,7 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
 
 
 def _is_slid_over(node: fx.Node) -> bool:
-    """Whether a convolution reads a value: channels are not its last dimension, nor its rows."""
+    """Returns whether a convolution reads a value, whose channels are not its last dimension."""
     model = node.graph.owning_module
     return model is not None and any(of_node(user, model).spatial for user in node.users)
 

@@ -21,7 +21,7 @@ from chop.nn.transposed import stores_transposed
 
 
 def is_inside(name: str, paths: Collection[str]) -> bool:
-    """Whether one of some modules is, or has, what a dotted name is of."""
+    """Returns whether one of some modules is, or has, what a dotted name is of."""
     return any(name.startswith(f"{path}.") for path in paths)
 
 
@@ -89,7 +89,7 @@ def copy_in_full(mg: MaseGraph, adapter: AdapterFile) -> None:
 
 
 def are_tied_pairs(mg: MaseGraph, saved: Collection[str]) -> bool:
-    """Whether modules share weights with one other each, which PEFT can keep tied in training.
+    """Returns whether modules are tied in pairs, which PEFT can keep tied in training.
 
     It ties by what transformers says of the model, and cannot where a third module has the weight.
     """
@@ -136,7 +136,7 @@ def _used(mg: MaseGraph, names: Sequence[str]) -> set[str]:
 
 
 def _trains(name: str, adapter: AdapterFile) -> bool:
-    """Whether PEFT trains a parameter that its file has.
+    """Returns whether PEFT trains a parameter that its file has.
 
     The file also has embeddings that it does not train, where a layer near them is adapted.
     """

@@ -32,7 +32,7 @@ class Replicas(NamedTuple):
 
 
 def has_process_group() -> bool:
-    """Whether this process has joined others."""
+    """Returns whether this process has joined others."""
     return dist.is_available() and dist.is_initialized()
 
 

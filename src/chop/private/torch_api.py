@@ -217,12 +217,12 @@ def never_compiled(function: F) -> F:
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether a tensor is one of several in `torch.vmap`."""
+    """Returns whether a tensor is one of several in `torch.vmap`."""
     return bool(torch._C._functorch.is_batchedtensor(x))
 
 
 def is_in_backward() -> bool:
-    """Whether autograd runs a backward pass in this thread, in which checkpoints recompute."""
+    """Returns whether this thread runs a backward pass, in which checkpoints recompute."""
     task: int = torch._C._current_graph_task_id()
     return task != -1
 

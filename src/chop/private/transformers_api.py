@@ -129,7 +129,7 @@ def without_load_report() -> Iterator[list[str]]:
 
 
 def failed_conversions(tables: Sequence[str]) -> str | None:
-    """Which tensors could not be put together from those of files; None: no table says so.
+    """Names the tensors that could not be joined from those of files; None: no table says so.
 
     Args:
         tables: of `without_load_report`.

@@ -43,7 +43,7 @@ def _may_be_masked(row: Operator, reads_masked: bool) -> bool:
 
 
 def _hands_on(row: Operator) -> bool:
-    """Whether scores remain scores behind an operator."""
+    """Returns whether scores remain scores behind an operator."""
     return row.kind in (Kind.ARITHMETIC, Kind.DROPOUT) or bool(row.layout)
 
 

@@ -86,7 +86,7 @@ class _Walk:
             yield self.plain(part)
 
     def _reduced(self, value: Any) -> Iterator[Any]:
-        """What pickle would write; nothing more than the class where it cannot."""
+        """Yields what pickle would write; nothing more than the class where it cannot."""
         own = copyreg.dispatch_table.get(type(value))
         try:
             reduced = value.__reduce_ex__(4) if own is None else own(value)

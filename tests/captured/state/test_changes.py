@@ -62,7 +62,7 @@ def captured(
 
 
 def outcome(graph: nn.Module, x: Tensor, expected: Tensor) -> str:
-    """How a graph takes what is the matter with its model, which returns `expected`."""
+    """Returns the outcome of a call after a change: followed, refused, warned or silent."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

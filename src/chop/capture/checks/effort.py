@@ -16,7 +16,7 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def multiply_adds_per_node(captured: fx.GraphModule, values: Mapping[fx.Node, Any]) -> float:
-    """How many multiply-adds a node of a graph makes on average, in round numbers.
+    """Returns the average number of multiply-adds of a graph's nodes, estimated.
 
     Args:
         captured: the graph.

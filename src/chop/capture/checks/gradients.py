@@ -25,7 +25,7 @@ _FAINT = 1e-3
 
 @dataclass(frozen=True)
 class Gradients:
-    """What autograd makes of the outputs of one call.
+    """Gradients of the outputs of one call.
 
     Args:
         required: which outputs require a gradient.
@@ -41,7 +41,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Differentiation:
-    """What calls are differentiated by.
+    """Parameters and inputs that calls are differentiated by.
 
     Args:
         parameters: by name; those that require no gradient count as such without one.
@@ -97,7 +97,7 @@ class Differentiation:
 
 
 def difference(found: Gradients, expected: Gradients, tolerance: float) -> tuple[str, set[str]]:
-    """How gradients differ, and the names of those that do; "" if they do not.
+    """Describes a difference of gradients and names them; "" if there is none.
 
     Args:
         found: of the capture.
@@ -147,7 +147,7 @@ def _is_equal(found: Tensor | None, expected: Tensor) -> bool:
 def _are_close(
     found: Gradients, expected: Gradients, names: Iterable[str], tolerance: float
 ) -> bool:
-    """Whether no entry of these gradients differs by a share of the largest one of all.
+    """Returns whether all differences are below a share of the largest entry of all gradients.
 
     One norm of all together takes a tenth of the time of one for each.
     """

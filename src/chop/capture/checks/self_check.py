@@ -40,7 +40,7 @@ _LOWERED = 5e-2
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How a capture differs from its model.
+    """A difference of a capture from its model.
 
     Args:
         reason: what differs.
@@ -59,7 +59,7 @@ class Mismatch:
 def find_mismatch(
     model: nn.Module, captured: CapturedModule, example: Mapping[str, Any], eager_run: DryRun
 ) -> Mismatch | None:
-    """How a capture differs from its model in `eval()` without gradients; None if it does not.
+    """Describes how a capture differs from its model in `eval()` without gradients, or None.
 
     A model can notice that it is being recorded (transformers skips an attention mask of ones
     only when it is not), and no reading of its graph would show it. A graph with autocast regions
@@ -111,7 +111,7 @@ class GradientCheck:
         self._calls: dict[tuple[bool, bool], Call | None] = {}
 
     def find_mismatch(self, captured: CapturedModule, recorder: Recorder) -> Mismatch | None:
-        """How a capture differs from the model; None if it does not, or refuses the call.
+        """Describes how a capture differs from the model; None if it agrees, or refuses the call.
 
         Args:
             captured: the capture.

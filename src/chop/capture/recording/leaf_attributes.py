@@ -155,7 +155,7 @@ def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, Any, An
 
 
 def _reads(module: nn.Module, name: str) -> bool:
-    """Whether a module's code reads an attribute, as far as its classes tell."""
+    """Returns whether a module's code reads an attribute, as far as its classes tell."""
     if has_hooks(module) or why_not_its_class(module) is not None:
         return True
     return name in _names_in(cast(Hashable, type(module)))

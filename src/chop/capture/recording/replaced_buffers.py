@@ -61,7 +61,7 @@ class ReplacedBuffers:
         return True
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
-        """Whether a copy does as well: of the same kind, without a history, and of its own."""
+        """Returns whether a copy does as well: same kind, no history, memory of its own."""
         kinds = [(x.shape, x.dtype, x.device, x.layout) for x in (old, new)]
         is_own = memory_of(self._writer.node_of(new)).op != "get_attr"
         is_member = self._writer.node_of(old).op == "get_attr"

@@ -40,7 +40,7 @@ class Log2(Element):
 
     @property
     def has_zero(self) -> bool:  # type: ignore[override]
-        """Whether a code means zero."""
+        """Returns whether a code means zero."""
         return self.zero_code
 
     @property

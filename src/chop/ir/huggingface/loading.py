@@ -152,7 +152,7 @@ def _tied(
 
 
 def _has_both(stored_in: StoredTensors | None, path: str, source: str) -> bool:
-    """Whether the files have a weight of each of two layers, as codes or as floats."""
+    """Returns whether the files have a weight of each of two layers, as codes or as floats."""
     ends = (BUFFER_NAMES["weight"][0], "weight")
     return stored_in is not None and all(
         any(stored_in.has(f"{place}.{end}") for end in ends) for place in (path, source)
@@ -187,7 +187,7 @@ def check_untouched(model: nn.Module, group: Sequence[str], weight: Tensor) -> N
 
 
 def is_resized_head(model: Any, name: str, weight: Tensor) -> bool:
-    """Whether a weight of a task's head is of another size, which transformers reports or draws."""
+    """Returns whether a task head's weight has another size, which transformers reports."""
     in_body = model.base_model is model or name.startswith(f"{model.base_model_prefix}.")
     return (
         not in_body

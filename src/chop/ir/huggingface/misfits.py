@@ -14,7 +14,7 @@ NO_FLOATS = ("I", "U", "BOOL")
 def other_shape(
     key: str, found: Iterable[int], expected: Iterable[int], where: str
 ) -> CheckpointError:
-    """What is wrong with a tensor of another size than the model's."""
+    """Describes a tensor of another size than the model's."""
     return CheckpointError(
         f"{where}: the weights cannot be read: '{key}' has the shape {[*found]}, by config.json "
         f"{[*expected]}."
@@ -22,7 +22,7 @@ def other_shape(
 
 
 def lacking(model: Any, needed: list[str], where: str) -> CheckpointError:
-    """What is wrong with files that lack tensors which a model needs."""
+    """Describes files that lack tensors which a model needs."""
     return CheckpointError(
         f"{where}: the weights lack {first_of(needed)}, which the {type(model).__name__} of its "
         "config.json needs."
@@ -30,7 +30,7 @@ def lacking(model: Any, needed: list[str], where: str) -> CheckpointError:
 
 
 def no_floats(name: str, kind: str, where: str) -> CheckpointError:
-    """What is wrong with a tensor of integers, or of truth values, where a model has floats."""
+    """Describes a tensor of integers, or of truth values, where a model has floats."""
     found = "truth values" if kind == "BOOL" else "integers"
     return CheckpointError(
         f"{where}: '{name}' holds {found} ({kind}), and no scales say which numbers they stand "

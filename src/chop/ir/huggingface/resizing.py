@@ -63,7 +63,7 @@ def _resized_by_unpacking(model: Any, layer: PackedOperator, make: Make) -> nn.M
 
 
 def _is_tied(model: Any, head: PackedOperator, table: nn.Module) -> bool:
-    """Whether an output layer had the weight of a table that has its new rows already."""
+    """Returns whether an output layer had the weight of a table that has its new rows already."""
     if not getattr(model, "all_tied_weights_keys", None) or not isinstance(table, PackedOperator):
         return False
     kept = min(len(head.weight), len(table.weight))

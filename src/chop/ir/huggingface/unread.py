@@ -31,13 +31,13 @@ DERIVED = re.compile(
 )
 """Buffers that are computed or counted, which releases store or leave out."""
 CAUSAL_MASK = re.compile(r"\.(self_)?att(entio)?n\.bias$")
-"""Of old decoders: of a module that has no bias for its results."""
+"""Causal mask of old decoders, in a module that has no bias for its results."""
 OPERANDS = {name: operand for operand, names in BUFFER_NAMES.items() for name in names}
 
 
 @dataclass(frozen=True)
 class Unread:
-    """What is left of the tensors of files, and of those of a model.
+    """Tensors of files without a place in the model, and of the model without a file.
 
     Attributes:
         missing: the model's tensors that no file has.
@@ -51,7 +51,7 @@ class Unread:
 
     @classmethod
     def of_report(cls, report: Mapping[str, Any]) -> Unread:
-        """What `from_pretrained` says with `output_loading_info`."""
+        """Reads the answer of `from_pretrained` with `output_loading_info`."""
         keys = ("missing_keys", "unexpected_keys", "mismatched_keys")
         return cls(*(report[key] for key in keys))
 
@@ -105,7 +105,7 @@ def _notes(model: Any, spare: list[str], fresh: list[str], unread: list[str]) ->
 
 
 def _no_place(model: Any, names: list[str]) -> str:
-    """What is wrong with tensors that a model does not have."""
+    """Describes tensors that a model does not have."""
     tool = next((x for name in names if (x := tool_of(name))), None)
     if tool is None:
         kind = type(model).__name__
@@ -137,13 +137,13 @@ class _Family:
         return max(names, key=lambda name: self._depth(name) - names[name])
 
     def _depth(self, key: str) -> int:
-        """How many of the modules round a tensor the model has."""
+        """Counts the modules around a tensor that the model has."""
         steps = key.split(".")[:-1]
         ends = range(len(steps), 0, -1)
         return next((end for end in ends if ".".join(steps[:end]) in self._modules), 0)
 
     def is_derived(self, key: str) -> bool:
-        """Whether a tensor of a file is one that the model computes."""
+        """Returns whether a tensor of a file is one that the model computes."""
         is_buffer = any(key == name for name, _ in self.model.named_buffers())
         parent = self._modules.get(key.rpartition(".")[0])
         has_bias = parent is not None and any(True for _ in parameters_of(parent).values())
@@ -151,7 +151,7 @@ class _Family:
         return is_buffer or is_mask or DERIVED.search(key) is not None
 
     def is_of_another_head(self, key: str) -> bool:
-        """Whether a tensor of a file is of a head, or a part of a body, that this class lacks."""
+        """Returns whether a file's tensor is of a head, or body part, that this class lacks."""
         path = key.rpartition(".")[0]
         parent = self._modules.get(path)
         if self.is_of_layer(key) or (parent is not None and _tensor_names(parent)):
@@ -162,7 +162,7 @@ class _Family:
         return any(self._has_module_of(x, key) for x in classes)
 
     def may_be_new(self, key: str, left: Unread) -> bool:
-        """Whether a tensor that no file has may be drawn at random, as a new head's."""
+        """Returns whether a tensor that no file has may be drawn at random, as a new head's."""
         if self._saved not in (None, type(self.model)) and not POOLER.search(key):
             return self._plain(key) not in self._parts(self._saved)
         path = key.rpartition(".")[0]
@@ -178,12 +178,12 @@ class _Family:
         return {*self.model.state_dict()} - {*missing} - {*tied}
 
     def is_of_body(self, key: str) -> bool:
-        """Whether a tensor is of the body, which all tasks have."""
+        """Returns whether a tensor is of the body, which all tasks have."""
         body = self.model.base_model
         return body is self.model or key.startswith(f"{self.model.base_model_prefix}.")
 
     def is_of_layer(self, key: str) -> bool:
-        """Whether a tensor is of a numbered layer that the model has."""
+        """Returns whether a tensor is of a numbered layer that the model has."""
         found = NUMBERED.match(key)
         return found is not None and f"{found['list']}.{found['number']}" in self._modules
 
@@ -211,7 +211,7 @@ class _Family:
                 yield found
 
     def _has_module_of(self, cls: type, key: str) -> bool:
-        """Whether a class has the module of a tensor, by the name that it has for it."""
+        """Returns whether a class has the module of a tensor, by the name that it has for it."""
         from chop.ir.huggingface.quantizer import names_in
 
         made = self._made(cls)

@@ -72,7 +72,7 @@ class QuantizedOperator(nn.Module):
     """The function whose calls the operator replaces; None if it replaces a module."""
 
     meets_masks: bool = False
-    """Whether what it reads may be masked scores: see `chop.nn.quantized.scores`."""
+    """True if inputs may be masked scores: see `chop.nn.quantized.scores`."""
 
     spec: QuantSpec
     weight_mask: Tensor

@@ -34,7 +34,7 @@ from chop.private.modules import (
 
 _HOOKS = {WeightNorm: "weight_norm", SpectralNorm: "spectral_norm", BasePruningMethod: "prune"}
 PRUNE = "torch.nn.utils.prune"
-"""What `why_computed` says of a parameter that torch masks."""
+"""Answer of `why_computed` for a parameter that torch masks."""
 _PARTS = ("_orig", "_mask", "_g", "_v", "_u")
 PARAMETRIZATIONS = "parametrizations"
 """The child in which torch keeps what a parametrized module computes its parameters of."""

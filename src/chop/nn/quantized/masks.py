@@ -21,7 +21,7 @@ MASK, FULL = "weight_mask", "weight_orig"
 SALIENCY = "weight_saliency"
 """Sum over training steps of weight * gradient, while `GradualPruning` ranks weights by it."""
 MASK_BUFFERS = (MASK, FULL, SALIENCY)
-"""What pruning adds to an operator; only masks change what it computes."""
+"""Buffers that pruning adds to an operator; only masks change its results."""
 
 
 def apply_mask(x: Tensor, mask: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def _read_once(x: Tensor) -> list[float]:
 
 @never_compiled
 def has_started(scales: Tensor | None) -> bool:
-    """Whether learned scales have a start: not all of them are zero.
+    """Returns whether learned scales have a start: not all of them are zero.
 
     Args:
         scales: (n,); those without numbers (meta, fake) count as started.
@@ -71,7 +71,7 @@ def has_started(scales: Tensor | None) -> bool:
 
 
 def is_in_fake_mode(x: Tensor) -> bool:
-    """Whether operators on a tensor give fake tensors; at little cost where none can."""
+    """Returns whether operators on a tensor give fake tensors; at little cost where none can."""
     if type(x) in WHOLE and not is_dispatch_observed():
         return False
     return detect_fake_mode(x) is not None

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Agreement:
-    """What the processes of one model agree on. It holds no module, so that models can be freed.
+    """State that the processes of one model agree on. It holds no module, to free models.
 
     Attributes:
         is_due: a forward with gradients has run since they agreed last.

@@ -59,7 +59,7 @@ def _large(x: Tensor) -> Tensor | None:
 
 
 def hidden_of(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
-    """What a mask of a result hides of an operand: what it hides wherever the operand is repeated.
+    """Returns the mask of an operand: elements that are hidden wherever they are repeated.
 
     Args:
         masked: boolean; None for nothing.
@@ -76,7 +76,7 @@ def hidden_of(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
 
 
 def _can_look_at(x: Tensor) -> bool:
-    """Whether a value may decide here, at no cost: on a CPU, outside compilers and transforms."""
+    """Returns whether a value may be read at no cost: on a CPU, outside compilers."""
     if type(x.detach()) is not Tensor or x.device.type != "cpu" or not x.numel():
         return False
     if torch.compiler.is_compiling() or is_transformed():

@@ -144,7 +144,7 @@ def _lowest_of(
 
 
 def _due(share: float, size: int, masked: int, of_all: bool) -> int:
-    """How many of `size` units are to be hidden, those that are `masked` included."""
+    """Counts the units of `size` that are to be hidden, those that are `masked` included."""
     return max(round(share * size), masked) if of_all else masked + round(share * (size - masked))
 
 
