@@ -198,3 +198,17 @@ def test_a_buffer_bound_to_itself_needs_no_leaf() -> None:
 def test_a_model_that_replaces_buffers_is_refused(cls: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match="replaces its buffer .*mean"):
         capture(cls(), {"x": torch.randn(3, 8)})
+
+
+class SignOfZero(nn.Module):
+    """Divides by another zero in each mode."""
+
+    def forward(self, x):
+        return 1 / (x.relu() * (0.0 if self.training else -0.0))
+
+
+def test_zeros_of_both_signs_are_two_constants():
+    captured, x = capture(SignOfZero(), {"x": torch.ones(2, 3)}), torch.ones(2, 3)
+    for training in (True, False):
+        captured.train(training)
+        assert torch.equal(captured(x), SignOfZero().train(training)(x))

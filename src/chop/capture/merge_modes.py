@@ -20,6 +20,7 @@ from chop.captured.dtype_constants import (
     source_of,
 )
 from chop.captured.runtime import ByMode
+from chop.captured.state.values import same_content
 from chop.nested import tree_parts
 
 _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
@@ -283,7 +284,7 @@ def walk(
         return
     inside, inside_theirs = _parts(ours), _parts(theirs)
     if inside is None and inside_theirs is None:
-        if not _same_constant(ours, theirs):
+        if not same_content(ours, theirs):
             yield place, ours, theirs
         return
     if inside is None or inside_theirs is None or type(ours) is not type(theirs):
@@ -299,8 +300,3 @@ def _parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, slice):
         return {"start": value.start, "stop": value.stop, "step": value.step}
     return tree_parts(value, fields=False)
-
-
-def _same_constant(ours: Any, theirs: Any) -> bool:
-    both_nan = ours != ours and theirs != theirs
-    return type(ours) is type(theirs) and (both_nan or bool(ours == theirs))
