@@ -59,6 +59,11 @@ class _Merge:
         self._choices: dict[tuple[Any, Any], fx.Node] = {}
         self._shared: set[fx.Node] = set()
         self._placed: set[fx.Node] = set()
+        self._first = 0
+        self._members: dict[tuple[str, Any], list[fx.Node]] = {}
+        for node in self._ours:
+            if "source" not in node.meta:
+                self._members.setdefault((node.op, node.target), []).append(node)
 
     def run(self) -> None:
         """Pairs and adds nodes, in the order of both recordings."""
@@ -132,9 +137,9 @@ class _Merge:
         """Our node for a member or a size, which the writer makes where it is first read."""
         if "source" in twin.meta:
             return None
-        wanted = (twin.op, self._target(twin), *self._arguments(twin))
-        for node in self._ours:
-            if "source" in node.meta or (node.op, node.target, node.args, node.kwargs) != wanted:
+        args, kwargs = self._arguments(twin)
+        for node in self._members.get((twin.op, self._target(twin)), ()):
+            if (node.args, node.kwargs) != (args, kwargs):
                 continue
             if node not in self._placed:
                 self._place().prepend(node)
@@ -145,7 +150,9 @@ class _Merge:
 
     def _place(self) -> fx.Node:
         """The first of our nodes that the recordings have not come to."""
-        return next(node for node in self._ours if node not in self._placed)
+        while self._ours[self._first] in self._placed:  # which only grows
+            self._first += 1
+        return self._ours[self._first]
 
     def _add(self, twin: fx.Node) -> fx.Node:
         args, kwargs = self._arguments(twin)

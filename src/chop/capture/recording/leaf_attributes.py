@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, cast
 
 import torch
@@ -16,6 +15,7 @@ from chop.capture.recording.graph_break import EffectError, Place
 from chop.capture.recording.source import current_line
 from chop.captured.leaves import LeafRule
 from chop.captured.overrides import has_hooks, why_not_its_class
+from chop.captured.state.code_search import code_names, functions_of, texts_in
 from chop.captured.state.python_state import differing
 from chop.private.modules import HOOKS, MEMBERS
 
@@ -163,30 +163,8 @@ def _reads(module: nn.Module, name: str) -> bool:
 
 @functools.cache
 def _names_in(cls: Hashable) -> frozenset[str]:
-    """The names in the methods of a class and of those that it extends, up to `nn.Module`."""
-    found: set[str] = set()
-    for base in inspect.getmro(cast(type, cls)):
-        if base not in (nn.Module, object):
-            found.update(_names_of(vars(base)))
-    return frozenset(found)
-
-
-def _names_of(members: Mapping[str, Any]) -> Iterator[str]:
-    for member in members.values():
-        functions: Iterable[Any] = (member,)
-        if isinstance(member, property):
-            functions = (member.fget, member.fset)
-        elif isinstance(member, staticmethod | classmethod):
-            functions = (member.__func__,)
-        for function in functions:
-            if isinstance(function, types.FunctionType):
-                yield from _names_of_code(inspect.unwrap(function).__code__)
-
-
-def _names_of_code(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, types.CodeType):
-            yield from _names_of_code(constant)
+    """Returns the names in the methods of a class and of its bases, up to `nn.Module`."""
+    homes = [base for base in inspect.getmro(cast(type, cls)) if base not in (nn.Module, object)]
+    members = [member for base in homes for member in vars(base).values()]
+    codes = [inspect.unwrap(x).__code__ for member in members for x in functions_of(member)]
+    return frozenset().union(*(code_names(code) | texts_in(code) for code in codes))
