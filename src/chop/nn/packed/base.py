@@ -57,6 +57,7 @@ class PackedOperator(QuantizedOperator):
     """
 
     operator: ClassVar[type[QuantizedOperator]]
+    exact_buffers = (*QuantizedOperator.exact_buffers, SCALES, TENSOR_SCALE)
     """The class that it packs."""
     takes_rows: ClassVar[bool] = False
     """A weight of another number of rows may be written to it."""
@@ -296,18 +297,8 @@ class PackedOperator(QuantizedOperator):
             super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts as any module, but keeps the dtype of scales."""
-        exact = {
-            name: x
-            for name, x in self._buffers.items()
-            if x is not None and name.endswith((SCALES, TENSOR_SCALE)) and x.is_floating_point()
-        }
+        """Moves and converts as any quantized operator; the decoded dtype follows."""
         super()._apply(fn, recurse)
-        for name, before in exact.items():
-            now = self._buffers[name]
-            assert now is not None
-            if now.dtype != before.dtype:
-                self._buffers[name] = before.to(now.device)
         probe = torch.empty(0, dtype=self.packed_dtype, device=self.encoded("weight").codes.device)
         self.packed_dtype = fn(probe).dtype
         return self

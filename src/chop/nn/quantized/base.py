@@ -68,6 +68,8 @@ class QuantizedOperator(nn.Module):
     """What the operator has to quantize, `data_out` aside."""
     fallback: ClassVar[Mapping[str, str]] = {}
     """Operands that take another's format when a config leaves them out."""
+    exact_buffers: ClassVar[tuple[str, ...]] = tuple(RANGE_NAMES.values())
+    """Ends of the names of float buffers whose dtype a conversion of the model leaves."""
     function: Callable[..., Any] | None = None
     """The function whose calls the operator replaces; None if it replaces a module."""
 
@@ -274,10 +276,14 @@ class QuantizedOperator(nn.Module):
         state.adopt_attributes(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts as any module, but keeps the dtype of ranges."""
-        ranges = {n: x for n in RANGE_NAMES.values() if (x := self._buffers.get(n)) is not None}
+        """Moves and converts as any module, but keeps the dtype of `exact_buffers`."""
+        exact = {
+            name: x
+            for name, x in self._buffers.items()
+            if x is not None and name.endswith(self.exact_buffers) and x.is_floating_point()
+        }
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, before in ranges.items():
+        for name, before in exact.items():
             now = self._buffers[name]
             assert now is not None
             if now.dtype != before.dtype:
