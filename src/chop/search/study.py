@@ -148,8 +148,10 @@ class Search:
             raise ConfigError(f"until and workers: expected at least 1, got {until}, {workers}.")
         if workers > 1 and not self.is_shared:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
+        was_open = self._ledger is not None
         with self.opened() as ledger, live_progress(self.result, until, progress) as show:
-            self._check_rules(ledger)  # functions, whose answers may have changed since it opened
+            if was_open:  # rules are functions, whose answers may have changed since
+                self._check_rules(ledger)
             self._tidy()
             if workers == 1:
                 self._runner(HeartbeatMonitor()).run(until, show, wait)
