@@ -9,6 +9,7 @@ from chop import MaseGraph, passes
 from chop.formats import Integer, QuantSpec
 from chop.models.builtin import BUILTIN_MODELS
 from chop.nn.quantized import QuantConv2d
+from chop.notices import AdjustedWarning
 
 from .conftest import with_metadata
 
@@ -269,3 +270,15 @@ def test_scales_of_channels_are_folded_with_their_channels(learns, tmp_path):
     assert torch.equal(again.model(x), fused.model(x))
     fused.model.train()(x).square().mean().backward()
     assert layer.weight.grad.abs().sum() > 0 and (not learns or layer.weight_scale.grad is not None)
+
+
+@pytest.mark.parametrize("frac_width", ["keep", "mse"])
+def test_a_weight_that_leaves_the_range_of_its_integers_is_told(frac_width):
+    mg, _ = quantized({"conv2d": {"config": QuantSpec(Integer(16, 8), Integer(8, 7))}})
+    mg.modules["1"].weight.data.fill_(40.0)
+    settings = {"frac_width": frac_width}
+    if frac_width == "mse":
+        passes.conv_bn_fusion_transform_pass(mg, settings)  # a warning is an error
+        return
+    with pytest.warns(AdjustedWarning, match=r"folded weight of '0' reaches .* saturates at 1 "):
+        passes.conv_bn_fusion_transform_pass(mg, settings)

@@ -19,6 +19,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, stored_weights
 from chop.nn.quantized.state import SCALE_NAMES
+from chop.notices import AdjustedWarning, warn_each_time
 from chop.private.modules import parameters_of
 from chop.private.torch_api import BatchNorm, Convolution
 
@@ -89,6 +90,7 @@ def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
     )
     if isinstance(convolution, QuantizedOperator):
         spec = _merged(_rescaled(convolution, norm), norm, frac_width)
+        _warn_of_saturation(str(before.target), convolution, spec)
         mg.replace(before, convolution.with_spec(spec))
     _update_metadata(mg, before)
 
@@ -170,6 +172,22 @@ def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpe
     return spec.with_quantizers(
         weight=_waiting(spec.weight, frac_width), bias=_waiting(spec.bias, frac_width)
     )
+
+
+def _warn_of_saturation(path: str, convolution: Convolution, spec: QuantSpec) -> None:
+    """Warns where folding has moved a parameter out of the range of its integers."""
+    for name in ("weight", "bias"):
+        fmt, value = getattr(spec, name), getattr(convolution, name)
+        if not isinstance(fmt, Integer) or not fmt.is_fitted or value is None:
+            continue
+        largest, held = float(value.detach().abs().max()), float(fmt(value.detach()).abs().max())
+        if largest > held + 2.0 ** -int(fmt.frac_width):
+            warn_each_time(
+                f"conv_bn_fusion_transform_pass: the folded {name} of '{path}' reaches "
+                f"{largest:.3g} and saturates at {held:.3g} in {fmt.label}; "
+                '{"frac_width": "mse"} derives the fraction again.',
+                AdjustedWarning,
+            )
 
 
 def _waiting(quantizer: Quantizer, rule: Any) -> Quantizer:
