@@ -15,6 +15,7 @@ from chop.formats import Integer
 from chop.ir.drawing.draw import to_svg
 from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.sparsity import PruneActivation, masked_of, sparsity_of
+from chop.notices import forget_notices
 from chop.quantization.summary import layer_rows
 
 SHARE = 0.6
@@ -220,3 +221,15 @@ def test_gpt2_that_torch_has_pruned_keeps_its_masks(tmp_path):
     again = MaseGraph.from_checkpoint(tmp_path / "graph")
     assert torch.equal(again.model(input_ids=ids).logits, mg.model(input_ids=ids).logits)
     assert "weight_mask" not in again.modules["transformer.h.0.attn.c_attn"]._buffers
+
+
+def test_a_mask_of_torch_on_a_bias_is_told():
+    model = nn.Sequential(nn.Linear(4, 4))
+    nn.init.ones_(model[0].bias)
+    for name in ("weight", "bias"):
+        oracle.l1_unstructured(model[0], name, amount=2)
+    forget_notices()
+    mg = MaseGraph(model, dummy_in={"input": torch.randn(2, 4)})
+    with pytest.warns(UserWarning, match="masks its bias, and quantized operators have masks of"):
+        mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": INTEGER}})
+    assert int((mg.modules["0"].bias == 0).sum()) == 2

@@ -20,6 +20,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from chop.nn.quantized.masks import FULL, MASK
+from chop.notices import warn_once
 from chop.private.modules import (
     FORWARD_HOOKS,
     MEMBERS,
@@ -124,6 +125,12 @@ def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
         twin.register_buffer(MASK, parts["_mask"].bool())
         # Masks of torch add up: what one has pruned is pruned for those that follow.
         twin.register_buffer(FULL, value.detach().clone())
+    elif kind is BasePruningMethod:
+        warn_once(
+            f"{type(module).__name__}: torch.nn.utils.prune masks its {name}, and quantized "
+            "operators have masks of weights alone: the zeros stay as values, which training may "
+            "change."
+        )
     if kind is SpectralNorm:
         for hooks in STATE_DICT_HOOKS:
             kept = {k: x for k, x in module.__dict__[hooks].items() if not _is_spectral(x)}
