@@ -142,7 +142,7 @@ def observe_batches(
         for number, batch in enumerate(batches):
             seen, followed = _apart(functools.partial(visit, number)), HiddenElements()
             inputs = followed.seeded(model, batch) if follows_padding else batch
-            with followed.told():
+            with followed.activated():
                 run = GraphVisitor(model, seen, followed.running)
                 run.run(*bind_inputs(model, inputs))
 
@@ -176,7 +176,7 @@ def run_layerwise(
         model.eval()
         followed = HiddenElements()
         runs = [_started(model, followed.seeded(model, batch)) for batch in batches]
-        stack.enter_context(followed.told())
+        stack.enter_context(followed.activated())
         for node in mg.nodes:
             _apart(visit)(node, [run.env for run in runs])
             if node is until:

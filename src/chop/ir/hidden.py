@@ -32,12 +32,12 @@ from chop.private.torch_api import (
 
 _followed: ContextVar[HiddenElements | None] = ContextVar("followed", default=None)
 SWEEP = 512
-"""Notes of storages after which those of freed ones are looked for."""
+"""Records of storages after which those of freed ones are looked for."""
 
 
 @contextlib.contextmanager
 def following(model: Any, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Inside, the model runs on what is yielded, and `hidden_elements` tells of its values.
+    """Follows hidden elements while the model runs on the batch that is yielded.
 
     Args:
         model: a captured one; of another, the inputs tell less of their order.
@@ -45,7 +45,7 @@ def following(model: Any, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any
     """
     followed = HiddenElements()
     batch = followed.seeded(model, batch)
-    with followed.told(), followed.running():
+    with followed.activated(), followed.running():
         yield batch
 
 
@@ -76,14 +76,14 @@ def zeroed(x: Tensor) -> Tensor:
     return x if hidden is None else x.masked_fill(hidden, 0)
 
 
-def knows(x: Tensor) -> bool:
+def is_followed(x: Tensor) -> bool:
     """Returns whether `hidden_elements` knows which elements of a tensor are hidden."""
     followed = _followed.get()
-    return followed is not None and followed.knows(x)
+    return followed is not None and followed.is_followed(x)
 
 
 @dataclass
-class _Noted:
+class _Record:
     """Hidden elements of the memory of a storage: of a tensor on it, or of all its elements.
 
     Attributes:
@@ -112,22 +112,22 @@ class HiddenElements(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._noted: dict[int, _Noted] = {}
+        self._records: dict[int, _Record] = {}
         self._limit = SWEEP
         self._is_needed = False
 
     def seeded(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The batch with copies of the inputs that have hidden tokens, which are noted."""
+        """The batch with copies of the inputs that have hidden tokens, which are recorded."""
         found = hidden_inputs(model, batch)
         self._is_needed |= bool(found)
         copies = {name: batch[name].clone() for name in found}
         for name, x in copies.items():
-            self._note(x, found[name])
+            self._set_hidden(x, found[name])
         return {**batch, **copies} if copies else batch
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
-        """Inside, `hidden_elements` asks this."""
+    def activated(self) -> Iterator[None]:
+        """Lets `hidden_elements` ask this one inside the block."""
         token = _followed.set(self if self._is_needed else None)
         try:
             yield
@@ -135,7 +135,7 @@ class HiddenElements(TorchDispatchMode):
             _followed.reset(token)
 
     def running(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, operators are followed, if anything is hidden."""
+        """Follows the operators inside the block, if anything is hidden."""
         return self if self._is_needed else contextlib.nullcontext()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -150,7 +150,7 @@ class HiddenElements(TorchDispatchMode):
         given = [x for x in tree_leaves((args, kwargs)) if _has_storage(x)]
         if not any(self._hides(x) for x in given):
             for x in results:
-                self._known(x)
+                self._record_of(x)
             return
         schema, places = schema_of(func), {storage_id(x) for x in given}
         bound = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -161,66 +161,69 @@ class HiddenElements(TorchDispatchMode):
             if schema.is_mutable:
                 self._write(x, _fitting(rule(run, x), x))
             elif storage_id(x) not in places:  # no view
-                self._note(x, _fitting(rule(run, x), x))
+                self._set_hidden(x, _fitting(rule(run, x), x))
 
-    def _known(self, x: Tensor) -> _Noted:
+    def _record_of(self, x: Tensor) -> _Record:
         key = storage_id(x)
-        noted = self._noted.get(key)
-        if noted is None:
+        record = self._records.get(key)
+        if record is None:
             # A storage that is referred to keeps its identity.
-            noted = _Noted(StorageWeakRef(x.untyped_storage()), x.element_size())
-            self._noted[key] = noted
-            if len(self._noted) > self._limit:
-                kept = {k: n for k, n in self._noted.items() if not n.storage.expired()}
-                self._noted, self._limit = kept, len(kept) + SWEEP
-        return noted
+            record = _Record(StorageWeakRef(x.untyped_storage()), x.element_size())
+            self._records[key] = record
+            if len(self._records) > self._limit:
+                kept = {k: n for k, n in self._records.items() if not n.storage.expired()}
+                self._records, self._limit = kept, len(kept) + SWEEP
+        return record
 
     def _hides(self, x: Tensor) -> bool:
-        noted = self._noted.get(storage_id(x))
-        return noted is not None and (noted.hidden is not None or noted.flat is not None)
+        record = self._records.get(storage_id(x))
+        return record is not None and (record.hidden is not None or record.flat is not None)
 
-    def _note(self, x: Tensor, hidden: Tensor | None) -> None:
-        noted = self._known(x)
-        if noted.flat is not None:
+    def _set_hidden(self, x: Tensor, hidden: Tensor | None) -> None:
+        record = self._record_of(x)
+        if record.flat is not None:
             self._write(x, hidden)
         else:
-            noted.geometry = _geometry(x)
-            noted.hidden = None if hidden is None else hidden.expand(x.shape)
+            record.geometry = _geometry(x)
+            record.hidden = None if hidden is None else hidden.expand(x.shape)
 
     def _write(self, x: Tensor, hidden: Tensor | None) -> None:
-        noted = self._known(x)
-        if noted.flat is None and noted.geometry in ((), _geometry(x)):
-            self._note(x, hidden)
+        record = self._record_of(x)
+        if record.flat is None and record.geometry in ((), _geometry(x)):
+            self._set_hidden(x, hidden)
         elif self._hides(x) or hidden is not None:
-            place = _on(self._flattened(x, noted), x, noted)
+            place = _on(self._flattened(x, record), x, record)
             place.fill_(False) if hidden is None else place.copy_(hidden)
 
-    def _flattened(self, x: Tensor, noted: _Noted) -> Tensor:
+    def _flattened(self, x: Tensor, record: _Record) -> Tensor:
         """Hidden elements of the memory, one for each element of a tensor or for smaller ones."""
-        if noted.flat is None:
-            size, stride, offset, noted.itemsize = noted.geometry or (*_geometry(x)[:3], x.itemsize)
-            count = x.untyped_storage().nbytes() // noted.itemsize
-            noted.flat = torch.zeros(count, dtype=torch.bool, device=x.device)
-            if noted.hidden is not None:
-                noted.flat.as_strided(size, stride, offset).copy_(noted.hidden)
-                noted.hidden = None
-        if x.itemsize < noted.itemsize:  # as the parts of complex numbers
-            noted.flat = noted.flat.repeat_interleave(noted.itemsize // x.itemsize)
-            noted.itemsize = x.itemsize
-        return noted.flat
+        if record.flat is None:
+            size, stride, offset, record.itemsize = record.geometry or (
+                *_geometry(x)[:3],
+                x.itemsize,
+            )
+            count = x.untyped_storage().nbytes() // record.itemsize
+            record.flat = torch.zeros(count, dtype=torch.bool, device=x.device)
+            if record.hidden is not None:
+                record.flat.as_strided(size, stride, offset).copy_(record.hidden)
+                record.hidden = None
+        if x.itemsize < record.itemsize:  # as the parts of complex numbers
+            record.flat = record.flat.repeat_interleave(record.itemsize // x.itemsize)
+            record.itemsize = x.itemsize
+        return record.flat
 
-    def knows(self, x: Tensor) -> bool:
+    def is_followed(self, x: Tensor) -> bool:
         """Returns whether an operator that was followed has made the tensor's memory."""
-        return _has_storage(x) and storage_id(x) in self._noted
+        return _has_storage(x) and storage_id(x) in self._records
 
     def hidden(self, x: Tensor) -> Tensor | None:
         """See `hidden_elements`."""
-        noted = self._noted.get(storage_id(x)) if _has_storage(x) else None
-        if noted is None or (noted.flat is None and noted.hidden is None):
+        record = self._records.get(storage_id(x)) if _has_storage(x) else None
+        if record is None or (record.flat is None and record.hidden is None):
             return None
-        if noted.flat is None and noted.geometry == _geometry(x):
-            return noted.hidden
-        return _on(self._flattened(x, noted), x, noted)
+        if record.flat is None and record.geometry == _geometry(x):
+            return record.hidden
+        return _on(self._flattened(x, record), x, record)
 
     def _compact(self, x: Tensor) -> Tensor | None:
         """The same, of length 1 along dimensions whose elements are all one."""
@@ -239,9 +242,9 @@ def _geometry(x: Tensor) -> tuple[Any, ...]:
     return x.size(), x.stride(), x.storage_offset(), x.itemsize
 
 
-def _on(flat: Tensor, x: Tensor, noted: _Noted) -> Tensor:
+def _on(flat: Tensor, x: Tensor, record: _Record) -> Tensor:
     """The part of a memory's elements that is a tensor's; of larger elements, their first part."""
-    times = x.itemsize // noted.itemsize
+    times = x.itemsize // record.itemsize
     return flat.as_strided(
         x.size(), [step * times for step in x.stride()], x.storage_offset() * times
     )

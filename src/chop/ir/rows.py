@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
-from chop.ir.hidden import hidden_elements, knows
+from chop.ir.hidden import hidden_elements, is_followed
 from chop.ir.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
 from chop.ir.ops import of_node
 
@@ -42,7 +42,7 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
         x: the value, (..., channels); its rows are (batch, tokens), (tokens, batch) or both in one.
         batch: the inputs of the graph by name.
     """
-    if knows(x):
+    if is_followed(x):
         hidden = hidden_elements(x)
         if hidden is None or _is_slid_over(node):
             return None

@@ -143,7 +143,7 @@ OfBatch = Callable[[MaseGraph, Edges, torch.Generator], dict[fx.Node, Tensor]]
 def _of_batch(mg: MaseGraph, edges: Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:
     followed = HiddenElements()
     batch = followed.seeded(mg.model, edges.batch)
-    with followed.told():
+    with followed.activated():
         run = GraphVisitor(mg.model, edges, followed.running)
         output = run.run(*bind_inputs(mg.model, batch))
         loss = sampled_loss(mg, output, edges, generator)
