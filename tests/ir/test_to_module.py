@@ -139,6 +139,13 @@ def test_changes_that_a_forward_would_not_follow_are_refused_by_name(mg):
         mg.to_module()
 
 
+def test_a_size_of_heads_that_the_configuration_computes_stays_computed():
+    model, ids = decoder("Falcon", ffn_hidden_size=64), torch.arange(8)[None]
+    made = MaseGraph(model, dummy_in={"input_ids": ids}).to_module()
+    assert made.config.head_dim == 16 and "head_dim" not in vars(made.config)
+    assert torch.equal(made(ids).logits, model(ids).logits)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.long
 def test_quantized_attention_goes_through_the_registry(attention, tmp_path):

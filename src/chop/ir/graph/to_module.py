@@ -76,8 +76,10 @@ def to_module(
         pack_uncalled(model, called)
         settle_ties(model)
     for name in HEAD_COUNTS:
-        if hasattr(captured.record.config, name) and hasattr(model.config, name):
-            setattr(model.config, name, getattr(captured.record.config, name))
+        count = getattr(captured.record.config, name, None)
+        # Some configurations compute one of them from the others.
+        if count is not None and getattr(model.config, name, count) != count:
+            setattr(model.config, name, count)
     _check_on_examples(captured, provenance, model, resized)
     return model
 
