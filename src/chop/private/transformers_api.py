@@ -32,8 +32,10 @@ VMAP_EXPANSION = "_vmap_expansion_sdpa"
 VMAP_CONTEXT = "TransformGetItemToIndex"
 IGNORE_CAUSAL_MASK = "_ignore_causal_mask_sdpa"
 PREPARE_PADDING_MASK = "prepare_padding_mask"
+PREPROCESS = "_preprocess_mask_arguments"
 MASKING_NAMES = (
     *(FIND_PACKED, VMAP_EXPANSION, VMAP_CONTEXT, IGNORE_CAUSAL_MASK, PREPARE_PADDING_MASK),
+    PREPROCESS,
 )
 """What a capture replaces in `MASKING`."""
 MAYBE_AUTOCAST = "maybe_autocast"

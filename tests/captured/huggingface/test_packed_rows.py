@@ -119,3 +119,13 @@ def test_model_without_configuration() -> None:
 
     graph = capture(Positions(), {"position_ids": _PLAIN})
     assert torch.equal(graph(_PACKED), _PACKED.diff(dim=1))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@torch.no_grad()
+def test_one_row_of_tokens_and_several_without_a_mask(rows: int) -> None:
+    model = _model("llama")
+    graph = MaseGraph(model, dummy_in={"input_ids": _IDS[:rows]}).model
+    assert not graph.guards
+    for ids in (_IDS[:1], _IDS, _IDS.repeat(2, 1), _IDS[:1, :3]):
+        assert_close(graph(ids), model(ids))

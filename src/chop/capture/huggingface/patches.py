@@ -21,6 +21,7 @@ from chop.private.transformers_api import (
     MAYBE_AUTOCAST,
     MODELING,
     PREPARE_PADDING_MASK,
+    PREPROCESS,
     VMAP_CONTEXT,
     VMAP_EXPANSION,
     attention_functions,
@@ -91,8 +92,9 @@ def broadcast_masks() -> Iterator[None]:
 def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[None]:
     """Makes transformers build one kind of mask, and attend with it, for any number of tokens.
 
-    It would skip a mask for one new token, and pad one for a static cache, by tests of sizes that
-    would be guards. With a mask, attention gives the same on the way that it takes for more tokens.
+    By tests of sizes, which would be guards, it would skip a mask for one new token, pad one for a
+    static cache, and repeat one row of positions for several rows of tokens. With a mask,
+    attention gives the same on the way that it takes for more tokens.
 
     Args:
         sizes: of the recording.
@@ -104,6 +106,7 @@ def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[No
         if masks is not None:
             skips, name = getattr(masks, IGNORE_CAUSAL_MASK), IGNORE_CAUSAL_MASK
             _set(changes, masks, name, lambda mask, *x, **y: mask is None and skips(mask, *x, **y))
+            _set(changes, masks, PREPROCESS, _with_a_row_each(getattr(masks, PREPROCESS)))
             if with_cache is not None:
                 _set(changes, masks, PREPARE_PADDING_MASK, functools.partial(_padded, with_cache))
         if attention is not None:
@@ -111,6 +114,19 @@ def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[No
             changes.callback(functions.__setitem__, "sdpa", functions["sdpa"])
             functions["sdpa"] = functools.partial(_attend, sizes, functions["sdpa"])
         yield
+
+
+def _with_a_row_each(preprocess: Callable[..., Any]) -> Callable[..., Any]:
+    """Repeats one row of positions for every row of tokens, also where there is only one."""
+
+    def with_rows(
+        config: Any, embeds: Any, mask: Any, cache: Any, positions: Any, *rest: Any
+    ) -> Any:
+        if isinstance(positions, Tensor) and type(positions.shape[0]) is int:
+            positions = positions.expand(embeds.shape[0], -1)
+        return preprocess(config, embeds, mask, cache, positions, *rest)
+
+    return with_rows
 
 
 def _padded(recording: Recording, attention_mask: Any, kv_length: Any, kv_offset: Any) -> Any:
