@@ -5,6 +5,7 @@ A graph holds them as constants. A call warns where one of them is no longer wha
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import types
@@ -12,7 +13,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ from chop.captured.state.values import (
     slots_of,
 )
 from chop.errors import enumerate_names
-from chop.private.modules import BUFFERS, MODULES, PARAMETERS
+from chop.private.modules import MEMBERS
 
 KEY = "_outer_values"
 """Where a captured module keeps them."""
@@ -53,119 +53,19 @@ _ARGUMENTS = {"use_cache"}
 """Settings that a graph follows by its arguments."""
 _SAVED = {"dtype", "torch_dtype", "architectures", "quantization_config"}
 """Settings of a configuration of transformers that saving its model writes."""
-_KEYS, _ITEMS, _MEMBERS, _FUNCTION = "keys", "items", "members", "function"
 _OTHER = "other content"
 _MAX_NAMES = 4
 _LOADED = ("LOAD_GLOBAL", "LOAD_NAME")
 _STORED = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
-_Keys = Mapping[Any, tuple[str, types.CodeType]]
+_Keys = dict[Any, tuple[str, types.CodeType]]
 """Names of values, each with what to call the value and the code that reads it; `...` is all."""
-_Found = dict[tuple[int, str], tuple[Any, dict[Any, tuple[str, types.CodeType]]]]
+_Found = dict[tuple[int, str], tuple[Any, _Keys]]
 
 
 class OuterValueWarning(UserWarning):
     """A value that a model's code reads has changed since the model was captured."""
-
-
-class _Place:
-    """Values that code reads of one owner: attributes, items, variables of a closure.
-
-    Args:
-        owner: the object, container, function or file.
-        part: which part of it.
-        keys: what code reads there.
-        names: the attributes of objects that count.
-    """
-
-    def __init__(self, owner: Any, part: str, keys: _Keys, names: Collection[str]) -> None:
-        read = _reader(owner, part, keys)
-        now = read(owner)
-        self._described, self._names = keys, names
-        self._keys = [*now] if ... in keys else [key for key in keys if key in now]
-        if len(self._keys) == 1:
-            self._keys *= 2  # of one key an itemgetter gives no tuple
-        self._missing = frozenset(keys) - now.keys() - {...}
-        self._contents = [content(now[key], False, names) for key in self._keys]
-        self._shown = [repr(now[k]) if isinstance(now[k], PLAIN) else _OTHER for k in self._keys]
-        # A table of tensors may grow: a forward keeps there what a graph computes.
-        is_fixed = ... in keys and not any(isinstance(x, Tensor) for x in now.values())
-        self._size = len(now) if is_fixed else None
-        get = itemgetter(*self._keys) if self._keys else lambda _: ()
-        # An identity holds as long as its object. What may lead to a model is not kept alive.
-        self._ids = [id(now[key]) for key in self._keys]
-        self._kept = [_weakly(now[key], self._forget(i)) for i, key in enumerate(self._keys)]
-        self._check = (_weakly(owner), read, get, self._ids, self._missing)
-
-    def changes(self) -> Iterable[str]:
-        """Says what has changed."""
-        get_owner, read, get, ids, missing = self._check
-        owner = get_owner()
-        if owner is None:
-            return ()
-        now = read(owner)
-        try:
-            same = list(map(id, get(now))) == ids and self._size in (None, len(now))
-            if same and (not missing or now.keys().isdisjoint(missing)):
-                return ()
-        except KeyError:
-            pass
-        return self._compare(now)
-
-    def _compare(self, now: Mapping[Any, Any]) -> list[str]:
-        found = [(key, "no value") for key in self._missing & now.keys()]
-        for index, key in enumerate(self._keys):
-            value = now.get(key, MISSING)
-            if id(value) == self._ids[index]:
-                continue
-            if content(value, False, self._names) != self._contents[index]:
-                found.append((key, self._shown[index]))
-            else:
-                self._ids[index] = id(value)
-                self._kept[index] = _weakly(value, self._forget(index))
-        if ... in self._described and (found or self._size not in (None, len(now))):
-            found = [(..., _OTHER)]
-        texts = ((*self._described[key], key, shown) for key, shown in dict.fromkeys(found))
-        return [
-            f"{label}, read at {first_line(code, key)}, was captured with {shown}"
-            for label, code, key, shown in texts
-        ]
-
-    def _forget(self, index: int) -> Callable[[Any], None]:
-        return lambda _: self._ids.__setitem__(index, 0)
-
-
-def _weakly(value: Any, callback: Callable[[Any], None] | None = None) -> Callable[[], Any]:
-    """Returns a function that gives a value, and does not keep it alive where that can be."""
-    try:
-        return weakref.ref(value, callback)
-    except TypeError:
-        return lambda: value
-
-
-def _reader(owner: Any, part: str, keys: Iterable[Any]) -> Callable[[Any], Mapping[Any, Any]]:
-    """Returns the function that reads a part of an owner: at least the values of these keys."""
-    if part == _KEYS and type(owner) is dict:
-        return lambda owner: owner
-    if part == _MEMBERS:
-        for members in (MODULES, PARAMETERS, BUFFERS):
-            if all(key in vars(owner)[members] for key in keys):  # no need to join them
-                return lambda owner: vars(owner)[members]
-    cls: Any = type(owner)
-    by_part: dict[str, Any] = {
-        "": fields_of if fields_of(owner) is not None and slots_of(cls) else vars,
-        _KEYS: lambda owner: {key: owner[key] for key in keys if key in owner},
-        _MEMBERS: _members,
-        _ITEMS: _items,
-        _FUNCTION: _function,
-    }
-    return by_part[part]  # type: ignore[no-any-return]
-
-
-def _members(module: nn.Module) -> dict[str, Any]:
-    fields = vars(module)
-    return {**fields[PARAMETERS], **fields[BUFFERS], **fields[MODULES]}
 
 
 def _function(function: types.FunctionType) -> dict[str, Any]:
@@ -179,9 +79,126 @@ def _items(value: Any) -> dict[int, Any]:
         return {0: value.get(MISSING)}
     if isinstance(value, np.ndarray):
         return {0: content(value)}
-    if len(value) > MAX_ITEMS:
-        return {0: len(value)}
-    return dict(enumerate(items_of(value)))
+    return dict(enumerate(items_of(value) if len(value) <= MAX_ITEMS else [len(value)]))
+
+
+_FIELDS, _SLOTS, _KEYS, _ITEMS, _FUNCTION = "fields", "slots", "keys", "items", "function"
+_READERS: dict[str, Callable[[Any], Mapping[Any, Any]]] = {
+    **{name: operator.attrgetter(name) for name in MEMBERS},
+    _FIELDS: vars,
+    _SLOTS: lambda owner: fields_of(owner) or {},
+    _KEYS: lambda owner: (
+        {**owner} if isinstance(owner, dict) and type(owner) is not dict else owner
+    ),
+    _ITEMS: _items,
+    _FUNCTION: _function,
+}
+"""How parts of an owner are read."""
+_SAME = {
+    **{name: f"{{0}}.__dict__['{name}']" for name in MEMBERS},
+    _FIELDS: "{0}.__dict__",
+    _FUNCTION: "{0}",
+    (_KEYS, dict): "{0}",
+    (_ITEMS, list): "[*map(id, {0})] == {1}",
+    (_ITEMS, tuple): "[*map(id, {0})] == {1}",
+    (_ITEMS, dict): "[*map(id, items_of({0}))] == {1}",
+}
+"""The same in Python, for parts and for types of owners for which it is short."""
+
+
+class _Place:
+    """Values that code reads of one owner: attributes, items, variables of a closure.
+
+    Args:
+        owner: the object, container, function or file.
+        part: which part of it.
+        keys: what code reads there.
+        names: the attributes of objects that count.
+        renew: is called where `condition` may be another, as at the end of an object.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        part: str,
+        keys: _Keys,
+        names: Collection[str],
+        renew: Callable[..., None],
+    ) -> None:
+        now = _READERS[part](owner)
+        self._part, self._described, self._names, self._renew = part, keys, names, renew
+        known = now if ... in keys else [key for key in keys if key in now]
+        self._missing = frozenset(keys) - now.keys() - {...}
+        # What may lead to a model is not kept alive.
+        self.owner = _weakly(owner, renew)
+        self._kept = {key: _weakly(now[key], renew) for key in known}
+        self._contents = {key: content(now[key], False, names) for key in known}
+        self._shown = {k: repr(now[k]) if isinstance(now[k], PLAIN) else _OTHER for k in known}
+        # A table of tensors may grow: a forward keeps there what a graph computes.
+        is_fixed = ... in keys and not any(isinstance(x, Tensor) for x in now.values())
+        self._size = len(now) if is_fixed else None
+
+    def condition(self, number: int, names: dict[str, Any]) -> str:
+        """Python that is true while every value is the same object; it may raise where one is not.
+
+        Args:
+            number: of the place.
+            names: takes the variables of the condition.
+        """
+        owner: Any = self.owner()
+        names[f"w{number}"], names[f"i{number}"] = self.owner, self._missing
+        text = _SAME.get(self._part) or _SAME.get((self._part, type(owner)))
+        if text is None or (... in self._described and self._size is None):
+            names[f"p{number}"] = self
+            return f"not p{number}.changes()"
+        if ... in self._described and self._part == _ITEMS:
+            names[f"i{number}"] = [id(get()) for get in self._kept.values()]
+            return text.format(f"w{number}()", f"i{number}")
+        tests = [f"(m := {text.format(f'w{number}()')}) is m"]
+        tests += [f"m.keys().isdisjoint(i{number})"] * bool(self._missing)
+        tests += [f"len(m) == {self._size}"] * (self._size is not None)
+        free = owner.__code__.co_freevars if self._part == _FUNCTION else ()
+        for index, (key, get) in enumerate(self._kept.items()):
+            is_weak, name = isinstance(get, weakref.ref), f"v{number}_{index}"
+            read = f"m.{key}" if self._part == _FUNCTION else f"m[{key!r}]"
+            if key in free:
+                read = f"m.__closure__[{free.index(key)}].cell_contents"
+            names[name] = get if is_weak else get()
+            has_ended = is_weak and get() is None
+            tests.append("False" if has_ended else f"{read} is {name}{'()' * is_weak}")
+        return " and ".join(tests)
+
+    def changes(self) -> list[str]:
+        """Says what has changed."""
+        owner = self.owner()
+        if owner is None:
+            return []
+        now = _READERS[self._part](owner)
+        found = [(key, "no value") for key in self._missing & now.keys()]
+        for key, get in self._kept.items():
+            value = now.get(key, MISSING)
+            if value is get() and value is not None:  # what has ended is None too
+                continue
+            if content(value, False, self._names) != self._contents[key]:
+                found.append((key, self._shown[key]))
+            elif isinstance(value, PLAIN) and value is not get():
+                self._kept[key] = _weakly(value, self._renew)
+                self._renew()
+        if ... in self._described and (found or self._size not in (None, len(now))):
+            found = [(..., _OTHER)]
+        texts = ((*self._described[key], key, shown) for key, shown in dict.fromkeys(found))
+        return [
+            f"{label}, read at {first_line(code, key)}, was captured with {shown}"
+            for label, code, key, shown in texts
+        ]
+
+
+def _weakly(value: Any, on_end: Callable[..., None]) -> Callable[[], Any]:
+    """Returns a function that gives a value, and does not keep it alive where that can be."""
+    try:
+        return weakref.ref(value, on_end)
+    except TypeError:
+        return lambda: value
 
 
 class OuterValues:
@@ -219,7 +236,8 @@ class OuterValues:
                     parameters = module.named_parameters(path)
                     self._flags |= {name: x.requires_grad for name, x in parameters}
         spots = [(owner, part, keys) for (_, part), (owner, keys) in found.items() if keys]
-        self._places = [_Place(*spot, names) for spot in spots]
+        self._places = [_Place(*spot, names, self._renew) for spot in spots]
+        self._compile()
 
     def warn(self, captured: nn.Module, scopes: Iterable[tuple[str, nn.Module]]) -> None:
         """Warns of what has changed.
@@ -235,8 +253,15 @@ class OuterValues:
     def _changes(
         self, captured: nn.Module, scopes: Iterable[tuple[str, nn.Module]]
     ) -> Iterator[str]:
-        for place in self._places:
-            yield from place.changes()
+        try:
+            is_same = self._is_same()
+        except Exception:  # an owner, a key or a variable is gone
+            is_same = False
+        if not is_same:
+            yield from dict.fromkeys(text for place in self._places for text in place.changes())
+            if self._is_old:
+                self._places = [place for place in self._places if place.owner() is not None]
+                self._compile()
         for path, scope in scopes:
             before, fields = self._fields.get(path, {}), vars(scope)
             for name in () if before.keys().isdisjoint(fields) else before.keys() & fields.keys():
@@ -250,6 +275,16 @@ class OuterValues:
         if flags:
             names = enumerate_names(flags, _MAX_NAMES)
             yield f"requires_grad, which the model's code reads, has changed for {names}"
+
+    def _renew(self, _: Any = None) -> None:
+        self._is_old, self._is_same = True, lambda: False
+
+    def _compile(self) -> None:
+        """Compiles one comparison of all values: a call of a small graph would notice a loop."""
+        names: dict[str, Any] = {"items_of": items_of}
+        texts = [place.condition(number, names) for number, place in enumerate(self._places)]
+        self._is_old = False
+        self._is_same = eval(f"lambda: {' and '.join(texts) or True}", names)
 
     def __deepcopy__(self, memo: Any) -> OuterValues:
         return self
@@ -305,17 +340,20 @@ class _Reader:
         names = self.names_of(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
         own = is_own_class(type(module))
         called = names | {"forward"}
-        self._add(module, "", _attributes(module, called) if own else names & fields.keys(), label)
-        # Sequential and the like go by all of their children.
-        every = [...] if is_opaque(type(module)) else []
-        known = names if own else names & _members(module).keys()
-        self._add(module, _MEMBERS, every or known, label)
+        fields_read = _attributes(module, called) if own else names & fields.keys()
+        self._add(module, _FIELDS, fields_read, label)
+        for part in MEMBERS:
+            # Sequential and the like go by all of their children.
+            every = [...] if is_opaque(type(module)) else []
+            self._add(module, part, every or (names if own else names & fields[part].keys()), label)
         self._class(type(module))
 
     def _class(self, cls: type) -> None:
         for home in filter(is_own_class, cls.__mro__):
             names = self.names_of(home) | ({"forward"} if issubclass(home, nn.Module) else set())
-            self._add(home, "", names if home is cls else names & vars(home).keys(), home.__name__)
+            self._add(
+                home, _FIELDS, names if home is cls else names & vars(home).keys(), home.__name__
+            )
 
     def _function(self, function: types.FunctionType) -> None:
         code, label = function.__code__, function.__name__
@@ -326,14 +364,14 @@ class _Reader:
         self._add(function.__globals__, _KEYS, names - settable, "")
         self._add(function, _FUNCTION, {*code.co_freevars} - settable, "")
         self._add(function, _FUNCTION, _OF_FUNCTIONS, label)
-        self._add(function, "", self.names_of(function) & vars(function).keys(), label)
+        self._add(function, _FIELDS, self.names_of(function) & vars(function).keys(), label)
         for name in names_in(code, ("IMPORT_NAME",)):
             self._look_into(sys.modules.get(name), (name, code))
         if {"environ", "getenv"} & code_names(code):
             self._add(os.environ, _KEYS, texts_in(code), "os.environ")
 
     def _add(self, owner: Any, part: str, keys: Collection[Any], label: str) -> None:
-        now = _reader(owner, part, keys)(owner)
+        now = _READERS[part](owner)
         _, known = self._found.setdefault((id(owner), part), (owner, {}))
         for key in keys:
             code = self.search.names.get(key, self._code)
@@ -352,7 +390,7 @@ class _Reader:
         if isinstance(value, type):
             self._class(value)
         elif isinstance(value, nn.Module | types.ModuleType):
-            self._add(value, "", names & vars(value).keys() - _OWN_FIELDS, label)
+            self._add(value, _FIELDS, names & vars(value).keys() - _OWN_FIELDS, label)
         elif isinstance(value, dict) and hasattr(type(value), "__getattr__"):
             self._add(value, _KEYS, names | self.search.texts, label)
         elif isinstance(value, (*CONTAINERS, np.ndarray, ContextVar)):
@@ -369,7 +407,7 @@ class _Reader:
             own = is_own_class(type(value)) or is_opaque(type(value))
             self._add(
                 value,
-                "",
+                _SLOTS if slots_of(type(value)) else _FIELDS,
                 _attributes(value, names) if own else names & fields.keys() - _SAVED,
                 label,
             )
