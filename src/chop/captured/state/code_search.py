@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import dis
 import functools
-import operator
 import os
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from chop.captured.state.values import MISSING, cell_content
+from chop.captured.state.values import cell_content
 
 _LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")}
     | {str(Path(__file__).resolve().parents[1])}
 )
-_GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
-_ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
+ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
 _BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "attrgetter", "environ", "getenv"}
 """Names in code whose texts name attributes or variables of the environment."""
 _SETTERS = {"setattr", "register_buffer", "__setattr__"}
@@ -35,39 +32,6 @@ _PICKLING = {
     *("__repr__", "__str__", "__del__", "__init_subclass__", "__eq__", "__hash__"),
 }
 """Special methods, and others like them, that no forward runs."""
-
-
-@dataclass(frozen=True, eq=False)
-class Variable:
-    """A variable of a class or of a file.
-
-    Args:
-        home: the class, or the globals of the file.
-        name: its name.
-        where: `file:line` that sets it, or else the one that reads it.
-    """
-
-    home: Any
-    name: str
-    where: str
-
-    @property
-    def label(self) -> str:
-        """Its name for messages."""
-        return f"{self.home.__name__}.{self.name}" if isinstance(self.home, type) else self.name
-
-    def read(self) -> Any:
-        """Its value; `MISSING` where there is none."""
-        names = vars(self.home) if isinstance(self.home, type) else self.home
-        return names.get(self.name, MISSING)
-
-    def write(self, value: Any) -> None:
-        """Gives it a value, or takes it away."""
-        is_class, present = isinstance(self.home, type), self.read()
-        if value is MISSING and present is not MISSING:
-            (delattr if is_class else operator.delitem)(self.home, self.name)
-        elif value is not present:
-            (setattr if is_class else operator.setitem)(self.home, self.name, value)
 
 
 @functools.cache
@@ -83,6 +47,7 @@ class CodeSearch:
 
     Attributes:
         functions: those in files of the user's, by identity.
+        classes: the classes of the user's whose methods it runs.
         names: the names in all of the code, each with the first code that has it.
         texts: the identifiers among its texts.
     """
@@ -91,46 +56,25 @@ class CodeSearch:
         self.functions: dict[int, types.FunctionType] = {}
         self.names: dict[str, types.CodeType] = {}
         self.texts: set[str] = set()
-        self._classes: dict[type, None] = {}
+        self.classes: dict[type, None] = {}
         self._stored: dict[type | None, set[str]] = {None: set()}
         self._seen: set[int] = set()
 
     def add(self, code: Any) -> None:
         """Adds a function, or a class with the methods that are called by name or by syntax."""
         if isinstance(code, type):
-            self._classes.setdefault(code)
+            self.classes.setdefault(code)
         for function in functions_of(code):
             self._visit(function, None)
         size = -1
-        while size != (size := len(self._seen) + len(self._classes)):
-            for cls in list(self._classes):
+        while size != (size := len(self._seen) + len(self.classes)):
+            for cls in list(self.classes):
                 self._visit_methods(cls)
 
     def stored_on(self, cls: type) -> set[str]:
         """The attributes that functions and the methods of a class set; any method, on modules."""
         homes = self._stored if issubclass(cls, nn.Module) else (None, *cls.__mro__)
         return set().union(*(self._stored.get(home, ()) for home in homes))
-
-    @functools.cached_property
-    def variables(self) -> tuple[Variable, ...]:
-        """The variables of files and classes that the code can set or fill."""
-        found: dict[tuple[int, str], Variable] = {}
-        stored: dict[str, str] = {}
-        for function in self.functions.values():
-            code, home = function.__code__, function.__globals__
-            stored |= names_in(code, _ATTRIBUTES)
-            settable = names_in(code, _GLOBALS)
-            for name in code_names(code):
-                if name in settable or _has_content(home.get(name)):
-                    where = settable.get(name) or first_line(code, name)
-                    found.setdefault((id(home), name), Variable(home, name, where))
-        for cls in filter(is_own_class, (home for each in self._classes for home in each.__mro__)):
-            for name, value in vars(cls).items():
-                is_set = name in stored and not isinstance(value, _CODE)
-                if is_set or (_is_container(value) and name[:2] != "__"):
-                    where = stored.get(name) or f"{cls.__module__}.{cls.__qualname__}"
-                    found.setdefault((id(cls), name), Variable(cls, name, where))
-        return tuple(found.values())
 
     def _visit_methods(self, cls: type) -> None:
         for home in cls.__mro__:
@@ -162,7 +106,7 @@ class CodeSearch:
             return
         if function.__name__ != "__init__":
             stored = self._stored.setdefault(home, set())
-            stored.update(names_in(code, _ATTRIBUTES), texts_in(code) if names & _SETTERS else ())
+            stored.update(names_in(code, ATTRIBUTES), texts_in(code) if names & _SETTERS else ())
         if own:
             self.functions[id(function)] = function
             self._visit_globals(function, names)
@@ -174,22 +118,13 @@ class CodeSearch:
             cls = value if isinstance(value, type) else type(value)
             # Modules of a model are asked themselves.
             if is_own_class(cls) and not issubclass(cls, nn.Module):
-                self._classes.setdefault(cls)
+                self.classes.setdefault(cls)
 
 
-_CODE = (types.FunctionType, property, classmethod, staticmethod, type)
 _WRAPPERS = (
     *(property, classmethod, staticmethod, functools.partial, types.MethodType),
     *(functools.cached_property, type(functools.cache(len))),
 )
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list | set | Tensor) or type(value).__name__ == "deque"
-
-
-def _has_content(value: Any) -> bool:
-    return _is_container(value) or (hasattr(value, "__dict__") and is_own_class(type(value)))
 
 
 def is_opaque(cls: type) -> bool:

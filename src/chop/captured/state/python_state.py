@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import pickle
 import random
@@ -16,7 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.captured.state.code_search import Variable, code_of
+from chop.captured.state.code_search import (
+    ATTRIBUTES,
+    CodeSearch,
+    code_names,
+    code_of,
+    first_line,
+    is_own_class,
+    names_in,
+)
+from chop.captured.state.values import MAX_ITEMS, MISSING, cell_content
 from chop.private.modules import MODULES, PARAMETERS
 
 Key = tuple[str, str]
@@ -33,11 +43,8 @@ _OPAQUE_HOMES = ("numpy", "sympy", "torch")
 _BOOKKEEPING = ("chop.capture.", "chop.captured.")
 """Homes of what a capture carries along; it leads to all that the code of the model reads."""
 
-_EMPTY = object()
-"""What a variable of a closure holds before it is assigned."""
-
-_MAX_ITEMS = 4096
-"""Larger containers are put back, and not looked into."""
+_GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_CODE = (types.FunctionType, property, classmethod, staticmethod, type)
 
 
 class _StateKind(NamedTuple):
@@ -112,21 +119,14 @@ def _write_draws(draws: np.random.Generator, state: Any) -> None:
 
 
 def _read_cells(function: types.FunctionType) -> list[Any]:
-    return [_content_of(cell) for cell in function.__closure__ or ()]
-
-
-def _content_of(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY
+    return [cell_content(cell) for cell in function.__closure__ or ()]
 
 
 def _write_cells(function: types.FunctionType, contents: list[Any]) -> None:
     for cell, content in zip(function.__closure__ or (), contents, strict=True):
-        if content is not _EMPTY:
+        if content is not MISSING:
             cell.cell_contents = content
-        elif _content_of(cell) is not _EMPTY:
+        elif cell_content(cell) is not MISSING:
             del cell.cell_contents
 
 
@@ -178,6 +178,69 @@ class _Saved:
     key: Key
 
 
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A variable of a class or of a file.
+
+    Args:
+        home: the class, or the globals of the file.
+        name: its name.
+        where: `file:line` that sets it, or else the one that reads it.
+    """
+
+    home: Any
+    name: str
+    where: str
+
+    @property
+    def label(self) -> str:
+        """Its name for messages."""
+        return f"{self.home.__name__}.{self.name}" if isinstance(self.home, type) else self.name
+
+    def read(self) -> Any:
+        """Its value; `MISSING` where there is none."""
+        names = vars(self.home) if isinstance(self.home, type) else self.home
+        return names.get(self.name, MISSING)
+
+    def write(self, value: Any) -> None:
+        """Gives it a value, or takes it away."""
+        is_class, present = isinstance(self.home, type), self.read()
+        if value is MISSING and present is not MISSING:
+            (delattr if is_class else operator.delitem)(self.home, self.name)
+        elif value is not present:
+            (setattr if is_class else operator.setitem)(self.home, self.name, value)
+
+
+@functools.cache
+def _variables(search: CodeSearch) -> tuple[Variable, ...]:
+    """The variables of files and classes that code can set or fill."""
+    found: dict[tuple[int, str], Variable] = {}
+    stored: dict[str, str] = {}
+    for function in search.functions.values():
+        code, home = function.__code__, function.__globals__
+        stored |= names_in(code, ATTRIBUTES)
+        settable = names_in(code, _GLOBALS)
+        for name in code_names(code):
+            if name in settable or _has_content(home.get(name)):
+                where = settable.get(name) or first_line(code, name)
+                found.setdefault((id(home), name), Variable(home, name, where))
+    for cls in filter(is_own_class, (home for each in search.classes for home in each.__mro__)):
+        for name, value in vars(cls).items():
+            is_set = name in stored and not isinstance(value, _CODE)
+            if is_set or (_is_container(value) and name[:2] != "__"):
+                where = stored.get(name) or f"{cls.__module__}.{cls.__qualname__}"
+                found.setdefault((id(cls), name), Variable(cls, name, where))
+    return tuple(found.values())
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, dict | list | set | Tensor) or type(value).__name__ == "deque"
+
+
+def _has_content(value: Any) -> bool:
+    return _is_container(value) or (hasattr(value, "__dict__") and is_own_class(type(value)))
+
+
 class PythonState:
     """A snapshot of the Python state of a model.
 
@@ -211,7 +274,7 @@ class PythonState:
         outside = code_of(code)
         # What these reach is in `outside` already.
         self._searched.update(outside.functions)
-        for variable in outside.variables:
+        for variable in _variables(outside):
             key, value = (path, variable.label), variable.read()
             self._variables[key] = (variable, value)
             self._visit(value, key, known)
@@ -299,5 +362,5 @@ class PythonState:
 
 
 def _items(content: Any) -> Iterator[Any]:
-    if isinstance(content, Mapping | list | set) and len(content) <= _MAX_ITEMS:
+    if isinstance(content, Mapping | list | set) and len(content) <= MAX_ITEMS:
         yield from content.values() if isinstance(content, Mapping) else content
