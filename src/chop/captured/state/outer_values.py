@@ -5,15 +5,16 @@ A graph holds them as constants. A call warns where one of them is no longer wha
 
 from __future__ import annotations
 
-import operator
+import functools
 import os
 import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -61,11 +62,19 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
 _Keys = dict[Any, tuple[str, types.CodeType]]
 """Names of values, each with what to call the value and the code that reads it; `...` is all."""
+_Renew = Callable[..., None]
 _Found = dict[tuple[int, str], tuple[Any, _Keys]]
 
 
 class OuterValueWarning(UserWarning):
     """A value that a model's code reads has changed since the model was captured."""
+
+
+# Parts of an owner `{}`: mappings, in Python.
+_FIELDS, _KEYS, _COPY = "{}.__dict__", "{}", "{{**{}}}"
+_MEMBERS = [f"{{}}.__dict__['{name}']" for name in MEMBERS]
+_SLOTS, _FUNCTION, _ITEMS = "fields_of({})", "function({})", "numbered(items_of({}))"
+_CONTENT, _CONTEXT = "{{0: content({})}}", "{{0: {}.get(MISSING)}}"
 
 
 def _function(function: types.FunctionType) -> dict[str, Any]:
@@ -74,36 +83,19 @@ def _function(function: types.FunctionType) -> dict[str, Any]:
     return variables | {name: getattr(function, name) for name in _OF_FUNCTIONS}
 
 
-def _items(value: Any) -> dict[int, Any]:
-    if isinstance(value, ContextVar):
-        return {0: value.get(MISSING)}
-    if isinstance(value, np.ndarray):
-        return {0: content(value)}
-    return dict(enumerate(items_of(value) if len(value) <= MAX_ITEMS else [len(value)]))
+def _numbered(values: Iterable[Any]) -> dict[int, Any]:
+    return dict(enumerate(values))
 
 
-_FIELDS, _SLOTS, _KEYS, _ITEMS, _FUNCTION = "fields", "slots", "keys", "items", "function"
-_READERS: dict[str, Callable[[Any], Mapping[Any, Any]]] = {
-    **{name: operator.attrgetter(name) for name in MEMBERS},
-    _FIELDS: vars,
-    _SLOTS: lambda owner: fields_of(owner) or {},
-    _KEYS: lambda owner: (
-        {**owner} if isinstance(owner, dict) and type(owner) is not dict else owner
-    ),
-    _ITEMS: _items,
-    _FUNCTION: _function,
-}
-"""How parts of an owner are read."""
-_SAME = {
-    **{name: f"{{0}}.__dict__['{name}']" for name in MEMBERS},
-    _FIELDS: "{0}.__dict__",
-    _FUNCTION: "{0}",
-    (_KEYS, dict): "{0}",
-    (_ITEMS, list): "[*map(id, {0})] == {1}",
-    (_ITEMS, tuple): "[*map(id, {0})] == {1}",
-    (_ITEMS, dict): "[*map(id, items_of({0}))] == {1}",
-}
-"""The same in Python, for parts and for types of owners for which it is short."""
+_SCOPE: dict[str, Any] = {"fields_of": fields_of, "items_of": items_of, "content": content}
+_SCOPE |= {"function": _function, "numbered": _numbered, "MISSING": MISSING}
+
+
+@functools.cache
+def _reader(part: str) -> Callable[[Any], Mapping[Any, Any]]:
+    """Returns the function that reads a part of an owner."""
+    read: Callable[[Any], Mapping[Any, Any]] = eval(f"lambda o: {part.format('o')}", _SCOPE)
+    return read
 
 
 class _Place:
@@ -118,20 +110,17 @@ class _Place:
     """
 
     def __init__(
-        self,
-        owner: Any,
-        part: str,
-        keys: _Keys,
-        names: Collection[str],
-        renew: Callable[..., None],
+        self, owner: Any, part: str, keys: _Keys, names: Collection[str], renew: _Renew
     ) -> None:
-        now = _READERS[part](owner)
+        self._read = _reader(part)
         self._part, self._described, self._names, self._renew = part, keys, names, renew
+        now, again = self._read(owner), self._read(owner)
         known = now if ... in keys else [key for key in keys if key in now]
         self._missing = frozenset(keys) - now.keys() - {...}
         # What may lead to a model is not kept alive.
         self.owner = _weakly(owner, renew)
         self._kept = {key: _weakly(now[key], renew) for key in known}
+        self._made = {key for key in known if now[key] is not again[key]}
         self._contents = {key: content(now[key], False, names) for key in known}
         self._shown = {k: repr(now[k]) if isinstance(now[k], PLAIN) else _OTHER for k in known}
         # A table of tensors may grow: a forward keeps there what a graph computes.
@@ -145,27 +134,18 @@ class _Place:
             number: of the place.
             names: takes the variables of the condition.
         """
-        owner: Any = self.owner()
-        names[f"w{number}"], names[f"i{number}"] = self.owner, self._missing
-        text = _SAME.get(self._part) or _SAME.get((self._part, type(owner)))
-        if text is None or (... in self._described and self._size is None):
-            names[f"p{number}"] = self
-            return f"not p{number}.changes()"
-        if ... in self._described and self._part == _ITEMS:
+        names[f"w{number}"], part = self.owner, self._part.format(f"w{number}()")
+        if self._size is not None:
             names[f"i{number}"] = [id(get()) for get in self._kept.values()]
-            return text.format(f"w{number}()", f"i{number}")
-        tests = [f"(m := {text.format(f'w{number}()')}) is m"]
-        tests += [f"m.keys().isdisjoint(i{number})"] * bool(self._missing)
-        tests += [f"len(m) == {self._size}"] * (self._size is not None)
-        free = owner.__code__.co_freevars if self._part == _FUNCTION else ()
+            return f"[*map(id, {part.removeprefix('numbered')})] == i{number}"
+        names[f"i{number}"], tests = self._missing, [f"(m := {part}) is m"]
+        if self._missing:
+            tests.append(f"m.keys().isdisjoint(i{number})")
         for index, (key, get) in enumerate(self._kept.items()):
             is_weak, name = isinstance(get, weakref.ref), f"v{number}_{index}"
-            read = f"m.{key}" if self._part == _FUNCTION else f"m[{key!r}]"
-            if key in free:
-                read = f"m.__closure__[{free.index(key)}].cell_contents"
             names[name] = get if is_weak else get()
-            has_ended = is_weak and get() is None
-            tests.append("False" if has_ended else f"{read} is {name}{'()' * is_weak}")
+            same = "==" if key in self._made else "is"
+            tests.append(f"m[{key!r}] {same} {name}{'()' if is_weak else ''}")
         return " and ".join(tests)
 
     def changes(self) -> list[str]:
@@ -173,7 +153,7 @@ class _Place:
         owner = self.owner()
         if owner is None:
             return []
-        now = _READERS[self._part](owner)
+        now = self._read(owner)
         found = [(key, "no value") for key in self._missing & now.keys()]
         for key, get in self._kept.items():
             value = now.get(key, MISSING)
@@ -193,7 +173,7 @@ class _Place:
         ]
 
 
-def _weakly(value: Any, on_end: Callable[..., None]) -> Callable[[], Any]:
+def _weakly(value: Any, on_end: _Renew) -> Callable[[], Any]:
     """Returns a function that gives a value, and does not keep it alive where that can be."""
     try:
         return weakref.ref(value, on_end)
@@ -258,8 +238,9 @@ class OuterValues:
         except Exception:  # an owner, a key or a variable is gone
             is_same = False
         if not is_same:
-            yield from dict.fromkeys(text for place in self._places for text in place.changes())
-            if self._is_old:
+            found = [text for place in self._places for text in place.changes()]
+            yield from dict.fromkeys(found)
+            if self._is_old and not found:
                 self._places = [place for place in self._places if place.owner() is not None]
                 self._compile()
         for path, scope in scopes:
@@ -277,14 +258,14 @@ class OuterValues:
             yield f"requires_grad, which the model's code reads, has changed for {names}"
 
     def _renew(self, _: Any = None) -> None:
-        self._is_old, self._is_same = True, lambda: False
+        self._is_old, self._is_same = True, bool  # which is False of nothing
 
     def _compile(self) -> None:
         """Compiles one comparison of all values: a call of a small graph would notice a loop."""
-        names: dict[str, Any] = {"items_of": items_of}
+        names: dict[str, Any] = {**_SCOPE}
         texts = [place.condition(number, names) for number, place in enumerate(self._places)]
         self._is_old = False
-        self._is_same = eval(f"lambda: {' and '.join(texts) or True}", names)
+        self._is_same: Callable[[], bool] = eval(f"lambda: {' and '.join(texts) or True}", names)
 
     def __deepcopy__(self, memo: Any) -> OuterValues:
         return self
@@ -342,10 +323,12 @@ class _Reader:
         called = names | {"forward"}
         fields_read = _attributes(module, called) if own else names & fields.keys()
         self._add(module, _FIELDS, fields_read, label)
-        for part in MEMBERS:
+        for name, part in zip(MEMBERS, _MEMBERS, strict=True):
             # Sequential and the like go by all of their children.
-            every = [...] if is_opaque(type(module)) else []
-            self._add(module, part, every or (names if own else names & fields[part].keys()), label)
+            if is_opaque(type(module)):
+                self._add(module, _ITEMS.format(part), [...], label)
+            else:
+                self._add(module, part, names if own else names & fields[name].keys(), label)
         self._class(type(module))
 
     def _class(self, cls: type) -> None:
@@ -371,7 +354,7 @@ class _Reader:
             self._add(os.environ, _KEYS, texts_in(code), "os.environ")
 
     def _add(self, owner: Any, part: str, keys: Collection[Any], label: str) -> None:
-        now = _READERS[part](owner)
+        now = _reader(part)(owner)
         _, known = self._found.setdefault((id(owner), part), (owner, {}))
         for key in keys:
             code = self.search.names.get(key, self._code)
@@ -392,9 +375,15 @@ class _Reader:
         elif isinstance(value, nn.Module | types.ModuleType):
             self._add(value, _FIELDS, names & vars(value).keys() - _OWN_FIELDS, label)
         elif isinstance(value, dict) and hasattr(type(value), "__getattr__"):
-            self._add(value, _KEYS, names | self.search.texts, label)
-        elif isinstance(value, (*CONTAINERS, np.ndarray, ContextVar)):
-            self._found[id(value), _ITEMS] = (value, {...: described})
+            self._add(value, _COPY, names | self.search.texts, label)
+        elif isinstance(value, ContextVar):
+            self._found[id(value), _CONTEXT] = (value, {0: described})
+        elif isinstance(value, np.ndarray | array | bytearray):
+            self._found[id(value), _CONTENT] = (value, {0: described})
+        elif isinstance(value, CONTAINERS):
+            is_small = len(value) <= MAX_ITEMS
+            keys = {... if is_small else 0: described}
+            self._found[id(value), _ITEMS if is_small else _CONTENT] = (value, keys)
         if (fields := fields_of(value)) is not None and not isinstance(value, types.FunctionType):
             if is_own_class(type(value)):
                 self.search.add(type(value))
@@ -403,14 +392,11 @@ class _Reader:
             tables = fields.values() if hasattr(type(value), "__getattr__") else ()
             for table in (x for x in tables if isinstance(x, dict)):
                 self._seen.add(id(table))
-                self._add(table, _KEYS, names | self.search.texts, label)
+                self._add(table, _COPY, names | self.search.texts, label)
             own = is_own_class(type(value)) or is_opaque(type(value))
-            self._add(
-                value,
-                _SLOTS if slots_of(type(value)) else _FIELDS,
-                _attributes(value, names) if own else names & fields.keys() - _SAVED,
-                label,
-            )
+            part = _SLOTS if slots_of(cast(Hashable, type(value))) else _FIELDS
+            read = _attributes(value, names) if own else names & fields.keys() - _SAVED
+            self._add(value, part, read, label)
         for part in () if isinstance(value, types.FunctionType) else parts_of(value, ()) or ():
             self._look_into(part, described)
 
