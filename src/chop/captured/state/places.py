@@ -1,0 +1,186 @@
+"""Places where code reads values, and one comparison of all of them that is quick.
+
+A call of a captured model compares every value that its code reads: a loop would take longer than
+a small graph. So a function is compiled that compares the identity of each with what it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from chop.captured.state.code_search import first_line
+from chop.captured.state.values import (
+    MISSING,
+    PLAIN,
+    cell_content,
+    content,
+    fields_of,
+    items_of,
+)
+from chop.private import modules
+
+_OTHER = "other content"
+OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+"""The attributes of a function that count."""
+
+Keys = dict[Any, tuple[str, types.CodeType]]
+"""Names of values, each with what to call the value and the code that reads it; `...` is all."""
+Found = dict[tuple[int, str], tuple[Any, Keys]]
+"""Owners of values and what is read there, by identity and part."""
+_Renew = Callable[..., None]
+
+# The parts of an owner that code reads are mappings, written in Python.
+FIELDS, KEYS, COPY = "{}.__dict__", "{}", "{{**{}}}"
+MEMBERS = {name: f"{{}}.__dict__['{name}']" for name in modules.MEMBERS}
+SLOTS, FUNCTION, ITEMS = "fields_of({})", "function({})", "numbered(items_of({}))"
+CONTENT, CONTEXT = "{{0: content({})}}", "{{0: {}.get(MISSING)}}"
+
+
+def _function(function: types.FunctionType) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    variables = {name: cell_content(cell) for name, cell in cells}
+    return variables | {name: getattr(function, name) for name in OF_FUNCTIONS}
+
+
+def _numbered(values: Iterable[Any]) -> dict[int, Any]:
+    return dict(enumerate(values))
+
+
+_SCOPE: dict[str, Any] = {"fields_of": fields_of, "items_of": items_of, "content": content}
+_SCOPE |= {"function": _function, "numbered": _numbered, "MISSING": MISSING}
+
+
+@functools.cache
+def reader(part: str) -> Callable[[Any], Mapping[Any, Any]]:
+    """Returns the function that reads a part of an owner."""
+    read: Callable[[Any], Mapping[Any, Any]] = eval(f"lambda o: {part.format('o')}", _SCOPE)
+    return read
+
+
+class _Place:
+    """Values that code reads of one owner: attributes, items, variables of a closure.
+
+    Args:
+        owner: the object, container, function or file.
+        part: which part of it.
+        keys: what code reads there.
+        names: the attributes of objects that count.
+        renew: is called where `condition` may be another, as at the end of an object.
+    """
+
+    def __init__(
+        self, owner: Any, part: str, keys: Keys, names: Collection[str], renew: _Renew
+    ) -> None:
+        self._read = reader(part)
+        self._part, self._described, self._names, self._renew = part, keys, names, renew
+        now, again = self._read(owner), self._read(owner)
+        known = now if ... in keys else [key for key in keys if key in now]
+        self._missing = frozenset(keys) - now.keys() - {...}
+        # What may lead to a model is not kept alive.
+        self.owner = _weakly(owner, renew)
+        self._kept = {key: _weakly(now[key], renew) for key in known}
+        self._made = {key for key in known if now[key] is not again[key]}
+        self._contents = {key: content(now[key], False, names) for key in known}
+        self._shown = {k: repr(now[k]) if isinstance(now[k], PLAIN) else _OTHER for k in known}
+        # A table of tensors may grow: a forward keeps there what a graph computes.
+        is_fixed = ... in keys and not any(isinstance(x, Tensor) for x in now.values())
+        self._size = len(now) if is_fixed else None
+
+    def condition(self, number: int, names: dict[str, Any]) -> str:
+        """Python that is true while every value is the same object; it may raise where one is not.
+
+        Args:
+            number: of the place.
+            names: takes the variables of the condition.
+        """
+        names[f"w{number}"], part = self.owner, self._part.format(f"w{number}()")
+        if self._size is not None:
+            names[f"i{number}"] = [id(get()) for get in self._kept.values()]
+            return f"[*map(id, {part.removeprefix('numbered')})] == i{number}"
+        names[f"i{number}"], tests = self._missing, [f"(m := {part}) is m"]
+        if self._missing:
+            tests.append(f"m.keys().isdisjoint(i{number})")
+        for index, (key, get) in enumerate(self._kept.items()):
+            is_weak, name = isinstance(get, weakref.ref), f"v{number}_{index}"
+            names[name] = get if is_weak else get()
+            same = "==" if key in self._made else "is"
+            tests.append(f"m[{key!r}] {same} {name}{'()' if is_weak else ''}")
+        return " and ".join(tests)
+
+    def changes(self) -> list[str]:
+        """Says what has changed."""
+        owner = self.owner()
+        if owner is None:
+            return []
+        now = self._read(owner)
+        found = [(key, "no value") for key in self._missing & now.keys()]
+        for key, get in self._kept.items():
+            value = now.get(key, MISSING)
+            if value is get() and value is not None:  # what has ended is None too
+                continue
+            if content(value, False, self._names) != self._contents[key]:
+                found.append((key, self._shown[key]))
+            elif isinstance(value, PLAIN) and value is not get():
+                self._kept[key] = _weakly(value, self._renew)
+                self._renew()
+        if ... in self._described and (found or self._size not in (None, len(now))):
+            found = [(..., _OTHER)]
+        texts = ((*self._described[key], key, shown) for key, shown in dict.fromkeys(found))
+        return [
+            f"{label}, read at {first_line(code, key)}, was captured with {shown}"
+            for label, code, key, shown in texts
+        ]
+
+
+def _weakly(value: Any, on_end: _Renew) -> Callable[[], Any]:
+    """Returns a function that gives a value, and does not keep it alive where that can be."""
+    try:
+        return weakref.ref(value, on_end)
+    except TypeError:
+        return lambda: value
+
+
+class Places:
+    """Everything that a model's code reads, as it was.
+
+    Args:
+        found: the owners.
+        names: the attributes of objects that count.
+    """
+
+    def __init__(self, found: Found, names: Collection[str]) -> None:
+        self._is_same: Callable[[], bool] = bool
+        self._places = [
+            _Place(owner, part, keys, names, self._renew)
+            for (_, part), (owner, keys) in found.items()
+            if keys
+        ]
+        self._compile()
+
+    def changes(self) -> list[str]:
+        """Says what has changed."""
+        try:
+            if self._is_same():
+                return []
+        except Exception:  # an owner, a key or a variable is gone
+            pass
+        found = [text for place in self._places for text in place.changes()]
+        if self._is_old and not found:
+            self._places = [place for place in self._places if place.owner() is not None]
+            self._compile()
+        return list(dict.fromkeys(found))
+
+    def _renew(self, _: Any = None) -> None:
+        self._is_old, self._is_same = True, bool  # it is False
+
+    def _compile(self) -> None:
+        names: dict[str, Any] = {**_SCOPE}
+        texts = [place.condition(number, names) for number, place in enumerate(self._places)]
+        self._is_old = False
+        self._is_same = eval(f"lambda: {' and '.join(texts) or True}", names)
