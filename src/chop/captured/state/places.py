@@ -10,6 +10,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +40,7 @@ _Renew = Callable[..., None]
 FIELDS, KEYS, COPY = "{}.__dict__", "{}", "{{**{}}}"
 MEMBERS = {name: f"{{}}.__dict__['{name}']" for name in modules.MEMBERS}
 SLOTS, FUNCTION, ITEMS = "fields_of({})", "function({})", "numbered(items_of({}))"
-CONTENT, CONTEXT = "{{0: content({})}}", "{{0: {}.get(MISSING)}}"
+CONTENT, CONTEXT = "{{0: content({})}}", "{{0: variable({})}}"
 
 
 def _function(function: types.FunctionType) -> dict[str, Any]:
@@ -48,12 +49,19 @@ def _function(function: types.FunctionType) -> dict[str, Any]:
     return variables | {name: getattr(function, name) for name in OF_FUNCTIONS}
 
 
+def _variable(variable: ContextVar[Any]) -> Any:
+    try:
+        return variable.get()  # its own default too
+    except LookupError:
+        return MISSING
+
+
 def _numbered(values: Iterable[Any]) -> dict[int, Any]:
     return dict(enumerate(values))
 
 
 _SCOPE: dict[str, Any] = {"fields_of": fields_of, "items_of": items_of, "content": content}
-_SCOPE |= {"function": _function, "numbered": _numbered, "MISSING": MISSING}
+_SCOPE |= {"function": _function, "numbered": _numbered, "variable": _variable}
 
 
 @functools.cache
