@@ -25,11 +25,11 @@ from chop.captured.guards.shape_guards import (
 from chop.captured.huggingface.cache import check_optional
 from chop.captured.huggingface.generation import generator
 from chop.captured.modes import MODE, Forwards, IsTraining, in_mode, mode_paths
-from chop.captured.module_tree import changed_scopes, member, member_at
+from chop.captured.module_tree import changed_scopes, member_at
 from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.captured.original import KEY
 from chop.captured.overrides import has_hooks
-from chop.captured.record import CaptureRecord
+from chop.captured.record import CaptureRecord, RecordAttribute
 from chop.captured.runtime import exit_open_regions
 from chop.captured.specs import cast_floats, check_matches
 from chop.captured.state import outer_values
@@ -37,27 +37,6 @@ from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import PythonState
 from chop.errors import GuardError
 from chop.private.modules import buffers_of
-
-
-class _RecordAttribute:
-    """An entry of a module's record as an attribute; a member of the model by that name wins."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
-        if module is None:
-            return self
-        found = member(module, self._name)
-        if found is None:
-            found = getattr(module.record, self._name)
-        if found is None and self._name == "config":
-            raise AttributeError("the model has no configuration")
-        return found
-
-    def __set__(self, module: Any, value: Any) -> None:
-        setattr(module.record, self._name, value)
-
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
 _KEPT_META = ("spec", "nn_module_stack", "source", MODE)
@@ -84,25 +63,25 @@ class CapturedModule(fx.GraphModule):
         GuardError: from a call, see above.
     """
 
-    class_name: Any = _RecordAttribute()
-    config: Any = _RecordAttribute()
-    example_inputs: Any = _RecordAttribute()
-    optional_inputs: Any = _RecordAttribute()
-    ignored_inputs: Any = _RecordAttribute()
-    ignored_defaults: Any = _RecordAttribute()
-    asked: Any = _RecordAttribute()
-    contiguous_inputs: Any = _RecordAttribute()
-    takes_any_keyword: Any = _RecordAttribute()
-    fixed_inputs: Any = _RecordAttribute()
-    guards: Any = _RecordAttribute()
-    training_guards: Any = _RecordAttribute()
-    auto_leaves: Any = _RecordAttribute()
-    always_eval: Any = _RecordAttribute()
-    eval_only: Any = _RecordAttribute()
-    guessed: Any = _RecordAttribute()
-    constants: Any = _RecordAttribute()
-    follows_dtype: Any = _RecordAttribute()
-    node_digests: Any = _RecordAttribute()
+    class_name: Any = RecordAttribute()
+    config: Any = RecordAttribute()
+    example_inputs: Any = RecordAttribute()
+    optional_inputs: Any = RecordAttribute()
+    ignored_inputs: Any = RecordAttribute()
+    ignored_defaults: Any = RecordAttribute()
+    asked: Any = RecordAttribute()
+    contiguous_inputs: Any = RecordAttribute()
+    takes_any_keyword: Any = RecordAttribute()
+    fixed_inputs: Any = RecordAttribute()
+    guards: Any = RecordAttribute()
+    training_guards: Any = RecordAttribute()
+    auto_leaves: Any = RecordAttribute()
+    always_eval: Any = RecordAttribute()
+    eval_only: Any = RecordAttribute()
+    guessed: Any = RecordAttribute()
+    constants: Any = RecordAttribute()
+    follows_dtype: Any = RecordAttribute()
+    node_digests: Any = RecordAttribute()
 
     def __init__(self, class_name: str) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)

@@ -7,6 +7,7 @@ from typing import Any
 
 from chop.captured.guards.shape_guards import ShapeGuard
 from chop.captured.huggingface.cache_names import OPTIONAL_INPUTS
+from chop.captured.module_tree import member
 from chop.captured.specs import LeafReport
 from chop.errors import CaptureError
 
@@ -95,3 +96,23 @@ class CaptureRecord:
                 f"expected why_no_cache or optional_inputs, got {self.why_no_cache!r} and "
                 f"{self.optional_inputs!r}"
             )
+
+
+class RecordAttribute:
+    """An entry of a module's record as an attribute; a member of the model by that name wins."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        found = member(module, self._name)
+        if found is None:
+            found = getattr(module.record, self._name)
+        if found is None and self._name == "config":
+            raise AttributeError("the model has no configuration")
+        return found
+
+    def __set__(self, module: Any, value: Any) -> None:
+        setattr(module.record, self._name, value)
