@@ -122,7 +122,8 @@ def _with_a_row_each(preprocess: Callable[..., Any]) -> Callable[..., Any]:
     def with_rows(
         config: Any, embeds: Any, mask: Any, cache: Any, positions: Any, *rest: Any
     ) -> Any:
-        if isinstance(positions, Tensor) and type(positions.shape[0]) is int:
+        has_rows = isinstance(positions, Tensor) and positions.dim() == 2
+        if has_rows and type(positions.shape[0]) is int and positions.shape[0] == 1:
             positions = positions.expand(embeds.shape[0], -1)
         return preprocess(config, embeds, mask, cache, positions, *rest)
 
