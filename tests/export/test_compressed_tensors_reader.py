@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
@@ -259,29 +258,6 @@ def test_a_version_says_how_words_of_one_length_are_filled():
         stored = LAYOUTS["pack-quantized"][1](parts, group)
         found = Encoded(stored.codes, torch.Size((2, 16)), torch.float32, stored.scales)
         assert torch.equal(stored.number_format.decode(found), codes.float()), version
-
-
-def test_experts_of_a_mixture_are_refused_in_one_sentence(tmp_path):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    experts = {"shared_expert_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
-    config = Qwen2MoeConfig(vocab_size=16, **sizes, **heads, **experts)
-    Qwen2MoeForCausalLM(config).save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    for name in [name for name in tensors if ".experts." in name]:
-        tensors[name] = torch.ones(16, 16, dtype=torch.int8)
-        tensors[name.replace(".weight", ".weight_scale")] = torch.ones(16, 1)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "format": "int-quantized"}}
-    settings = {"quant_method": "compressed-tensors", "config_groups": groups}
-    plain = json.loads((tmp_path / "config.json").read_text())
-    plain["quantization_config"] = settings
-    (tmp_path / "config.json").write_text(json.dumps(plain))
-    match = r"mixture of experts with codes of each one, such as 'model.layers.0.mlp.experts.0.down"
-    with pytest.raises(ConfigError, match=match) as caught:
-        load_model(tmp_path)
-    assert "did you mean" not in str(caught.value)
 
 
 def changed(folder, change):

@@ -233,7 +233,7 @@ def _whole(parts: Mapping[str, Tensor], group: Group) -> Stored:
     settings: dict[str, Any] = {"granularity": group.strategy}
     if group.strategy in ("group", "block"):
         settings["group_size"] = size
-    return Stored(FP8(**settings), codes.view(torch.uint8).reshape(-1), checked_scales(scale))
+    return _stored_bytes(FP8(**settings), codes, checked_scales(scale))
 
 
 def _in_bits(codes: Tensor, bits: int) -> Tensor:
@@ -254,13 +254,13 @@ def _shape(parts: Mapping[str, Tensor]) -> tuple[int, int]:
 def _mxfp4(parts: Mapping[str, Tensor], group: Group) -> Stored:
     codes, scale = parts["weight_packed"], parts["weight_scale"]
     _check_blocks(codes, scale, torch.uint8, 2 * codes.size(-1), MX_BLOCK)
-    return Stored(MXFP(4, 2), codes.reshape(-1), scale.reshape(-1))
+    return _stored_bytes(MXFP(4, 2), codes, scale.reshape(-1))
 
 
 def _mxfp8(parts: Mapping[str, Tensor], group: Group) -> Stored:
     codes, scale = parts["weight"], parts["weight_scale"]
     _check_blocks(codes, scale, torch.float8_e4m3fn, codes.size(-1), MX_BLOCK)
-    return Stored(MXFP(8, 4), codes.view(torch.uint8).reshape(-1), scale.reshape(-1))
+    return _stored_bytes(MXFP(8, 4), codes, scale.reshape(-1))
 
 
 def _nvfp4(parts: Mapping[str, Tensor], group: Group) -> Stored:
@@ -271,7 +271,17 @@ def _nvfp4(parts: Mapping[str, Tensor], group: Group) -> Stored:
     if of_all.numel() != 1 or not bool((checked_scales(of_all) > 0).all()):
         raise ValueError(f"weight_global_scale is {tuple(of_all.shape)}, and no positive number")
     tensor_scale = (1 / of_all.float()).reshape(())
-    return Stored(NVFP4(), codes.reshape(-1), scale.view(torch.uint8).reshape(-1), tensor_scale)
+    return _stored_bytes(NVFP4(), codes, scale.view(torch.uint8).reshape(-1), tensor_scale)
+
+
+def _stored_bytes(
+    number_format: NumberFormat, codes: Tensor, scales: Tensor, of_all: Tensor | None = None
+) -> Stored:
+    """A weight whose bytes, (rows, bytes of a row), hold one code or two."""
+    rows, count = codes.shape
+    columns = count * (1 if codes.dtype == torch.float8_e4m3fn else 2)
+    flat = codes.view(torch.uint8).reshape(-1)
+    return Stored(number_format, flat, scales, of_all, (rows, columns))
 
 
 def _check_blocks(

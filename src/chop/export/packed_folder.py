@@ -200,7 +200,7 @@ class _Rewriter:
             write_json(index, {**json.loads(index.read_text()), "weight_map": places})
 
     def _tensors(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        from chop.ir.huggingface.quantizer import names_in
+        from chop.ir.huggingface.conversions import names_in
 
         names = names_in(self.model, tensors)
         _refuse_converted(self.kind.method, self.model, names)

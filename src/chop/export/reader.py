@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from chop.files import write_json, writing
 from chop.formats import NumberFormat
 from chop.ir.huggingface.config_file import CONFIG, check_config
 from chop.ir.huggingface.generation_file import read_generation_config
+from chop.ir.huggingface.misfits import other_shape
 from chop.ir.huggingface.unread import Unread
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.private.transformers_api import without_load_report
@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 CODES, SCALES, TENSOR_SCALE = BUFFER_NAMES["weight"]
 MOST_NAMES = 8
-EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -195,23 +194,20 @@ def _model(
     # Registers how transformers reads what is converted.
     from chop.ir.huggingface import quantizer as _quantizer  # noqa: F401
 
-    with writing(folder / WHOLE):
-        save_file(found.weights, folder / WHOLE, metadata={"format": "pt"})
     write_json(folder / CONFIG, found.settings)
     check_config(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
     kind = choose(config)
     if kind is None:
         raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
-    _refuse_experts(found, kind, config, folder)
     layers, weights = getattr(config, "num_hidden_layers", 0), len(found.weights)
     if isinstance(layers, int) and layers > weights:
         raise CheckpointError(f"'{folder}' has {weights} tensors for {layers} layers.")
-    spare = _spare_biases(found, kind, config)
-    if spare:
-        kept = {name: x for name, x in found.weights.items() if name not in spare}
-        with writing(folder / WHOLE):
-            save_file(kept, folder / WHOLE, metadata={"format": "pt"})
+    fitted = _fitted(found, without_data(kind, config), f"'{folder}'")
+    if fitted.packed:
+        config.quantization_config = fitted.settings["quantization_config"]
+    with writing(folder / WHOLE):
+        save_file(fitted.weights, folder / WHOLE, metadata={"format": "pt"})
     model: nn.Module
     with without_load_report():  # lines below say what it would
         model, report = kind.from_pretrained(
@@ -226,27 +222,32 @@ def _model(
     return model
 
 
-def _refuse_experts(found: Read, kind: Any, config: Any, folder: Path) -> None:
-    """Raises ConfigError where experts are coded one by one, and transformers joins them."""
-    experts = sorted(path for path in found.packed if EXPERT.search(path))
-    if not experts:
-        return
-    model = without_data(kind, config)
-    own = dict(model.named_modules(remove_duplicate=False))
-    first = next((path for path in experts if path not in own), None)
-    if first is not None:
-        raise ConfigError(
-            f"'{folder}' is a mixture of experts with codes of each one, such as '{first}', and a "
-            f"{type(model).__name__} has one matrix for all experts: such folders are not read; "
-            "quantize the float model with chop."
-        )
+def _fitted(found: Read, model: nn.Module, where: str) -> Read:
+    """What a folder holds, as a model has it: experts of one layer are together.
 
+    Biases of zeros that the model has no place for are left out: tools write them for every layer.
 
-def _spare_biases(found: Read, kind: Any, config: Any) -> set[str]:
-    """Biases of zeros that a model has no place for: tools write them for every layer."""
+    Args:
+        found: of the folder.
+        model: on the meta device, its layers float.
+        where: the folder, for messages.
+
+    Raises:
+        ConfigError, CheckpointError: codes do not fit the model.
+    """
+    from chop.export.stored_experts import join_experts
+
     names = (f"{path}.bias" for path in found.packed)
     zeros = {x for x in names if x in found.tensors and not bool(found.tensors[x].any())}
-    return zeros - {*without_data(kind, config).state_dict()} if zeros else zeros
+    spare = zeros - {*model.state_dict()} if zeros else zeros
+    kept = {name: x for name, x in found.tensors.items() if name not in spare}
+    fitted = join_experts(replace(found, tensors=kept), model, where)
+    for path, module in model.named_modules(remove_duplicate=False):
+        shape = fitted.packed[path].shape if path in fitted.packed else None
+        is_known = isinstance(module, nn.Linear | nn.Embedding)
+        if shape is not None and is_known and module.weight.shape != shape:
+            raise other_shape(f"{path}.weight", shape, module.weight.shape, where)
+    return fitted
 
 
 def without_data(kind: Any, config: Any) -> nn.Module:

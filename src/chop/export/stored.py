@@ -12,7 +12,7 @@ from torch import Tensor
 
 from chop.errors import CheckpointError, ChopError, ConfigError, first_line
 from chop.formats import GroupAffine, GroupInteger, NumberFormat, ScaleInteger
-from chop.formats.bfloat16 import BITS, to_bits
+from chop.formats.bfloat16 import BITS, from_bits, to_bits
 from chop.formats.packing import pack_bits, unpack_bits
 
 WORD = 32
@@ -34,12 +34,14 @@ class Stored:
         codes: uint8, bit-packed.
         scales: as the format stores them.
         tensor_scale: float32 scalar, or None.
+        shape: rows and columns of the weight; None: of several matrices, or not known.
     """
 
     number_format: NumberFormat
     codes: Tensor
     scales: Tensor
     tensor_scale: Tensor | None = None
+    shape: tuple[int, int] | None = None
 
 
 @contextmanager
@@ -157,10 +159,9 @@ def stored_integers(numbers: Tensor, scales: Tensor, bits: int, group: int | Non
             found = GroupInteger(bits, group)
     if values.numel() != expected:
         raise ValueError(f"there are {values.numel()} scales, and not {expected}")
-    codes = pack_bits(numbers, bits)
     if isinstance(found, GroupInteger):
-        return Stored(found, codes, pack_bits(to_bits(values), BITS))
-    return Stored(found, codes, values)
+        values = pack_bits(to_bits(values), BITS)
+    return Stored(found, pack_bits(numbers, bits), values, shape=(rows, columns))
 
 
 def stored_affine(
@@ -182,7 +183,7 @@ def stored_affine(
     Raises:
         ValueError: scales are not finite, or zero points those of no format.
     """
-    _, columns = codes.shape
+    rows, columns = codes.shape
     span = min(group or columns, columns)
     is_whole = bool(((zeros == zeros.round()) & (zeros.abs() < MOST_ZERO)).all())
     # Others may be beyond all integers; what is computed of them is not used.
@@ -196,10 +197,63 @@ def stored_affine(
     if bool(is_code.all()) and bool((values > 0).all()) and _are_bfloat16(values):
         of_groups = to_bits(values) | steps.long().reshape(-1) << BITS
         packed = pack_bits(of_groups, BITS + ZERO_BITS)
-        return Stored(GroupAffine(bits, span), pack_bits(codes, bits), packed)
+        found = GroupAffine(bits, span)
+        return Stored(found, pack_bits(codes, bits), packed, shape=(rows, columns))
     if not is_whole or width > max(WIDEST_GROUPED, bits + 1):
         raise ValueError("its zero points are those of no format here")
     return stored_integers(numbers, scales, width, group)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A weight as integers times scales.
+
+    Attributes:
+        numbers: int16 (rows, columns).
+        scales: float32, one-dimensional, in the order of the rows and of their groups.
+        bits: of a number, in two's complement.
+        group: columns that share a scale; None: all of a row.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    bits: int
+    group: int | None
+
+
+def numbers_of(one: Stored) -> Numbers | None:
+    """Inverse of `stored_integers` and `stored_affine` where there is a scale for a row or group.
+
+    None of weights of other formats, and of zero points that are no integers.
+
+    Args:
+        one: with a shape.
+    """
+    kind, shape = one.number_format, one.shape
+    is_integer = isinstance(kind, GroupInteger | GroupAffine | ScaleInteger)
+    if not is_integer or shape is None:
+        return None
+    codes = unpack_bits(one.codes, kind.width, shape[0] * shape[1]).view(shape).short()
+    if isinstance(kind, ScaleInteger):
+        group = kind.group_size if kind.granularity == "group" else None
+        return Numbers(_signed(codes, kind.width), one.scales, kind.width, group)
+    of_groups = shape[0] * -(-shape[1] // kind.group_size)
+    if isinstance(kind, GroupInteger):
+        values = from_bits(unpack_bits(one.scales, BITS, of_groups)).float()
+        return Numbers(_signed(codes, kind.width), values, kind.width, kind.group_size)
+    both = unpack_bits(one.scales, BITS + ZERO_BITS, of_groups)
+    zeros = (both >> BITS).double() * 2.0 ** (kind.width - ZERO_BITS)
+    if not torch.equal(zeros, zeros.round()):
+        return None
+    whole = zeros.short().view(shape[0], -1).repeat_interleave(kind.group_size, 1)
+    numbers = codes - whole[:, : shape[1]]
+    values = from_bits(both).float()
+    return Numbers(numbers, values, max(kind.width, _width(numbers)), kind.group_size)
+
+
+def _signed(codes: Tensor, bits: int) -> Tensor:
+    """The numbers that codes in two's complement stand for."""
+    return codes - (codes >> (bits - 1) << bits)
 
 
 def checked_scales(scales: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def _read_weights(
 ) -> nn.Module:
     from safetensors import SafetensorError
 
-    from chop.ir.huggingface.quantizer import names_in
+    from chop.ir.huggingface.conversions import names_in
 
     check_generation_config(name)
     model: nn.Module

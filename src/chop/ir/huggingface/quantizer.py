@@ -1,30 +1,25 @@
 """`quant_method: chop` in transformers: folders that load packed, and quantization at loading.
 
 Fence around private API of transformers 5: `ConversionOps`, how a quantizer's operation replaces
-modules, how names in files become names in a model, `all_tied_weights_keys`, and what is read in
-float32 whatever the model's dtype, `_keep_in_fp32_modules_strict` and `_get_dtype_plan`.
+modules, `all_tied_weights_keys`, and what is read in float32 whatever the model's dtype,
+`_keep_in_fp32_modules_strict` and `_get_dtype_plan`.
 `tests/ir/test_hf_folder.py` fails first when it changes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    ConversionOps,
-    WeightConverter,
-    WeightRenaming,
-    rename_source_key,
-)
+from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from chop.errors import ChopError, ConfigError, did_you_mean
+from chop.ir.huggingface.conversions import names_in
 from chop.private.transformers_api import (
     dtype_plan,
     has_loaded_adapters,
@@ -293,26 +288,6 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         if not self.pre_quantized:
             self.quantization_config.modules = stored_modules(model)
         return model
-
-
-def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
-    """By name of a tensor in files, the name of the tensor that transformers makes of it.
-
-    Args:
-        model: on the meta device.
-        names: in the files.
-    """
-    known, prefix = model.state_dict(), model.base_model_prefix
-    entries = get_model_conversion_mapping(model)
-    renamings = [entry for entry in entries if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in entries if isinstance(entry, WeightConverter)]
-    found = {}
-    for name in names:
-        own, _ = rename_source_key(name, renamings, converters, prefix, known)
-        if own not in known and name in known:
-            own, _ = rename_source_key(name, [], [], prefix, known)
-        found[name] = own
-    return found
 
 
 class PackWeight(ConversionOps):  # type: ignore[misc]

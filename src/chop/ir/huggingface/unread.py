@@ -212,7 +212,7 @@ class _Family:
 
     def _has_module_of(self, cls: type, key: str) -> bool:
         """Returns whether a class has the module of a tensor, by the name that it has for it."""
-        from chop.ir.huggingface.quantizer import names_in
+        from chop.ir.huggingface.conversions import names_in
 
         made = self._made(cls)
         if made is None:

@@ -1,0 +1,229 @@
+"""Codes of single experts as codes of layers of all experts.
+
+Tools store each expert of a mixture as linear layers of its own. transformers 5 stacks their
+matrices to two parameters, and chop has an `ExpertLinear` for each of the two: its rows are those
+of the first expert, then of the second. Values stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.captured.experts import matrices_of
+from chop.errors import CheckpointError, ConfigError
+from chop.export.reader import Read
+from chop.export.stored import Stored, numbers_of, stored_integers
+from chop.formats import FP8, NumberFormat, ScaleInteger
+from chop.formats.groups import WHOLE_TENSOR
+from chop.ir.huggingface.conversions import EXPERT, Conversions, ExpertMatrix
+from chop.private.modules import parameters_of
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of all experts, and the modules of a folder that it is made of.
+
+    Attributes:
+        path: of the layer.
+        shape: experts, rows of all matrices of an expert, and columns.
+        parts: how many matrices of an expert it has.
+        sources: by number of the expert and of the matrix, the path in the folder.
+    """
+
+    path: str
+    shape: tuple[int, int, int]
+    parts: int
+    sources: dict[tuple[int, int], str]
+
+    @property
+    def order(self) -> list[str]:
+        """The paths in the folder, in the order of their rows."""
+        return [self.sources[place] for place in sorted(self.sources)]
+
+
+def join_experts(found: Read, model: nn.Module, where: str) -> Read:
+    """What a folder holds, with the paths of a model, and a layer for all experts of a module.
+
+    Args:
+        found: with the paths of the folder.
+        model: of transformers on the meta device, its layers float.
+        where: the folder, for messages.
+
+    Raises:
+        ConfigError: experts differ in what a layer of all has once, as a static scale of inputs.
+        CheckpointError: experts are missing, or do not fit what `config.json` says.
+    """
+    packed, inputs, layers = dict[str, Stored](), dict[str, NumberFormat](), dict[str, _Layer]()
+    conversions, own = Conversions(model), dict(model.named_modules(remove_duplicate=False))
+    for path, stored in found.packed.items():
+        name = f"{path}.weight"
+        own_path = conversions.name_of(name).removesuffix(".weight")
+        is_own = own_path in own or EXPERT.search(name) is None
+        if is_own and not conversions.is_converted(name):
+            packed[own_path] = stored
+            if path in found.inputs:
+                inputs[own_path] = found.inputs[path]
+            continue
+        place = conversions.expert_matrix(name)
+        layer = None if place is None else _layer_of(place, own)
+        if layer is None or place is None:
+            raise ConfigError(
+                f"{where} has codes of '{path}', and a {type(model).__name__} of transformers has "
+                "one parameter for several such matrices, in a layout that is not read: quantize "
+                "the float model with chop."
+            )
+        layer = layers.setdefault(layer.path, layer)
+        layer.sources[place.expert, place.part] = path
+    _check_alone(layers, own, where)
+    for path, layer in layers.items():
+        _check_complete(layer, where)
+        packed[path] = _joined([found.packed[x] for x in layer.order], layer, where)
+        rounded = _inputs_of(layer, found.inputs, where)
+        if rounded is not None:
+            inputs[path] = rounded
+    return replace(found, packed=packed, inputs=inputs)
+
+
+def _layer_of(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | None:
+    """The layer of fused experts that a matrix is of; None: the model has no such experts."""
+    owner, _, name = place.parameter.rpartition(".")
+    module = own.get(owner)
+    layer = None if module is None else matrices_of(module).get(name)
+    weight = None if module is None else parameters_of(module).get(name)
+    if layer is None or weight is None:
+        return None
+    return _Layer(f"{owner}.{layer}", tuple(weight.shape), place.parts, {})  # type: ignore[arg-type]
+
+
+def _check_alone(layers: Mapping[str, _Layer], own: Mapping[str, nn.Module], where: str) -> None:
+    """Raises ConfigError where one matrix of experts is codes and another one floats."""
+    for path, layer in layers.items():
+        owner = path.rpartition(".")[0]
+        other = next(
+            (x for x in matrices_of(own[owner]).values() if f"{owner}.{x}" not in layers), None
+        )
+        if other is not None:
+            raise ConfigError(
+                f"{where} has codes of '{layer.order[0]}' and floats of '{owner}.{other}': "
+                "expected codes of all matrices of these experts, or floats."
+            )
+
+
+def _check_complete(layer: _Layer, where: str) -> None:
+    count, known = layer.shape[0], layer.order[0]
+    beyond = next((path for (expert, _), path in layer.sources.items() if expert >= count), None)
+    if beyond is not None:
+        raise CheckpointError(
+            f"{where} has codes of '{beyond}', and its config.json says that there are {count} "
+            "experts."
+        )
+    for part in range(layer.parts):
+        for expert in range(count):
+            if (expert, part) not in layer.sources:
+                alike = next((x for (_, own), x in layer.sources.items() if own == part), None)
+                name = (
+                    f"'{EXPERT.sub(str(expert), alike)}'" if alike else f"matrix {part + 1} of it"
+                )
+                raise CheckpointError(f"{where} has codes of '{known}', and none of {name}.")
+
+
+def _inputs_of(
+    layer: _Layer, inputs: Mapping[str, NumberFormat], where: str
+) -> NumberFormat | None:
+    """How all experts of a layer round their inputs; None: not at all."""
+    given = [inputs.get(path) for path in layer.order]
+    first = given[0]
+    for path, one in zip(layer.order, given, strict=True):
+        if one != first:
+            raise ConfigError(
+                f"{where}: '{path}' rounds its inputs otherwise than '{layer.order[0]}', and a "
+                "layer of all experts has one format of inputs: expected inputs that are float, or "
+                "dynamic scales of tokens."
+            )
+    if first is not None and _follows_all(first):
+        raise ConfigError(
+            f"{where}: '{layer.order[0]}' has one dynamic scale for all its inputs, which are "
+            "those of one expert: expected dynamic scales of tokens."
+        )
+    return first
+
+
+def _follows_all(inputs: NumberFormat) -> bool:
+    layout: Any = inputs.layout()
+    return layout.groups == WHOLE_TENSOR and getattr(inputs, "scales", None) is None
+
+
+def _joined(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
+    """The weight of all experts: rows of one below those of another."""
+    count, rows, columns = layer.shape
+    expected = (rows // layer.parts, columns)
+    for path, one in zip(layer.order, stored, strict=True):
+        if one.shape != expected:
+            raise CheckpointError(
+                f"{where}: '{path}' has codes of the shape {[*(one.shape or ())]}, by config.json "
+                f"{[*expected]}."
+            )
+    with_rows = [_by_rows(one) for one in stored]
+    first = with_rows[0].number_format
+    if any(one.number_format != first for one in with_rows) or not _is_whole(with_rows[0]):
+        return _joined_integers(stored, layer, where)
+    _check_shared(with_rows, layer, where)
+    codes, scales = (
+        torch.cat([getattr(x, name) for x in with_rows]) for name in ("codes", "scales")
+    )
+    return Stored(first, codes, scales, with_rows[0].tensor_scale, (count * rows, columns))
+
+
+def _by_rows(one: Stored) -> Stored:
+    """A weight with one scale for all as one with a scale for each row."""
+    kind = one.number_format
+    if not isinstance(kind, FP8 | ScaleInteger) or kind.granularity != "tensor":
+        return one
+    assert one.shape is not None
+    scales = one.scales.reshape(-1).expand(one.shape[0])
+    return replace(one, number_format=replace(kind, granularity="channel"), scales=scales)
+
+
+def _is_whole(one: Stored) -> bool:
+    """Returns whether the codes fill whole bytes."""
+    assert one.shape is not None
+    return 8 * one.codes.numel() % (one.shape[0] * one.shape[1]) == 0
+
+
+def _check_shared(stored: Sequence[Stored], layer: _Layer, where: str) -> None:
+    """Raises ConfigError where experts differ in a scale that is one for all of a layer."""
+    kind, (rows, _) = stored[0].number_format, stored[0].shape or (0, 0)
+    if isinstance(kind, FP8) and kind.granularity == "block" and rows % kind.group_size:
+        raise ConfigError(
+            f"{where}: '{layer.order[0]}' has {rows} rows in blocks of {kind.group_size}: expected "
+            "whole blocks, since the rows of the next expert follow."
+        )
+    first = stored[0].tensor_scale
+    for path, one in zip(layer.order, stored, strict=True):
+        if first is not None and not torch.equal(first, one.tensor_scale):  # type: ignore[arg-type]
+            raise ConfigError(
+                f"{where}: '{path}' has another weight_global_scale than '{layer.order[0]}', and "
+                f"{kind.name} has one for all experts of a layer."
+            )
+
+
+def _joined_integers(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
+    """Integers whose formats differ: of the widest, with scales in float32 if need be."""
+    parts = [numbers_of(one) for one in stored]
+    count, rows, columns = layer.shape
+    if any(part is None for part in parts) or len({part.group for part in parts if part}) > 1:
+        kinds = ", ".join(dict.fromkeys(one.number_format.label for one in stored))
+        raise ConfigError(
+            f"{where}: experts of '{layer.path}' have weights in {kinds}: expected one format for "
+            "all."
+        )
+    known = [part for part in parts if part is not None]
+    numbers = torch.cat([part.numbers for part in known])
+    scales = torch.cat([part.scales for part in known])
+    assert numbers.shape == (count * rows, columns)
+    return stored_integers(numbers, scales, max(part.bits for part in known), known[0].group)

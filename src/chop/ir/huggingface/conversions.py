@@ -1,0 +1,105 @@
+"""Tensors of files as transformers makes tensors of a model of them: renamed, or joined.
+
+Fence around private API of transformers 5: how names in files become names in a model, and the
+operations that join the matrices of experts. `tests/ir/test_conversions.py` fails first when it
+changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
+
+EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+"""Number of an expert in the name of a tensor of files."""
+
+
+@dataclass(frozen=True)
+class ExpertMatrix:
+    """Place of the matrix of an expert within a parameter that has those of all experts.
+
+    Attributes:
+        parameter: name in the model; its shape is (experts, rows of all parts, columns).
+        expert: number of the expert.
+        part: number of the matrix among those of an expert that the parameter has, in their order.
+        parts: how many there are.
+    """
+
+    parameter: str
+    expert: int
+    part: int
+    parts: int
+
+
+class Conversions:
+    """How transformers reads the tensors of files into a model.
+
+    Args:
+        model: on the meta device.
+    """
+
+    def __init__(self, model: Any) -> None:
+        entries = get_model_conversion_mapping(model)
+        self._renamings = [x for x in entries if isinstance(x, WeightRenaming)]
+        self._converters = [x for x in entries if isinstance(x, WeightConverter)]
+        self._known, self._prefix = model.state_dict(), model.base_model_prefix
+
+    def name_of(self, name: str) -> str:
+        """The name of the tensor that is made of one of files."""
+        return self._renamed(name)[0]
+
+    def is_converted(self, name: str) -> bool:
+        """Returns whether the model's tensor is another one than that of the files."""
+        return self._renamed(name)[1] is not None
+
+    def expert_matrix(self, name: str) -> ExpertMatrix | None:
+        """The place of a tensor of one expert; None: it is none that is stacked as it is.
+
+        Args:
+            name: of a weight in files, such as `model.layers.0.mlp.experts.3.up_proj.weight`.
+        """
+        own, pattern = self._renamed(name)
+        number = EXPERT.search(name)
+        found = [
+            x for x in self._converters if pattern is not None and pattern in x.source_patterns
+        ]
+        if number is None or len(found) != 1:
+            return None
+        sources, operations = found[0].source_patterns, found[0].operations
+        steps = [
+            (type(x), x.dim) for x in operations if isinstance(x, MergeModulelist | Concatenate)
+        ]
+        expected = [(MergeModulelist, 0), (Concatenate, 1)][: 1 if len(sources) == 1 else 2]
+        if len(steps) != len(operations) or steps != expected:
+            return None
+        return ExpertMatrix(own, int(number[0]), sources.index(str(pattern)), len(sources))
+
+    def _renamed(self, name: str) -> tuple[str, str | None]:
+        """The name in the model, and the pattern of a conversion that the tensor goes through."""
+        prefix, known = self._prefix, self._known
+        own, pattern = rename_source_key(name, self._renamings, self._converters, prefix, known)
+        if own not in known and name in known:
+            own, pattern = rename_source_key(name, [], [], prefix, known)
+        return own, pattern
+
+
+def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """By name of a tensor in files, the name of the tensor that transformers makes of it.
+
+    Args:
+        model: on the meta device.
+        names: in the files.
+    """
+    conversions = Conversions(model)
+    return {name: conversions.name_of(name) for name in names}
