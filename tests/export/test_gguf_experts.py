@@ -1,7 +1,5 @@
 """Mixtures of experts in GGUF: stacked codes as ggml decodes them, the same logits, refusals."""
 
-import importlib.util
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from chop.export.gguf_reader import read
 from chop.formats import parse_format_string
 from tests.experts import mixture, text
 from tests.export.decoders import rounded
-from tests.export.test_gguf_llama_cpp import check_in_llama_cpp
+from tests.export.test_gguf_llama_cpp import check_in_llama_cpp, in_llama_cpp
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
 
@@ -95,10 +93,7 @@ def test_what_engines_do_not_read_is_refused(case, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    importlib.util.find_spec("cyllama") is None,
-    reason="llama.cpp is called by cyllama: pip install cyllama",
-)
+@in_llama_cpp
 @pytest.mark.parametrize("name", KINDS)
 def test_llama_cpp_generates_our_tokens(name, tmp_path):
     ends = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": 288}

@@ -316,6 +316,27 @@ def test_a_linear_layer_of_another_shape_is_refused(tmp_path):
         load_model(tmp_path)
 
 
+def test_layers_beyond_those_of_the_configuration_are_named(tmp_path):
+    write(tmp_path, "W4A16", num_hidden_layers=2)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 1}))
+    with pytest.raises(ConfigError, match=r"has no module 'model\.layers\.1\."):
+        load_model(tmp_path)
+
+
+def test_routers_and_experts_without_a_rule_are_refused_by_name(tmp_path):
+    write(tmp_path / "router", "W4A16", coded=re.compile(r"(experts\.\d+\.w.|moe\.gate)\.weight$"))
+    with pytest.raises(ConfigError, match=r"'model\.layers\.0\.mlp\.gate' is a MixtralTopKRouter"):
+        load_model(tmp_path / "router")
+    folder = tmp_path / "gpt-oss"
+    write(folder, "W4A16", "GptOss", coded=re.compile(r"self_attn\.\w_proj\.weight$"))
+    parts, _ = integers()(np.random.default_rng(0), 32, 64)
+    stem = f"{EXPERTS}.0.gate_proj"
+    change(folder, lambda tensors: tensors.update({f"{stem}.{x}": y for x, y in parts.items()}))
+    with pytest.raises(ConfigError, match=rf"codes of '{stem}', and a GptOssForCausalLM of"):
+        load_model(folder)
+
+
 STATIC = {**FLOATS, "strategy": "tensor", "dynamic": False}
 
 

@@ -203,6 +203,9 @@ UNPACKED = {
 }
 
 
+LEFT = ("a norm of each head", "something of its own", "a bias of the head")
+LEFT += ("no weight of one layer", "no norm", "no embedding", "no head")
+UNPACKED |= {case: SPOILT[case][1:] for case in LEFT}
 WAYS = [(case, False) for case in UNPACKED]
 WAYS += [(case, True) for case in UNPACKED if case not in ("integers", "truth values")]
 
@@ -218,6 +221,40 @@ def test_what_is_packed_on_loading_is_held_to_the_same(case, pickled, tmp_path):
         file.unlink()
     with pytest.raises((CheckpointError, ConfigError), match=message):
         LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=ChopConfig("mxint8"))
+
+
+@pytest.mark.parametrize("case", ["no norm", "something of its own", "biases"])
+def test_layers_that_stay_float_are_held_to_the_same(case, tmp_path):
+    spoilt, message = UNPACKED[case]
+    llama(tmp_path)
+    edit(tmp_path, **spoilt)
+    few = ChopConfig("mxint8", operators="embedding")
+    with pytest.raises(CheckpointError, match=message):
+        LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=few)
+
+
+def renamed(tensors):
+    return {f"old.{name}": x for name, x in tensors.items()}
+
+
+def test_what_may_be_left_is_left_when_layers_are_packed(tmp_path):
+    """New and other heads, tied ones, and names that the caller maps."""
+    given = {"quantization_config": ChopConfig("mxint8")}
+    bert(tmp_path / "bert", BertForPreTraining)
+    new = BertForSequenceClassification.from_pretrained(tmp_path / "bert", **given)
+    assert isinstance(new.bert.encoder.layer[0].output.dense, PackedLinear)
+    assert type(BertModel.from_pretrained(tmp_path / "bert", **given)) is BertModel
+    llama(tmp_path / "body", LlamaModel)
+    LlamaForCausalLM.from_pretrained(tmp_path / "body", **given)
+    llama(tmp_path / "tied", tie_word_embeddings=True)
+    LlamaForCausalLM.from_pretrained(tmp_path / "tied", **given)
+    expected = llama(tmp_path / "renamed").state_dict()["model.norm.weight"]
+    edit(tmp_path / "renamed", renamed, drop=("weight",))
+    mapping = {r"^old\.": ""}
+    found = LlamaForCausalLM.from_pretrained(tmp_path / "renamed", **given, key_mapping=mapping)
+    assert torch.equal(found.model.norm.weight, expected)
+    assert not given["quantization_config"].modules  # of the caller, for all of these models
+    assert found.config.quantization_config.modules and isinstance(found.lm_head, PackedLinear)
 
 
 def test_a_head_of_another_size_is_drawn_where_that_is_asked_for(tmp_path):

@@ -230,8 +230,7 @@ def numbers_of(one: Stored) -> Numbers | None:
         one: with a shape.
     """
     kind, shape = one.number_format, one.shape
-    is_integer = isinstance(kind, GroupInteger | GroupAffine | ScaleInteger)
-    if not is_integer or shape is None:
+    if not isinstance(kind, GroupInteger | GroupAffine | ScaleInteger) or shape is None:
         return None
     codes = unpack_bits(one.codes, kind.width, shape[0] * shape[1]).view(shape).short()
     if isinstance(kind, ScaleInteger):

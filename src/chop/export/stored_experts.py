@@ -63,8 +63,9 @@ def join_experts(found: Read, model: nn.Module, where: str) -> Read:
     for path, stored in found.packed.items():
         name = f"{path}.weight"
         own_path = conversions.name_of(name).removesuffix(".weight")
-        is_own = own_path in own or EXPERT.search(name) is None
-        if is_own and not conversions.is_converted(name):
+        is_beyond = own_path.rpartition(".experts.")[0] not in own  # of a layer that is not there
+        is_plain = own_path in own or EXPERT.search(name) is None or is_beyond
+        if is_plain and not conversions.is_converted(name):
             packed[own_path] = stored
             if path in found.inputs:
                 inputs[own_path] = found.inputs[path]

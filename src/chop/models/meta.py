@@ -25,7 +25,6 @@ from chop.models.stored_numbers import check_numbers
 from chop.private.modules import buffers_of, not_persistent
 from chop.private.transformers_api import (
     constructor_of,
-    is_stack_of_experts,
     may_be_unexpected,
 )
 
@@ -131,15 +130,10 @@ class _FileNames:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
+        from chop.ir.huggingface.conversions import Conversions
 
-        steps = get_model_conversion_mapping(model)
-        self._converters = [step for step in steps if isinstance(step, WeightConverter)]
-        self._renamings = [step for step in steps if isinstance(step, WeightRenaming)]
-        self._model = model
+        self._model, self._conversions = model, Conversions(model)
         self._own, self._class = model.state_dict(), type(model).__name__
-        self._prefix = str(getattr(model, "base_model_prefix", ""))
 
     def rename(self, name: str) -> str:
         """The model's name for one in a file.
@@ -147,8 +141,8 @@ class _FileNames:
         Raises:
             CheckpointError: the tensor is put together from several, no matrices of experts.
         """
-        new, converted = self._renamed(name)
-        if converted is not None and new in self._own and self.place_of_expert(name) is None:
+        new = self._conversions.name_of(name)
+        if self._conversions.is_converted(name) and self.place_of_expert(name) is None:
             raise CheckpointError(
                 f"'{new}' of {self._class} is put together from '{name}' and others, "
                 "which cannot be read by slices; export a graph of the model and read that."
@@ -160,18 +154,12 @@ class _FileNames:
 
         Places are in order, and tell nothing else. None of other tensors.
         """
-        new, converted = self._renamed(name)
-        if converted is None or new not in self._own:
-            return None
-        step = next(x for x in self._converters if converted in x.source_patterns)
-        if not is_stack_of_experts(step):
-            return None
-        numbers = (int(found) for found in re.findall(r"\d+", name.rpartition("experts")[2]))
-        return next(numbers, 0), step.source_patterns.index(converted)
+        found = self._conversions.expert_matrix(name)
+        return None if found is None else (found.expert, found.part)
 
     def by_file(self, _: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
         """By name in a file, the model's."""
-        return {name: self._renamed(name)[0] for name in names}
+        return {name: self._conversions.name_of(name) for name in names}
 
     def check_used(self, folder: str | Path) -> list[str]:
         """Sentences on tensors of a folder that belong to another head, see `Unread.check`.
@@ -188,11 +176,3 @@ class _FileNames:
             if x not in self._own and x not in tied and not any(re.search(y, x) for y in ignored)
         }
         return Unread(unexpected=unexpected).check(self._model, f"'{folder}'")
-
-    def _renamed(self, name: str) -> tuple[str, str | None]:
-        from transformers.core_model_loading import rename_source_key
-
-        new, converted = rename_source_key(
-            name, self._renamings, self._converters, self._prefix, self._own
-        )
-        return str(new), converted

@@ -149,6 +149,24 @@ def gguf_splits() -> dict[str, str]:
     return dict(mapping.GGUF_PRE_TOKENIZER_SPLITS)
 
 
+def watch_unread(model: Any, on_read: Callable[[Any], None]) -> None:
+    """Calls a function with what is left when transformers has read the weights of a model.
+
+    Args:
+        model: that is to be read.
+        on_read: takes the `missing_keys` and `unexpected_keys` of `from_pretrained`.
+    """
+    name = "_adjust_missing_and_unexpected_keys"
+    adjust = getattr(model, name)
+
+    def adjust_and_tell(loading_info: Any) -> None:
+        vars(model).pop(name)
+        adjust(loading_info)
+        on_read(loading_info)
+
+    vars(model)[name] = adjust_and_tell
+
+
 def may_be_missing(model: Any) -> Any:
     """Patterns of the tensors that a checkpoint may lack, or None."""
     return model._keys_to_ignore_on_load_missing

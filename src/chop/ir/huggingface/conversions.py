@@ -1,8 +1,7 @@
 """Tensors of files as transformers makes tensors of a model of them: renamed, or joined.
 
-Fence around private API of transformers 5: how names in files become names in a model, and the
-operations that join the matrices of experts. `tests/ir/test_conversions.py` fails first when it
-changes.
+Fence around private API of transformers 5: how names in files become names in a model.
+`tests/ir/test_conversions.py` fails first when it changes.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    WeightConverter,
-    WeightRenaming,
-    rename_source_key,
-)
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+from chop.private.transformers_api import is_stack_of_experts
+
+EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
 """Number of an expert in the name of a tensor of files."""
 
 
@@ -60,8 +55,9 @@ class Conversions:
         return self._renamed(name)[0]
 
     def is_converted(self, name: str) -> bool:
-        """Returns whether the model's tensor is another one than that of the files."""
-        return self._renamed(name)[1] is not None
+        """Returns whether the model has a tensor that is made of it otherwise than by renaming."""
+        own, pattern = self._renamed(name)
+        return pattern is not None and own in self._known
 
     def expert_matrix(self, name: str) -> ExpertMatrix | None:
         """The place of a tensor of one expert; None: it is none that is stacked as it is.
@@ -71,19 +67,13 @@ class Conversions:
         """
         own, pattern = self._renamed(name)
         number = EXPERT.search(name)
-        found = [
-            x for x in self._converters if pattern is not None and pattern in x.source_patterns
-        ]
-        if number is None or len(found) != 1:
+        if number is None or pattern is None or own not in self._known:
             return None
-        sources, operations = found[0].source_patterns, found[0].operations
-        steps = [
-            (type(x), x.dim) for x in operations if isinstance(x, MergeModulelist | Concatenate)
-        ]
-        expected = [(MergeModulelist, 0), (Concatenate, 1)][: 1 if len(sources) == 1 else 2]
-        if len(steps) != len(operations) or steps != expected:
+        step = next(x for x in self._converters if pattern in x.source_patterns)
+        if not is_stack_of_experts(step):
             return None
-        return ExpertMatrix(own, int(number[0]), sources.index(str(pattern)), len(sources))
+        sources = step.source_patterns
+        return ExpertMatrix(own, int(number[0]), sources.index(pattern), len(sources))
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
         """The name in the model, and the pattern of a conversion that the tensor goes through."""

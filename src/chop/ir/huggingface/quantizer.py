@@ -8,6 +8,7 @@ modules, `all_tied_weights_keys`, and what is read in float32 whatever the model
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,13 @@ from chop.private.transformers_api import (
     ignore_unexpected,
     keep_in_float32,
     kept_in_float32,
+    watch_unread,
 )
 
 if TYPE_CHECKING:
     from chop.ir.huggingface.loading import Tied
     from chop.ir.huggingface.stored import StoredModule
+    from chop.ir.huggingface.unread import Unread
     from chop.nn.packed import PackedOperator
 
 METHOD = "chop"
@@ -164,6 +167,8 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         """On loading float weights: what is wrong with them; transformers would not show it."""
         self.missing: set[str] = set()
         """On loading float weights: names of tensors that no file has."""
+        self.unread: Unread | None = None
+        """On loading float weights: what transformers has read, and what it has not."""
         self._kept: Any = None
 
     def is_serializable(self) -> bool:
@@ -246,6 +251,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             self.formats = chosen_layers.formats_of(self.groups, config.format, recipe)
             self.names = chosen_layers.weights_of(model, self.groups)
             chosen_layers.warn_of_unreached(model, self.groups, recipe)
+            watch_unread(model, self._keep_unread)
             self._read_in_float32(model, kwargs.get("dtype") or model.dtype)
             return
         stored = None if files is None else StoredTensors(model, files, names_in)
@@ -254,6 +260,11 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         ignore_unexpected(model, rf"\.({'|'.join(RANGE_NAMES.values())})$")
         if stored is not None:
             stored.check_complete(model, loading.is_whole(model))
+
+    def _keep_unread(self, info: Any) -> None:
+        from chop.ir.huggingface.unread import Unread
+
+        self.unread = Unread(info.missing_keys, info.unexpected_keys)
 
     def _read_in_float32(self, model: Any, dtype: torch.dtype) -> None:
         """Weights that become codes: rounded to bfloat16 first, they would be rounded twice."""
@@ -277,6 +288,8 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             if self.refused:
                 raise self.refused[0]
             loading.settle_missing(model, self.missing)
+            if self.unread is not None:  # what may be left is in the report of transformers
+                self.unread.check(model, f"'{model.config.name_or_path}'")
         for layer in self.tied:
             layer.put(model)
         loading.put_experts(model, self.experts)
@@ -285,8 +298,10 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         for _, module in quantized_leaves(model):
             add_ranges(module)
         keep_ranges_local(model)
-        if not self.pre_quantized:
+        if not self.pre_quantized:  # the caller's settings may be used again
+            self.quantization_config = copy.copy(self.quantization_config)
             self.quantization_config.modules = stored_modules(model)
+            model.config.quantization_config = self.quantization_config
         return model
 
 
