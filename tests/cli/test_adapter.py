@@ -82,7 +82,8 @@ def test_options_are_the_fields_with_their_defaults_and_entries(name):
     options = {parameter.name: parameter for parameter in COMMANDS[name].params}
     names = [f.name for f in fields(cls) if not command.only or f.name in command.only]
     assert "figures" in options
-    assert set(options) - FLAGS - {"config", "figures"} == set(names)
+    assert ("trust_code" in options) == (bool({"model", "models"} & set(names)))
+    assert set(options) - FLAGS - {"config", "figures", "trust_code"} == set(names)
     for f in fields(cls):
         if f.name not in names:
             continue

@@ -88,7 +88,8 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 
 def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
     """What the folder was compressed from; settings that were given win."""
-    return workload_config(folder, {**_given(config), "out": folder, "device": config.device})
+    given = {**_given(config), "out": folder, "device": config.device}
+    return workload_config(folder, given, "--model")
 
 
 def _given(config: BenchModelConfig) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from chop.report.page.files import add_page
 from chop.report.page.page import PAGE
 from chop.report.report import Report, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
+from chop.trust import trust_named
 from chop.workloads.chance import check_float_model
 from chop.workloads.workload import Workload, settings_with, workload_for
 
@@ -86,6 +87,7 @@ def run_job(
     settings: Any = config
     with (
         names_of_files(),
+        trust_named(vars(config)),
         matmul_precision(getattr(config, "matmul_precision", None)),
         with_interruption_note(lambda: job.kept(config)),
     ):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from chop.cli.command import COMMON, FIGURES, Command
+from chop.cli.command import COMMON, FIGURES, TRUST_CODE, Command
 from chop.cli.execute import execute
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE
@@ -88,7 +88,7 @@ def command_group(table: Mapping[str, Command], text: str) -> typer.Typer:
 
 @cache
 def build_command(command: Command, name: str) -> Any:
-    """Typer's command: one option for each field, those of `COMMON`, `--config` and `--figures`."""
+    """Typer's command: one option for each field, those of `COMMON`, `--config` and the like."""
 
     def callback(ctx: typer.Context, **given: Any) -> None:
         execute(command, ctx, given)
@@ -97,6 +97,9 @@ def build_command(command: Command, name: str) -> Any:
     parameters = [inspect.Parameter("ctx", keyword, annotation=typer.Context), *_options(command)]
     if command.settings and not command.only:
         parameters.append(inspect.Parameter("config", keyword, default=None, annotation=CONFIG))
+    if command.trusts:
+        trust = inspect.Parameter("trust_code", keyword, default=False, annotation=TRUST_CODE)
+        parameters.append(trust)
     if command.settings or command.draws:
         parameters.append(inspect.Parameter("figures", keyword, default=None, annotation=FIGURES))
     for flag, annotation in COMMON.items():

@@ -38,6 +38,17 @@ QUIET = Annotated[
         show_default="off",
     ),
 ]
+TRUST_CODE = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Run code that a file names, as model = 'net.py:Net' in a TOML file or a run's folder;"
+        " without it only code that the command line names.",
+        rich_help_panel="More options",
+        show_default="off",
+    ),
+]
+"""Of commands that make a model."""
 FIGURES = Annotated[
     str | None,
     typer.Option(
@@ -49,6 +60,7 @@ FIGURES = Annotated[
     ),
 ]
 """Of jobs, and of commands that write the results of one."""
+FIELDS = "__dataclass_fields__"
 COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
 """Flags of `chop` and of every command."""
 
@@ -68,6 +80,7 @@ class Command:
         envvars: argument -> environment variable that replaces it.
         exit_code: result -> exit code.
         draws: a command without settings writes figures; jobs do.
+        makes_models: a command without settings makes a model that a file may name.
     """
 
     run: Callable[..., Any]
@@ -79,6 +92,13 @@ class Command:
     envvars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     exit_code: Callable[[Any], int] = lambda result: 0
     draws: bool = False
+    makes_models: bool = False
+
+    @property
+    def trusts(self) -> bool:
+        """True where `--trust-code` is an option: files that are read may name models."""
+        has_model = not {"model", "models"}.isdisjoint(vars(self.source).get(FIELDS, ()))
+        return self.makes_models or (has_model and not self.only)
 
     @property
     def source(self) -> Callable[..., Any]:

@@ -79,4 +79,4 @@ def evaluate(
     return run(EvaluateConfig(*what, max_length, stride, tokenizer, out, device))
 
 
-EVALUATE = Command(evaluate, draws=True)
+EVALUATE = Command(evaluate, draws=True, makes_models=True)

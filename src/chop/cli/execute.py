@@ -10,14 +10,17 @@ import sys
 import typing
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from chop.cli.command import COMMON, Command, load
+from chop.cli.settings_file import read_settings
 from chop.cli.values import read_value
 from chop.files import names_of_files
 from chop.notices import set_logging_verbosity
+from chop.trust import trust_code, trust_named
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 
@@ -65,20 +68,30 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
 def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
     """The settings that a command ran with, and its result."""
     file, source = chosen.pop("config", None), command.source
+    trusts = chosen.pop("trust_code", False)
     hints, parameters = typing.get_type_hints(source), inspect.signature(source).parameters
     values = {
         # An argument may be a path, and a path may have commas.
         name: value if parameters[name].kind is POSITIONAL else read_value(value, hints[name])
         for name, value in chosen.items()
     }
+    with trust_code() if trusts else trust_named(values):
+        return _run_with(command, where, values, file)
+
+
+def _run_with(
+    command: Command, where: str, values: dict[str, Any], file: Path | None
+) -> tuple[Any, Any]:
+    """The same, of the options' values."""
+    parameters = inspect.signature(command.source).parameters
     if not command.settings:
         positional = [n for n, p in parameters.items() if p.kind is POSITIONAL]
         arguments = [values.get(name, parameters[name].default) for name in positional]
         named = {name: value for name, value in values.items() if name not in positional}
         return values, command.run(*arguments, **named)
-    from chop.config import load_toml, parse
+    from chop.config import parse
 
-    given = {**(load_toml(file) if file else {}), **values}
+    given = read_settings(file, values) if file else values
     settings = parse(load(command.settings), given, str(file or where))
     return settings, command.run(settings)
 

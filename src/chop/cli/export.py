@@ -104,4 +104,4 @@ def export(
     return run(ExportConfig(*what, batch_sizes, seconds, threads, overrides or {}, skip))
 
 
-EXPORT = Command(export, help=HELP, draws=True)
+EXPORT = Command(export, help=HELP, draws=True, makes_models=True)

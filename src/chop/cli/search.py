@@ -153,7 +153,13 @@ def _found(result: Any) -> dict[str, Any]:
 
 
 def resume(
-    where: str, /, *, name: str | None = None, trials: int | None = None, workers: int | None = None
+    where: str,
+    /,
+    *,
+    name: str | None = None,
+    trials: int | None = None,
+    workers: int | None = None,
+    out: Path | None = None,
 ) -> Any:
     """Resume a search.
 
@@ -166,15 +172,19 @@ def resume(
 
       chop search resume runs/search/nas --trials 200 --workers 2
 
+      chop search resume runs/search/precision --trust-code    (of a model net.py:Net)
+
     Args:
         where: OUT, OUT/NAME, a storage's file, or its URL.
         name: study name. Default: the storage's only study.
         trials: total number of configurations, finished trials included. Default: as begun.
         workers: processes on this machine. Default: as begun.
+        out: folder of the results. Default: beside the storage; of a storage elsewhere as begun, if
+            that is in the current folder.
     """
     from chop.actions.search.manage import resume_search
 
-    return _found(resume_search(where, name, trials, workers))
+    return _found(resume_search(where, name, trials, workers, out))
 
 
 def show(where: str, /, *, name: str | None = None) -> Any:
@@ -336,11 +346,11 @@ search_app = command_group(
             "chop.actions.settings.search:SensitivityConfig",
             SENSITIVITY_HELP,
         ),
-        "resume": Command(resume, draws=True),
+        "resume": Command(resume, draws=True, makes_models=True),
         "show": Command(show, is_slow=False),
-        "export": Command(export, is_slow=False),
+        "export": Command(export, is_slow=False, makes_models=True),
         "dashboard": Command(dashboard, is_slow=False),
-        "worker": Command(worker, envvars={"url": "CHOP_STORAGE"}),
+        "worker": Command(worker, envvars={"url": "CHOP_STORAGE"}, makes_models=True),
         "compare": Command(compare, draws=True),
     },
     """Search number formats or architectures.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,19 +15,18 @@ from torch import nn
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
 from chop.installed import how_to_get
 from chop.models.weights import load_weights
+from chop.trust import OF_FILE, TIMM, names_code, running
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-TIMM = "timm:"
-OF_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 CLASSES = ("num_classes", "num_labels")
 """Arguments that a model's class may need, and the data tell."""
 
 
 def is_own(name: str) -> bool:
     """True for `file.py:Net` and `timm:NAME`, which take their weights from a file."""
-    return name.startswith(TIMM) or OF_FILE.fullmatch(name) is not None
+    return names_code(name)
 
 
 def build_own(
@@ -44,14 +42,16 @@ def build_own(
             class draws, or timm's.
         pretrained: False draws timm's weights.
     Raises:
-        ConfigError: there is no such file, name or model, or it cannot be built like that.
+        ConfigError: there is no such file, name or model, it cannot be built like that, or a file
+            names it and the command does not (see `chop.trust`).
         CheckpointError: weights that cannot be read or are another model's.
         UnavailableError: timm or its weights are not there.
     """
-    if name.startswith(TIMM):
-        model = _of_timm(name.removeprefix(TIMM), num_labels, pretrained and weights is None)
-    else:
-        model = _of_file(name, num_labels)
+    with running(name):
+        if name.startswith(TIMM):
+            model = _of_timm(name.removeprefix(TIMM), num_labels, pretrained and weights is None)
+        else:
+            model = _of_file(name, num_labels)
     if weights is not None:
         load_weights(model, weights)
     return model

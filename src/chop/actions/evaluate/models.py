@@ -18,6 +18,7 @@ from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
 from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_output
+from chop.trust import identity_of as named_as
 from chop.workloads.checkpoint import AUTO_TASKS
 from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import WorkloadConfig
@@ -106,7 +107,7 @@ def _settings(config: EvaluateConfig, run: Path | None, checkpoint: Path | None)
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
     if run is not None:
         # What was fine-tuned before a run is kept in its folder.
-        return settings_of_run(run, {**given, "out": run})
+        return settings_of_run(run, {**given, "out": run}, "--reference")
     base = config.model if checkpoint is None else config.reference
     if base is None:
         raise ConfigError(
@@ -133,7 +134,7 @@ def _reference(
     config: EvaluateConfig, settings: WorkloadConfig, workload: Workload, model: nn.Module
 ) -> tuple[nn.Module | None, str]:
     """The float model on the device, and its name."""
-    if config.reference in (None, settings.model):
+    if config.reference is None or named_as(config.reference) == named_as(settings.model):
         own = None if model is workload.model else workload.model
         if own is None and config.reference is not None:
             raise ConfigError(f"reference: '{config.reference}' is the model itself.")

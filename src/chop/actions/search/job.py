@@ -27,6 +27,7 @@ from chop.search.reading import finished_trials
 from chop.search.storage import open_for_reading
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
+from chop.trust import confirmation
 
 if TYPE_CHECKING:
     from chop.search.result import Result, TrialRecord
@@ -116,10 +117,18 @@ def _kept(config: SearchConfig) -> str:
     with suppress(ChopError):  # of a storage that is not there the same command says more
         if not finished_trials(url, config.study):
             return "no trial was finished; the same command begins again."
+    more = f"{name}{confirmation(config.model)}"
+    if config.storage and not _is_beside(config.out, storage_file(url)):
+        more += f" --out {shlex.quote(str(config.out))}"
     return (
         f"finished trials are kept; the same command, or chop search resume {shlex.quote(where)}"
-        f"{name}, goes on from there."
+        f"{more}, goes on from there."
     )
+
+
+def _is_beside(out: Path, storage: Path | None) -> bool:
+    """True where a resumed search writes to `out` without being told, from whatever folder."""
+    return storage is not None and out.resolve().is_relative_to(storage.parent.resolve())
 
 
 def where_model_is(config: SearchConfig, best: TrialRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,10 +21,11 @@ from chop.files.documents import dump_toml
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, TrialRecord
-from chop.search.location import MEMORY, storage_file
+from chop.search.location import MEMORY, storage_file, without_password
 from chop.search.reading import choice_rows, load_search
 from chop.search.result import OUTCOMES
 from chop.tables import print_table, printable
+from chop.trust import check_code, check_place, confirmation
 
 TOP = 10
 OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
@@ -53,7 +55,11 @@ def show_search(storage: str, name: str | None = None) -> Result:
 
 
 def resume_search(
-    storage: str, name: str | None = None, trials: int | None = None, workers: int | None = None
+    storage: str,
+    name: str | None = None,
+    trials: int | None = None,
+    workers: int | None = None,
+    out: Path | None = None,
 ) -> Result:
     """Goes on with a job where it stopped, and writes its results beside its storage.
 
@@ -64,9 +70,13 @@ def resume_search(
         name: of the study; None where the storage has one.
         trials: another total; None keeps the one that the job was begun with.
         workers: processes; None as many as before.
+        out: folder of the results; None the one that the job was begun with.
+    Raises:
+        ConfigError: the storage names code, or a folder elsewhere, see `chop.trust`.
     """
     noted, _ = load_search(storage, name)
-    job, config = _rebuilt(noted, {"trials": trials, "workers": workers})
+    given = None if out is None else str(out)
+    job, config = _rebuilt(noted, {"trials": trials, "workers": workers, "out": given})
     return run_search(job, config)
 
 
@@ -78,6 +88,8 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
         name: of the study; None where the storage has one.
         out: the best of the models that this worker measured are saved in OUT/NAME/best; None takes
             the search's own folder where its storage is a file, else `OWN_FOLDER`.
+    Raises:
+        ConfigError: the storage names code, or a folder elsewhere, see `chop.trust`.
     """
     noted, _ = load_search(url, name)
     own = None if storage_file(noted["url"]) else OWN_FOLDER
@@ -108,7 +120,9 @@ def export_best(
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
     write_text(path, f"{comment}\n{dump_toml(settings)}")
-    Console().print(f"{path}: trial {chosen.number}, for chop compress --config", markup=False)
+    more = confirmation(config.model, f"--model {shlex.quote(config.model)}")
+    line = f"{path}: trial {chosen.number}, for chop compress{more} --config"
+    Console().print(line, markup=False, soft_wrap=True)
     return settings
 
 
@@ -134,6 +148,11 @@ def _rebuilt(
     file, begun_in = storage_file(url), storage_file(job["settings"].get("storage", MEMORY))
     if file and (begun_in is None or begun_in.resolve() != file.resolve()):
         given.setdefault("out", str(file.parent.resolve()))
+    where = without_password(url)
+    check_code(job["settings"], where)
+    named = job["settings"].get("out")
+    if "out" not in given and isinstance(named, str):
+        check_place(named, where, "--out", *([file.parent] if file else ()))
     return rebuild({**job, "settings": {**job["settings"], **given}})
 
 

@@ -22,6 +22,7 @@ from chop.mixed_precision.layers import Formats
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.report.report import Writer
 from chop.search import Config, Result
+from chop.trust import confirmation
 from chop.workloads.settings import WorkloadConfig
 
 if TYPE_CHECKING:
@@ -147,7 +148,9 @@ def about_recipe(
     """How the best is built, of which `chosen` are the formats by layer."""
     assert result.best is not None
     if result.best.number in result.recipes:
-        return f"recipe: chop compress --config {shlex.quote(str(config.folder / RECIPE_FILE))}"
+        more = confirmation(config.model, f"--model {shlex.quote(config.model)}")
+        file = shlex.quote(str(config.folder / RECIPE_FILE))
+        return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
         return "no recipe: in the best all layers are float"
     if config.circuit_goals():  # all operators of a circuit are rounded, inputs too

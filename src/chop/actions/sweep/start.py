@@ -21,6 +21,7 @@ from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Journal, Manifest, key_of, read_manifest
+from chop.trust import check_code, trust_named
 from chop.workloads.workload import FINE_TUNED, Workload
 
 SWEEP = "sweep quantize"
@@ -63,6 +64,8 @@ def config_of_run(config: PruneSweepConfig, workload: Workload | None) -> PruneS
         if name in manifest.settings:  # versions before a setting have no entry
             taken[name] = own
     assert config.start_from is not None
+    with trust_named(vars(config)):
+        check_code(taken, config.start_from / MANIFEST, "--model")
     _bring_fine_tuned(config.start_from, config.out)
     return dataclasses.replace(config, **taken)
 

@@ -1,0 +1,48 @@
+"""Settings of a TOML file, which runs no code and writes nowhere without the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chop.errors import ConfigError
+from chop.trust import check_code, check_place
+
+
+def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a TOML file and of the options, which win.
+
+    Args:
+        file: the TOML file.
+        given: values of the options.
+    Raises:
+        ConfigError: the file cannot be read, names code that the command line does not, or has
+            results written outside the current folder.
+    """
+    from chop.config import load_toml
+
+    of_file = {name: value for name, value in load_toml(file).items() if name not in given}
+    check_code(of_file, file, "--model")
+    out = of_file.get("out")
+    if isinstance(out, str):
+        check_place(out, file, "--out")
+    _check_storage(of_file.get("storage"), file)
+    return {**of_file, **given}
+
+
+def _check_storage(storage: Any, file: Path) -> None:
+    """Raises ConfigError where a search would write its trials elsewhere."""
+    from chop.search.location import MEMORY, storage_file, storage_url, without_password
+
+    if not isinstance(storage, str):
+        return
+    url = storage_url(storage, None)
+    place = storage_file(url)
+    if place is not None:
+        check_place(place, file, "--storage")
+    elif url != MEMORY:
+        raise ConfigError(
+            f"'{file}' has trials written to a server, {without_password(url)}: if that is meant, "
+            "give --storage URL."
+        )
