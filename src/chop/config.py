@@ -146,7 +146,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML; the message has the line.
     """
     try:
-        return read_toml(path)
+        return read_toml(path, "settings")
     except FileNotFoundError:
         raise ConfigError(f"config file '{path}' does not exist.") from None
     except OSError as error:

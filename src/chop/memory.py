@@ -1,10 +1,32 @@
-"""Memory that C's allocator has freed and kept."""
+"""Memory: how much this process may have, and what C's allocator has freed and kept."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Files with the limit of a container."""
+
+
+def memory_bytes() -> int:
+    """The memory of this machine, or less where the container or the process has a limit."""
+    found = [2**63]
+    with suppress(OSError, ValueError, AttributeError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in LIMITS:
+        with suppress(OSError, ValueError):  # "max" is no number
+            found.append(int(Path(file).read_text()))
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        found += [limit] if limit != resource.RLIM_INFINITY else []
+    return min(found)
 
 
 def release_freed() -> bool:

@@ -132,7 +132,7 @@ def test_an_index_names_files_of_its_folder(file, tmp_path):
 
 def test_a_device_is_no_document():
     with pytest.raises(ConfigError, match="no regular file"):
-        read_json("/dev/zero")
+        read_json("/dev/zero", "config")
 
 
 def test_a_repeated_key_among_many_is_found_at_once():

@@ -18,6 +18,11 @@ TINY = {
 
 
 @pytest.fixture
+def fresh_warnings(monkeypatch):
+    monkeypatch.setattr("chop.notices._GIVEN", set())
+
+
+@pytest.fixture
 def masked_lm(tmp_path):
     model = BertForMaskedLM(BertConfig(**TINY)).eval()
     model.save_pretrained(tmp_path)
@@ -161,3 +166,58 @@ def test_files_that_are_no_models_say_how_they_are_used(tmp_path, monkeypatch, n
         (tmp_path / file).write_text("")
     with pytest.raises((ConfigError, UnavailableError), match=message):
         load_model(name)
+
+
+KERNELS = "somebody/attention:attend"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"_attn_implementation": KERNELS},
+        {"attn_implementation": KERNELS},
+        {"_experts_implementation": "somebody/experts"},
+        {"attn_implementation": {"": KERNELS}},
+        {"_attn_implementation": "paged|somebody/attention"},
+        {"_attn_implementation": "flash_attention_3"},
+    ],
+)
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_implementations_that_would_be_fetched_are_left_out(
+    settings, pretrained, masked_lm, monkeypatch, fresh_warnings
+):
+    folder, model = masked_lm
+
+    def fetched(*given, **named):
+        raise AssertionError(f"a kernel is fetched: {given}")
+
+    for name in ("get_kernel", "load_and_register_attn_kernel"):
+        monkeypatch.setattr(f"transformers.integrations.hub_kernels.{name}", fetched)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | settings))
+    with pytest.warns(UserWarning, match="implementation .*, which would be fetched as code"):
+        loaded = load_model(folder, pretrained=pretrained)
+    ids = torch.randint(0, 40, (2, 5))
+    assert loaded.config._attn_implementation in ("sdpa", "eager")
+    if pretrained:
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_implementations_of_this_machine_stay(masked_lm):
+    folder, _ = masked_lm
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | {"_attn_implementation": "eager"}))
+    assert load_model(folder).config._attn_implementation == "eager"
+
+
+def test_a_config_inside_another_fetches_nothing(masked_lm, fresh_warnings):
+    from transformers import CLIPConfig
+
+    from chop.ir.huggingface.config_file import without_fetched_code
+
+    config = CLIPConfig()
+    config.vision_config._attn_implementation = KERNELS
+    config.itself = [config]
+    with pytest.warns(UserWarning, match="fetched as code"):
+        without_fetched_code(config, "x")
+    assert config.vision_config._attn_implementation is None

@@ -92,7 +92,7 @@ def compressed_run(folder: Path) -> CompressedRun:
                 "expected the output folder of chop compress."
             )
         try:
-            result = read_json(path)
+            result = read_json(path, "result")
             return CompressedRun(dict(result["config"]), result["saved"] is not None, path)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"'{path}' is no result of chop compress: {error}.") from None

@@ -61,7 +61,8 @@ def evaluate(
         limit: number of test rows, spread over all, and of each task the first so many. Default:
             all.
         num_fewshot: examples in front of each question of a task. Default: the task's own.
-        include_path: folder of tasks of your own, as YAML files of lm-eval. Default: none.
+        include_path: folder of tasks of your own, as YAML files of lm-eval, which may run Python of
+            that folder. Default: none.
         batch_size: rows of a forward at most. It changes rounding errors alone, but for inputs
             that have one scale for the whole batch.
         max_length: number of tokens of a row at most. Default: the model's limit, of rows at most

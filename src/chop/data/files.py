@@ -7,12 +7,23 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.data.confined import (
+    check_builder,
+    check_card,
+    check_pictures,
+    check_saved,
+    data_files,
+    home_of,
+)
+from chop.data.unpacked import check_unpacked
 from chop.data.windows import TEXT_BUILDER
 from chop.errors import ConfigError, first_line
+from chop.files.library_errors import library_errors, reason_of
+from chop.files.reading import require_file
 from chop.hub import cache_folder
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from datasets import DatasetBuilder, DatasetDict
 
 FILE_KINDS = {
     ".csv": "csv",
@@ -24,6 +35,10 @@ FILE_KINDS = {
 }
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 """Further ends of such files but parquet, which are read as what they hold."""
+ARCHIVES = (".zip", ".tar", ".tgz", *COMPRESSED)
+"""Ends of files whose contents are unpacked to the cache, and read there."""
+SAVED = ("dataset_dict.json", "state.json")
+"""Files of a folder that `save_to_disk` wrote: of several splits, or of one."""
 ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".safetensors")
 """Ends of files of arrays, which have no columns that tell inputs from labels."""
 PATHS = ("./", "../", "~")
@@ -53,24 +68,45 @@ def read_file(path: Path) -> DatasetDict:
     if kind == "parquet" and suffix != path.suffix.lower():
         raise ConfigError(f"file '{path}': parquet compresses its own columns; decompress it.")
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
+    what = f"file '{path}'"
     try:
-        found = datasets.load_dataset(
+        builder = datasets.load_dataset_builder(
             kind,
             data_files={"train": escape(str(path.absolute()))},  # `datasets` takes patterns
             cache_dir=str(cache_folder() / "datasets"),
             **settings,
         )
-    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        found = prepared(builder)
+        check_pictures(found, home_of(path.parent, what))
+    except ConfigError:
+        raise
+    except Exception as error:  # pandas, pyarrow, fsspec: each raises what a file leads it to
         raise ConfigError(f"file '{path}' cannot be read as {kind}: {_reason(error)}") from error
-    return _checked(found, f"file '{path}'")
+    return _checked(found, what)
+
+
+def prepared(builder: DatasetBuilder) -> DatasetDict:
+    """The splits that a builder of `datasets` reads, or has read before.
+
+    Raises:
+        ConfigError: files unpack to more than they may.
+    """
+    if not Path(builder.cache_dir).exists():  # else nothing is unpacked again
+        check_unpacked(data_files(builder))
+    builder.download_and_prepare()
+    splits: DatasetDict = builder.as_dataset()
+    return splits
 
 
 def check_is_there(name: str) -> None:
-    """Raises ConfigError where a name that is no file is meant as one.
+    """Raises ConfigError where a name that is no file is meant as one, or is that of a pipe.
 
     Names of the hub have two parts at most. One that ends as a file of data is taken for a file.
     """
     path = Path(name)
+    if path.exists() and not path.is_dir():
+        with library_errors(path, error=ConfigError):
+            require_file(path, "table")
     is_path = len(path.parts) not in (1, 2) or path.is_absolute() or name.startswith(PATHS)
     if is_path or _data_suffix(path) in (*FILE_KINDS, *ARRAYS, *COMPRESSED):
         raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
@@ -100,23 +136,13 @@ def read_folder(folder: Path) -> DatasetDict:
     """The splits of a folder: files, pictures in a folder for each class, or `save_to_disk`'s.
 
     Raises:
-        ConfigError: there are none, or a file cannot be read.
+        ConfigError: there are none, a file cannot be read, unpacks to too much or is elsewhere.
     """
-    import datasets
-
+    what, is_saved = f"folder '{folder}'", any((folder / name).is_file() for name in SAVED)
     try:
-        if (folder / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(folder)
-        if (folder / "state.json").is_file():
-            return datasets.DatasetDict(train=datasets.load_from_disk(folder))
-        # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
-        found = datasets.load_dataset(
-            _that_is_no_pattern(folder), cache_dir=str(cache_folder() / "datasets")
-        )
+        found = _read_saved(folder, what) if is_saved else _read_files(folder, what)
     except ConfigError:
         raise
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise ConfigError(f"folder '{folder}' cannot be read: {_reason(error)}") from error
     except (FileNotFoundError, ValueError) as error:
         arrays = next((path for path in folder.iterdir() if _way_of_arrays(path)), folder)
         raise ConfigError(
@@ -124,7 +150,38 @@ def read_folder(folder: Path) -> DatasetDict:
             f"in a folder for each class, or what save_to_disk writes ({first_line(error)})"
             f"{_way_of_arrays(arrays)}."
         ) from error
-    return _checked(found, f"folder '{folder}'")
+    except Exception as error:  # as for files, and PyYAML for README.md
+        raise ConfigError(f"folder '{folder}' cannot be read: {_reason(error)}") from error
+    return found if is_saved else _checked(found, what)
+
+
+def _read_files(folder: Path, what: str) -> DatasetDict:
+    import datasets
+
+    home, cache = home_of(folder, what), cache_folder() / "datasets"
+    check_card(folder, home)
+    # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
+    builder = datasets.load_dataset_builder(_that_is_no_pattern(folder), cache_dir=str(cache))
+    check_builder(builder, home)
+    found = prepared(builder)
+    if any(Path(file).suffix.lower() in ARCHIVES for file in data_files(builder)):
+        home = home_of(folder, what, cache / "downloads")  # where archives are unpacked
+    check_pictures(found, home)
+    return found
+
+
+def _read_saved(folder: Path, what: str) -> DatasetDict:
+    """The splits that `save_to_disk` wrote."""
+    import datasets
+
+    home = home_of(folder, what)
+    check_saved(folder, home)
+    if (folder / SAVED[0]).is_file():
+        found = datasets.load_from_disk(folder)
+    else:
+        found = datasets.DatasetDict(train=datasets.load_from_disk(folder))
+    check_pictures(found, home)
+    return found
 
 
 def _that_is_no_pattern(folder: Path) -> str:
@@ -177,7 +234,7 @@ def _reason(error: BaseException) -> str:
         where = f"'{Path(file[1]).name}'" if file else "one of them"
         listed = differing[1] if differing else "other columns"
         return f"its files have different columns: in {where} are {listed}; give all the same."
-    return first_line(error.__cause__ or error)
+    return reason_of(error.__cause__ or error)
 
 
 def _chain(error: BaseException | None) -> Any:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chop.data.confined import Home, check_hub_files, check_pictures
 from chop.data.digits import digits
-from chop.data.files import check_is_there, read_file, read_folder
+from chop.data.files import check_is_there, prepared, read_file, read_folder
 from chop.data.pictures import picture_column
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
@@ -21,6 +22,7 @@ from chop.errors import (
     did_you_mean,
     enumerate_names,
 )
+from chop.files.library_errors import library_errors
 from chop.hub import hub_is_reachable, offline_errors
 
 if TYPE_CHECKING:
@@ -84,7 +86,9 @@ def load_dataset(
     else:
         check_is_there(name)
         splits = _from_hub(name)
-    return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
+    # What a folder of save_to_disk holds is read by now, and not before.
+    with library_errors(name, error=ConfigError, problem="cannot be read"):
+        return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
 
 
 def label_column(columns: list[str]) -> str | None:
@@ -146,7 +150,14 @@ def _from_hub(name: str) -> DatasetDict:
 
     try:
         with offline_errors():
-            return datasets.load_dataset(name)
+            builder = datasets.load_dataset_builder(name)
+            check_hub_files(builder, name)
+            found = prepared(builder)
+            caches = map(Path, (datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE))
+            check_pictures(found, Home(caches, f"data set '{name}'"))
+            return found
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         reach = "" if hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(
@@ -226,6 +237,11 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
     if "validation" in labeled:
         return DatasetDict(train=labeled["train"], test=labeled["validation"])
+    rows = len(labeled["train"])
+    if rows < 2:
+        raise ConfigError(
+            f"data set '{name}' has {rows} rows: expected at least 2, of which some are held out."
+        )
     order = not is_running_text(splits)
     return labeled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0, shuffle=order)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError, first_line
+from chop.files.reading import read_bytes
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, Image
@@ -44,7 +45,7 @@ def decoded(value: Any, feature: Image) -> Picture:
     try:
         if isinstance(value, dict) and value["bytes"] is None and Path(value["path"]).is_file():
             # What Pillow has opened itself it leaves open where it fails.
-            value = {**value, "bytes": Path(value["path"]).read_bytes()}
+            value = {**value, "bytes": read_bytes(value["path"], "image")}
         picture: Picture = dataclasses.replace(feature, decode=True).decode_example(value)
         return picture
     except Exception as error:  # each decoder raises what its bytes lead it to

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.data.load import UNLABELED_DATASETS, label_column, load_dataset
-from chop.data.tokenizer import MODEL_LIMIT, get_tokenizer
+from chop.data.tokenizer import MODEL_LIMIT, encode, get_tokenizer
 from chop.data.windows import NO_LABEL, is_running_text, windowed
 from chop.errors import ConfigError
 
@@ -97,7 +97,7 @@ def _has_two_tokens(row: dict[str, Any]) -> bool:
 def _tokenize_texts(
     rows: Batch, tokenizer: PreTrainedTokenizerBase, columns: list[str], **settings: Any
 ) -> Batch:
-    return dict(tokenizer(*(rows[name] for name in columns), **settings))
+    return dict(encode(tokenizer, *(rows[name] for name in columns), **settings))
 
 
 def _tokenize_words(
@@ -118,7 +118,7 @@ def _tokenize_words(
                 f"column '{label}': expected a label for each word, got {len(labels)} for the "
                 f"{len(words)} words that start with '{' '.join(map(str, words[:3]))}'."
             )
-    found = tokenizer(rows[column], is_split_into_words=True, **settings)
+    found = encode(tokenizer, rows[column], is_split_into_words=True, **settings)
     if label is None:
         return dict(found)
     labels = [_of_first_tokens(found.word_ids(i), words) for i, words in enumerate(rows[label])]

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.data.reviews import vocabulary
 from chop.data.stories import END, story_words
-from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.errors import (
+    CheckpointError,
+    ChopError,
+    ConfigError,
+    UnavailableError,
+    did_you_mean,
+    first_line,
+)
+from chop.files.library_errors import library_errors, without_panic_report
 from chop.hub import hub_is_reachable
+from chop.ir.huggingface.folder_files import check_folder_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model")
+"""One of them is in each folder that has a tokenizer."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 STORY_TOKENS = ("<pad>", "<s>", END, "<unk>")
 """Of the stories' tokenizer, in the order of their ids."""
@@ -31,6 +47,7 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
 
     Raises:
         UnavailableError: neither built in nor a local folder with a tokenizer, nor reachable.
+        CheckpointError: the folder's tokenizer cannot be read.
     """
     if not isinstance(checkpoint, str | Path):
         return checkpoint
@@ -39,22 +56,52 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
         return BUILTIN_TOKENIZERS[name]()
     from transformers import AutoTokenizer
 
-    is_folder = Path(name).is_dir()
+    folder = Path(name) if Path(name).is_dir() else None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name,
-            local_files_only=is_folder or not hub_is_reachable(),
-            trust_remote_code=False,  # without an answer it would ask on the terminal
-        )
-        if is_folder:
-            _check_has_files(Path(name), tokenizer)
+        with _tokenizer_errors(name, folder):
+            tokenizer = AutoTokenizer.from_pretrained(
+                name,
+                local_files_only=folder is not None or not hub_is_reachable(),
+                trust_remote_code=False,  # without an answer it would ask on the terminal
+            )
+            if folder is not None:
+                _check_has_files(folder, tokenizer)
         return tokenizer
-    except (OSError, ValueError) as error:
-        reach = "" if is_folder or hub_is_reachable() else " (the hub cannot be reached)"
+    except UnavailableError as error:
+        reach = "" if folder or hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(
             f"'{name}': no tokenizer found{reach}; give a local folder that has one (for a command "
             f"--tokenizer), or a built-in: {did_you_mean(name, BUILTIN_TOKENIZERS)}"
         ) from error
+
+
+@contextmanager
+def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
+    """Around the reading of a tokenizer.
+
+    Args:
+        name: of the folder, or on the hub.
+        folder: of its files; None: they are the hub's.
+    Raises:
+        UnavailableError: there is none.
+        CheckpointError: its files cannot be read.
+    """
+    if folder is not None:
+        check_folder_files(folder)
+    has_files = folder is not None and any(
+        (folder / file).is_file() for file in (*FILES, *PROCESSOR_FILES)
+    )
+    with library_errors(name, problem="has a tokenizer or processor that cannot be read"):
+        try:
+            with without_panic_report():
+                yield
+        except ChopError:
+            raise
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            if has_files and not isinstance(error, FileNotFoundError):
+                raise
+            # transformers raises the same classes where there is none
+            raise UnavailableError(first_line(error)) from error
 
 
 def find_processor(place: str) -> Any:
@@ -62,17 +109,42 @@ def find_processor(place: str) -> Any:
 
     Args:
         place: a local folder, or a name on the hub.
+    Warns: by the log, where a local folder has one that cannot be read.
     """
     from transformers import AutoProcessor, AutoTokenizer
 
+    folder, reason = Path(place) if Path(place).is_dir() else None, ""
     # Without the libraries of a processor its tokenizer can be had.
     for kind in (AutoProcessor, AutoTokenizer):
         try:
-            # Without an answer it would ask on the terminal whether to run a folder's code.
-            return kind.from_pretrained(place, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, ImportError):  # none, or of a class of its own
+            with _tokenizer_errors(place, folder):
+                # Without an answer it would ask on the terminal whether to run a folder's code.
+                return kind.from_pretrained(place, trust_remote_code=False)
+        except UnavailableError:
             continue
+        except CheckpointError as error:  # broken, or of a class of its own
+            reason = str(error)
+    if reason:
+        log.warning("%s It is left out.", reason)
     return None
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, *texts: Any, **settings: Any) -> Any:
+    """What a tokenizer makes of texts.
+
+    Args:
+        tokenizer: of a folder that others may have written.
+        *texts: as the tokenizer takes them.
+        **settings: of the call.
+    Raises:
+        ConfigError: the tokenizer fails on them.
+    """
+    name = tokenizer.name_or_path or type(tokenizer).__name__
+    with (
+        library_errors(name, error=ConfigError, problem="has a tokenizer that fails on the texts"),
+        without_panic_report(),
+    ):
+        return tokenizer(*texts, **settings)
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None) -> None:

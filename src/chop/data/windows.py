@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from chop.data.tokenizer import encode
 from chop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def windowed(
     separator = "\n" if is_running_text(splits) else "\n\n"
     found = {}
     for name, split in splits.items():
-        ids = tokenizer(separator.join(split[column]), verbose=False)["input_ids"]
+        ids = encode(tokenizer, separator.join(split[column]), verbose=False)["input_ids"]
         if len(ids) < 2:
             raise ConfigError(f"split '{name}': expected at least two tokens of text.")
         found[name] = _as_dataset(ids, length, length if name == "train" else step, limit)

@@ -151,7 +151,7 @@ class ShardingPlan:
             PlanError: there is no such file, or it holds no plan.
         """
         try:
-            document = read_json(path, None)
+            document = read_json(path, "plan", None)
         except OSError as error:
             raise PlanError(f"plan '{path}' cannot be read: {error.strerror}.") from None
         except ConfigError as error:

@@ -207,7 +207,7 @@ def _files(path: Path) -> dict[Path, list[str] | None]:
         )
     shards: dict[Path, list[str]] = {}
     try:
-        for name, file in read_json(index)["weight_map"].items():
+        for name, file in read_json(index, "index")["weight_map"].items():
             if Path(file).name != file:
                 raise ConfigError(f"'{file}' is no file of the folder")
             shards.setdefault(path / file, []).append(name)

@@ -20,6 +20,7 @@ import numpy as np
 
 from chop.errors import CheckpointError
 from chop.files import writing
+from chop.files.reading import require_file
 
 SUFFIX = ".gguf"
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -144,7 +145,7 @@ class _Cursor:
     """
 
     def __init__(self, path: Path) -> None:
-        self._data = np.memmap(path, mode="r")
+        self._data = np.memmap(require_file(path, "gguf"), mode="r")
         self._at = self._texts = 0
 
     def header(self) -> Header:

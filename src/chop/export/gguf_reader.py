@@ -39,8 +39,9 @@ from chop.export.gguf_names import Named, heads_of, named_parameters, scale_name
 from chop.export.gguf_rope import frequency_divisors
 from chop.export.gguf_split import DEFAULT, PRE, set_split, without_others
 from chop.export.gguf_stored import stored_of
-from chop.export.reader import MOST_NAMES, Read, Reader, library_errors, without_data
+from chop.export.reader import MOST_NAMES, Read, Reader, without_data
 from chop.export.stored import Stored
+from chop.files.library_errors import library_errors
 from chop.ir.huggingface.config_file import config_errors
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ import copy
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, ChopError, ConfigError, first_line
+from chop.errors import CheckpointError, ConfigError
 from chop.export.stored import Stored, coded_modules
 from chop.export.weight_files import WHOLE, document, tensors_of
 from chop.files import write_json, writing
+from chop.files.library_errors import library_errors
 from chop.formats import NumberFormat
-from chop.ir.huggingface.config_file import CONFIG, check_config
+from chop.ir.huggingface.architecture import named_class
+from chop.ir.huggingface.config_file import CONFIG, check_config, without_fetched_code
 from chop.ir.huggingface.generation_file import read_generation_config
 from chop.ir.huggingface.misfits import other_shape
 from chop.ir.huggingface.unread import Unread
@@ -151,38 +152,9 @@ def read_coded(
     return Read(config, tensors, packed)
 
 
-@contextmanager
-def library_errors(path: Path, temporary: str = "") -> Iterator[None]:
-    """Around calls of a library, which raises its own errors for settings of a wrong type or size.
-
-    A lack of memory, and files that cannot be written, are no fault of what is read.
-
-    Args:
-        path: what is read, for messages.
-        temporary: the folder that messages may name in its place.
-
-    Raises:
-        CheckpointError: the library raised something else.
-    """
-    try:
-        yield
-    except (MemoryError, OSError):
-        raise
-    except ChopError as error:
-        if not temporary:
-            raise
-        raise type(error)(str(error).replace(temporary, str(path))) from None
-    except Exception as error:
-        reason = first_line(error)
-        reason = reason.replace(temporary, str(path)) if temporary else reason
-        raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
-
-
 def _named(config: Any) -> Any:
     """The class that a configuration names; None: it names none of transformers."""
-    import transformers
-
-    return getattr(transformers, str((config.architectures or [""])[0]), None)
+    return named_class(config, "config.json")
 
 
 def _model(
@@ -197,6 +169,7 @@ def _model(
     write_json(folder / CONFIG, found.settings)
     check_config(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
+    without_fetched_code(config, f"'{folder}'")
     kind = choose(config)
     if kind is None:
         raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")

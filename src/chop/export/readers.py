@@ -38,7 +38,7 @@ def reader_of(path: Path) -> Reader | None:
     if gguf_file(path) is not None:
         return _reader_in(GGUF_READER)
     try:
-        settings = read_json(path / CONFIG).get("quantization_config")
+        settings = read_json(path / CONFIG, "config").get("quantization_config")
     except (OSError, ConfigError):
         return None
     if not settings:
@@ -66,7 +66,8 @@ def check_method(config: Any, where: str) -> None:
     plain = settings if isinstance(settings, Mapping) else settings.to_dict()
     method = plain.get("quant_method")
     is_bitsandbytes = plain.get("load_in_8bit") or plain.get("load_in_4bit")
-    if not is_bitsandbytes and method not in {*READERS, *AUTO_QUANTIZATION_CONFIG_MAPPING}:
+    is_known = isinstance(method, str) and method in {*READERS, *AUTO_QUANTIZATION_CONFIG_MAPPING}
+    if not is_bitsandbytes and not is_known:
         raise ConfigError(
             f"{where}: quantization_config has the quant_method {method!r:.40}, which neither chop "
             f"nor transformers reads; chop reads {', '.join(READERS)}."

@@ -17,14 +17,17 @@ WEIGHTS = "*.safetensors"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def document(path: Path) -> dict[str, Any]:
+def document(path: Path, kind: str = "config") -> dict[str, Any]:
     """A JSON object.
 
+    Args:
+        path: of the file.
+        kind: a key of `chop.files.reading.BOUNDS`.
     Raises:
         CheckpointError: the file is missing, or holds none.
     """
     try:
-        found: dict[str, Any] = read_json(path)
+        found: dict[str, Any] = read_json(path, kind)
     except (OSError, ConfigError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {first_line(error)}") from None
     return found
@@ -64,7 +67,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[str]:
-    places = document(index).get("weight_map")
+    places = document(index, "index").get("weight_map")
     if not isinstance(places, Mapping) or not places:
         raise CheckpointError(f"'{index}': expected the files of tensors in its weight_map.")
     names = [*dict.fromkeys(map(str, places.values()))]

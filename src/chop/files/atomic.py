@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO
 
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, ConfigError
 from chop.files.locks import folder_lock, lock, unlock
+from chop.files.reading import require_file
 from chop.files.refusals import make_folders, writing
 from chop.files.temporary import TEMPORARY, remove_orphans, temporary_beside
 
@@ -216,15 +217,17 @@ def is_readable_file(path: Path) -> bool:
     """Whether a file is there.
 
     Raises:
-        CheckpointError: this user may not read it.
+        CheckpointError: this user may not read it, or it is a pipe, a socket or a device.
     """
     try:
-        with path.open("rb"):
-            return True
+        require_file(path, "artifact")
+        return True
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from error
+    except ConfigError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
 
 
 def _without_orphans(path: Path) -> Path:

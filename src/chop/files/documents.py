@@ -2,7 +2,7 @@
 
 What a library for JSON accepts goes on to raise in whatever reads it: nesting that ends in a
 RecursionError, integers of thousands of digits, an array in the place of an object, a key that is
-there twice. All of them are one ConfigError here, to which the caller adds the file's path.
+there twice. All of them are one NotReadableError here, to which the caller adds the file's path.
 """
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from chop.errors import ConfigError
+from chop.files.reading import NotReadableError, read_bytes
 
 DEEPEST = 200
 """Levels of objects and arrays."""
 MOST_DIGITS = 1000
 """Of an integer. Python itself reads none of more than 4300, and a float holds 308."""
 LARGEST = 10**MOST_DIGITS
-MOST_BYTES = 2**30
-"""Of a file."""
+MOST_VALUES = 2**22
+"""Of all objects and arrays. Each takes up to 240 bytes of memory, and two of the file."""
 KINDS: dict[type, str] = {dict: "an object", list: "an array"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def read_json(path: str | Path, expected: type | None = dict) -> Any:
+def read_json(path: str | Path, kind: str, expected: type | None = dict) -> Any:
     """The content of a JSON file.
 
     Args:
-        path: of a regular file of at most `MOST_BYTES`.
+        path: of a regular file.
+        kind: a key of `chop.files.reading.BOUNDS`.
         expected: dict or list; None for any value.
     Raises:
         OSError: the file is missing or cannot be read.
-        ConfigError: as of `parse_json`; the message does not name the file.
+        NotReadableError: as of `open_regular` and `parse_json`; the message does not name the file.
     """
-    return parse_json(_content(Path(path)), expected)
+    return parse_json(read_bytes(path, kind), expected)
 
 
 def parse_json(text: str | bytes, expected: type | None = dict) -> Any:
@@ -48,63 +50,69 @@ def parse_json(text: str | bytes, expected: type | None = dict) -> Any:
         text: UTF-8 where it is bytes.
         expected: dict or list; None for any value.
     Raises:
-        ConfigError: it is no JSON, another value than `expected`, nested deeper than `DEEPEST`, or
-            has a key twice, an integer of `LARGEST` or more, or half a character.
+        NotReadableError: it is no JSON, another value than `expected`, nested deeper than
+            `DEEPEST`, or has a key twice, more than `MOST_VALUES`, an integer of `LARGEST` or more,
+            or half a character.
 
     >>> parse_json('{"bits": 4}')
     {'bits': 4}
     >>> parse_json('{"bits": 4, "bits": 8}')
     Traceback (most recent call last):
-    chop.errors.ConfigError: the key 'bits' is there twice
+    chop.files.reading.NotReadableError: the key 'bits' is there twice
     """
+    check_count(text)
     try:
         found = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
-        raise ConfigError(f"it is nested deeper than {DEEPEST} levels") from None
-    except ConfigError:
+        raise NotReadableError(f"it is nested deeper than {DEEPEST} levels") from None
+    except NotReadableError:
         raise
     except ValueError as error:
-        raise ConfigError(_reason(error)) from None
+        raise NotReadableError(_reason(error)) from None
     _check(found)
     if expected is not None and type(found) is not expected:
-        raise ConfigError(f"expected {KINDS[expected]}, got {_kind(found)}")
+        raise NotReadableError(f"expected {KINDS[expected]}, got {_kind(found)}")
     return found
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path, kind: str) -> dict[str, Any]:
     """The content of a TOML file, with or without a byte-order mark.
 
+    Args:
+        path: of a regular file.
+        kind: a key of `chop.files.reading.BOUNDS`.
     Raises:
         OSError: the file is missing or cannot be read.
-        ConfigError: it is no TOML, is nested deeper than `DEEPEST`, or has an integer of `LARGEST`
-            or more.
+        NotReadableError: it is no TOML, is nested deeper than `DEEPEST`, or has more than
+            `MOST_VALUES` or an integer of `LARGEST` or more.
     """
+    content = read_bytes(path, kind)
+    check_count(content)
     try:
-        found = tomllib.loads(_content(Path(path)).decode("utf-8-sig"))
+        found = tomllib.loads(content.decode("utf-8-sig"))
     except RecursionError:
-        raise ConfigError(f"it is nested deeper than {DEEPEST} levels") from None
+        raise NotReadableError(f"it is nested deeper than {DEEPEST} levels") from None
     except ValueError as error:
-        raise ConfigError(_reason(error)) from None
+        raise NotReadableError(_reason(error)) from None
     _check(found)
     return found
 
 
-def _content(path: Path) -> bytes:
-    # Neither a device nor a pipe, which never end.
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ConfigError("it is no regular file")
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ConfigError(f"it has more than {MOST_BYTES} bytes")
-    return content
+def check_count(text: str | bytes) -> None:
+    """Raises ConfigError where a document may have too many values, before they take memory.
+
+    Marks inside texts count as well: documents have far fewer of either.
+    """
+    marks = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    if sum(map(text.count, marks)) > MOST_VALUES:  # type: ignore[arg-type]
+        raise NotReadableError(f"it has more than {MOST_VALUES:,} values")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise ConfigError(f"the key '{counts.most_common(1)[0][0]}' is there twice")
+        raise NotReadableError(f"the key '{counts.most_common(1)[0][0]}' is there twice")
     return found
 
 
@@ -118,21 +126,19 @@ def _reason(error: ValueError) -> str:
 
 def _check(document: Any) -> None:
     """Raises ConfigError where a document is too deep, or has values that break its readers."""
-    pending: list[tuple[Any, int]] = [([document], 0)]
+    pending: list[Iterator[Any]] = [iter([document])]
     while pending:
-        container, depth = pending.pop()
-        if depth > DEEPEST:
-            raise ConfigError(f"it is nested deeper than {DEEPEST} levels")
-        values: Iterable[Any] = container
-        if isinstance(container, dict):
-            values = [*container.keys(), *container.values()]
-        for value in values:
-            if isinstance(value, dict | list):
-                pending.append((value, depth + 1))
-            elif isinstance(value, int) and not -LARGEST < value < LARGEST:
-                raise ConfigError(f"an integer has more than {MOST_DIGITS} digits")
-            elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
-                raise ConfigError("a text has half of a character, an unpaired surrogate")
+        value = next(pending[-1], pending)
+        if value is pending:
+            pending.pop()
+        elif isinstance(value, dict | list):
+            if len(pending) > DEEPEST:
+                raise NotReadableError(f"it is nested deeper than {DEEPEST} levels")
+            pending.append(chain(value, value.values()) if isinstance(value, dict) else iter(value))
+        elif isinstance(value, int) and not -LARGEST < value < LARGEST:
+            raise NotReadableError(f"an integer has more than {MOST_DIGITS} digits")
+        elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+            raise NotReadableError("a text has half of a character, an unpaired surrogate")
 
 
 def _kind(value: Any) -> str:

@@ -12,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from chop.errors import ConfigError, WriteError
 from chop.files.atomic import atomic_file, record_writes
 from chop.files.locks import lock
+from chop.files.reading import require_file
 from chop.files.refusals import make_folders, writing
 
 
@@ -69,6 +71,7 @@ def append_line(path: str | Path, line: str) -> None:
     path = Path(path)
     with writing(path):
         make_folders(path.parent)
+        _check_regular(path)
         with path.open("a+b") as file:
             with suppress(OSError):  # file systems without locks
                 lock(file)
@@ -80,3 +83,13 @@ def append_line(path: str | Path, line: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         record_writes(path)
+
+
+def _check_regular(path: Path) -> None:
+    """Raises WriteError where a pipe, a socket or a device is in the place of a file."""
+    try:
+        require_file(path, "artifact")
+    except FileNotFoundError:
+        pass
+    except ConfigError as error:
+        raise WriteError(f"'{path}' cannot be written: {error}; remove it.") from None

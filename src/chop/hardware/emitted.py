@@ -15,6 +15,8 @@ from chop import runs
 from chop.errors import CheckpointError, ChopError, VerificationError
 from chop.files import make_folder, write_json, write_text
 from chop.files.documents import read_json
+from chop.files.library_errors import library_errors
+from chop.files.reading import read_bytes
 from chop.files.temporary import owner_mark, remove_orphans
 from chop.hardware.design import Design, with_fifo_depths
 from chop.hardware.emit import UNFOLDED
@@ -28,6 +30,7 @@ from chop.hardware.verify import Check, Codes, Verification, check_sources, chec
 from chop.installed import __version__
 from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.tensor_store import read_file
 from chop.native import cores
 
 KIND = "emit"
@@ -118,13 +121,18 @@ def check_circuit(folder: Path, own: Path, manifest: runs.Manifest) -> None:
     expected, found = _circuit_files(own), _circuit_files(folder)
     for name in sorted(expected | found):
         is_in_both = name in expected and name in found
-        if is_in_both and (own / name).read_bytes() == (folder / name).read_bytes():
+        if is_in_both and _content(own / name) == _content(folder / name):
             continue
         by = f" (version {manifest.version} wrote it)" * (manifest.version != __version__)
         raise VerificationError(
             f"'{folder / name}' is not what chop {__version__} emits of the model in the "
             f"folder{by}; nothing of the folder was run. Emit it again with chop {KIND}."
         )
+
+
+def _content(path: Path) -> bytes:
+    with library_errors(path, error=VerificationError):
+        return read_bytes(path, "vectors")
 
 
 def _circuit_files(folder: Path) -> set[str]:
@@ -179,7 +187,7 @@ def read_folds(folder: Path) -> tuple[int, dict[str, int], frozenset[str]]:
         VerificationError: it cannot be read, or has something else than cycles.
     """
     try:
-        found = read_json(folder / FOLDS)
+        found = read_json(folder / FOLDS, "design")
         fold, folds = found["fold"], found["folds"]
         soft = frozenset(found.get("soft", ()))
         numbers = [fold, *folds.values()]
@@ -266,13 +274,10 @@ def check_golden(folder: Path, mg: MaseGraph) -> Golden:
 
 
 def _read_golden(folder: Path) -> Golden:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
-        return load_file(folder / GOLDEN)
-    except (OSError, SafetensorError) as error:
-        raise VerificationError(f"'{folder / GOLDEN}' cannot be read: {error}") from None
+        return read_file(folder / GOLDEN)
+    except CheckpointError as error:
+        raise VerificationError(str(error)) from None
 
 
 def verify(

@@ -17,7 +17,7 @@ from typing import Any
 
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.files import atomic_file, write_text
-from chop.files.documents import parse_json
+from chop.files.documents import parse_json, read_json
 from chop.hardware.absorb import absorb_registers
 from chop.hardware.design import Design
 from chop.hardware.devices import DEVICES, LARGE_CELLS, Router
@@ -215,7 +215,7 @@ def _kept(key: str, seed: int) -> Path:
 def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
     kept = _kept(key, seed)
     if kept.is_file():
-        found: dict[str, Any] = parse_json(kept.read_bytes())
+        found: dict[str, Any] = read_json(kept, "cached")
         return found
     command = [*_command(router.tool), *router.flags, *_more_flags(router, work)]
     command += ["--json", "netlist.json"]

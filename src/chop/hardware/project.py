@@ -13,6 +13,8 @@ from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files import make_folder, write_json, write_text, writing
 from chop.files.documents import read_json
+from chop.files.library_errors import library_errors
+from chop.files.reading import read_bytes, read_text
 from chop.hardware.design import Design
 from chop.hardware.netlist import Boundary
 from chop.hardware.port import Port
@@ -155,7 +157,7 @@ def read_project(folder: Path) -> Project:
     """
     path = folder / DESIGN
     try:
-        project: Project = parse(Project, read_json(path))
+        project: Project = parse(Project, read_json(path, "design"))
         _check_project(project)
     except FileNotFoundError:
         raise CheckpointError(
@@ -190,12 +192,22 @@ def _mark(path: str, content: bytes) -> tuple[str, str]:
 
 
 def _is_foreign(source: Path) -> bool:
-    return _mark(f"rtl/{source.name}", source.read_bytes()) not in _written
+    return _mark(f"rtl/{source.name}", read_bytes(source, "source")) not in _written
 
 
 def sources_of(folder: Path) -> list[Path]:
     """The files of a project that are compiled, sorted: all of `rtl/*.sv`, whoever wrote them."""
     return sorted((folder / "rtl").glob("*.sv"))
+
+
+def source_text(path: Path) -> str:
+    """The text of a file of a project.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    with library_errors(path):
+        return read_text(path, "vectors")
 
 
 def warn_if_foreign(folder: Path) -> None:
@@ -209,7 +221,7 @@ def warn_if_foreign(folder: Path) -> None:
     """
     try:
         foreign = [source for source in sources_of(folder) if _is_foreign(source)]
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         raise CheckpointError(f"a source of '{folder}' cannot be read: {error}") from None
     if foreign:
         more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""

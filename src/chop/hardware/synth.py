@@ -13,7 +13,7 @@ from typing import Any
 from chop.errors import ConfigError
 from chop.hardware.estimate import block_memories, table_luts, table_registers
 from chop.hardware.plan import Memory
-from chop.hardware.project import Project, sources_of
+from chop.hardware.project import Project, source_text, sources_of
 from chop.hardware.tools import read_command, run, tool_path
 from chop.native import first_error
 
@@ -138,7 +138,7 @@ def _without_files(sources: Sequence[Path], files: Iterable[str], work: Path) ->
     """
     found = []
     for source in sources:
-        text = changed = source.read_text()
+        text = changed = source_text(source)
         for file in files:
             changed = changed.replace(f'"{file.removeprefix(".")}"', '""')
         if changed != text:
@@ -149,7 +149,7 @@ def _without_files(sources: Sequence[Path], files: Iterable[str], work: Path) ->
 
 
 def _memory(path: Path, width: int) -> Memory:
-    return Memory(tuple(int(word, 16) for word in path.read_text().split()), width)
+    return Memory(tuple(int(word, 16) for word in source_text(path).split()), width)
 
 
 def _by_module(cells: _Cells, top: str) -> dict[str, Counter[str]]:
@@ -222,7 +222,7 @@ def _read(folder: Path, sources: Sequence[Path], work: Path) -> str:
     """The commands that read sources, `chop_rom` as a black box."""
     box = work / "black_box.sv"
     roms = [source for source in sources if source.stem == ROM]
-    box.write_text("".join(_BODY.sub(");\nendmodule", rom.read_text()) for rom in roms))
+    box.write_text("".join(_BODY.sub(");\nendmodule", source_text(rom)) for rom in roms))
     # Yosys splits paths at blanks, which the folder may have.
     others = [
         source.relative_to(folder) if source.is_relative_to(folder) else source

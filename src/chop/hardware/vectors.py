@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chop.errors import CheckpointError
 from chop.files import make_folder, write_text
+from chop.files.reading import read_text
 from chop.hardware.design import Design
 from chop.hardware.packing import unpack
 from chop.hardware.port import Port
@@ -64,7 +65,7 @@ def read_vectors(folder: Path, project: Project) -> Codes:
 def _read(folder: Path, project: Project, port: Port) -> Tensor:
     path = folder / VECTORS / f"{port.name}.hex"
     try:
-        words = [int(word, 16) for word in path.read_text(encoding="utf-8").split()]
+        words = [int(word, 16) for word in read_text(path, "vectors").split()]
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"'{path}' cannot be read: {error}; emit_cocotb_transform_pass writes it."

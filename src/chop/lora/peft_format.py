@@ -18,6 +18,7 @@ from torch import Tensor
 from chop.errors import CheckpointError
 from chop.files import atomic_file, write_text
 from chop.files.documents import read_json
+from chop.ir.storage.tensor_store import read_file
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -185,7 +186,7 @@ def _whole(value: float) -> float:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        config: dict[str, Any] = read_json(path)
+        config: dict[str, Any] = read_json(path, "config")
     except FileNotFoundError:
         raise CheckpointError(f"'{folder}' holds no adapter: it has no {CONFIG_FILE}.") from None
     except (OSError, ValueError) as error:
@@ -205,15 +206,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"'{path.parent}' has no {WEIGHTS_FILE}.") from None
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
+    if not path.exists():
+        raise CheckpointError(f"'{path.parent}' has no {WEIGHTS_FILE}.")
+    return read_file(path)
 
 
 def _layer(

@@ -170,7 +170,7 @@ def cached(
 ) -> dict[str, Config]:
     """Disk cache of `make()`: a resumed search does not measure again; another key does."""
     try:
-        noted = read_json(path)
+        noted = read_json(path, "cached")
     except (OSError, ValueError):
         noted = {}
     identity = json.loads(json.dumps(key, default=str))

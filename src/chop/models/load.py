@@ -18,11 +18,17 @@ from chop.errors import (
     first_line,
 )
 from chop.export.gguf_header import gguf_file
-from chop.export.reader import fresh_model, library_errors
+from chop.export.reader import fresh_model
 from chop.export.readers import check_method, load, reader_of
+from chop.files.library_errors import is_of_library, library_errors, reason_of
 from chop.hub import hub_folder, hub_is_reachable
 from chop.installed import fitting_packages
-from chop.ir.huggingface.config_file import check_config, config_errors
+from chop.ir.huggingface.architecture import check_architectures, named_class
+from chop.ir.huggingface.config_file import (
+    check_config,
+    config_errors,
+    without_fetched_code,
+)
 from chop.ir.huggingface.generation_file import check_generation_config, read_generation_config
 from chop.ir.huggingface.unread import Unread
 from chop.models.builtin import BUILTIN_MODELS
@@ -156,10 +162,14 @@ def _read_weights(
     except (SafetensorError, RuntimeError) as error:
         reason = failed_conversions(tables) or first_line(error)
         raise CheckpointError(f"'{name}': the weights cannot be read: {reason}") from error
-    except ChopError:
-        raise
-    except (ImportError, ValueError) as error:
-        message = f"'{name}': transformers cannot build the model: {first_line(error)}"
+    except ChopError as error:
+        if name in str(error):
+            raise
+        raise type(error)(f"'{name}': {error}") from error
+    except BaseException as error:
+        if not is_of_library(error):
+            raise
+        message = f"'{name}': transformers cannot build the model: {reason_of(error)}."
         raise ConfigError(message) from error
     notes = Unread.of_report(report).check(model, f"'{name}'", new_head)
     if getattr(model, "hf_quantizer", None) is None:
@@ -205,12 +215,14 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             trust_remote_code=False,
             **labels,
         )
-        return config
     except config_errors() as error:
         if not is_folder:
             raise _not_found(name, "a model") from error
-        message = f"folder '{name}' holds no model that is known: {first_line(error)}"
+        message = f"folder '{name}' holds no model that is known: {reason_of(error)}."
         raise ConfigError(message) from error
+    check_architectures(config, f"'{name}'")
+    without_fetched_code(config, f"'{name}'")
+    return config
 
 
 def _read_gguf_config(path: Path, num_labels: int | None) -> PreTrainedConfig:
@@ -246,5 +258,4 @@ def model_class_of(config: PreTrainedConfig, task: str | None, *, wants_labels: 
         images = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         kind = "image-classification" if type(config) in images else "text-classification"
         return getattr(transformers, AUTO_CLASSES[kind])
-    named = getattr(transformers, str((config.architectures or ["AutoModel"])[0]), None)
-    return transformers.AutoModel if named is None else named
+    return named_class(config, f"'{config.name_or_path}'") or transformers.AutoModel

@@ -18,6 +18,7 @@ from chop.distributed.load import SafetensorsSource
 from chop.distributed.weight_files import stored_dtype, stored_tensors
 from chop.errors import CheckpointError, check_known
 from chop.export.readers import check_method
+from chop.files.library_errors import library_errors
 from chop.ir.huggingface.generation_file import read_generation_config
 from chop.ir.huggingface.unread import Unread
 from chop.models.load import AUTO_CLASSES, model_class_of, read_config
@@ -63,7 +64,11 @@ def meta_model(
     model_class = model_class_of(config, task, wants_labels=num_labels is not None)
     make = constructor_of(model_class)
     wanted = dtype or config.dtype or stored_dtype(folder)
-    with torch.random.fork_rng(devices=[]), _parameters_on_meta():
+    with (
+        library_errors(folder, problem="makes no model"),
+        torch.random.fork_rng(devices=[]),
+        _parameters_on_meta(),
+    ):
         model: PreTrainedModel = make(config, dtype=wanted)
     for module in model.modules():
         for name in buffers_of(module).keys() - not_persistent(module):

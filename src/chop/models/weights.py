@@ -14,6 +14,7 @@ from chop.distributed.weight_files import INDEX, Stored, read_slices, stored_ten
 from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names
 from chop.files import is_readable_file
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.torch_file import read_torch_file
 
 LoadType = Literal["mz", "pt", "pl"]
 NESTED = ("state_dict", "model")
@@ -145,7 +146,9 @@ def _read(path: Path) -> Any:
     except SafetensorError:
         pass  # then it is torch's own kind
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return read_torch_file(path)
+    except CheckpointError:
+        raise
     except Exception as error:  # torch raises what its unpickler happens to meet
         raise CheckpointError(
             f"'{path}' holds no weights that can be read: {NO_CODE}{_found_in_place(error)}."

@@ -76,6 +76,15 @@ def constructor_of(model_class: Any) -> Callable[..., Any]:
     return make
 
 
+def is_model_class(found: Any) -> bool:
+    """Whether something is a class of models, or an auto class that chooses one."""
+    from transformers import PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+    bases = PreTrainedModel, _BaseAutoModelClass
+    return isinstance(found, type) and issubclass(found, bases) and found not in bases
+
+
 def tied_keys(model: Any) -> Any:
     """What a model's class says of tied weights: a dict of target and source, a list, or None."""
     return model._tied_weights_keys

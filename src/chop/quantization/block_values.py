@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from chop.errors import ChopError
 from chop.files import writing
+from chop.ir.storage.torch_file import read_torch_file
 from chop.nested import tree_tensors
 
 
@@ -53,7 +54,7 @@ class Values:
     def get(self, batch: int) -> dict[fx.Node, Any]:
         """The values of a batch by node; none where none were put."""
         file = self._files.get(batch)
-        found = self._known.get(batch, {}) if file is None else torch.load(file, weights_only=True)
+        found = self._known.get(batch, {}) if file is None else read_torch_file(file)
         return {self._nodes[name]: x for name, x in found.items()}
 
     def put(self, batch: int, values: Mapping[fx.Node, Any]) -> None:

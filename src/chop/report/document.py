@@ -117,7 +117,7 @@ def read_document(folder: Path) -> Document | None:
     """
     path = folder / FILE
     try:
-        found = read_json(path)
+        found = read_json(path, "report")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

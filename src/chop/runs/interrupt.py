@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from chop.errors import ConfigError
+from chop.files.reading import read_bytes
 
 
 @contextmanager
@@ -23,5 +26,7 @@ def with_interruption_note(sentence: Callable[[], str]) -> Iterator[None]:
 
 def points_are_kept(path: Path) -> str:
     """Of a job that notes each point in a journal."""
-    count = path.read_bytes().count(b"\n") if path.is_file() else 0
+    count = 0
+    with suppress(OSError, ConfigError):
+        count = read_bytes(path, "journal").count(b"\n")
     return f"{count} finished points are kept in {path}; the same command goes on from there."

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chop.errors import CheckpointError, ConfigError
 from chop.files import append_line, record_writes
-from chop.files.documents import parse_json
+from chop.files.documents import check_count, parse_json
+from chop.files.library_errors import reason_of
+from chop.files.reading import open_regular
 
 
 class Journal:
@@ -80,13 +84,22 @@ class Journal:
         append_line(self.path, json.dumps(entry, sort_keys=True, default=str))
 
     def _read_more(self) -> None:
-        """Reads what was appended since the last time, by whatever process."""
-        size = self.path.stat().st_size if self.path.is_file() else 0
-        if size == self._read_bytes:
+        """Reads what was appended since the last time, by whatever process.
+
+        Raises:
+            CheckpointError: the journal is no regular file, larger than a journal may be, or
+                cannot be read.
+        """
+        try:
+            with open_regular(self.path, "journal") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(self._read_bytes)
+                appended = file.read(max(size - self._read_bytes, 0))
+            check_count(appended)
+        except (FileNotFoundError, NotADirectoryError):
             return
-        with self.path.open("rb") as file:
-            file.seek(self._read_bytes)
-            appended = file.read()
+        except (OSError, ConfigError) as error:
+            raise CheckpointError(f"'{self.path}' cannot be read: {reason_of(error)}.") from None
         # A last line without its end may be half of one that is being written.
         self._read_bytes += appended.rfind(b"\n") + 1
         for line in appended.split(b"\n"):

@@ -26,6 +26,7 @@ from chop.files import (
     write_text,
 )
 from chop.files.documents import read_json
+from chop.files.reading import open_regular
 from chop.files.temporary import remove_orphans
 from chop.installed import __version__
 from chop.notices import warn_each_time
@@ -60,7 +61,7 @@ class Artifact:
     @classmethod
     def of(cls, path: Path, folder: Path) -> Artifact:
         """Describes the file `path` below `folder`."""
-        with path.open("rb") as file:
+        with open_regular(path, "artifact") as file:
             digest = hashlib.file_digest(file, "sha256")
         return cls(path.relative_to(folder).as_posix(), path.stat().st_size, digest.hexdigest())
 
@@ -313,7 +314,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     with shared_lock(folder):
         path = latest(folder / MANIFEST)
         try:
-            document = read_json(path)
+            document = read_json(path, "manifest")
         except FileNotFoundError:
             raise CheckpointError(
                 f"'{folder}' holds no {MANIFEST}: expected the output folder of a chop command."

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.data.tokenizer import find_processor
-from chop.errors import ChopError
+from chop.data.tokenizer import BUILTIN_TOKENIZERS, find_processor, get_tokenizer
+from chop.errors import ChopError, UnavailableError
 from chop.files import atomic_folder
 from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, is_own
@@ -79,9 +79,9 @@ def _processor(config: WorkloadConfig) -> Any:
         return None
     if config.tokenizer is None:
         return find_processor(config.model)
-    from transformers import AutoTokenizer
-
+    if config.tokenizer in BUILTIN_TOKENIZERS:
+        return None
     try:
-        return AutoTokenizer.from_pretrained(config.tokenizer, trust_remote_code=False)
-    except (OSError, ValueError):  # a folder with a model alone
+        return get_tokenizer(config.tokenizer)
+    except UnavailableError:  # a folder with a model alone
         return None

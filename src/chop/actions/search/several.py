@@ -151,7 +151,7 @@ def _columns(job: SearchJob, group: Sequence[SearchConfig], goal: str) -> dict[s
 def _best(folder: Path) -> dict[str, Any]:
     """What a search notes of its best; nothing where none is within its budgets."""
     try:
-        noted: dict[str, Any] = read_json(folder / BEST_FILE)
+        noted: dict[str, Any] = read_json(folder / BEST_FILE, "result")
     except FileNotFoundError:
         return {}
     except (OSError, ConfigError) as error:

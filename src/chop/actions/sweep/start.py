@@ -18,6 +18,8 @@ from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, rounding_of
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files import atomic_file, make_folder
+from chop.files.library_errors import library_errors
+from chop.files.reading import open_regular
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Journal, Manifest, key_of, read_manifest
@@ -193,7 +195,9 @@ def _checkpoint_in(path: Path) -> Path:
 def _digest(checkpoint: Path) -> str:
     digest = hashlib.sha256()
     for suffix in SUFFIXES:
-        digest.update(checkpoint.with_name(checkpoint.name + suffix).read_bytes())
+        path = checkpoint.with_name(checkpoint.name + suffix)
+        with library_errors(path), open_regular(path, "artifact") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from chop.errors import ConfigError
 from chop.files.documents import read_json
+from chop.ir.huggingface.folder_files import check_folder_files
+from chop.ir.storage.configs import IMPLEMENTATIONS, is_installed_implementation
+from chop.notices import warn_once
 
 CONFIG = "config.json"
 SIZES = re.compile(
@@ -40,14 +43,18 @@ def config_errors() -> tuple[type[Exception], ...]:
 
 
 def check_config(folder: Path) -> None:
-    """Raises ConfigError where a config is broken, or asks for more than a folder's weights have.
+    """Compares what a config asks for with what the weights of a folder have.
 
     Args:
         folder: with a config.json.
+    Raises:
+        ConfigError: the config is broken, or asks for more.
+        CheckpointError: as of `check_folder_files`.
     """
     path = folder / CONFIG
+    check_folder_files(folder)
     try:
-        document = read_json(path)
+        document = read_json(path, "config")
     except (OSError, ConfigError) as error:
         raise ConfigError(f"'{path}' cannot be read: {error}.") from None
     files = [x for end in ("safetensors", "bin") for x in folder.glob(f"*.{end}") if x.is_file()]
@@ -60,6 +67,37 @@ def check_config(folder: Path) -> None:
         limit = next((limit for name, limit in COUNTS.items() if name.search(key)), value)
         if value > limit:
             raise ConfigError(f"'{path}': '{key}' is {value}, expected {limit} at most.")
+
+
+def without_fetched_code(config: Any, where: str) -> None:
+    """Leaves out implementations of attention and experts that transformers would fetch as code.
+
+    Args:
+        config: of transformers, as it was read; changed in place, with the configs inside.
+        where: the folder or name it is from, for a warning.
+    """
+    from transformers import PreTrainedConfig
+
+    pending, seen = [config], set()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict | list):
+            pending += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, PreTrainedConfig):
+            held = object.__getattribute__(value, "__dict__")
+            pending += held.values()
+            for key, (name, known) in IMPLEMENTATIONS.items():
+                chosen = held.get(f"{name}_internal")
+                if not is_installed_implementation(key, chosen):
+                    held[f"{name}_internal"] = None
+                    warn_once(
+                        f"{where}: config.json asks for the {key} implementation "
+                        f"{chosen!r:.100}, which would be fetched as code; the model's own is used "
+                        f"instead (expected {', '.join(known)})."
+                    )
 
 
 def _numbers(document: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from chop.errors import ConfigError
 from chop.files import atomic_files, write_text
+from chop.files.reading import read_text
 from chop.nn.packed import PackedOperator
 
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
@@ -82,17 +83,27 @@ def save_folder(
 
 def _has_card(folder: Path) -> bool:
     """Whether a folder has a README.md that is not ours."""
-    from chop.ir.huggingface.card import FILE, MARK
+    from chop.ir.huggingface.card import FILE
 
     file = folder / FILE
-    return file.exists() and MARK not in file.read_text(errors="replace")
+    return file.exists() and not _is_own(file)
+
+
+def _is_own(card: Path) -> bool:
+    """Whether a model card is ours."""
+    from chop.ir.huggingface.card import MARK
+
+    try:
+        return MARK in read_text(card, "config", errors="replace")
+    except (OSError, ConfigError):  # a folder, a pipe, or far larger than ours
+        return False
 
 
 def remove_older(folder: Path, written: Collection[str]) -> None:
     """Removes the files of an older model of more or fewer files, and its card."""
-    from chop.ir.huggingface.card import FILE, MARK
+    from chop.ir.huggingface.card import FILE
 
     for file in folder.iterdir():
-        is_card = file.name == FILE and MARK in file.read_text(errors="replace")
+        is_card = file.name == FILE and _is_own(file)
         if (WEIGHTS.fullmatch(file.name) or is_card) and file.name not in written:
             file.unlink()

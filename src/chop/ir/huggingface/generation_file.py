@@ -43,6 +43,6 @@ def check_generation_config(folder: str | Path) -> None:
     file = Path(folder) / FILE
     try:
         if file.is_file():
-            read_json(file)
+            read_json(file, "config")
     except (OSError, ConfigError) as error:
         raise CheckpointError(f"'{file}' cannot be read: {first_line(error)}") from error

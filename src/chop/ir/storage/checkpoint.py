@@ -36,6 +36,8 @@ from chop.captured.record import CaptureRecord
 from chop.errors import CheckpointError, ConfigError, did_you_mean
 from chop.files import atomic_files, is_readable_file, latest, shared_lock
 from chop.files.documents import parse_json
+from chop.files.library_errors import library_errors
+from chop.files.reading import open_regular, read_bytes
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
@@ -333,7 +335,8 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
 
 
 def _parse(path: Path) -> dict[str, Json]:
-    data = path.read_bytes()
+    with library_errors(path):
+        data = read_bytes(path, "checkpoint")
     if data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):
         raise CheckpointError(
             f"'{path}' is a pickle, which could run code and is never loaded; expected a file that "
@@ -376,7 +379,7 @@ def _check_tensor_file(tensor_path: Path, graph_path: Path, document: Json, veri
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path, "weights") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

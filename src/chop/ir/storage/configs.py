@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from chop.errors import CheckpointError
+from chop.installed import version
 from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Encoder, Json, NotPlainError
 
@@ -27,6 +28,26 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "attention": ("_attn_implementation", ("eager", "sdpa", "flex_attention", "flash_attention_2")),
     "experts": ("_experts_implementation", ("eager", "batched_mm", "grouped_mm")),
 }
+PACKAGES = {"flash_attention_2": "flash_attn"}
+"""Packages in whose place transformers fetches code where they are not installed."""
+
+
+def is_installed_implementation(key: str, value: Any) -> bool:
+    """True for None and for an implementation that this machine has, so that none is fetched.
+
+    Args:
+        key: of `IMPLEMENTATIONS`.
+        value: a file's.
+
+    >>> is_installed_implementation("attention", "sdpa")
+    True
+    >>> is_installed_implementation("attention", "somebody/kernels")
+    False
+    """
+    if value is None:
+        return True
+    known = isinstance(value, str) and value in IMPLEMENTATIONS[key][1]
+    return known and (value not in PACKAGES or version(PACKAGES[value]) is not None)
 
 
 class ConfigWriter:
@@ -133,8 +154,6 @@ def _fill(config: Any, attributes: Mapping[str, Any], implementations: Mapping[s
             raise CheckpointError(f"a configuration has the invalid setting {name!r}.")
         if not _chooses_implementation(name):
             held[name] = value
-    for key, (name, known) in (
-        IMPLEMENTATIONS.items() if hasattr(type(config), "model_type") else ()
-    ):
+    for key, (name, _) in IMPLEMENTATIONS.items() if hasattr(type(config), "model_type") else ():
         chosen = implementations.get(key)
-        held[f"{name}_internal"] = chosen if chosen in known else None
+        held[f"{name}_internal"] = chosen if is_installed_implementation(key, chosen) else None

@@ -74,7 +74,7 @@ def read_metadata(nodes: Iterable[fx.Node], provenance: list[Provenance], path: 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = read_json(path)
+        document: dict[str, Any] = read_json(path, "metadata")
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from None
     except ValueError as error:

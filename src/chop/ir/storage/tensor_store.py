@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import CheckpointError
+from chop.files.library_errors import library_errors
+from chop.files.reading import require_file
 from chop.private.torch_api import fills_its_memory
 
 PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)
@@ -186,22 +188,13 @@ def open_file(path: Path) -> Iterator[Any]:
     Raises:
         CheckpointError: it is none, or cut off.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except CheckpointError:
-        raise
-    except (
-        SafetensorError,
-        ArithmeticError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:
-        raise CheckpointError(f"'{path}' is no readable safetensors file: {error}") from None
+    with (
+        library_errors(path, problem="is no readable safetensors file"),
+        safe_open(require_file(path, "weights"), framework="pt") as file,
+    ):
+        yield file
 
 
 def restore(

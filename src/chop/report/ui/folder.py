@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.errors import CheckpointError, ChopError
+from chop.errors import CheckpointError, ChopError, ConfigError
 from chop.files.documents import parse_json
+from chop.files.reading import open_regular
 from chop.report.charts import LineChart
 from chop.report.search_plots import best_so_far_charts
 from chop.runs import MANIFEST, read_manifest
@@ -158,11 +159,11 @@ def _points(folder: Path) -> tuple[tuple[Mapping[str, Any], ...], int]:
     """The last points of the folder's journal, and how many there are in what was read of it."""
     for name in JOURNALS:
         try:
-            with (folder / name).open("rb") as file:
+            with open_regular(folder / name, "artifact") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL))
-                lines = file.read().split(b"\n")
-        except OSError:
+                lines = file.read(TAIL).split(b"\n")
+        except (OSError, ConfigError):
             continue
         found = [row for line in lines if (row := _point(line)) is not None]
         return tuple(found[-MOST_POINTS:]), len(found)

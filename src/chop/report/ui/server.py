@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError, UnavailableError
+from chop.files.reading import read_text
 from chop.report.page.page import PAGE, environment, picture
 from chop.report.report import say
 from chop.report.ui.folder import Progress, RunsFolder
@@ -117,7 +118,7 @@ def application(folder: Path) -> Starlette:
             return html("missing.html.jinja", 404)
         file = runs.inside(f"{run.path}/{PAGE}")
         if run.state != "running" and file is not None and file.is_file():
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text = read_text(file, "page", errors="replace")
             return HTMLResponse(text, 200, {**HEADERS, "Content-Security-Policy": PAGE_POLICY})
         return html("live.html.jinja", run=run, progress=_progress(runs, run.path))
 

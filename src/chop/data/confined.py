@@ -1,0 +1,240 @@
+"""Confinement of data sets: their files and pictures are in their own folder, links followed.
+
+A folder's README, an index of `save_to_disk` and a column of pictures name files. What they name
+outside the folder, or by a URL, is refused before it is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from chop.errors import ConfigError
+from chop.files.documents import read_json
+from chop.files.reading import read_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import DatasetBuilder, DatasetDict
+
+CARDS = ("README.md", ".huggingface.yaml")
+"""Files of a folder by which `datasets` looks for others."""
+MOST_VALUES = 10**5
+FRONT = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---", re.DOTALL)
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|::")
+"""What begins a URL, or joins two as `zip://a::b`."""
+MEMBER = re.compile(r"(?:zip|tar)://(?:(?!://|::).)*::(?P<archive>.+)", re.DOTALL)
+"""A file in an archive, as `datasets` names it."""
+HUB = "hf://datasets/"
+READERS = frozenset(
+    {"csv", "json", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder"}
+    | {"conll", "xml", "webdataset", "cache", "fasta", "fastq", "genbank", "tsfile", "pdb", "mmcif"}
+)
+"""Readers of `datasets` that open no files but those that they are given."""
+
+
+class Home:
+    """Folders that a data set's files are in.
+
+    Args:
+        folders: the data set's own, and caches that archives of it are unpacked to.
+        what: the data set, for messages.
+    """
+
+    def __init__(self, folders: Iterable[Path], what: str) -> None:
+        self.folders = [folder.resolve() for folder in folders]
+        self.what = what
+        self._parents: dict[Path, bool] = {}
+
+    def check(self, name: str, named_by: str) -> None:
+        """Raises ConfigError where a name leads out of the folders, or is a URL."""
+        member = MEMBER.fullmatch(name)
+        place = name if member is None else member["archive"]
+        if SCHEME.search(place):
+            raise ConfigError(f"{self.what}: {named_by} names '{name}', and no URL is fetched.")
+        path = Path(place)
+        if path.parent not in self._parents:  # one look at each folder of many pictures
+            self._parents[path.parent] = self._has(path.parent)
+        is_alone = path.name not in ("", "..") and not path.is_symlink()
+        if not self._parents[path.parent] or not (is_alone or self._has(path)):
+            raise ConfigError(
+                f"{self.what}: {named_by} names '{name}', which is outside its folder; put a copy "
+                "of the file into the folder."
+            )
+
+    def _has(self, path: Path) -> bool:
+        return any(path.resolve().is_relative_to(folder) for folder in self.folders)
+
+
+def home_of(folder: Path, what: str, *caches: Path) -> Home:
+    """The home of a local folder; that of a snapshot in the hub's cache has its blobs too."""
+    real = folder.resolve()
+    blobs = real.parents[1] / "blobs" if len(real.parents) > 1 else real
+    is_snapshot = real.parent.name == "snapshots" and blobs.is_dir()
+    return Home([real, *([blobs] if is_snapshot else []), *caches], what)
+
+
+def check_card(folder: Path, home: Home) -> None:
+    """Checks which files a folder's README names, before any of them is looked for.
+
+    Raises:
+        ConfigError: one outside the folder, or a URL; or the README cannot be read.
+    """
+    import yaml
+
+    for name in CARDS:
+        file = folder / name
+        if not file.exists():
+            continue
+        home.check(str(file), "the data set")
+        try:
+            text = read_bytes(file, "card").decode(errors="replace")
+        except OSError as error:
+            raise ConfigError(f"'{file}' cannot be read: {error.strerror}.") from None
+        except ConfigError as error:
+            raise ConfigError(f"'{file}' cannot be read: {error}.") from None
+        front = FRONT.search(text) if file.suffix == ".md" else None
+        try:
+            found = yaml.safe_load(front[1] if front else text if file.suffix != ".md" else "")
+            is_long = _size(found, {}) > MOST_VALUES
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"'{file}': its YAML cannot be read: {reason}.") from None
+        if is_long:
+            raise ConfigError(f"'{file}': its YAML stands for more than {MOST_VALUES:,} values.")
+        configs = found.get("configs") if isinstance(found, dict) else None
+        for path in _texts(configs, set()):
+            if (
+                SCHEME.search(path)
+                or path.startswith(("~", os.sep))
+                or ".." in PurePath(path).parts
+            ):
+                home.check(str(folder / path) if not SCHEME.search(path) else path, f"its {name}")
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values nested ones are, where aliases of YAML are written out."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MOST_VALUES  # of one that has itself inside
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(item, known) for item in items)
+    return known[id(value)]
+
+
+def _texts(value: Any, seen: set[int]) -> Iterator[str]:
+    """Texts among nested values; aliases of YAML are visited once."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list) and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item, seen)
+
+
+def check_saved(folder: Path, home: Home) -> None:
+    """Checks which files a folder of `save_to_disk` names.
+
+    Raises:
+        ConfigError: one outside the folder, or an index that cannot be read.
+    """
+    index = folder / "dataset_dict.json"
+    parts = [folder]
+    if index.is_file():
+        home.check(str(index), "the data set")
+        parts = [folder / str(name) for name in _listed(index, "splits")]
+    for part in parts:
+        state = part / "state.json"
+        home.check(str(state), index.name)
+        if not state.is_file():
+            continue  # `datasets` says what is missing
+        for file in _listed(state, "_data_files"):
+            name = file.get("filename") if isinstance(file, Mapping) else file
+            home.check(str(part / str(name)), f"'{state.name}'")
+
+
+def _listed(file: Path, key: str) -> list[Any]:
+    try:
+        found = read_json(file, "index").get(key)
+    except (OSError, ConfigError) as error:
+        raise ConfigError(f"'{file}' cannot be read: {error}.") from None
+    if not isinstance(found, list):
+        raise ConfigError(f"'{file}': expected a list '{key}'.")
+    return found
+
+
+def data_files(builder: DatasetBuilder) -> list[str]:
+    """The files that a builder of `datasets` has found."""
+    found = getattr(builder.config, "data_files", None) or {}
+    return [str(file) for files in found.values() for file in files]
+
+
+def check_builder(builder: DatasetBuilder, home: Home) -> None:
+    """Checks what a builder is about to read.
+
+    Raises:
+        ConfigError: a file outside the folder, a URL, or files of a kind that name others.
+    """
+    reader = type(builder).__module__.rpartition(".")[2]
+    if reader not in READERS:
+        raise ConfigError(
+            f"{home.what} holds files for the reader '{reader}': expected tables or pictures."
+        )
+    for file in data_files(builder):
+        home.check(file, "the data set")
+
+
+def check_hub_files(builder: DatasetBuilder, name: str) -> None:
+    """Raises ConfigError where a data set of the hub names files that are not on the hub."""
+    for file in data_files(builder):
+        if not file.startswith(HUB):
+            raise ConfigError(
+                f"data set '{name}' names '{file}', which is not on the hub; it is not read."
+            )
+
+
+def check_pictures(splits: DatasetDict, home: Home) -> None:
+    """Checks the paths in columns of pictures and the like, whose files are opened with the rows.
+
+    Raises:
+        ConfigError: one leads out of the folder, or is a URL.
+    """
+    for split in splits.values():
+        for name, feature in split.features.items():
+            if _decodes(feature):
+                for path in _paths(split.data.column(name)):
+                    home.check(path, f"a row of its column '{name}'")
+
+
+def _decodes(feature: Any) -> bool:
+    """True where a feature or one inside it opens files."""
+    if hasattr(feature, "decode_example"):
+        return True
+    inner = getattr(feature, "feature", feature)
+    values = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+    return (inner is not feature and _decodes(inner)) or any(map(_decodes, values))
+
+
+def _paths(array: pa.Array | pa.ChunkedArray) -> Iterator[str]:
+    """Paths of files that have no bytes beside them, at any depth."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(array, pa.ChunkedArray):
+        for chunk in array.chunks:
+            yield from _paths(chunk)
+    elif isinstance(array, pa.ExtensionArray):
+        yield from _paths(array.storage)
+    elif pa.types.is_struct(array.type):
+        names = {field.name for field in array.type}
+        if {"bytes", "path"} <= names:
+            alone = pc.filter(array.field("path"), pc.is_null(array.field("bytes")))
+            yield from (path for path in alone.to_pylist() if path is not None)
+        for name in names - {"bytes", "path"}:
+            yield from _paths(array.field(name))
+    elif hasattr(array, "flatten") and hasattr(array, "offsets"):
+        yield from _paths(array.flatten())

@@ -1,0 +1,205 @@
+"""Bound on what files of a data set unpack to: compressed ones, archives and Parquet.
+
+Few bytes can stand for very many. What a file unpacks to is counted before anything is written to
+the cache or held in memory.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from chop.errors import ConfigError
+from chop.files.reading import open_regular
+from chop.memory import memory_bytes
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+MiB = 2**20
+COMPRESSED = (16 * MiB, 250)
+"""Bytes that any compressed file may unpack to, and how many more for each byte of its own."""
+PARQUET = (64 * MiB, 1000)
+"""The same of Parquet, whose columns may be nearly constant."""
+CELLS = (64 * MiB, 100)
+"""The same of 10 MiB of JSON, whose rows get a cell for each key that another one has."""
+CHUNK = 10 * MiB
+JSON = (".json", ".jsonl", ".ndjson")
+KEY = re.compile(rb'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:', re.DOTALL)
+BATCH = 65_536
+"""Rows of Parquet whose texts are counted at once."""
+PLAIN = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BINARY_PACKED"}
+"""Encodings in which a text is as long as its bytes."""
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+GZIP, BZIP, XZ, ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+ZIP, PARQUET_MAGIC = b"PK\x03\x04", b"PAR1"
+
+
+def check_unpacked(files: Iterable[str | Path]) -> None:
+    """Checks what files unpack to, each and all together.
+
+    Raises:
+        ConfigError: more than its size allows, or more than the memory of this machine.
+    """
+    memory, total = memory_bytes(), 0
+    for file in map(Path, files):
+        if not file.is_file():
+            continue
+        kind = _kind(file)
+        if kind is None:
+            _check_cells(file)
+            continue
+        least, ratio = PARQUET if kind is _parquet_bytes else COMPRESSED
+        limit = least + ratio * file.stat().st_size
+        found = kind(file, min(limit, memory - total))
+        total += found
+        if found > limit:
+            raise ConfigError(
+                f"'{file}' unpacks to more than {limit / MiB:,.0f} MiB, of {_size(file)}: a "
+                "data set of few bytes may not fill the memory or the disk; if it is yours, give "
+                "it unpacked."
+            )
+        if kind is _stream_bytes:
+            _check_cells(file)
+        if total > memory:
+            raise ConfigError(
+                f"'{file}' unpacks to more than the memory, {memory / MiB:,.0f} MiB (all files "
+                "together): give it unpacked, or fewer rows."
+            )
+
+
+def _check_cells(file: Path) -> None:
+    """Raises ConfigError where a file of JSON has many keys, each in few of its rows."""
+    if not {suffix.lower() for suffix in file.suffixes[-2:]} & {*JSON}:
+        return
+    objects, keys, is_whole = 0, set[bytes](), False
+    for i, part in enumerate(_parts(file)):
+        is_whole = part.lstrip().startswith(b"[") if i == 0 else is_whole
+        if not is_whole:  # lines, which are read in parts
+            objects, keys = 0, set()
+        objects += part.count(b"{")
+        keys.update(KEY.findall(part))
+        if 8 * objects * len(keys) > CELLS[0] + CELLS[1] * len(part):
+            raise ConfigError(
+                f"'{file}' has {len(keys):,} different keys in {objects:,} objects, each of which "
+                "would be a column with a cell for every row: give rows with the same keys."
+            )
+
+
+def _size(file: Path) -> str:
+    size = file.stat().st_size
+    return f"{size:,} bytes" if size < 10 * 1024 else f"{size / 1024:,.0f} KiB"
+
+
+def _kind(file: Path) -> Callable[[Path, int], int] | None:
+    """The function that counts what a file unpacks to; None where it is not packed."""
+    with open_regular(file, "table") as opened:
+        start = opened.read(6)
+    if start.startswith(ZIP):
+        return _zip_bytes
+    if start.startswith(PARQUET_MAGIC):
+        return _parquet_bytes
+    return _stream_bytes if _opener(start) is not None else None
+
+
+def _opener(start: bytes) -> Callable[[Any], IO[bytes]] | None:
+    if start.startswith(GZIP):
+        return gzip.open  # type: ignore[return-value]
+    if start.startswith(BZIP):
+        return bz2.open
+    if start.startswith(XZ):
+        return lzma.open
+    if start.startswith(ZSTD):
+        try:
+            import zstandard
+        except ImportError:  # then `datasets` reads none
+            return None
+        opened: Callable[[Any], IO[bytes]] = zstandard.open
+        return opened
+    return None
+
+
+def _stream_bytes(file: Path, limit: int) -> int:
+    """Bytes of a compressed file, counted a little beyond `limit` at most."""
+    found = 0
+    for part in _parts(file):
+        found += len(part)
+        if found > limit:
+            break
+    return found
+
+
+def _parts(file: Path) -> Iterator[bytes]:
+    """The content of a file, which may be compressed, up to where it is broken."""
+    with open_regular(file, "table") as opened:
+        opener = _opener(opened.read(6))
+        opened.seek(0)
+        try:
+            with opener(opened) if opener is not None else opened as stream:
+                while part := stream.read(CHUNK):
+                    yield part
+        except (OSError, EOFError, ValueError, lzma.LZMAError):
+            pass  # what is broken its reader says
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "zstandard":
+                raise
+
+
+def _zip_bytes(file: Path, limit: int) -> int:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return 0
+
+
+def _parquet_bytes(file: Path, limit: int) -> int:
+    """Bytes of a Parquet file's columns in memory, counted a little beyond `limit` at most."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found, texts, longest = 0, set(), 1
+    try:
+        with pq.ParquetFile(file) as parquet:
+            meta = parquet.metadata
+            for i in range(meta.num_row_groups):
+                group = meta.row_group(i)
+                for k in range(group.num_columns):
+                    column = group.column(k)
+                    found += column.num_values * WIDTHS.get(column.physical_type, 4)
+                    if column.physical_type in WIDTHS:
+                        continue
+                    unpacked = max(column.total_uncompressed_size, 0)
+                    found += unpacked
+                    if not set(column.encodings) <= PLAIN and column.num_values * unpacked > limit:
+                        texts.add(column.path_in_schema)
+                        longest = max(longest, unpacked)
+            if found > limit or not texts:
+                return found
+            return found + _text_bytes(parquet, sorted(texts), longest, limit - found)
+    except (OSError, ValueError, pa.ArrowException):
+        return found
+
+
+def _text_bytes(parquet: pq.ParquetFile, columns: list[str], longest: int, limit: int) -> int:
+    """Bytes of columns of texts, whose pages may have each text once.
+
+    Args:
+        parquet: the file.
+        columns: their paths.
+        longest: bytes that no text exceeds.
+        limit: beyond which counting ends.
+    """
+    rows = max(1, min(BATCH, 64 * MiB // longest))
+    found = 0
+    for batch in parquet.iter_batches(batch_size=rows, columns=columns):
+        found += sum(column.nbytes for column in batch.columns)
+        if found > limit:
+            break
+    return found

@@ -1,0 +1,106 @@
+"""Errors of libraries that read somebody's file, as one sentence that names the file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chop.errors import CheckpointError, ChopError, first_line, shorten
+from chop.files.reading import NotReadableError
+
+RUST = "pyo3_runtime"
+"""Module of the class of errors that libraries in Rust panic with; it is no `Exception`."""
+LONGEST_REASON = 300
+
+
+@contextmanager
+def library_errors(
+    path: str | Path,
+    temporary: str = "",
+    error: type[ChopError] = CheckpointError,
+    problem: str = "cannot be read",
+) -> Iterator[None]:
+    """Around a call of a library, which raises its own errors for what it does not expect.
+
+    Args:
+        path: what is read, for messages.
+        temporary: the folder that messages of libraries may name in its place.
+        error: the class that is raised.
+        problem: what the sentence says of the path.
+    Raises:
+        ChopError: of the class `error`: the library raised something else than a `ChopError`, or
+            panicked.
+    """
+    try:
+        yield
+    except NotReadableError as found:
+        raise error(f"'{path}' {problem}: {found}.") from None
+    except ChopError as found:
+        if not temporary or temporary not in str(found):
+            raise
+        raise type(found)(str(found).replace(temporary, str(path))) from None
+    except BaseException as found:
+        if not is_of_library(found):
+            raise
+        reason = reason_of(found)
+        reason = reason.replace(temporary, str(path)) if temporary else reason
+        raise error(f"'{path}' {problem}: {reason}.") from found
+
+
+@contextmanager
+def without_panic_report() -> Iterator[None]:
+    """Holds back what is written to standard error while a library in Rust reads a file.
+
+    Before it raises, a library that panics writes a report with a stack. Other text is written when
+    the block ends.
+    """
+    try:
+        sys.stderr.flush()
+        kept = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # closed, or too many files are open
+        yield
+        return
+    panicked = False
+    with os.fdopen(kept, "wb", buffering=0) as error, tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException as found:
+            panicked = type(found).__module__ == RUST
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            held.seek(0)
+            if not panicked:
+                shutil.copyfileobj(held, error)
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Whether an error is one of a library: neither Ctrl-C nor the end of the process."""
+    return isinstance(error, Exception) or type(error).__module__ == RUST
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library says of a file, short and printable, without a full stop.
+
+    >>> reason_of(KeyError("model")), reason_of(ValueError("expected a list."))
+    ("KeyError: 'model'", 'expected a list')
+    """
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, OSError) and error.strerror and error.errno:
+        return error.strerror
+    says_class = isinstance(error, LookupError | TypeError | AttributeError | ArithmeticError)
+    text = f"{type(error).__name__}: {error}" if says_class and str(error) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    line = "".join(c if c.isprintable() else " " for c in line)
+    return shorten(line or first_line(error), LONGEST_REASON).rstrip(" .:,")

@@ -1,0 +1,144 @@
+"""Opens files for reading: regular files within the bound of their kind, by one function.
+
+A pipe or a socket hangs whoever opens it, and a device never ends. `open_regular` opens a file
+without waiting, refuses everything but a regular file, and compares its size with `BOUNDS`.
+Libraries that take a path get one that `require_file` has checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from io import BufferedReader
+from pathlib import Path
+
+from chop.errors import ConfigError
+
+KiB, MiB = 2**10, 2**20
+BOUNDS: Mapping[str, int | None] = {
+    # Written by chop.
+    "manifest": 64 * MiB,
+    "result": 64 * MiB,
+    "report": 64 * MiB,
+    "journal": 256 * MiB,
+    "plan": 64 * MiB,
+    "metadata": 64 * MiB,
+    "checkpoint": 256 * MiB,
+    "design": 64 * MiB,
+    "vectors": 1024 * MiB,
+    "page": 256 * MiB,
+    "picture": 256 * MiB,
+    "artifact": None,
+    "cached": 64 * MiB,
+    # Written by people.
+    "settings": 4 * MiB,
+    "source": 16 * MiB,
+    # Written by other tools.
+    "config": 16 * MiB,
+    "index": 64 * MiB,
+    "card": 4 * MiB,
+    "tokenizer": 128 * MiB,
+    "weights": None,
+    "gguf": None,
+    "table": None,
+    "image": 256 * MiB,
+}
+"""Most bytes of a file, by its kind. None: any size, of a file that is mapped or read in parts."""
+
+
+class NotReadableError(ConfigError):
+    """A file is no regular file, too large, or no document; the message does not name it."""
+
+
+KINDS_OF_FILES = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+FLAGS = os.O_RDONLY | sum(
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")
+)
+
+
+def open_regular(path: str | Path, kind: str) -> BufferedReader:
+    """Opens a regular file for reading; links are followed.
+
+    Args:
+        path: of the file.
+        kind: a key of `BOUNDS`.
+    Raises:
+        OSError: it is missing, a folder, or cannot be read.
+        NotReadableError: it is a pipe, a socket or a device, or has more bytes than its kind may
+            have. The message does not name the file.
+    """
+    try:
+        _check(Path(path).stat(), path, kind)  # some devices act when they are opened
+        number = os.open(path, FLAGS)
+    except ValueError as error:  # a NUL byte in the path
+        if isinstance(error, ConfigError):
+            raise
+        raise NotReadableError(f"its name cannot be that of a file: {error}") from None
+    try:
+        _check(os.fstat(number), path, kind)  # another file may have taken its place
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def read_bytes(path: str | Path, kind: str) -> bytes:
+    """The content of a regular file: as much as it has when it is opened.
+
+    Args:
+        path: of the file.
+        kind: a key of `BOUNDS`.
+    Raises:
+        OSError, NotReadableError: as `open_regular`.
+    """
+    with open_regular(path, kind) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_text(path: str | Path, kind: str, errors: str = "strict") -> str:
+    """The content of a regular file of UTF-8 text.
+
+    Args:
+        path: of the file.
+        kind: a key of `BOUNDS`.
+        errors: what becomes of bytes that are no UTF-8, as `bytes.decode` takes it.
+    Raises:
+        OSError, NotReadableError: as `open_regular`; also where the text is not UTF-8.
+    """
+    try:
+        return read_bytes(path, kind).decode("utf-8", errors).replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise NotReadableError(f"it is no UTF-8 text: byte {error.start} is wrong") from None
+
+
+def require_file(path: str | Path, kind: str) -> Path:
+    """The path of a file, for libraries that open files themselves.
+
+    Args:
+        path: of the file.
+        kind: a key of `BOUNDS`.
+    Raises:
+        OSError, NotReadableError: as `open_regular`.
+    """
+    open_regular(path, kind).close()
+    return Path(path)
+
+
+def _check(status: os.stat_result, path: str | Path, kind: str) -> None:
+    bound = BOUNDS[kind]
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        found = KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise NotReadableError(f"it is no regular file but {found}")
+    if bound is not None and status.st_size > bound:
+        raise NotReadableError(
+            f"it has {status.st_size:,} bytes, and a file of its kind ({kind}) {bound:,} at most"
+        )

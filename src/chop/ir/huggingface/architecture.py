@@ -1,0 +1,47 @@
+"""Class of transformers that a configuration names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chop.errors import ConfigError
+from chop.private.transformers_api import is_model_class
+
+
+def check_architectures(config: Any, where: str) -> None:
+    """Raises ConfigError where `architectures` of a configuration are no names.
+
+    Args:
+        config: of transformers.
+        where: the folder or file, for messages.
+    """
+    names = config.architectures
+    if names is None:
+        return
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"{where}: expected names of classes in 'architectures', got {names!r:.80}."
+        )
+
+
+def named_class(config: Any, where: str) -> Any:
+    """The class of models that a configuration names; None: it names none of transformers.
+
+    Args:
+        config: of transformers.
+        where: the folder or file, for messages.
+    Raises:
+        ConfigError: the name is that of something else, which is not called.
+    """
+    import transformers
+
+    check_architectures(config, where)
+    name = next(iter(config.architectures or ()), "")
+    found = getattr(transformers, name, None) if name.isidentifier() else None
+    if found is None:
+        return None
+    if not is_model_class(found):
+        raise ConfigError(
+            f"{where}: its architecture is '{name:.80}', which is no model of transformers."
+        )
+    return found

@@ -1,0 +1,65 @@
+"""Files of a Hugging Face folder, checked before a library opens them by their names."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+from chop.errors import CheckpointError
+from chop.files.documents import read_json
+from chop.files.library_errors import library_errors
+from chop.files.reading import require_file
+from chop.ir.storage.torch_file import check_torch_file
+
+KINDS = {
+    "*.index.json": "index",
+    "tokenizer.json": "tokenizer",
+    "vocab.*": "tokenizer",
+    "merges.txt": "tokenizer",
+    "added_tokens.json": "tokenizer",
+    "tekken.json": "tokenizer",
+    "*.model": "tokenizer",
+    "*.tiktoken": "tokenizer",
+    "config.json": "config",
+    "*_config.json": "config",
+    "special_tokens_map.json": "config",
+    "chat_template.*": "config",
+    "*.safetensors": "weights",
+    "*.bin": "weights",
+    "*.gguf": "gguf",
+}
+"""What transformers may open in a folder: by pattern of a name, the kind in `BOUNDS`."""
+PICKLED = ".bin"
+
+
+def check_folder_files(folder: Path) -> None:
+    """Checks that what a library may open in a folder are regular files within their bounds.
+
+    Args:
+        folder: local.
+    Raises:
+        CheckpointError: a pipe, a socket or a device has such a name; a file is larger than its
+            kind may be, or would unpack to more than its size; an index names files elsewhere.
+    """
+    for path in sorted(folder.iterdir()):
+        kind = next((kind for name, kind in KINDS.items() if fnmatch(path.name, name)), None)
+        if kind is None or path.is_dir():
+            continue
+        with library_errors(path):
+            require_file(path, kind)
+            if path.suffix == PICKLED:
+                check_torch_file(path)
+        if kind == "index":
+            _check_index(path)
+
+
+def _check_index(path: Path) -> None:
+    """Raises CheckpointError where an index leads to something else than files of its folder."""
+    with library_errors(path):
+        document = read_json(path, "index")
+    places = document.get("weight_map")
+    if not isinstance(places, dict) or not isinstance(document.get("metadata", {}), dict):
+        raise CheckpointError(f"'{path}': expected the files of tensors, by name, in a weight_map.")
+    for name in places.values():
+        if not isinstance(name, str) or "\0" in name or Path(name).name != name:
+            raise CheckpointError(f"'{path}' names {name!r:.80}, which is no file of the folder.")

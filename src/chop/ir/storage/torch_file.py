@@ -1,0 +1,119 @@
+"""Files of `torch.save`: read as tensors alone, in the memory that the file has."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import torch
+
+from chop.errors import CheckpointError, first_line
+from chop.files.reading import open_regular
+
+ZIP, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
+END_BYTES, LOCATOR_BYTES, ZIP64_BYTES = 22, 20, 56
+"""Of the record that ends a zip archive without a comment; of those before it in large ones."""
+IN_ZIP64 = 2**32 - 1
+LARGEST_DIRECTORY = 2**26
+"""Bytes of names and places of an archive's members: about a million of them."""
+SIZED = (b"__builtin__\nbytearray\n", b"builtins\nbytearray\n")
+"""A class that `weights_only` allows, and that fills as much memory as a number asks for."""
+
+
+def read_torch_file(path: str | Path) -> Any:
+    """The content of a file of `torch.save`.
+
+    Args:
+        path: of a regular file.
+    Raises:
+        CheckpointError: the file would unpack to more than its size.
+        Exception: whatever torch raises for a file with something else than tensors.
+    """
+    with open_regular(path, "weights") as file:
+        _check_size(file, path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def check_torch_file(path: str | Path) -> None:
+    """Compares what a file of `torch.save` unpacks to with its size.
+
+    Args:
+        path: of a regular file, which another library reads.
+    Raises:
+        CheckpointError: it would unpack to more.
+        ValueError: it is a TorchScript program.
+    """
+    with open_regular(path, "weights") as file:
+        _check_size(file, path)
+
+
+def _check_size(file: BinaryIO, path: str | Path) -> None:
+    """Compares what a file unpacks to with its size.
+
+    torch inflates members that are compressed, and reads one that is listed twice twice.
+    """
+    is_archive = file.read(len(ZIP)) == ZIP
+    pickles: Iterable[Any] = _checked_pickles(file, path) if is_archive else _mapped(file)
+    if any(data.find(name) >= 0 for data in pickles for name in SIZED):
+        raise CheckpointError(f"'{path}' holds a bytearray; expected tensors, numbers and texts.")
+
+
+def _checked_pickles(file: BinaryIO, path: str | Path) -> Iterator[bytes]:
+    """The pickles in an archive whose members are stored as they are, and not larger than it."""
+    size = file.seek(0, os.SEEK_END)
+    _check_directory(file, size, path)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            _check_members(members, size, path)
+            yield from (archive.read(x) for x in members if x.filename.endswith(".pkl"))
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, struct.error) as error:
+        raise CheckpointError(f"'{path}' is cut off or broken: {first_line(error)}.") from None
+
+
+def _check_members(members: Sequence[zipfile.ZipInfo], size: int, path: str | Path) -> None:
+    if any(PurePosixPath(x.filename).name == "constants.pkl" for x in members):
+        raise ValueError("a TorchScript archive")
+    compressed = next((x for x in members if x.compress_type != zipfile.ZIP_STORED), None)
+    if compressed is not None:
+        raise CheckpointError(
+            f"'{path}': its member '{compressed.filename[:80]}' is compressed, and torch.save "
+            "compresses none. Save the state dict again where it was made."
+        )
+    total = sum(member.file_size for member in members)
+    if total > size:
+        raise CheckpointError(
+            f"'{path}': its members have {total:,} bytes together, and the file has {size:,}."
+        )
+
+
+def _check_directory(file: BinaryIO, size: int, path: str | Path) -> None:
+    """Raises CheckpointError where an archive does not end as torch ends it, or lists too much.
+
+    Readers of zip differ in where they look for the end of an archive with a comment.
+    """
+    file.seek(max(size - LOCATOR_BYTES - END_BYTES, 0))
+    end = file.read()
+    record = end[-END_BYTES:]
+    if not record.startswith(ZIP_END) or not record.endswith(b"\0\0"):
+        raise CheckpointError(f"'{path}' is cut off: it does not end as torch.save ends it.")
+    (listed,) = struct.unpack_from("<I", end, len(end) - END_BYTES + 12)
+    if listed == IN_ZIP64:  # then another record has the number, which the locator leads to
+        (place,) = struct.unpack_from("<Q", end, len(end) - END_BYTES - LOCATOR_BYTES + 8)
+        file.seek(min(place, size))
+        large = file.read(ZIP64_BYTES)
+        listed = struct.unpack_from("<Q", large, 40)[0] if len(large) == ZIP64_BYTES else size
+    if listed > LARGEST_DIRECTORY:
+        raise CheckpointError(f"'{path}': the list of its members has {listed:,} bytes.")
+    file.seek(0)
+
+
+def _mapped(file: BinaryIO) -> list[mmap.mmap]:
+    """The content of a file; an empty file cannot be mapped."""
+    has_content = file.seek(0, os.SEEK_END) > 0
+    return [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)] if has_content else []

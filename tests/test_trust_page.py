@@ -1,0 +1,184 @@
+"""`docs/trust.md` lists each reader with its bound, and each variable that the code reads."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from chop.export.readers import READERS
+from chop.files import reading
+
+ROOT = Path(__file__).parents[1]
+SOURCE, PAGE = ROOT / "src/chop", ROOT / "docs/trust.md"
+OPENERS = {"open_regular", "read_bytes", "read_text", "require_file", "read_json", "read_toml"}
+LIBRARIES = {
+    *("from_pretrained", "load_dataset_builder", "load_from_disk", "ParquetFile", "ZipFile"),
+    *("safe_open", "load_file", "memmap", "mmap", "torch.load", "safe_load", "onnx.load"),
+    *("InferenceSession", "TaskManager", "fetch_openml", "hf_hub_download", "snapshot_download"),
+    *("try_to_load_from_cache", "create_engine", "CDLL"),
+}
+"""Calls of libraries that open files."""
+UNSAFE = {
+    *("pickle.load", "pickle.loads", "joblib.load", "dill.load", "np.load", "numpy.load"),
+    *("yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec", "urlopen", "read_pickle"),
+}
+"""Calls that run what a file says, or fetch what it names."""
+CHECKED = {
+    ("captured/guards/shape_guards.py", "eval"): "a tree that has arithmetic alone",
+    ("captured/original.py", "pickle.loads"): "a part of a pickle that a program unpickles",
+}
+OWN = {
+    "actions/shard_run.py": "files of a folder that this process has made",
+    "bench/peak_memory.py": "/proc",
+    "export/gguf_header.py": "it is written",
+    "export/packed_folder.py": "a folder that this process has made",
+    "export/pt2.py": "a file that this process has made",
+    "files/atomic.py": "/proc, and files that are written",
+    "files/library_errors.py": "standard error",
+    "files/locks.py": "locks",
+    "files/pictures.py": "figures that were drawn",
+    "files/reading.py": "the opener",
+    "files/temporary.py": "/proc",
+    "files/writers.py": "it is written",
+    "hardware/design.py": "SystemVerilog of this package",
+    "hardware/estimate.py": "SystemVerilog of this package",
+    "hardware/harness/build.py": "files of this package",
+    "hardware/harness/run.py": "a folder that this process has made",
+    "hardware/harness/worker.py": "a folder that its parent has made",
+    "hardware/place.py": "a folder that this process has made",
+    "hardware/synth.py": "a folder that this process has made",
+    "hardware/testbench.py": "SystemVerilog of this package",
+    "hardware/verilog.py": "SystemVerilog of this package",
+    "installed.py": "metadata of this package",
+    "kernels/cpu/build.py": "/proc",
+    "memory.py": "/sys",
+    "native.py": "C++ of this package",
+    "report/figures.py": "figures that were drawn",
+    "report/format_page.py": "a text of this package",
+    "report/notebook.py": "figures that were drawn",
+    "report/page/page.py": "templates of this package",
+    "runs/environment.py": "/proc",
+    "search/samplers/knapsack.py": "/dev/null",
+}
+"""Modules that open files otherwise, and which."""
+
+
+def dotted(node):
+    """`os.environ.get` of a name with attributes; "" before what is none."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+@cache
+def modules():
+    """By module, its nodes that the tests look at."""
+    kinds = (ast.Call, ast.Subscript, ast.Constant)
+    return {
+        file.relative_to(SOURCE).as_posix(): [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)
+        ]
+        for file in sorted(SOURCE.rglob("*.py"))
+    }
+
+
+@cache
+def calls():
+    """By module, each call: its name, and its node."""
+    return {
+        module: [(dotted(node.func), node) for node in nodes if isinstance(node, ast.Call)]
+        for module, nodes in modules().items()
+    }
+
+
+def rows(heading):
+    """Rows of the table of the page whose first column has this heading."""
+    table = PAGE.read_text().partition(f"\n| {heading} |")[2].partition("\n\n")[0]
+    lines = table.splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def bound_of(size):
+    if size is None:
+        return "any"
+    return f"{size // 2**30} GiB" if size % 2**30 == 0 else f"{size // 2**20} MiB"
+
+
+def test_the_page_has_each_kind_of_file_with_its_bound():
+    listed = {row[0].strip("`"): row[2] for row in rows("kind")}
+    assert listed == {kind: bound_of(size) for kind, size in reading.BOUNDS.items()}
+
+
+def test_kinds_that_are_read_have_bounds():
+    used = {
+        node.args[1].value
+        for found in calls().values()
+        for name, node in found
+        if name in OPENERS and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+    }
+    assert used and used <= set(reading.BOUNDS)
+
+
+def test_files_are_opened_by_the_opener_alone():
+    others = {
+        module
+        for module, found in calls().items()
+        for name, _ in found
+        if re.search(r"(^|\.)(open|fdopen)$|\.(read_text|read_bytes)$", name)
+        and name not in ("webbrowser.open", "zstandard.open")
+    }
+    assert others <= set(OWN)
+
+
+def test_the_page_has_the_libraries_that_open_files():
+    listed = {name for row in rows("call") for name in re.findall(r"`([\w.]+)`", row[0])}
+    made = {name for found in calls().values() for name, _ in found}
+    assert listed == LIBRARIES
+    assert made | {name.rpartition(".")[2] for name in made} >= LIBRARIES
+
+
+def test_nothing_runs_or_fetches_what_a_file_says():
+    found = {(module, name) for module, each in calls().items() for name, _ in each}
+    assert {call for call in found if call[1] in UNSAFE} == set(CHECKED)
+    for module, each in calls().items():
+        for name, node in each:
+            if name == "torch.load":
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert given.get("weights_only") == "True", module
+            if name.endswith(".from_pretrained"):
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert given.get("trust_remote_code", "False") == "False", module
+
+
+def test_the_page_has_each_tool_whose_folders_are_read():
+    text = PAGE.read_text().lower()
+    assert [tool for tool in READERS if tool.removeprefix("model") not in text] == []
+
+
+def names_of_variables():
+    """Variables of the environment that the code reads or names for others."""
+    environment = re.compile(r"(os\.)?environ(\.get|\.setdefault)?$|(os\.)?getenv$")
+    for nodes in modules().values():
+        for node in nodes:
+            key = None
+            if isinstance(node, ast.Call) and environment.search(dotted(node.func)):
+                key = node.args[0] if node.args else None
+            elif isinstance(node, ast.Subscript) and environment.search(dotted(node.value)):
+                key = node.slice
+            if isinstance(key, ast.Constant):
+                yield key.value
+            if isinstance(node, ast.Constant) and re.fullmatch(r"CHOP_[A-Z_]+", str(node.value)):
+                yield node.value
+
+
+def test_the_page_has_each_variable_that_is_read():
+    quiet = {"TQDM_DISABLE", "TQDM_DELAY"}  # set for other libraries
+    text = PAGE.read_text()
+    assert {name for name in names_of_variables() if f"`{name}`" not in text} <= quiet
+
+
+@pytest.mark.parametrize("option", ["--include-path", "--trust-code", "--tokenizer", "--weights"])
+def test_the_page_has_options_that_name_files(option):
+    assert f"`{option}" in PAGE.read_text()
