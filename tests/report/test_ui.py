@@ -1,5 +1,6 @@
 """`chop ui`: a list of runs that advance, on the loopback address, and nothing else."""
 
+import http.cookiejar
 import json
 import os
 import re
@@ -7,9 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
-import urllib.error
 import urllib.request
 
 import pytest
@@ -24,8 +23,10 @@ from tests.actions.test_job import Settings
 from tests.report.test_browser import BROWSER, QUIET
 from tests.report.test_page import HOSTILE, Reader, job_of, report_of, run_job
 
-uvicorn = pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
+pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
+
+from tests.report.serving import SECRET, serving
 
 
 @pytest.fixture(name="root")
@@ -37,31 +38,8 @@ def _root(tmp_path):
 @pytest.fixture(name="ask")
 def _ask(root):
     """A function: path -> status and text, of a server on a free port."""
-    listener = server._listener(0)
-    running = uvicorn.Server(uvicorn.Config(server.application(root), log_level="warning"))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-    thread.start()
-    port = listener.getsockname()[1]
-
-    def whole(path, **headers):
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.headers, answer.read().decode()
-
-    def ask(path, **headers):
-        try:
-            return 200, whole(path, **headers)[1]
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    while not running.started:
-        time.sleep(0.01)
-    ask.port, ask.whole, ask.headers = port, whole, lambda path: whole(path)[0]
-    yield ask
-    running.should_exit = True
-    thread.join()
-    listener.close()
+    with serving(root) as asked:
+        yield asked
 
 
 def test_the_list_has_every_run_and_opens_its_page(root, ask):
@@ -157,7 +135,7 @@ def test_every_answer_has_a_policy(path, root, ask):
 def test_the_scripts_of_the_server_are_those_that_its_policy_names(root, ask):
     with runs.start("sweep quantize", {}, root / "second"):
         for path in ("/", "/run/second"):
-            headers, text = ask.whole(path)
+            _, text, headers = ask.whole(path)
             (nonce,) = policy(headers)["script-src"]
             assert re.findall("<script[^>]*>", text) == [f'<script nonce="{nonce[7:-1]}">']
 
@@ -166,7 +144,7 @@ def test_the_scripts_of_the_server_are_those_that_its_policy_names(root, ask):
 def test_a_hostile_page_can_ask_the_server_for_nothing(root, ask, tmp_path):
     (root / "first" / "report.html").write_text(f"<body><script>{TRIES}</script>")
     options = [*QUIET, f"--user-data-dir={tmp_path / 'profile'}"]
-    command = [BROWSER, *options, f"http://127.0.0.1:{ask.port}/run/first"]
+    command = [BROWSER, *options, f"http://127.0.0.1:{ask.port}/run/first?token={SECRET}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert re.search(r"<body>(.*?)<", done.stdout)[1] == (
         "fetch: refused, window: nothing, storage: refused, script: refused, picture: refused, "
@@ -298,8 +276,9 @@ def test_the_command_serves_until_ctrl_c(root, tmp_path):
         while process.is_alive() and "http://" not in (tmp_path / "stdout").read_text():
             time.sleep(0.01)
         url = (tmp_path / "stdout").read_text().split()[1]
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            assert b"/run/first" in answer.read()
+        keeping = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        with urllib.request.build_opener(keeping).open(url, timeout=30) as answer:
+            assert b"/run/first" in answer.read() and "token" not in answer.url
         os.kill(process.pid, signal.SIGINT)
         process.join(30)
         assert process.exitcode in (0, 130)

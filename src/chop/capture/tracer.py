@@ -39,6 +39,7 @@ from chop.captured.module_tree import check_names
 from chop.captured.original import KEY, Original, recorded_modules
 from chop.captured.record import CaptureWarning
 from chop.captured.state import outer_values
+from chop.captured.state.code_search import searching_once
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import Key
 from chop.captured.transformers_of_torch import has_single_operators, single_operators
@@ -156,6 +157,15 @@ class _Job:
     def run(self, example: dict[str, Any], caching: Caching | None = None) -> CapturedModule:
         """A graph of these inputs."""
         # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
+        from chop.private.symbolic_shapes import forget_shapes
+
+        try:
+            with searching_once():
+                return self._run(example, caching)
+        finally:
+            forget_shapes()
+
+    def _run(self, example: dict[str, Any], caching: Caching | None) -> CapturedModule:
         from chop.capture.assemble import warning_text
         from chop.capture.checks.self_check import find_difference
         from chop.capture.fallback import Fallback

@@ -37,6 +37,7 @@ from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import PythonState
 from chop.errors import GuardError
 from chop.private.modules import buffers_of
+from chop.private.torch_api import source_lives_with
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
 _KEPT_META = ("spec", "nn_module_stack", "source", MODE)
@@ -328,6 +329,7 @@ class CapturedModule(fx.GraphModule):
         write_any_names(self.graph)
         code = super().recompile()
         cls: Any = type(self)
+        source_lives_with(cls.forward)
         inputs = [input_name(node) for node in self.graph.nodes if node.op == "placeholder"]
         cls.forward = by_any_names(cls.forward, inputs, any(self.shadowed_members()))
         return code

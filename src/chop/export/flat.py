@@ -20,6 +20,7 @@ from chop.ir.graph import MaseGraph
 from chop.nested import tree_children, tree_rebuild
 from chop.notices import warn_once
 from chop.private.modules import MEMBERS
+from chop.private.torch_api import source_lives_with
 
 WHERE = "export_onnx_interface_pass"
 ROOT = "output"
@@ -67,6 +68,7 @@ class FlatGraph:
         if not self.inputs:
             raise GraphError(f"{where}: expected an input that is a tensor, the graph reads none.")
         whole = fx.GraphModule(mg.model, mg.fx_graph)
+        source_lives_with(type(whole).forward)
         type(whole).forward = by_any_names(type(whole).forward, self._read)
         self.module = _FlatModule(whole, nested).eval()
 

@@ -57,26 +57,29 @@ KINDS_OF_FILES = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link, and links are not followed",
 }
 FLAGS = os.O_RDONLY | sum(
     getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")
 )
 
 
-def open_regular(path: str | Path, kind: str) -> BufferedReader:
-    """Opens a regular file for reading; links are followed.
+def open_regular(path: str | Path, kind: str, *, follow_links: bool = True) -> BufferedReader:
+    """Opens a regular file for reading.
 
     Args:
         path: of the file.
         kind: a key of `BOUNDS`.
+        follow_links: whether the last part of the path may be a symbolic link.
     Raises:
         OSError: it is missing, a folder, or cannot be read.
-        NotReadableError: it is a pipe, a socket or a device, or has more bytes than its kind may
-            have. The message does not name the file.
+        NotReadableError: it is a pipe, a socket, a device or a link that is not followed, or has
+            more bytes than its kind may have. The message does not name the file.
     """
     try:
-        _check(Path(path).stat(), path, kind)  # some devices act when they are opened
-        number = os.open(path, FLAGS)
+        # Some devices act when they are opened.
+        _check(Path(path).stat(follow_symlinks=follow_links), path, kind)
+        number = os.open(path, FLAGS if follow_links else FLAGS | getattr(os, "O_NOFOLLOW", 0))
     except ValueError as error:  # a NUL byte in the path
         if isinstance(error, ConfigError):
             raise

@@ -4,6 +4,8 @@ Known for torch 2.13. Every other file of the tracer takes these names from here
 version of torch changes one file; `tests/private/test_fences.py` fails first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -11,14 +13,19 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    _maybe_evaluate_static_worker,
+)
 from torch.utils._python_dispatch import _disable_current_modes as outside_fake_mode
 from torch.utils._sympy import functions as size_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from chop.private.torch_api import FakeTensorMode
+from chop.private.torch_api import FakeTensorMode, forgetting_sources
 
 __all__ = [
     "DimDynamic",
@@ -33,6 +40,8 @@ __all__ = [
     "enable_python_dispatcher",
     "expression_of",
     "fake_with_symbols",
+    "forget_shapes",
+    "forgetting_traces",
     "in_kernel_invocation_manager",
     "int_oo",
     "outside_fake_mode",
@@ -63,3 +72,30 @@ def fake_with_symbols(
         dynamic_sizes=dims, constraint_sizes=[None] * tensor.dim()
     )
     return mode.from_tensor(tensor.detach(), source=ConstantSource(name), symbolic_context=context)
+
+
+def forget_shapes() -> None:
+    """Empties torch's caches of answers about sizes, which keep every environment that was asked.
+
+    They are caches of methods, with the environment as a part of the key.
+    """
+    for cached in (*vars(ShapeEnv).values(), _maybe_evaluate_static_worker):
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+
+
+@contextmanager
+def forgetting_traces() -> Iterator[None]:
+    """Afterwards torch keeps nothing of what it traces inside: sizes, fake results and sources.
+
+    Each of its exports leaves hundreds of kilobytes in caches that no later export asks. Finalizers
+    hold the keys of the one of fake results, so that it is switched off.
+    """
+    # Imported here since it costs a second, once per process.
+    from torch._dynamo import config
+
+    with forgetting_sources(), config.patch(fake_tensor_cache_enabled=False):
+        try:
+            yield
+        finally:
+            forget_shapes()

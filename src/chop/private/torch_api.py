@@ -3,8 +3,10 @@
 Known for torch 2.13; `tests/private/test_fences.py` fails first where a name is gone.
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+import linecache
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +17,7 @@ from torch._guards import detect_fake_mode
 from torch._prims_common import is_non_overlapping_and_dense_or_false as fills_its_memory
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.autograd import forward_ad
+from torch.fx.graph_module import _loader as sources
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.conv import _ConvNd as Convolution
@@ -50,6 +53,7 @@ __all__ = [
     "enter_autocast_region",
     "exit_autocast_region",
     "fills_its_memory",
+    "forgetting_sources",
     "global_forward_hooks",
     "gradient_hooks",
     "has_bfloat16_products",
@@ -69,6 +73,7 @@ __all__ = [
     "schemas_of",
     "set_target",
     "single_overload",
+    "source_lives_with",
     "storage_id",
     "tree_leaves",
     "version_of",
@@ -120,6 +125,35 @@ def set_target(node: fx.Node, target: Any) -> None:
 def writes_plain_code(graph: fx.Graph) -> bool:
     """Whether a graph has the code generator that every new graph has."""
     return type(graph._codegen) is fx.graph.CodeGen
+
+
+def source_lives_with(generated: Callable[..., Any]) -> None:
+    """Lets torch and `linecache` forget the source of a generated function together with its code.
+
+    torch.fx keeps the source of every graph that was ever compiled, for tracebacks.
+
+    Args:
+        generated: a function that torch.fx has compiled.
+    """
+    code = generated.__code__
+    if code.co_filename in sources.eval_cache:
+        weakref.finalize(code, _forget_source, code.co_filename).atexit = False
+
+
+def _forget_source(filename: str) -> None:
+    sources.eval_cache.pop(filename, None)
+    linecache.cache.pop(filename, None)
+
+
+@contextmanager
+def forgetting_sources() -> Iterator[None]:
+    """Afterwards torch and `linecache` know no source of what torch.fx has compiled inside."""
+    known = set(sources.eval_cache)
+    try:
+        yield
+    finally:
+        for filename in sources.eval_cache.keys() - known:
+            _forget_source(filename)
 
 
 def storage_id(tensor: Tensor) -> int:

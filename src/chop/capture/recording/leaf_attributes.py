@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from chop.captured.leaves import LeafRule
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.captured.state.code_search import code_names, functions_of, texts_in
 from chop.captured.state.python_state import differing
+from chop.captured.state.weak_cache import weakly_cached
 from chop.private.modules import HOOKS, MEMBERS
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -158,13 +158,13 @@ def _reads(module: nn.Module, name: str) -> bool:
     """Returns whether a module's code reads an attribute, as far as its classes tell."""
     if has_hooks(module) or why_not_its_class(module) is not None:
         return True
-    return name in _names_in(cast(Hashable, type(module)))
+    return name in _names_in(type(module))
 
 
-@functools.cache
-def _names_in(cls: Hashable) -> frozenset[str]:
+@weakly_cached
+def _names_in(cls: type) -> frozenset[str]:
     """Returns the names in the methods of a class and of its bases, up to `nn.Module`."""
-    homes = [base for base in inspect.getmro(cast(type, cls)) if base not in (nn.Module, object)]
+    homes = [base for base in inspect.getmro(cls) if base not in (nn.Module, object)]
     members = [member for base in homes for member in vars(base).values()]
     codes = [inspect.unwrap(x).__code__ for member in members for x in functions_of(member)]
     return frozenset().union(*(code_names(code) | texts_in(code) for code in codes))

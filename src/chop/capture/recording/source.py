@@ -16,7 +16,7 @@ _OURS = (str(_CHOP / name) for name in ("capture", "captured", "nested.py", "pri
 _MACHINERY = (str(_TORCH), str(_TORCH.parent / "sympy"), *_OURS, "<")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def is_model_code(filename: str) -> bool:
     """Whether code of that file belongs to a model: it is neither torch's, sympy's nor ours."""
     library = filename.endswith(("/contextlib.py", "/functools.py"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import json
+import weakref
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,9 +92,19 @@ def generation_config_of(record: CaptureRecord) -> Any:
         ) from None
 
 
-@functools.cache
+_graph_classes: MutableMapping[Any, Any] = weakref.WeakValueDictionary()
+"""Class that generates -> its subclass, as long as that has an instance."""
+
+
 def _graph_class(cls: Any) -> Any:
     """A subclass that runs the graph which an instance has as `captured`."""
+    known = _graph_classes.get(cls)
+    if known is None:
+        known = _graph_classes[cls] = _new_graph_class(cls)
+    return known
+
+
+def _new_graph_class(cls: Any) -> Any:
 
     class OfGraph(cls):  # type: ignore[misc]
         """Has no modules: only what prepares the inputs of `forward` is of the class."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import os
@@ -9,12 +10,14 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from chop.captured.state.values import cell_content
+from chop.captured.state.weak_cache import weakly_cached
 
 _LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")}
@@ -34,11 +37,34 @@ _PICKLING = {
 """Special methods, and others like them, that no forward runs."""
 
 
-@functools.cache
+_searches: ContextVar[dict[Any, CodeSearch] | None] = ContextVar("searches", default=None)
+
+
+@contextlib.contextmanager
+def searching_once() -> Iterator[None]:
+    """Inside, and in blocks inside, the code of each class and function is searched once.
+
+    A search holds the class and what its functions hold, and is let go with the outermost block.
+    """
+    if _searches.get() is not None:
+        yield
+        return
+    token = _searches.set({})
+    try:
+        yield
+    finally:
+        _searches.reset(token)
+
+
 def code_of(code: Any) -> CodeSearch:
     """The code that a function or the methods of a class run, see `CodeSearch`."""
-    search = CodeSearch()
-    search.add(code)
+    known = _searches.get()
+    search = None if known is None else known.get(code)
+    if search is None:
+        search = CodeSearch()
+        search.add(code)
+        if known is not None:
+            known[code] = search
     return search
 
 
@@ -148,7 +174,7 @@ def functions_of(value: Any) -> Iterator[types.FunctionType]:
             yield from functions_of(getattr(value, name, None))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def is_own_file(filename: str) -> bool:
     """Returns whether a file of Python is the user's."""
     # A virtual environment may be reached by a link.
@@ -156,7 +182,7 @@ def is_own_file(filename: str) -> bool:
     return not frozen and not os.path.realpath(filename).startswith(_LIBRARIES)
 
 
-@functools.cache
+@weakly_cached
 def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str]:
     """The names in code, of these instructions or of all, each with the line of the first."""
     numbers = {dis.opmap[each] for each in by}
@@ -173,13 +199,13 @@ def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str
     return found
 
 
-@functools.cache
+@weakly_cached
 def code_names(code: types.CodeType) -> frozenset[str]:
     """The names of variables of files, and of attributes, in code."""
     return frozenset(name for part in _parts(code) for name in part.co_names)
 
 
-@functools.cache
+@weakly_cached
 def texts_in(code: types.CodeType) -> frozenset[str]:
     """The identifiers among the texts in code."""
     constants = [x for part in _parts(code) for x in part.co_consts]
@@ -192,8 +218,9 @@ def first_line(code: types.CodeType, name: str) -> str:
     return names_in(code).get(name, f"{code.co_filename}:{code.co_firstlineno}")
 
 
-@functools.cache
-def _parts(code: types.CodeType) -> tuple[types.CodeType, ...]:
+def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
     """Code and the functions, comprehensions and classes that are written in it."""
-    inner = (_parts(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    return code, *(part for parts in inner for part in parts)
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _parts(inner)

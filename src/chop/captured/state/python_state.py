@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import pickle
 import random
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +24,10 @@ from chop.captured.state.code_search import (
     first_line,
     is_own_class,
     names_in,
+    searching_once,
 )
 from chop.captured.state.values import MAX_ITEMS, MISSING, cell_content
+from chop.captured.state.weak_cache import weakly_cached
 from chop.private.modules import MODULES, PARAMETERS
 
 Key = tuple[str, str]
@@ -211,7 +212,7 @@ class Variable:
             (setattr if is_class else operator.setitem)(self.home, self.name, value)
 
 
-@functools.cache
+@weakly_cached
 def _variables(search: CodeSearch) -> tuple[Variable, ...]:
     """The variables of files and classes that code can set or fill."""
     found: dict[tuple[int, str], Variable] = {}
@@ -263,14 +264,18 @@ class PythonState:
         self._saved: dict[int, _Saved] = {}
         self._variables: dict[Key, tuple[Variable, Any]] = {}
         self._searched: set[int] = set()
+        with searching_once():
+            self._search()
+
+    def _search(self) -> None:
         known = {id(module) for module in self._modules.values()}
         for path, fields in self._fields.items():
             for name, value in fields.items():
                 self._visit(value, (path, name), known)
-        for path, module in self._modules.items() if deep else ():
-            self._visit_outside(path, cast(Hashable, type(module)), known)
+        for path, module in self._modules.items() if self._deep else ():
+            self._visit_outside(path, type(module), known)
 
-    def _visit_outside(self, path: str, code: Hashable, known: set[int]) -> None:
+    def _visit_outside(self, path: str, code: Any, known: set[int]) -> None:
         outside = code_of(code)
         # What these reach is in `outside` already.
         self._searched.update(outside.functions)
@@ -305,7 +310,7 @@ class PythonState:
                 self._visit(item, key, known)
         if self._deep and isinstance(thing, types.FunctionType) and id(thing) not in self._searched:
             self._searched.add(id(thing))
-            self._visit_outside(key[0], cast(Hashable, thing), known)
+            self._visit_outside(key[0], thing, known)
 
     def restore(self, keys: Collection[Key] | None = None) -> None:
         """Puts everything back, or only these attributes and what they hold."""

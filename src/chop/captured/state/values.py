@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from chop.captured.state.weak_cache import weakly_cached
+
 MISSING = object()
 """The value of a variable that is not there."""
 
@@ -181,7 +183,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     return {n: x for n, x in held.items() if x is not MISSING} | getattr(value, "__dict__", {})
 
 
-@functools.cache
+@weakly_cached
 def slots_of(cls: type) -> list[str]:
     """The names of the slots of a class."""
     homes = [vars(home) for home in cls.__mro__ if "__slots__" in vars(home)]

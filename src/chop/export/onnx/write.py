@@ -58,6 +58,14 @@ def proto_of(
 
 
 def _proto(flat: FlatGraph, shapes: Any) -> Any:
+    # torch's symbolic shapes are imported where something is traced.
+    from chop.private.symbolic_shapes import forgetting_traces
+
+    with forgetting_traces():
+        return _traced(flat, shapes)
+
+
+def _traced(flat: FlatGraph, shapes: Any) -> Any:
     try:
         program = torch.export.export(
             flat.module, tuple(flat.inputs.values()), dynamic_shapes=shapes, strict=False

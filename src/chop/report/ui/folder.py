@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from chop.errors import CheckpointError, ChopError, ConfigError
+from chop.files import latest
 from chop.files.documents import parse_json
-from chop.files.reading import open_regular
+from chop.files.reading import NotReadableError, open_regular
 from chop.report.charts import LineChart
+from chop.report.page.page import PAGE
 from chop.report.search_plots import best_so_far_charts
 from chop.runs import MANIFEST, read_manifest
 
@@ -23,6 +25,8 @@ MOST_POINTS = 20
 """Points of a journal that are shown, the last ones."""
 TAIL = 2**18
 """Bytes of a journal that are read."""
+BESIDE_STORAGE = ("-journal", "-wal", "-shm")
+LINK = "is a link, and links are not followed."
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Progress:
         count: of all points that were read.
         charts: the best so far of a search.
         counts: outcome -> trials of a search.
+        notes: why files of it are not shown.
     """
 
     run: FoundRun
@@ -65,13 +70,14 @@ class Progress:
     count: int = 0
     charts: tuple[LineChart, ...] = ()
     counts: Mapping[str, int] | None = None
+    notes: tuple[str, ...] = ()
 
 
 class RunsFolder:
     """The runs below a folder. Manifests are read again only where they have changed.
 
     Args:
-        root: the folder; links that lead out of it are not followed.
+        root: the folder; it may be a link, and no link below it is followed.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -86,30 +92,58 @@ class RunsFolder:
     def run(self, path: str) -> FoundRun | None:
         """One of them; None where the path has none, or leads out of the folder."""
         folder = self.inside(path)
-        try:
-            is_run = folder is not None and (folder / MANIFEST).is_file()
-        except OSError:  # a name that is too long, a folder that may not be read
-            is_run = False
-        return self._run(folder) if folder is not None and is_run else None
+        if folder is None or not os.path.lexists(folder / MANIFEST):
+            return None
+        return None if (folder / MANIFEST).is_dir() else self._run(folder)
 
     def inside(self, path: str) -> Path | None:
-        """A path below the folder, links followed; None where it leads out of it."""
-        if "\0" in path:
-            return None
+        """A path below the folder; None where it leads out of it, or through a link."""
+        place = Path(os.path.normpath(self.root / path))
         try:
-            found = (self.root / path).resolve()
-        except (OSError, RuntimeError):  # a loop of links
+            has_links = place.resolve() != place
+        except (OSError, RuntimeError, ValueError):  # a loop of links, a name that can be none
             return None
-        return found if found.is_relative_to(self.root) else None
+        return place if not has_links and place.is_relative_to(self.root) else None
+
+    def page(self, run: FoundRun) -> str | None:
+        """The page of a run; None where it has none that can be shown."""
+        try:
+            with open_plain(self.root / run.path / PAGE, "page") as file:
+                return file.read().decode("utf-8", "replace")
+        except (ConfigError, OSError):
+            return None
 
     def progress(self, path: str) -> Progress | None:
         """How far a run has come; None where the path has none."""
         run, folder = self.run(path), self.inside(path)
         if run is None or folder is None:
             return None
-        points, count = _points(folder)
-        charts, counts = _search(folder) if run.kind.startswith("search") else ((), None)
-        return Progress(run, points, count, charts, counts)
+        notes: list[str] = []
+        points, count = _points(folder, notes)
+        charts: tuple[LineChart, ...] = ()
+        counts = None
+        if run.kind.startswith("search"):
+            refused = self._why_no_storage(folder)
+            notes += refused
+            charts, counts = ((), None) if refused else _search(folder)
+        if run.state != "running":
+            notes += _why_not_read(folder / PAGE)
+        return Progress(run, points, count, charts, counts, tuple(notes))
+
+    def _why_no_storage(self, folder: Path) -> list[str]:
+        """Why the storage of a search is not read: it is no file below the root, or a link."""
+        from chop.search.location import storage_file
+        from chop.search.reading import find_storage
+
+        try:
+            file = storage_file(find_storage(str(folder), None)[0])
+        except (ChopError, OSError) as error:
+            return [_reason(error)]
+        if file is None or not file.is_relative_to(self.root):
+            return ["The trials of this search are outside of the folder of the list."]
+        # SQLite reads what is beside its file with it.
+        files = [file.with_name(file.name + end) for end in ("", *BESIDE_STORAGE)]
+        return [reason for each in files for reason in _why_not_read(each)]
 
     def _folders(self) -> Iterator[Path]:
         start, found = len(self.root.parts), 0
@@ -126,9 +160,14 @@ class RunsFolder:
     def _run(self, folder: Path) -> FoundRun:
         path = folder.relative_to(self.root).as_posix()
         try:
-            known = (folder / MANIFEST).stat()
-        except OSError as error:
-            return FoundRun(path, "", "broken", error=str(error))
+            # After a kill the newest may be in a folder beside the others.
+            manifest = latest(folder / MANIFEST)
+            if self.inside(manifest.relative_to(self.root).as_posix()) != manifest:
+                raise ConfigError(f"{manifest.name} {LINK}")
+            with open_plain(manifest, "manifest") as file:
+                known = os.fstat(file.fileno())
+        except (ConfigError, OSError) as error:
+            return FoundRun(path, "", "broken", error=_reason(error))
         stamp = known.st_mtime_ns, known.st_size
         found = self._read.get(path)
         if found is not None and found[0] == stamp and found[1].state != "running":
@@ -155,15 +194,52 @@ def _read_run(folder: Path, path: str) -> FoundRun:
     )
 
 
-def _points(folder: Path) -> tuple[tuple[Mapping[str, Any], ...], int]:
+def open_plain(path: Path, kind: str) -> BinaryIO:
+    """Opens a regular file, and no link, for reading.
+
+    Args:
+        path: of the file, in a folder that no link leads to.
+        kind: a key of `BOUNDS`.
+    Raises:
+        OSError: it is missing or cannot be read.
+        ConfigError: it is something else, or has more bytes than its kind may have.
+    """
+    try:
+        return open_regular(path, kind, follow_links=False)
+    except NotReadableError as error:
+        raise ConfigError(f"{path.name}: {error}.") from None
+
+
+def _why_not_read(path: Path) -> list[str]:
+    """Why a file is not shown; empty where it can be, or there is none."""
+    try:
+        open_plain(path, "page" if path.name == PAGE else "artifact").close()
+    except FileNotFoundError:
+        return []
+    except (ConfigError, OSError) as error:
+        return [_reason(error)]
+    return []
+
+
+def _reason(error: Exception) -> str:
+    """An error without the path of the folder."""
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        return f"{Path(error.filename).name}: {error.strerror}."
+    return str(error)
+
+
+def _points(folder: Path, notes: list[str]) -> tuple[tuple[Mapping[str, Any], ...], int]:
     """The last points of the folder's journal, and how many there are in what was read of it."""
     for name in JOURNALS:
         try:
-            with open_regular(folder / name, "artifact") as file:
+            with open_plain(folder / name, "artifact") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL))
                 lines = file.read(TAIL).split(b"\n")
-        except (OSError, ConfigError):
+        except FileNotFoundError:
+            continue
+        except (ConfigError, OSError) as error:
+            notes.append(_reason(error))
             continue
         found = [row for line in lines if (row := _point(line)) is not None]
         return tuple(found[-MOST_POINTS:]), len(found)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError, UnavailableError
-from chop.files.reading import read_text
-from chop.report.page.page import PAGE, environment, picture
+from chop.report.page.page import environment, picture
 from chop.report.report import say
+from chop.report.ui.access import TOKEN, TokenRequired, new_token
+from chop.report.ui.browser import opened
 from chop.report.ui.folder import Progress, RunsFolder
 from chop.tables import shown
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from uvicorn import Server
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
@@ -44,7 +48,7 @@ OPENER_POLICY = {"Cross-Origin-Opener-Policy": "same-origin"}
 
 
 def serve(folder: Path, port: int, open_browser: bool) -> None:
-    """Serves until it is stopped.
+    """Serves until it is stopped, to those who have the address that it prints.
 
     Args:
         folder: the runs are below it.
@@ -63,15 +67,26 @@ def serve(folder: Path, port: int, open_browser: bool) -> None:
             "chop ui needs starlette and uvicorn: pip install 'mase-chop[ui]'."
         ) from None
     listener = _listener(port)
-    url = f"http://{HOST}:{listener.getsockname()[1]}/"
-    say(f"{folder}: {url} until Ctrl-C", is_whole=True)
-    if open_browser:
-        import webbrowser
+    token = new_token()
+    url = f"http://{HOST}:{listener.getsockname()[1]}/?{TOKEN}={token}"
+    config = uvicorn.Config(application(folder, token), log_level="critical", access_log=False)
+    with listener, opened(url) if open_browser else nullcontext():
+        say(f"{folder}: {url} until Ctrl-C", is_whole=True)
+        _run(uvicorn.Server(config), listener)
 
-        webbrowser.open(url)
-    config = uvicorn.Config(application(folder), log_level="warning", access_log=False)
-    with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+
+def _run(server: Server, listener: socket.socket) -> None:
+    """Serves until a signal ends it, however long a request takes."""
+    # The threads of requests are daemons as the one is that starts them: nothing waits for them.
+    arguments = {"sockets": [listener]}
+    thread = threading.Thread(target=server.run, kwargs=arguments, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(1)
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(0.3)
 
 
 def _listener(port: int) -> socket.socket:
@@ -87,11 +102,12 @@ def _listener(port: int) -> socket.socket:
     return listener
 
 
-def application(folder: Path) -> Starlette:
+def application(folder: Path, token: str) -> Starlette:
     """The application: `/`, `/runs`, `/run/PATH` and `/progress/PATH`.
 
     Args:
         folder: the runs are below it; nothing else can be read.
+        token: requests need it, see `TokenRequired`.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -116,9 +132,8 @@ def application(folder: Path) -> Starlette:
         run = runs.run(request.path_params["path"])
         if run is None:
             return html("missing.html.jinja", 404)
-        file = runs.inside(f"{run.path}/{PAGE}")
-        if run.state != "running" and file is not None and file.is_file():
-            text = read_text(file, "page", errors="replace")
+        text = runs.page(run) if run.state != "running" else None
+        if text is not None:
             return HTMLResponse(text, 200, {**HEADERS, "Content-Security-Policy": PAGE_POLICY})
         return html("live.html.jinja", run=run, progress=_progress(runs, run.path))
 
@@ -136,7 +151,8 @@ def application(folder: Path) -> Starlette:
         Route("/progress/{path:path}", progress),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(NAMES), www_redirect=False)
-    return Starlette(routes=routes, middleware=[hosts])
+    tokens = Middleware(TokenRequired, token=token, headers=HEADERS, policy=NOTHING)
+    return Starlette(routes=routes, middleware=[hosts, tokens])
 
 
 def _progress(runs: RunsFolder, path: str) -> str:
