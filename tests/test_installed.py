@@ -21,11 +21,11 @@ from tests.fresh import printed_by
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 EDITABLE = {"url": "file:///x", "dir_info": {"editable": True}}
 ORIGINS = [
-    (json.dumps(EDITABLE), "pip install -e '.[onnx]'", "pip install -e ."),
-    (None, "pip install 'mase-chop[onnx]'", "pip install mase-chop"),  # of an index
-    (json.dumps({"url": "file:///x.whl", "archive_info": {}}), "pip install 'mase-chop[onnx]'",
+    (json.dumps(EDITABLE), "pip install -e '.[gguf]'", "pip install -e ."),
+    (None, "pip install 'mase-chop[gguf]'", "pip install mase-chop"),  # of an index
+    (json.dumps({"url": "file:///x.whl", "archive_info": {}}), "pip install 'mase-chop[gguf]'",
      "pip install mase-chop"),
-    (json.dumps({"url": "file:///x", "dir_info": {}}), "pip install 'mase-chop[onnx]'",
+    (json.dumps({"url": "file:///x", "dir_info": {}}), "pip install 'mase-chop[gguf]'",
      "pip install mase-chop"),
 ]  # fmt: skip
 
@@ -34,10 +34,10 @@ ORIGINS = [
 def test_advice_is_as_chop_was_installed(origin, part, whole, monkeypatch):
     found = types.SimpleNamespace(read_text=lambda name: origin)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: found)
-    assert (how_to_get("onnx"), how_to_get()) == (part, whole)
+    assert (how_to_get("gguf"), how_to_get()) == (part, whole)
     monkeypatch.setattr(doctor, "version", lambda name: None)
     monkeypatch.setattr(doctor, "misfit", lambda text: None)
-    assert doctor._part("onnx", ["onnx>=1"]).detail == f"for chop compress --onnx: {part}"
+    assert doctor._part("gguf", ["gguf>=1"]).detail == f"for chop export --to gguf: {part}"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ MOST_KEYS = 2
 """Columns that are repeated where a table is cut into several."""
 SHORT_PATH = 6
 """Characters of a path that is repeated in each row all the same."""
+FEW_ROWS = 3
+"""Rows from which on a column that says the same in each is a line above the table."""
 FRAME = 3
 """Characters that each column adds to its text; the table adds one more."""
 NUMBER = re.compile(r"[-+~<>±(\[]*\d")
@@ -37,6 +39,8 @@ def print_table(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str] | None = None,
     save_path: str | Path | None = None,
+    *,
+    leaves_out_alike: bool = False,
 ) -> None:
     """Prints rows to the terminal, and to a text file too if `save_path` is given.
 
@@ -48,14 +52,17 @@ def print_table(
         rows: one mapping per row; nothing is printed when there is none.
         columns: which keys, in which order; None takes those of the first row.
         save_path: a text file; its folder is made.
+        leaves_out_alike: a column that says the same in every row of the terminal is a line above
+            the table, where there are rows enough.
     """
     from rich.console import Console
 
     if not rows:
         return
     found = _columns(rows, columns)
+    shown, said = _without_alike(found) if leaves_out_alike else (found, [])
     console = Console()
-    for table in _tables(title, found, console.width):
+    for table in _tables(title, shown, console.width, said):
         console.print(table)
     if save_path is not None:
         write_text(save_path, _text(title, found, TEXT_COLUMNS))
@@ -138,17 +145,20 @@ def _least(word: str) -> int:
     return len(word) if NUMBER.match(word) else min(len(word), LONGEST_WORD)
 
 
-def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Table | Text]:
+def _tables(
+    title: str, columns: Sequence[_Column], width: int, said: Sequence[str] = ()
+) -> Iterator[Table | Text]:
     """The columns as one table, or as several where they do not fit beside one another.
 
-    The first has the whole title, and what columns say alike where they are too wide.
+    The first has the whole title, lines that are `said` below it, and what columns say alike where
+    they are too wide.
     """
     from rich.cells import cell_len
     from rich.markup import escape as escape_markup
     from rich.table import Table
     from rich.text import Text
 
-    titles = [printable(title)]
+    titles = [printable(title), *said]
     if sum(max(each.widest, len(each.name)) + FRAME for each in columns) >= width:
         columns, alike = _said_once(columns)
         titles += alike
@@ -174,6 +184,24 @@ def _tables(title: str, columns: Sequence[_Column], width: int) -> Iterator[Tabl
         for row in zip(*cells, strict=True):
             table.add_row(*map(Text, row))
         yield table
+
+
+def _without_alike(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
+    """The columns that tell rows apart, and a line on those that say the same in every row.
+
+    The first column stays, as do all of a table of few rows, which may be alike by chance.
+
+    >>> rows = [_Column("layer", ("a", "b", "c")), _Column("bits", ("8", "8", "8"))]
+    >>> found, said = _without_alike([*rows, _Column("bias", ("-", "-", "-"))])
+    >>> [column.name for column in found], said
+    (['layer'], ['every row: bits 8'])
+    """
+    alike = [each for each in columns[1:] if len(set(each.cells)) == 1]
+    found = [each for each in columns if each not in alike]
+    if len(columns[0].cells) < FEW_ROWS or not alike:
+        return list(columns), []
+    said = [f"{each.name} {each.cells[0].strip()}" for each in alike if each.cells[0] != "-"]
+    return found, [f"every row: {', '.join(said)}"] if said else []
 
 
 def _said_once(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:

@@ -143,7 +143,8 @@ def test_every_accuracy_has_its_interval(result):
 
 @pytest.mark.long
 def test_the_model_for_onnx_answers_alike(tmp_path):
-    runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    import onnxruntime as runtime
+
     settings = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0, "onnx": True}
     found = compress(CompressConfig(model="mlp", out=tmp_path, **settings))
     session = runtime.InferenceSession(tmp_path / "model.onnx")

@@ -14,7 +14,7 @@ def test_doctor_finds_what_is_here():
     assert findings["torch"].detail == torch.__version__
     assert findings["python"].state == findings["import chop"].state == OK
     assert not any(finding.is_fatal for finding in findings.values())
-    assert "pip install -e '.[onnx]'" in findings["onnx"].detail or findings["onnx"].state == OK
+    assert "pip install -e '.[gguf]'" in findings["gguf"].detail or findings["gguf"].state == OK
 
 
 @pytest.mark.long

@@ -11,17 +11,15 @@ from chop import passes
 from chop.actions import ways
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress
-from chop.actions.latency import describe_fastest, describe_speed
+from chop.actions.latency import describe_fastest, describe_speed, fastest_of
 from chop.actions.ways import make_ways
 from chop.errors import CheckpointError, ConfigError
 from chop.ir.graph import MaseGraph
 from chop.runs import MANIFEST, read_manifest
 from tests import programs
 
-HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript")))
-ENGINES = [
-    name for name in ("onnxruntime", "openvino") if HAS_ONNX and importlib.util.find_spec(name)
-]
+ENGINES = ["onnxruntime", *(["openvino"] if importlib.util.find_spec("openvino") else [])]
+PEERS = [f"float in {name}" for name in ENGINES]
 
 
 def chop(*arguments, code=0):
@@ -39,7 +37,7 @@ def compressed(tmp_path_factory):
 
 def test_compress_ends_with_speed_and_size(compressed):
     out, info = compressed
-    models = ("float", "float graph", "compressed", "frozen", *ENGINES)
+    models = ("float", "float graph", "compressed", "frozen", *ENGINES, *PEERS)
     assert [(row["model"], row["batch"]) for row in info["speed"]] == [
         (model, batch) for batch in (1, 16) for model in models
     ]
@@ -50,9 +48,27 @@ def test_compress_ends_with_speed_and_size(compressed):
     low, high = small["times_as_fast_interval_99"]
     assert low <= small["times_as_fast"] <= high
     assert exact["rows_per_second"] == pytest.approx(1000 / exact["latency_ms"])
-    *_, speed, _, fastest = (out / "table.md").read_text().splitlines()
+    *_, speed, _, fastest, _, missing = (out / "table.md").read_text().splitlines()
     assert (speed, fastest) == (describe_speed(info["speed"], True), info["fastest"])
     assert fastest.startswith("Fastest: ") and str(out) in fastest
+    assert missing.startswith("Not measured: compiled: ")
+
+
+def test_every_way_is_beside_float_in_its_own_engine(compressed):
+    out, info = compressed
+    rows = {row["model"]: row for row in info["speed"] if row["batch"] == 16}
+    for name in ("float graph", "compressed", "frozen"):
+        assert rows[name]["peer"] == "float"
+        assert rows[name]["times_as_fast_as_peer"] == rows[name]["times_as_fast"]
+    assert rows["onnxruntime"]["peer"] == rows["float in onnxruntime"]["peer"]
+    assert rows["float in onnxruntime"]["times_as_fast_as_peer"] == 1.0
+    low, high = rows["onnxruntime"]["times_as_fast_as_peer_interval_99"]
+    assert low <= rows["onnxruntime"]["times_as_fast_as_peer"] <= high
+    assert rows["float in onnxruntime"]["largest_difference"] < 1e-4
+    assert rows["onnxruntime"]["file_bytes"] == (out / "model.onnx").stat().st_size
+    assert rows["float in onnxruntime"]["file_bytes"] > 2 * rows["onnxruntime"]["file_bytes"]
+    table = (out / "table.md").read_text()
+    assert "times as fast as float in PyTorch | as float in the same engine" in table
 
 
 def told(*rows, rounds_inputs=True):
@@ -73,19 +89,20 @@ def told(*rows, rounds_inputs=True):
 @pytest.mark.parametrize(
     "rows, slower",
     [
-        ([(1, 0.5, (0.48, 0.52))], "slower."),
-        ([(1, 1.4, (1.3, 1.5)), (16, 0.9, (0.85, 0.95))], "slower at batch 16."),
+        ([(1, 0.5, (0.48, 0.52))], "slower, as"),
+        ([(1, 1.4, (1.3, 1.5)), (16, 0.9, (0.85, 0.95))], "slower at batch 16, as"),
         ([(1, 1.2, (1.1, 1.3)), (16, 0.98, (0.9, 1.1))], None),
-        ([(1, 0.7, None)], "slower."),
+        ([(1, 0.7, None)], "slower, as"),
         ([(1, 1.3, None)], None),
     ],
 )
 def test_a_smaller_model_that_is_slower_is_called_so(rows, slower):
     text = told(*rows)
-    assert text.startswith(f"Speed: {rows[0][1]:.2f} (") and "times as fast as float" in text
-    assert ("slower" in text) == ("small layers" in text) == (slower is not None)
+    assert text.startswith(f"Speed: PyTorch, {rows[0][1]:.2f} (")
+    assert "times as fast as float" in text
+    assert ("slower" in text) == ("rounding the inputs" in text) == (slower is not None)
     alone = told(*rows, rounds_inputs=False)  # weights: no call rounds anything
-    assert text.startswith(alone) and "inputs" not in alone
+    assert alone == text.replace("rounding the inputs", "decoding the weights at each call")
     assert slower is None or slower in text
     assert ("no difference shown (0.90 to 1.10) at batch 16" in text) == (rows[-1][1] == 0.98)
 
@@ -95,26 +112,77 @@ def test_a_speed_that_was_not_measured_is_called_so():
 
 
 def timed(**times):
+    """Rows of ways: ratios at batch 1 and 16, beside float in PyTorch and in the same engine."""
     return [
-        {"model": model, "batch": batch, "times_as_fast": t, "largest_difference": 0.1}
-        for model, (one, many) in times.items()
-        for batch, t in ((1, one), (16, many))
+        {
+            "model": model,
+            "batch": batch,
+            "times_as_fast": t,
+            "times_as_fast_interval_99": (0.98 * t, 1.02 * t),
+            "peer": "float in onnxruntime" if own else "float",
+            "times_as_fast_as_peer": own[i] if own else t,
+            "times_as_fast_as_peer_interval_99": (0.98 * own[i], 1.02 * own[i]) if own else None,
+            "largest_difference": 0.1,
+            "file_bytes": None,
+        }
+        for model, (one, many, *own) in times.items()
+        for i, (batch, t) in enumerate(((1, one), (16, many)))
     ]
 
 
+FOLDER = Path("runs/one")
+
+
 def test_the_fastest_way_and_its_command_are_told():
-    rows = timed(float=(1, 1), compressed=(0.5, 0.9), frozen=(0.4, 1.0), onnxruntime=(2.0, 0.2))
-    text = describe_fastest(rows, Path("runs/one"), {})
+    rows = timed(float=(1, 1), compressed=(0.5, 0.9), frozen=(0.4, 0.7), onnxruntime=(0.9, 0.2))
+    text = describe_fastest(rows, FOLDER, True, {})
     assert text == (
-        "Fastest: compressed, 0.50 at batch 1, 0.90 at batch 16 times as fast as float: "
-        "MaseGraph.from_checkpoint('runs/one/model'). Float is faster."
+        "Fastest: compressed, 0.50 (0.49 to 0.51) at batch 1, 0.90 (0.88 to 0.92) at batch 16 "
+        "times as fast as float in PyTorch: MaseGraph.from_checkpoint('runs/one/model'). No way to "
+        "run it here is faster than float, as rounding the inputs costs more time than small "
+        "layers save; larger layers and batches gain more, and chop bench model measures yours."
     )
     rows += timed(compiled=(1.5, 1.2))
     rows += [{**row, "largest_difference": 0.5} for row in timed(openvino=(9, 9))]  # it saturates
-    text = describe_fastest(rows, Path("runs/one"), {"openvino": "OpenVINO is not installed."})
-    assert "Fastest: compiled, 1.50 at batch 1, 1.20 at batch 16 times" in text
-    assert "{'compile': True})[1]['compiled']. Not measured: openvino: OpenVINO is not" in text
-    assert describe_fastest([], Path("runs/one"), {}) == ""
+    text = describe_fastest(rows, FOLDER, True, {})
+    assert text.startswith("Fastest: compiled, 1.50 (1.47 to 1.53) at batch 1, 1.20 (1.18 to 1.22)")
+    assert text.endswith(
+        "{'compile': True})[1]['compiled']. Left out, as outputs differ from the saved model's: "
+        "openvino."
+    )
+    assert describe_fastest([], FOLDER, True, {}) == ""
+
+
+def test_what_the_engine_gains_is_not_the_compressions():
+    rows = timed(float=(1, 1), compressed=(0.5, 0.9), onnxruntime=(4.0, 2.0, 1.0, 0.9))
+    text = describe_fastest(rows, FOLDER, True, {})
+    assert "; no difference shown (0.98 to 1.02) at batch 1, 0.90 (0.88 to 0.92) at batch" in text
+    assert "as float in onnxruntime: the engine gains the speed, fewer bits the size: " in text
+    rows = timed(compressed=(0.5, 0.9), onnxruntime=(4.0, 2.0, 1.5, 0.9))
+    assert "the engine gains" not in describe_fastest(rows, FOLDER, True, {})
+    assert fastest_of(rows).in_short() == (
+        "4.00x as fast at batch 1 and 2.00x at batch 16 as float in PyTorch (1.50x and 0.90x as "
+        "float in onnxruntime)"
+    )
+
+
+def test_a_way_that_is_faster_somewhere_comes_before_one_that_never_is():
+    rows = timed(compressed=(0.95, 0.95), frozen=(2.0, 0.2))
+    assert fastest_of(rows).name == "frozen" and fastest_of(rows).is_faster
+
+
+@pytest.mark.parametrize(
+    "missing, says",
+    [
+        ({"onnxruntime": "ONNX has no form in integers of mxint."}, "such as 8.auto, lets"),
+        ({"onnxruntime": "No module named 'x'"}, "onnxruntime was not measured (No module named"),
+        ({"openvino": "is not installed"}, "chop bench model measures yours"),
+    ],
+)
+def test_where_nothing_is_faster_a_sentence_says_why_and_the_way_out(missing, says):
+    text = describe_fastest(timed(compressed=(0.5, 0.9)), FOLDER, False, missing)
+    assert "No way to run it here is faster than float, as decoding the weights" in text
+    assert says in text and text.count(". ") == 1
 
 
 ROWS = [{"input": torch.ones(1, 4)}, {"input": torch.ones(3, 4)}]
@@ -137,7 +205,6 @@ def test_a_way_that_cannot_be_taken_says_why(packed):
     assert not made and "has no quantized layer with a weight" in missing["frozen"]
 
 
-@pytest.mark.skipif("onnxruntime" not in ENGINES, reason="needs onnx, onnxscript and onnxruntime")
 def test_formats_that_an_engine_lacks_are_named_once():
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
     rows = [{"input": torch.ones(2, 32)}]
@@ -162,7 +229,7 @@ class Refuses(nn.Module):
 def test_what_fails_when_it_runs_is_missing_and_nothing_else_is(packed, monkeypatch):
     threads = []
 
-    def counted(mg):
+    def counted(mg, file):
         threads.append(torch.get_num_threads())
         return Refuses()
 
@@ -171,7 +238,7 @@ def test_what_fails_when_it_runs_is_missing_and_nothing_else_is(packed, monkeypa
             return torch.zeros(len(input), 3)
 
     monkeypatch.setitem(ways.WAYS, "compiled", ways.Way(counted, ""))
-    monkeypatch.setitem(ways.WAYS, "openvino", ways.Way(lambda mg: Other(), ""))
+    monkeypatch.setitem(ways.WAYS, "openvino", ways.Way(lambda mg, file: Other(), ""))
     before, steps = torch.get_num_threads(), len(packed.provenance)
     made, missing = make_ways(packed, ["compiled", "openvino", "frozen"], "cpu", ROWS, before + 1)
     assert [*made] == ["frozen"] and missing["compiled"] == "no batch of 3"
@@ -180,7 +247,6 @@ def test_what_fails_when_it_runs_is_missing_and_nothing_else_is(packed, monkeypa
     assert len(packed.provenance) == steps
 
 
-@pytest.mark.skipif(not ENGINES, reason="needs onnx, onnxscript and an engine that runs it")
 def test_engines_answer_as_the_saved_model(packed):
     steps = len(packed.provenance)
     made, missing = make_ways(packed, ENGINES, "cpu", ROWS, 1)
@@ -205,7 +271,8 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     )
     exact, graph, small, frozen, *engines = found.rows
     assert frozen.file_bytes is None and frozen.weight_bytes >= small.weight_bytes
-    assert [engine.model for engine in engines] == ENGINES
+    assert [engine.model for engine in engines] == [*ENGINES, *PEERS]
+    engines = engines[: len(ENGINES)]
     for way in (frozen, *engines):
         difference = way.measured.largest_difference
         assert difference == pytest.approx(small.measured.largest_difference, rel=0.5)

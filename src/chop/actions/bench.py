@@ -10,11 +10,18 @@ from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
 from chop.actions.compressed_run import WEIGHTS, workload_config
 from chop.actions.job import Job, Output, load_nothing, run_job
-from chop.actions.latency import compare_with_float, describe_fastest, speed_tables, speed_tiles
+from chop.actions.latency import (
+    compare_with_float,
+    describe_fastest,
+    describe_missing,
+    speed_tables,
+    speed_tiles,
+)
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
 from chop.files import latest
 from chop.ir.graph import MaseGraph
+from chop.quantization.summary import format_rows
 from chop.report.bench_plots import plot_ratios
 from chop.report.report import Note, Report, figure
 from chop.studies.model import ModelComparison
@@ -48,14 +55,16 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
             threads=config.threads,
             compile=config.compile,
         )
-    fastest = describe_fastest(found.numbers(), config.compressed or Path("DIR"), missing)
+        rounded = any("data_in" in row for row in format_rows(packed))
+    place = config.compressed or Path("DIR")
+    fastest = describe_fastest(found.numbers(), place, rounded, missing)
     verdict = f"{fastest.partition('. ')[0].rstrip('.')}." if fastest else ""
     if fastest and config.compressed is None:
         fastest += " DIR: the output folder of chop compress."
     title, times = loaded.title, found.by_batch.items()
     return Report(
         title,
-        {"table.md": [*speed_tables(title, found), Note(fastest)]},
+        {"table.md": [*speed_tables(title, found), Note(fastest), Note(describe_missing(missing))]},
         found,
         [flat_row(row) for row in found.rows],
         figures={

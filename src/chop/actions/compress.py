@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from chop.actions.compress_measure import FLOAT, QUANTIZED, TRAINING, measure
-from chop.actions.compress_results import MODEL_FILES, about_rows, outcome_of, report_of
+from chop.actions.compress_results import MODEL_FILES, about_rows, report_of
 from chop.actions.compress_table import Candidate, about_operators, footnotes, terminal_table
 from chop.actions.compress_texts import check_samples, with_texts
+from chop.actions.compress_verdict import points_of, verdict_of
 from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.actions.ptq import (
     check_recipe,
@@ -94,7 +95,10 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     if saved is not None:
         if config.samples:
             report = with_texts(report, baseline, saved, workload, config)
-        closing += [_saved(saved, baseline, config, metric), *outcome_of(report.result, config)]
+        closing += [
+            verdict_of(saved, baseline, report.result, config, metric),
+            *points_of(report.result, config),
+        ]
     return replace(report, closing=closing)
 
 
@@ -130,15 +134,6 @@ def _measure_all(
             rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
         trained = list(_train_back(baseline, rounded, workload, config, stages))
     return baseline, rounded, trained
-
-
-def _saved(saved: Candidate, exact: Candidate, config: CompressConfig, metric: Metric) -> str:
-    row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
-    return (
-        f"saved {row.format} ({row.method}): {metric.name} {mine.format(metric)} on "
-        f"{mine.rows} test rows against {reference.format(metric)} float, "
-        f"{exact.row.bits / row.bits:.1f}x fewer bits per weight, in {config.out}/"
-    )
 
 
 def _nothing_within(

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from chop.actions.compress_sensitivity import about_sensitivity
-from chop.actions.latency import speed_tiles
-from chop.actions.ways import SAVED
+from chop.actions.latency import fastest_of, speed_tiles
 from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
 from chop.ir.hidden import following, visible_rows
@@ -65,13 +64,9 @@ def tiles_of(
 def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
     """What a reader of the numbers must know: layers that fit badly, floats, slowness."""
     found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
-    slower = [
-        str(row["batch"])
-        for row in result["speed"]
-        if row["model"] == SAVED and row["times_as_fast"] < 1
-    ]
-    if slower:
-        found.append(f"The saved model is slower than float at batch {' and '.join(slower)}.")
+    best = fastest_of(result["speed"])
+    if best is not None and not best.is_faster:
+        found.append("No way to run the saved model was faster than float here.")
     return found
 
 

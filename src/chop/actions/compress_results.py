@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 
 from chop import passes
 from chop.actions.compress_page import charts_of_model, layer_table, tiles_of, warnings_of
@@ -21,18 +20,21 @@ from chop.actions.job import Output
 from chop.actions.latency import (
     compare_with_float,
     describe_fastest,
+    describe_missing,
     describe_speed,
     speed_tables,
 )
+from chop.actions.ways import LARGEST_PEER, ONNXRUNTIME, WAYS, why_not
+from chop.export.onnx.files import DATA
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import plot_accuracy
-from chop.report.report import Block, Note, Report, figure
-from chop.studies.model import BATCH_SIZES, ModelComparison
+from chop.report.report import Block, Note, Report, figure, say
+from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
 from chop.train.rows import has_pictures_in_text
-from chop.workloads.hf_folder import FOLDER, hugging_face_folder
+from chop.workloads.hf_folder import hugging_face_folder
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -153,10 +155,12 @@ def _save(
 
     Returns: what `table.md` says of them.
     """
-    output.enter(without_earlier_files(config, () if config.onnx else (ONNX_FILE,)))
     why_no_folder = output.enter(hugging_face_folder(saved.packed, config))
     chosen, packed, folder = saved.chosen, saved.packed, output.results
     packed.export(folder / "model")
+    onnx, why_no_onnx = _write_onnx(chosen.graph, folder / ONNX_FILE, config)
+    files = (ONNX_FILE, f"{ONNX_FILE}{DATA}")
+    output.enter(without_earlier_files(config, [x for x in files if not (folder / x).is_file()]))
     result |= {
         "saved": printed_row(chosen.row, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
@@ -166,20 +170,35 @@ def _save(
         "saved_bytes": _file_bytes(folder),
         "packed_share": saved.packed_share,
         "float_layers": saved.float_layers,
-        "onnx": _write_onnx(chosen.graph, folder / ONNX_FILE) if config.onnx else None,
+        "onnx": onnx,
+        "why_no_onnx": why_no_onnx,
         "versions": {"torch": torch.__version__},
     }
     packed.draw(folder / GRAPH_FILE)
-    speed, missing = _speed(exact, saved, result, workload, config)
+    is_whole = onnx is not None and not onnx["fallback"]
+    file = folder / ONNX_FILE if is_whole else None
+    speed, missing = _speed(exact, saved, result, workload, config, file)
     result["speed"] = [] if speed is None else speed.numbers()
-    result["fastest"] = describe_fastest(result["speed"], config.out, missing)
+    if why_no_onnx:
+        missing[ONNXRUNTIME] = why_no_onnx
+    result["not_measured"] = missing
+    rounded = rounds_inputs(result)
+    result["fastest"] = describe_fastest(result["speed"], config.out, rounded, missing)
     result["why_no_folder"] = why_no_folder
+    title = "The saved model beside float"
     return [
         Note(sizes_of(result), is_printed=False),
         Note(packing_of(result), is_printed=False),
-        *(speed_tables("The saved model beside float", speed) if speed else ()),
-        *(Note(text, is_printed=False) for text in _speed_of(result)),
+        *(speed_tables(title, speed, is_detail=True) if speed else ()),
+        Note(describe_speed(result["speed"], rounded), is_printed=False),
+        Note(result["fastest"], is_printed=False),
+        Note(describe_missing(missing), is_detail=True),
     ]
+
+
+def rounds_inputs(result: Mapping[str, Any]) -> bool:
+    """Whether inputs of layers have a format, too, in a result of the job."""
+    return any("data_in" in row for row in result["formats"])
 
 
 def _layers(
@@ -221,37 +240,48 @@ def without_earlier_files(config: CompressConfig, names: Sequence[str]) -> Itera
         (config.out / name).unlink(missing_ok=True)
 
 
-def outcome_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
-    """What the terminal says of the saved model: sizes, packing, folder and speed."""
-    reason = result["why_no_folder"]
-    where = f"{config.out}/{FOLDER}/ is for transformers' from_pretrained, after import chop."
-    return [
-        sizes_of(result),
-        packing_of(result),
-        f"No folder for transformers: {reason}" if reason else where,
-        *_speed_of(result),
-    ]
+def _write_onnx(
+    mg: MaseGraph, path: Path, config: CompressConfig
+) -> tuple[dict[str, Any] | None, str]:
+    """Exports a graph, and says what ONNX has as integers and what became floats.
 
+    A file that nobody has asked for has all formats as integers, and is left out where it cannot be
+    written.
 
-def _speed_of(result: Mapping[str, Any]) -> list[str]:
-    """How fast the saved model is, and in which way it is fastest."""
-    rounds_inputs = any("data_in" in row for row in result["formats"])
-    speed = describe_speed(result["speed"], rounds_inputs)
-    return [text for text in (speed, result["fastest"]) if text]
-
-
-def _write_onnx(mg: MaseGraph, path: Path) -> dict[str, Any]:
-    """Exports a graph, and says what ONNX has as integers and what became floats."""
-    settings = {"path": path, "float_fallback": True}
-    _, info = passes.export_onnx_interface_pass(mg, settings)
+    Returns: what is known of the file, None where there is none; and why, where a speed is measured
+        that it would have.
+    """
+    if config.onnx is None:
+        return _write_onnx_if_possible(mg, path) if config.bench_seconds else (None, "")
+    if not config.onnx:
+        return None, "--no-onnx leaves its file out"
+    _, info = passes.export_onnx_interface_pass(mg, {"path": path, "float_fallback": True})
     if info["fallback"]:
-        Console().print(
-            f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats"
-        )
-    entries = ", ".join(f"{name}={value}" for name, value in info["session_config"].items())
-    Console().print(
-        f"{path.name}: sessions of onnxruntime need the entries {entries}", markup=False
-    )
+        say(f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats")
+    return _about_onnx(info), ""
+
+
+def _write_onnx_if_possible(mg: MaseGraph, path: Path) -> tuple[dict[str, Any] | None, str]:
+    size = weight_bytes(mg.model)
+    if size > LARGEST_PEER:
+        return None, f"--onnx alone writes its file, as float weights are {size / 1e9:.1f} GB"
+    try:
+        _, info = passes.export_onnx_interface_pass(_on_cpu(mg), {"path": path})
+    except Exception as error:  # exporters have no class of errors in common
+        return None, why_not(error)
+    return _about_onnx(info), ""
+
+
+def _on_cpu(mg: MaseGraph) -> MaseGraph:
+    """The graph, or its copy where it is on another device."""
+    if all(x.device.type == "cpu" for x in mg.model.state_dict().values()):
+        return mg
+    mg = mg.copy()
+    mg.model.cpu()
+    return mg
+
+
+def _about_onnx(info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: info[name] for name in ("quantized", "fallback", "size_bytes", "session_config")}
 
 
@@ -261,6 +291,7 @@ def _speed(
     result: Mapping[str, Any],
     workload: Workload,
     config: CompressConfig,
+    file: Path | None,
 ) -> tuple[ModelComparison | None, dict[str, str]]:
     """The saved model beside float, None where it is not to be measured; and what is missing."""
     most = 1 if has_pictures_in_text(workload.test) else len(workload.test)
@@ -274,6 +305,7 @@ def _speed(
         file_bytes=(result["float_bytes"]["model.pt"], result["saved_bytes"]["model.pt"]),
         batch_sizes=batch_sizes,
         seconds=config.bench_seconds,
+        onnx=file,
     )
 
 
@@ -316,11 +348,26 @@ def _file_bytes(folder: Path) -> dict[str, int]:
 
 
 def sizes_of(result: Mapping[str, Any]) -> str:
-    """Both checkpoints' sizes, as one line."""
+    """The files' sizes, as one line."""
     exact, saved = result["float_bytes"], result["saved_bytes"]
     texts = [
         f"{name} {saved[name] / 1000:.1f} kB (float {exact[name] / 1000:.1f} kB)"
         for name in MODEL_FILES
     ]
-    ratio = exact["model.pt"] / saved["model.pt"]
-    return f"Files: {', '.join(texts)}; the weights' file is {ratio:.1f}x smaller."
+    if result["onnx"]:
+        whole = float_onnx_bytes(result)
+        size = f"{ONNX_FILE} {result['onnx']['size_bytes'] / 1000:.1f} kB"
+        texts.append(f"{size} (float {whole / 1000:.1f} kB)" if whole else size)
+    return f"Files: {', '.join(texts)}; the weights' file is {times_smaller(result):.1f}x smaller."
+
+
+def times_smaller(result: Mapping[str, Any]) -> float:
+    """How many times as large the file of float weights is."""
+    exact, saved = (result[name][MODEL_FILES[0]] for name in ("float_bytes", "saved_bytes"))
+    return float(exact / saved)
+
+
+def float_onnx_bytes(result: Mapping[str, Any]) -> int | None:
+    """The size of the float model's ONNX file; None where it was not measured."""
+    peer = WAYS[ONNXRUNTIME].peer
+    return next((row["file_bytes"] for row in result["speed"] if row["model"] == peer), None)

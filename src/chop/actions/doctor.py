@@ -12,7 +12,6 @@ from pathlib import Path
 from chop.installed import DISTRIBUTION, how_to_get, misfit, version
 
 EXTRAS = {
-    "onnx": "chop compress --onnx",
     "openvino": "chop export --to openvino",
     "vllm-format": "chop export --to compressed-tensors",
     "qonnx": "chop export --to qonnx",

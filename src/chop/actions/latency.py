@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from chop.actions.ways import COMMANDS, COMPILED, SAVED, WAYS, Engine, make_ways
+from chop.actions.ways import (
+    COMMANDS,
+    COMPILED,
+    NO_FORM,
+    ONNXRUNTIME,
+    SAVED,
+    WAYS,
+    Engine,
+    make_peers,
+    make_ways,
+)
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Cell, Table, Tile
@@ -18,11 +29,21 @@ from chop.train.calibration import example_inputs
 from chop.train.rows import check_batch
 from chop.workloads.workload import Workload
 
-WHY_SLOWER = (
-    " Each call rounds the inputs of the layers, which small layers do not win back; larger layers "
-    "and batches do."
+ROUNDS_INPUTS = "rounding the inputs costs more time than small layers save"
+DECODES = "decoding the weights at each call costs more time than small layers save"
+"""Why a compressed model is slower in PyTorch: where inputs are rounded, and where they are not."""
+FASTER_FORMATS = (
+    "a format of integers of up to 8 bits, such as 8.auto, lets onnxruntime compute in integers"
 )
-"""Where inputs are rounded."""
+FASTER_LAYERS = "larger layers and batches gain more, and chop bench model measures yours"
+"""Ways out where no way to run a model is faster than float."""
+ON_PAGE = ("rows/s", "largest difference")
+"""Columns that a terminal has no room for; a way whose outputs differ is left out with a word."""
+NOT_MEASURED = "Speed: not measured, because of --bench-seconds 0."
+FLOAT, FLOAT_GRAPH = "float", "float graph"
+"""The names of the float model and of its graph in tables."""
+TIMES, AS_PEER = "times_as_fast", "_as_peer"
+"""Numbers of rows: beside float in PyTorch, and with the suffix beside float in their engine."""
 TOLERATED, TINY = 3, 1e-3
 """Of the saved model's largest difference from float: rounding next to a tie may go either way."""
 
@@ -36,11 +57,12 @@ def compare_with_float(
     batch_sizes: Sequence[int],
     threads: int = 1,
     compile: bool = False,
+    onnx: Path | None = None,
     **how: Any,
 ) -> tuple[ModelComparison, dict[str, str]]:
     """The model itself, its graph, and the compressed graph in every way in which it can be run.
 
-    They take turns on rows of the test set.
+    They take turns on rows of the test set, and so does the float model in each engine.
 
     Args:
         workload: the model, its data and its device.
@@ -50,6 +72,7 @@ def compare_with_float(
         batch_sizes: rows of an input.
         threads: of torch and of engines.
         compile: also compiled, which takes a minute.
+        onnx: the file of the compressed graph, where it was written.
         how: `seconds` of `chop.studies.model.compare_models`.
     Returns: what was measured; and for each way that was not, why.
 
@@ -59,14 +82,21 @@ def compare_with_float(
     device, packed = str(workload.device), compressed.model.to(workload.device).eval()
     names = [name for name in WAYS if compile or name != COMPILED]
     rows = _rows_of(workload)
-    made, missing = make_ways(compressed, names, device, [*map(rows, batch_sizes)], threads)
+    batches = [*map(rows, batch_sizes)]
+    made, missing = make_ways(compressed, names, device, batches, threads, onnx)
+    peers, missing_peers = make_peers(exact, made, batches, threads)
+    missing |= missing_peers
     if not compile:
         missing = {COMPILED: "chop bench model measures it, without --no-compile", **missing}
     contenders = [
-        Contender("float", workload.model.eval(), file_bytes[0]),
-        Contender("float graph", exact.model.eval(), file_bytes[0]),
-        Contender(SAVED, packed, file_bytes[1]),
-        *(Contender(name, each, _file_bytes(each)) for name, each in made.items()),
+        Contender(FLOAT, workload.model.eval(), file_bytes[0], FLOAT),
+        Contender(FLOAT_GRAPH, exact.model.eval(), file_bytes[0], FLOAT),
+        Contender(SAVED, packed, file_bytes[1], FLOAT),
+        *(
+            Contender(name, each, _file_bytes(each), _peer_of(name, peers))
+            for name, each in made.items()
+        ),
+        *(Contender(name, each, _file_bytes(each), name) for name, each in peers.items()),
     ]
     found = compare_models(
         contenders, rows, batch_sizes=batch_sizes, threads=threads, device=device, **how
@@ -74,14 +104,48 @@ def compare_with_float(
     return found, missing
 
 
+def _peer_of(name: str, peers: Mapping[str, nn.Module]) -> str | None:
+    """The name of the float model in the engine of a way; None where it could not be made."""
+    way = WAYS[name]
+    if way.make_float is None:
+        return FLOAT
+    return way.peer if way.peer in peers else None
+
+
 def _file_bytes(model: nn.Module) -> int | None:
     return model.file_bytes if isinstance(model, Engine) else None
 
 
-def speed_tables(title: str, found: ModelComparison) -> list[Block]:
-    """Two tables for a terminal, and one for the document."""
-    printed = [Table(name, rows, is_written=False) for name, rows in found.tables(title).items()]
+def speed_tables(title: str, found: ModelComparison, *, is_detail: bool = False) -> list[Block]:
+    """Two tables for a terminal, and one for the document.
+
+    Args:
+        title: of the first.
+        found: what was measured.
+        is_detail: a terminal shows the first on request alone, as it does the second.
+    """
+    (times, rows), (memory, sizes) = found.tables(title).items()
+    if _graph_is_float(found):
+        rows, sizes = ([x for x in each if x["model"] != FLOAT_GRAPH] for each in (rows, sizes))
+    shown = [name for name in rows[0] if name not in ON_PAGE]
+    printed = [
+        Table(times, rows, shown, is_written=False, is_detail=is_detail),
+        Table(memory, _once(sizes), is_written=False, is_detail=True),
+    ]
     return [*printed, Table("", found.formatted(), is_printed=False)]
+
+
+def _once(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Rows of several batches as one of each model, where the batch makes no difference."""
+    without = [{name: x for name, x in row.items() if name != "batch"} for row in rows]
+    found = [row for i, row in enumerate(without) if row not in without[:i]]
+    return found if len(found) == len({row["model"] for row in rows}) else rows
+
+
+def _graph_is_float(found: ModelComparison) -> bool:
+    """Whether the graph of the float model shows no difference from that, at any batch size."""
+    rows = [row.measured for row in found.rows if row.model == FLOAT_GRAPH]
+    return all(row.ratio.spans_one and not row.largest_difference for row in rows)
 
 
 def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
@@ -90,18 +154,22 @@ def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
     Args:
         rows: of `ModelComparison.numbers`.
     """
+    best = fastest_of(rows)
+    if best is None:
+        return []
+    how = "in PyTorch" if best.name == SAVED else f"as {best.name}"
     tiles = []
-    for row in rows:
-        if row["model"] == SAVED:
-            ends = row["times_as_fast_interval_99"]
-            interval = f" (99 % interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
-            times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
-            tiles.append(Tile(f"speed at batch {row['batch']}", times, f"of float{interval}"))
+    for row in best.rows:
+        low, high = _ends(row)
+        interval = f" (99 % interval {low:.2f} to {high:.2f})" if low < high else ""
+        times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
+        note = f"{how}, of float in PyTorch{interval}"
+        tiles.append(Tile(f"speed at batch {row['batch']}", times, note))
     return tiles
 
 
 def describe_speed(rows: Sequence[Mapping[str, Any]], rounds_inputs: bool) -> str:
-    """How fast the compressed model is beside float, as one line, and why where it is slower.
+    """How fast the compressed model is in PyTorch beside float, and why where it is slower.
 
     Args:
         rows: of `ModelComparison.numbers`; none where nothing was measured.
@@ -109,48 +177,135 @@ def describe_speed(rows: Sequence[Mapping[str, Any]], rounds_inputs: bool) -> st
     """
     found = [row for row in rows if row["model"] == SAVED]
     if not found:
-        return "Speed: not measured, because of --bench-seconds 0."
+        return NOT_MEASURED
     each = ", ".join(f"{_times(row)} at batch {row['batch']}" for row in found)
-    text = f"Speed: {each} times as fast as float"
+    text = f"Speed: PyTorch, {each} times as fast as float"
     slower = [str(row["batch"]) for row in found if _ends(row)[1] < 1]
     if not slower:
         return f"{text}."
     where = "" if len(slower) == len(found) else f" at batch {' and '.join(slower)}"
-    return f"{text}: slower{where}.{WHY_SLOWER if rounds_inputs else ''}"
+    return f"{text}: slower{where}, as {ROUNDS_INPUTS if rounds_inputs else DECODES}."
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """The fastest way to run a compressed model.
+
+    Attributes:
+        name: of the way.
+        rows: those of `ModelComparison.numbers` for it, one per batch size.
+    """
+
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it is faster than float in PyTorch at some batch size, beyond the interval."""
+        return any(_ends(row)[0] > 1 for row in self.rows)
+
+    @property
+    def product(self) -> float:
+        """Orders ways as the geometric mean over batch sizes does."""
+        return math.prod(float(row[TIMES]) for row in self.rows)
+
+    @property
+    def peer(self) -> str | None:
+        """The float model in the same engine, where that is another one than PyTorch."""
+        peer: str | None = self.rows[0]["peer"]
+        return None if peer == FLOAT else peer
+
+    def times(self) -> str:
+        """How many times as fast as float in PyTorch, and as float in the same engine."""
+        text = f"{self._each('')} times as fast as float in PyTorch"
+        if self.peer is None:
+            return text
+        text = f"{text}; {self._each(AS_PEER)} as {self.peer}"
+        gains = any(_ends(row, AS_PEER)[0] > 1 for row in self.rows)
+        return text if gains else f"{text}: the engine gains the speed, fewer bits the size"
+
+    def in_short(self) -> str:
+        """The same without intervals."""
+        first = self.rows[0]
+        each = [f"{row[TIMES]:.2f}x at batch {row['batch']}" for row in self.rows[1:]]
+        text = f"{first[TIMES]:.2f}x as fast at batch {first['batch']}"
+        text = f"{' and '.join([text, *each])} as float in PyTorch"
+        if self.peer is None:
+            return text
+        beside = " and ".join(f"{row[TIMES + AS_PEER]:.2f}x" for row in self.rows)
+        return f"{text} ({beside} as {self.peer})"
+
+    def _each(self, of: str) -> str:
+        return ", ".join(f"{_times(row, of)} at batch {row['batch']}" for row in self.rows)
+
+
+def fastest_of(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
+    """The fastest way of those whose outputs differ from float's as the saved model's do.
+
+    Fastest is the largest geometric mean over batches of how many times as fast as float in PyTorch
+    it is, of the ways that are faster than that at some batch size, where there are any.
+
+    Args:
+        rows: of `ModelComparison.numbers`; of none nothing is fastest.
+    """
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    wrong = _wrong(rows)
+    for row in rows:
+        if row["model"] in COMMANDS and row["model"] not in wrong:
+            by_name.setdefault(row["model"], []).append(row)
+    found = [Fastest(name, each) for name, each in by_name.items()]
+    return max(found, key=lambda x: (x.is_faster, x.product), default=None)
 
 
 def describe_fastest(
-    rows: Sequence[Mapping[str, Any]], folder: Path, missing: Mapping[str, str]
+    rows: Sequence[Mapping[str, Any]], folder: Path, rounds_inputs: bool, missing: Mapping[str, str]
 ) -> str:
     """The fastest way to run the compressed model and the command for it, as one line.
 
-    Fastest is the largest geometric mean over batches of how many times as fast as float it is, of
-    those whose outputs differ from float's little more than the saved model's do.
+    Where none is faster than float, the line says why, and the way out.
 
     Args:
         rows: of `ModelComparison.numbers`; none where nothing was measured.
         folder: the output folder.
+        rounds_inputs: whether inputs have a format, too.
         missing: why other ways were not measured, by name.
     """
-    times: dict[str, list[float]] = {}
-    saved = {row["batch"]: row["largest_difference"] for row in rows if row["model"] == SAVED}
-    wrong = {row["model"] for row in rows if _differs(row, saved)}
-    for row in rows:
-        if row["model"] in COMMANDS and row["model"] not in wrong:
-            times.setdefault(row["model"], []).append(row["times_as_fast"])
-    if not times:
+    best = fastest_of(rows)
+    if best is None:
         return ""
-    best = max(times, key=lambda name: math.prod(times[name]) ** (1 / len(times[name])))
-    batches = [row["batch"] for row in rows if row["model"] == best]
-    each = ", ".join(
-        f"{found:.2f} at batch {batch}" for found, batch in zip(times[best], batches, strict=True)
-    )
-    command = COMMANDS[best].replace("{folder}", str(folder))
-    text = f"Fastest: {best}, {each} times as fast as float: {command}."
-    if max(times[best]) < 1:
-        text += " Float is faster."
+    command = COMMANDS[best.name].replace("{folder}", str(folder))
+    texts = [f"Fastest: {best.name}, {best.times()}: {command}."]
+    texts += [] if best.is_faster else [no_gain(rounds_inputs, missing)]
+    if wrong := _wrong(rows):
+        texts.append(f"Left out, as outputs differ from the saved model's: {', '.join(wrong)}.")
+    return " ".join(texts)
+
+
+def no_gain(rounds_inputs: bool, missing: Mapping[str, str]) -> str:
+    """Why no way to run a compressed model is faster than float, and the way out, as a sentence.
+
+    Args:
+        rounds_inputs: whether inputs have a format, too.
+        missing: why ways were not measured, by name.
+    """
+    why, absent = ROUNDS_INPUTS if rounds_inputs else DECODES, missing.get(ONNXRUNTIME)
+    way_out = FASTER_LAYERS
+    if absent:
+        why += f", and onnxruntime was not measured ({absent.rstrip('.')})"
+        way_out = FASTER_FORMATS if absent.startswith(NO_FORM) else way_out
+    return f"No way to run it here is faster than float, as {why}; {way_out}."
+
+
+def describe_missing(missing: Mapping[str, str]) -> str:
+    """Why ways were not measured, as one line; "" where all were."""
     others = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in missing.items())
-    return f"{text} Not measured: {others}." if others else text
+    return f"Not measured: {others}." if others else ""
+
+
+def _wrong(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ways whose outputs are not those of the saved model."""
+    saved = {row["batch"]: row["largest_difference"] for row in rows if row["model"] == SAVED}
+    return list(dict.fromkeys(row["model"] for row in rows if _differs(row, saved)))
 
 
 def _differs(row: Mapping[str, Any], saved: Mapping[int, float | None]) -> bool:
@@ -159,17 +314,17 @@ def _differs(row: Mapping[str, Any], saved: Mapping[int, float | None]) -> bool:
     return found is not None and right is not None and found > TOLERATED * right + TINY
 
 
-def _ends(row: Mapping[str, Any]) -> tuple[float, float]:
-    given = row["times_as_fast_interval_99"]
-    low, high = given or (row["times_as_fast"], row["times_as_fast"])
+def _ends(row: Mapping[str, Any], of: str = "") -> tuple[float, float]:
+    given = row[f"{TIMES}{of}_interval_99"]
+    low, high = given or (row[TIMES + of], row[TIMES + of])
     return low, high
 
 
-def _times(row: Mapping[str, Any]) -> str:
-    low, high = _ends(row)
+def _times(row: Mapping[str, Any], of: str = "") -> str:
+    low, high = _ends(row, of)
     if low <= 1 <= high:
         return f"no difference shown ({low:.2f} to {high:.2f})"
-    return f"{row['times_as_fast']:.2f} ({low:.2f} to {high:.2f})"
+    return f"{row[TIMES + of]:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _rows_of(workload: Workload) -> Inputs:

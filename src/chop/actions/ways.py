@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +13,29 @@ from torch import Tensor, nn
 
 from chop import passes
 from chop.bench.outputs import copied, largest_difference
+from chop.bench.record import format_bytes
 from chop.bench.timing import surroundings
 from chop.errors import UnavailableError, enumerate_names, first_line, shorten
+from chop.export.cache import has_cache
 from chop.export.onnx import session
+from chop.export.onnx.files import DATA
 from chop.export.onnx.qdq import MissingFormsError
 from chop.export.onnx.session import Run
 from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.notices import at_level
+from chop.quantization.compilation import compiled_model
+from chop.studies.model import weight_bytes
 
-SAVED, COMPILED = "compressed", "compiled"
-"""The names of the saved model in tables, and of one that takes long to make."""
+SAVED, COMPILED, ONNXRUNTIME = "compressed", "compiled", "onnxruntime"
+"""The names of the saved model in tables, of one that takes long to make, and of the engine."""
 LOADED = "MaseGraph.from_checkpoint('{folder}/model')"
 RUNNING = "running it"
-ONNX = "{folder}/model.onnx, which chop compress --onnx writes"
+ONNX = "{folder}/model.onnx"
 MOST_FORMATS = 3
+NO_FORM = "ONNX has no form in integers of"
+LARGEST_PEER = 2 * 10**9
+"""Bytes of float weights up to which a float model becomes a file that is only measured."""
 FROZEN = f"freeze_transform_pass({LOADED}"
 
 
@@ -36,30 +44,41 @@ class Way:
     """One way to run a model.
 
     Attributes:
-        make: takes the packed graph and gives what is called with inputs by name; what it raises
-            says why not.
+        make: takes the packed graph, and its ONNX file if there is one, and gives what is called
+            with inputs by name; what it raises says why not.
         command: how a user does it, with `{folder}` for the output folder.
         is_on_cpu: it runs on CPUs only.
+        make_float: takes the float graph and gives it in the same engine; None: that is PyTorch,
+            where the float model is as it is.
+        peer: name of what that gives.
     """
 
-    make: Callable[[MaseGraph], nn.Module]
+    make: Callable[[MaseGraph, Path | None], nn.Module]
     command: str
     is_on_cpu: bool = False
+    make_float: Callable[[MaseGraph], nn.Module] | None = None
+    peer: str = ""
 
 
 class Engine(nn.Module):
-    """A file that another library runs, called as a module; outputs are in the file's order.
+    """An ONNX file that another library runs, called as a module; outputs are in its order.
 
     Args:
         opened: makes of the file what takes inputs by name and gives the outputs.
         mg: the graph, which becomes a file.
+        file: one that the graph has become already; None writes one for the time being.
 
     Attributes:
         file_bytes: its size.
     """
 
-    def __init__(self, opened: Callable[[Path], Run], mg: MaseGraph) -> None:
+    def __init__(
+        self, opened: Callable[[Path], Run], mg: MaseGraph, file: Path | None = None
+    ) -> None:
         super().__init__()
+        if file is not None:
+            self.run, self.file_bytes = opened(file), size_of_file(file)
+            return
         # What is logged is about a file that is kept.
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -75,12 +94,19 @@ class Engine(nn.Module):
         return self.run(inputs)
 
 
+def size_of_file(path: Path) -> int:
+    """Bytes of an ONNX file, and of the file beside it that has the weights of a large one."""
+    beside = path.with_name(path.name + DATA)
+    return sum(file.stat().st_size for file in (path, beside) if file.is_file())
+
+
 def make_ways(
     mg: MaseGraph,
     names: Sequence[str],
     device: str,
     batches: Sequence[Mapping[str, Tensor]],
     threads: int,
+    onnx: Path | None = None,
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """A compressed model in some ways, in evaluation, each of which has run every batch once.
 
@@ -90,9 +116,12 @@ def make_ways(
         device: where it runs.
         batches: inputs by name.
         threads: of torch and of engines.
+        onnx: the file of the graph, where it was written; a file that generates texts takes
+            other inputs, and is not read.
     Returns: what is called, by name; and for each other way why it is not there, in a sentence.
     """
     made, missing = {}, {}
+    file = None if onnx is None or has_cache(mg) else onnx
     with surroundings(threads, inference=True):
         expected = [copied(mg.model(**inputs)) for inputs in batches]
         for name in names:
@@ -100,52 +129,108 @@ def make_ways(
                 if WAYS[name].is_on_cpu and torch.device(device).type != "cpu":
                     raise UnavailableError(f"it runs on the CPU, not on {device}.")
                 with torch.inference_mode(False):
-                    model = WAYS[name].make(mg).eval()
+                    model = WAYS[name].make(mg, file).eval()
                 for inputs, right in zip(batches, expected, strict=True):
                     largest_difference(copied(model(**inputs)), right, name)
                 made[name] = model
             except Exception as error:
                 # Engines and compilers have no class of errors in common; what was compressed
                 # is not to be lost for one of them.
-                missing[name] = _why_not(error)
+                missing[name] = why_not(error)
     return made, missing
 
 
-def _why_not(error: Exception) -> str:
+def make_peers(
+    exact: MaseGraph,
+    names: Iterable[str],
+    batches: Sequence[Mapping[str, Tensor]],
+    threads: int,
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The float model in the engines of some ways: what compression gains there is beside it.
+
+    Args:
+        exact: the float graph; it stays as it is.
+        names: of `WAYS`; those in PyTorch have the float model itself.
+        batches: inputs by name.
+        threads: of torch and of engines.
+    Returns: what is called, by `Way.peer`; and for each other one why it is not there.
+    """
+    made, missing = {}, {}
+    ways = [WAYS[name] for name in names]
+    size = weight_bytes(exact.model)
+    with surroundings(threads, inference=True):
+        for way in ways:
+            if way.make_float is None:
+                continue
+            try:
+                if size > LARGEST_PEER:
+                    raise UnavailableError(f"its weights are {format_bytes(size)}.")
+                with torch.inference_mode(False):
+                    model = way.make_float(exact).eval()
+                for inputs in batches:
+                    model(**inputs)
+                made[way.peer] = model
+            except Exception as error:  # as above
+                missing[way.peer] = why_not(error)
+    return made, missing
+
+
+def why_not(error: Exception) -> str:
+    """Why a way cannot be taken, in short: of what it raised."""
     if isinstance(error, MissingFormsError):
-        return f"ONNX has no form in integers of {enumerate_names(error.formats, MOST_FORMATS)}"
+        return f"{NO_FORM} {enumerate_names(error.formats, MOST_FORMATS)}"
     return shorten(first_line(error))
 
 
-def _frozen(mg: MaseGraph) -> nn.Module:
+def _frozen(mg: MaseGraph, file: Path | None) -> nn.Module:
     frozen, _ = passes.freeze_transform_pass(mg)
     model: nn.Module = frozen.model
     return model
 
 
-def _compiled(mg: MaseGraph) -> nn.Module:
+def _compiled(mg: MaseGraph, file: Path | None) -> nn.Module:
     _, info = passes.freeze_transform_pass(mg, {"compile": True})
     model: nn.Module = info["compiled"]
     return model
 
 
-def _in_onnxruntime(mg: MaseGraph) -> nn.Module:
-    require(RUNNING, "onnxruntime", extra="onnx")
-    return Engine(session.opened, mg)
+def _compiled_float(exact: MaseGraph) -> nn.Module:
+    model: nn.Module = compiled_model(exact.model)
+    return model
 
 
-def _in_openvino(mg: MaseGraph) -> nn.Module:
+def _in_onnxruntime(mg: MaseGraph, file: Path | None = None) -> nn.Module:
+    require(RUNNING, ONNXRUNTIME, extra="")
+    return Engine(session.opened, mg, file)
+
+
+def _in_openvino(mg: MaseGraph, file: Path | None = None) -> nn.Module:
     require(RUNNING, "openvino", extra="openvino")
-    return Engine(session.opened_by_openvino, mg)
+    return Engine(session.opened_by_openvino, mg, file)
 
 
 WAYS = {
     "frozen": Way(_frozen, f"{FROZEN})"),
-    COMPILED: Way(_compiled, f"{FROZEN}, {{'compile': True}})[1]['compiled']"),
-    "onnxruntime": Way(
-        _in_onnxruntime, f"onnxruntime with {ONNX}, and the session entries that it prints", True
+    COMPILED: Way(
+        _compiled,
+        f"{FROZEN}, {{'compile': True}})[1]['compiled']",
+        make_float=_compiled_float,
+        peer="float compiled",
     ),
-    "openvino": Way(_in_openvino, f"OpenVINO with {ONNX}", True),
+    ONNXRUNTIME: Way(
+        _in_onnxruntime,
+        f"chop.export.onnx.session.opened('{ONNX}')",
+        is_on_cpu=True,
+        make_float=_in_onnxruntime,
+        peer="float in onnxruntime",
+    ),
+    "openvino": Way(
+        _in_openvino,
+        f"chop.export.onnx.session.opened_by_openvino('{ONNX}')",
+        is_on_cpu=True,
+        make_float=_in_openvino,
+        peer="float in openvino",
+    ),
 }
 """Beside the saved model itself, by name."""
 COMMANDS = {SAVED: LOADED, **{name: way.command for name, way in WAYS.items()}}

@@ -51,6 +51,10 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
             stack.enter_context(_quiet())
         if flags["verbose"] or flags["quiet"]:
             set_logging_verbosity("debug" if flags["verbose"] else "error")
+        if flags["verbose"] and command.is_slow:
+            from chop.report.report import with_details
+
+            stack.enter_context(with_details())
         if kinds := chosen.pop("figures", None):
             from chop.report.report import further_figures
 

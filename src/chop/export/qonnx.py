@@ -48,7 +48,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         UnavailableError: onnx or onnxscript are not installed.
         VerificationError: onnxruntime does not run the file, or computes something else.
     """
-    require(WHERE, *NEEDS, extra="onnx")
+    require(WHERE, *NEEDS, extra="")
     mg, notes = in_float32(mg)
     example, answer = _example_and_answer(mg)
     flat = FlatGraph(quant_graph(mg), example, WHERE)

@@ -26,6 +26,7 @@ FIGURE_SUFFIXES = (".svg", ".png")
 FIGURE_KINDS = ("pdf", "png", "svg")
 """What `--figures` takes: PDF is what LaTeX reads."""
 _further: ContextVar[tuple[str, ...]] = ContextVar("further kinds of figures", default=())
+_has_details: ContextVar[bool] = ContextVar("details are printed", default=False)
 R = TypeVar("R")
 
 
@@ -59,10 +60,12 @@ class Block:
 
     Attributes:
         is_printed: shown in the terminal.
+        is_detail: shown there by `--verbose` alone; the page has it anyway.
         is_written: part of the document.
     """
 
     is_printed: bool = field(default=True, kw_only=True)
+    is_detail: bool = field(default=False, kw_only=True)
     is_written: bool = field(default=True, kw_only=True)
 
 
@@ -161,9 +164,10 @@ def show(*blocks: Block) -> list[Block]:
     Returns: the same blocks, marked as printed: a report that has them writes them alone.
     """
     for block in blocks:
-        if block.is_printed and isinstance(block, Table):
-            print_table(block.title, block.rows, block.columns)
-        elif block.is_printed and isinstance(block, Note) and block.text:
+        is_shown = block.is_printed and (_has_details.get() or not block.is_detail)
+        if is_shown and isinstance(block, Table):
+            print_table(block.title, block.rows, block.columns, leaves_out_alike=True)
+        elif is_shown and isinstance(block, Note) and block.text:
             say(block.text)
     return [dataclasses.replace(block, is_printed=False) for block in blocks]
 
@@ -203,6 +207,16 @@ def write_report(report: Report[Any], folder: Path) -> None:
         write_document(folder / name, blocks)
     if report.result_file:
         write_json(folder / report.result_file, report.result)
+
+
+@contextmanager
+def with_details() -> Iterator[None]:
+    """Inside, the terminal shows blocks that are details, too."""
+    token = _has_details.set(True)
+    try:
+        yield
+    finally:
+        _has_details.reset(token)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
+from chop.bench.statistics import Interval
 from chop.bench.timing import Variant, compare
 from chop.displayed import Displayed
 from chop.errors import ConfigError
@@ -18,6 +19,10 @@ from chop.nn.weight_cache import kept_bytes
 from chop.tables import print_table
 
 BATCH_SIZES = (1, 16)
+FAST = "times as fast"
+TIMES, TIMES_IN_ENGINE = f"{FAST} as float in PyTorch", "as float in the same engine"
+"""Columns of ratios: of one baseline, and where models run in several engines."""
+BASELINE = "1 (baseline)"
 Inputs = Callable[[int], Mapping[str, Tensor]]
 """Batch size -> inputs by name."""
 
@@ -30,11 +35,14 @@ class Contender:
         name: in the table.
         model: in evaluation mode, on the device of the inputs.
         file_bytes: that its saved weights take; None where it was not saved.
+        peer: name of the float model in the same engine, which may be itself; None where nothing
+            is compared within engines, or that model was not made.
     """
 
     name: str
     model: nn.Module
     file_bytes: int | None = None
+    peer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ class ModelRow:
         kept_bytes: of weights that layers keep rounded or decoded beside them, once they ran.
         file_bytes: of its weights' file; None where it was not saved.
         measured: all that was measured.
+        peer: name of the float model in the same engine; None where there is none.
+        peer_ratio: how many times as fast as that.
     """
 
     model: str
@@ -60,18 +70,21 @@ class ModelRow:
     kept_bytes: int
     file_bytes: int | None
     measured: Measured
+    peer: str | None = None
+    peer_ratio: Interval | None = None
 
     def numbers(self, is_baseline: bool) -> dict[str, Any]:
         """For a program: numbers, with their units in the keys."""
         ratio = self.measured.ratio
-        has_bounds = ratio.is_known and not is_baseline
         return {
             "model": self.model,
             "batch": self.batch,
             "latency_ms": 1000 * self.latency_seconds,
             "rows_per_second": self.throughput,
             "times_as_fast": 1.0 if is_baseline else ratio.median,
-            "times_as_fast_interval_99": (ratio.low, ratio.high) if has_bounds else None,
+            "times_as_fast_interval_99": None if is_baseline else _bounds(ratio),
+            "peer": self.peer,
+            **self._peer_numbers(),
             "weight_bytes": self.weight_bytes,
             "kept_decoded_bytes": self.kept_bytes,
             "file_bytes": self.file_bytes,
@@ -79,14 +92,27 @@ class ModelRow:
             "largest_difference": None if is_baseline else self.measured.largest_difference,
         }
 
-    def formatted(self, is_baseline: bool) -> dict[str, Any]:
-        """For a table."""
+    def _peer_numbers(self) -> dict[str, Any]:
+        ratio, is_own = self.peer_ratio, self.peer == self.model
+        return {
+            "times_as_fast_as_peer": ratio and (1.0 if is_own else ratio.median),
+            "times_as_fast_as_peer_interval_99": None if is_own or not ratio else _bounds(ratio),
+        }
+
+    def formatted(self, is_baseline: bool, has_peers: bool = False) -> dict[str, Any]:
+        """For a table.
+
+        Args:
+            is_baseline: others are compared with this row.
+            has_peers: rows of the table are compared within their engines, too.
+        """
         ratio = self.measured.ratio
+        times = BASELINE if is_baseline else format_ratio(ratio)
         return {
             "model": self.model,
             "batch": self.batch,
             "latency": format_seconds(self.latency_seconds),
-            "times as fast": "1 (baseline)" if is_baseline else format_ratio(ratio),
+            **({TIMES: times, TIMES_IN_ENGINE: self._peer_cell()} if has_peers else {FAST: times}),
             "rows/s": f"{self.throughput:,.0f}",
             "weights": format_bytes(self.weight_bytes),
             "kept decoded": format_bytes(self.kept_bytes),
@@ -94,6 +120,15 @@ class ModelRow:
             "peak of a call": format_bytes(self.measured.peak_bytes),
             "largest difference": None if is_baseline else self.measured.largest_difference,
         }
+
+    def _peer_cell(self) -> str | None:
+        if self.peer_ratio is None:
+            return None
+        return BASELINE if self.peer == self.model else format_ratio(self.peer_ratio)
+
+
+def _bounds(ratio: Interval) -> tuple[float, float] | None:
+    return (ratio.low, ratio.high) if ratio.is_known else None
 
 
 SIZES = ("weights", "kept decoded", "file", "peak of a call")
@@ -114,8 +149,8 @@ class ModelComparison(Displayed):
 
     def formatted(self) -> list[dict[str, Any]]:
         """The rows for a table; `chop.tables` prints or writes it."""
-        first = self.rows[0].model
-        return [row.formatted(row.model == first) for row in self.rows]
+        first, has_peers = self.rows[0].model, any(row.peer for row in self.rows)
+        return [row.formatted(row.model == first, has_peers) for row in self.rows]
 
     def numbers(self) -> list[dict[str, Any]]:
         """The rows for a program, see `ModelRow.numbers`."""
@@ -172,7 +207,7 @@ def compare_models(
         variants = [Variant(c.name, partial(c.model, **fed)) for c in contenders]
         by_batch[batch] = compare(variants, seconds=seconds, threads=threads, device=device)
     rows = [
-        _row(contender, batch, found[contender.name])
+        _row(contender, batch, found)
         for batch, found in by_batch.items()
         for contender in contenders
     ]
@@ -190,7 +225,8 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(storages.values())
 
 
-def _row(contender: Contender, batch: int, measured: Measured) -> ModelRow:
+def _row(contender: Contender, batch: int, found: Comparison) -> ModelRow:
+    measured, peer = found[contender.name], contender.peer
     return ModelRow(
         contender.name,
         batch,
@@ -200,4 +236,6 @@ def _row(contender: Contender, batch: int, measured: Measured) -> ModelRow:
         kept_bytes(contender.model),
         contender.file_bytes,
         measured,
+        peer,
+        None if peer is None else found.ratio(contender.name, peer),
     )

@@ -97,7 +97,9 @@ class CompressConfig(QuantizationSettings):
         keep_best: save the best model if none is within `max_drop`.
         bench_seconds: seconds to measure the saved model's latency, per model and batch size; 0
             skips the measurement.
-        onnx: also write `model.onnx`, with 8-bit integer formats as integers and others as floats.
+        onnx: write `model.onnx` for onnxruntime: integers of up to 8 bits as integers, and, where
+            this is asked for, other formats as floats. Default: where speed is measured and ONNX
+            has the formats.
         samples: test rows of a causal language model whose beginning, and how float and the saved
             model go on, are in `table.md` and on the page; without it texts of rows are nowhere.
 
@@ -129,7 +131,7 @@ class CompressConfig(QuantizationSettings):
     max_drop: float = 0.01
     keep_best: bool = False
     bench_seconds: float = field(default=0.25, metadata=MORE)
-    onnx: bool = False
+    onnx: bool | None = None
     samples: int = 0
 
     def __post_init__(self) -> None:
@@ -159,7 +161,7 @@ class CompressConfig(QuantizationSettings):
         if self.by_block:
             self._check_by_block()
         if self.onnx:
-            require("ONNX", *NEEDS, extra="onnx")
+            require("ONNX", *NEEDS, extra="")
 
     @property
     def recipe(self) -> Recipe:

@@ -22,7 +22,6 @@ from chop.errors import VerificationError, first_line, shorten
 from chop.export.flat import WHERE, FlatGraph
 from chop.export.onnx import session
 from chop.export.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
-from chop.installed import how_to_get
 from chop.notices import warn_once
 from chop.private.torch_api import TorchDispatchMode, schema_of
 
@@ -105,7 +104,7 @@ def check(
     whole: Any = None,
     weights: Path | None = None,
 ) -> None:
-    """Checks that onnxruntime computes the graph; says once that it is not installed.
+    """Checks that onnxruntime computes the graph; says once where it cannot be imported.
 
     Args:
         proto: the `onnx.ModelProto`.
@@ -119,9 +118,8 @@ def check(
     Raises:
         VerificationError: the file does not run, or computes something else.
     """
-    if not session.is_installed():
-        how = how_to_get("onnx")
-        warn_once(f"{WHERE}: onnxruntime is not installed, so files are not run: {how}")
+    if reason := session.why_missing():
+        warn_once(f"{WHERE}: onnxruntime cannot be imported ({reason}), so files are not run.")
         return
     runs = _runs(flat, inputs, whole)
     if smooth is None:

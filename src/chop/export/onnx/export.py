@@ -63,7 +63,7 @@ def export(
         UnavailableError: onnx or onnxscript are not installed.
         VerificationError: onnxruntime does not run the file, or computes something else.
     """
-    require("ONNX", *NEEDS, extra="onnx")
+    require("ONNX", *NEEDS, extra="")
     is_cached = cache and dynamic_axes and has_cache(mg)
     axes = cache_axes(mg) if is_cached else {}
     qdq = qdq_graph(mg, float_fallback)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from chop.errors import first_line, shorten
 
 SESSION_CONFIG = {
     "session.qdq_matmulnbits_accuracy_level": "1",
@@ -22,9 +24,13 @@ Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """Outputs in the file's order, of inputs by name; inputs that the file does not read are left."""
 
 
-def is_installed() -> bool:
-    """Whether onnxruntime can be imported."""
-    return importlib.util.find_spec("onnxruntime") is not None
+def why_missing() -> str:
+    """Why onnxruntime cannot be imported here; "" where it can."""
+    try:
+        importlib.import_module("onnxruntime")
+    except Exception as error:  # compiled code that does not fit the machine raises what it likes
+        return shorten(first_line(error))
+    return ""
 
 
 def run(proto: Any, inputs: Mapping[str, Tensor], folder: Path | None = None) -> list[Tensor]:

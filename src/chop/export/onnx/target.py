@@ -85,7 +85,7 @@ TARGET = Target(
     "any in weights, integers of up to 8 bits as codes, others as floats; integer, scale_integer "
     "with one scale in inputs, others are not rounded",
     "onnxruntime",
-    "onnx",
+    "",
     ".onnx",
     write,
     read,

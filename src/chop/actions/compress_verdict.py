@@ -1,0 +1,100 @@
+"""Last lines of a compression: the verdict with size, metric and speed, and three points on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from chop.actions.compress_results import (
+    ONNX_FILE,
+    float_onnx_bytes,
+    rounds_inputs,
+    sizes_of,
+    times_smaller,
+)
+from chop.actions.latency import Fastest, describe_speed, fastest_of, no_gain
+from chop.actions.ways import LOADED, ONNXRUNTIME, SAVED
+from chop.train import Metric
+from chop.workloads.hf_folder import FOLDER
+
+if TYPE_CHECKING:
+    from chop.actions.compress_table import Candidate
+    from chop.actions.settings.compress import CompressConfig
+
+
+def verdict_of(
+    saved: Candidate,
+    exact: Candidate,
+    result: Mapping[str, Any],
+    config: CompressConfig,
+    metric: Metric,
+) -> str:
+    """The saved model beside float in one sentence: size, metric on test rows, and speed.
+
+    Args:
+        saved: the model.
+        exact: the float model.
+        result: of the job.
+        config: the settings.
+        metric: of the task.
+    """
+    row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
+    best = fastest_of(result["speed"])
+    return (
+        f"saved {row.format} ({row.method}) in {config.out}/: {_smaller(result, best)}, "
+        f"{metric.name} {mine.format(metric)} on {mine.rows} test rows against "
+        f"{reference.format(metric)} float, {_faster(best)}."
+    )
+
+
+def _smaller(result: Mapping[str, Any], best: Fastest | None) -> str:
+    text, whole = f"{times_smaller(result):.1f}x smaller", float_onnx_bytes(result)
+    if best is None or best.name != ONNXRUNTIME or not result["onnx"] or not whole:
+        return text
+    return f"{text} ({whole / result['onnx']['size_bytes']:.1f}x as {ONNX_FILE})"
+
+
+def _faster(best: Fastest | None) -> str:
+    if best is None:
+        return "speed not measured"
+    if not best.is_faster:
+        return "in no way faster than float"
+    return f"and with {'PyTorch' if best.name == SAVED else best.name} {best.in_short()}"
+
+
+def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
+    """Three lines below the verdict: size, speed, and how to load the model.
+
+    Args:
+        result: of the job.
+        config: the settings.
+    """
+    packed = f"{result['packed_share']:.1%} of the parameters are packed"
+    sizes = sizes_of(result).removeprefix("Files: ").rstrip(".")
+    return [f"- Size: {sizes}; {packed}.", f"- {_speed(result)}", f"- Use: {_use(result, config)}"]
+
+
+def _speed(result: Mapping[str, Any]) -> str:
+    best, rounded = fastest_of(result["speed"]), rounds_inputs(result)
+    in_torch = describe_speed(result["speed"], rounded)
+    if best is None:
+        return in_torch
+    if not best.is_faster:
+        return f"Speed: {best.times()}. {no_gain(rounded, result['not_measured'])}"
+    if best.name == SAVED:
+        return in_torch
+    return f"Speed: {best.name}, {best.times()}. {in_torch.removeprefix('Speed: ')}"
+
+
+def _use(result: Mapping[str, Any], config: CompressConfig) -> str:
+    ways = [LOADED.replace("{folder}", str(config.out))]
+    reason = result["why_no_folder"]
+    if not reason:
+        ways.append(f"from_pretrained('{config.out}/{FOLDER}') of transformers, after import chop")
+    if result["onnx"]:
+        entries = result["onnx"]["session_config"].items()
+        ways.append(
+            f"onnxruntime with {config.out}/{ONNX_FILE} and the session entries "
+            + ", ".join(f"{name}={value}" for name, value in entries)
+        )
+    return "; ".join(ways) + (f". No folder for transformers: {reason}" if reason else ".")
