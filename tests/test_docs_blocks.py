@@ -8,7 +8,7 @@ import tomllib
 import pytest
 import yaml
 
-from chop.cli.app import INTERRUPTED, app
+from chop.cli.app import INTERRUPTED, TERMINATED, app
 from tests.actions.test_evaluate_tasks import CHOICE
 from tests.cli.test_shown_commands import parse, words_of
 from tests.pages import PAGES, RESULTS, ROOT, name_of
@@ -127,7 +127,7 @@ def test_exit_codes_are_those_that_the_help_tells():
     page = (ROOT / "docs/guide/commands.md").read_text()
     told = " ".join(app.info.epilog.split()).partition("Exit codes[/]: ")[2].partition(".")[0]
     codes = re.findall(r"(?:^|; )(\d+) ", told)
-    assert codes == ["0", "1", "2", "3", str(INTERRUPTED)]
+    assert codes == ["0", "1", "2", "3", str(INTERRUPTED), str(TERMINATED)]
     assert codes == re.findall(r"^\| (\d+) \|", page, re.M)
 
 

@@ -1,8 +1,11 @@
 import importlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from chop.actions.doctor import examine
 from chop.cli import main
 from chop.models import load_model
+from chop.runs.interrupt import terminable
 from tests.cli.test_adapter import COMMANDS
 from tests.programs import chop
 
@@ -120,6 +124,46 @@ def test_what_is_stopped_by_hand_says_what_is_kept(
     assert code == 130
     assert re.search(f"Interrupted: {kept}|Interrupted: .*{kept}", printed)
     assert "Traceback" not in printed
+
+
+def terminate(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
+@pytest.mark.parametrize(
+    "command, where, kept",
+    [
+        (["compress", "--qat-epochs", 0], "compress.raise_to_graph", "no results were written to"),
+        (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),
+        (["search", "precision"], "workload.load_workload", "no trial was finished; the same"),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_what_a_batch_system_stops_says_what_is_kept(
+    command, where, kept, tmp_path, monkeypatch, main_ends
+):
+    job = importlib.import_module(f"chop.actions.{where.rpartition('.')[0]}")
+    monkeypatch.setattr(job, where.rpartition(".")[2], terminate)
+    code, printed = main_ends(*command, "--model", "mlp", "--out", tmp_path)
+    assert code == 143 and f"Interrupted: {kept}" in printed and "Traceback" not in printed
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_ends_forked_processes_at_once_and_is_left_where_others_handle_it():
+    with terminable():
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with terminable():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("command", ["compress", "sweep quantize", "search nas", "bench softmax"])

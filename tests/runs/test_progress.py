@@ -28,9 +28,8 @@ def test_a_measurement_that_runs_tells_the_time_of_its_kind() -> None:
     estimate.begin("score")
     clock.now = 2
     estimate.end()
-    assert estimate.seconds is None
+    assert estimate.seconds == 4  # no kind is known to take longer
     estimate.begin("training")
-    assert estimate.seconds is None
     clock.now = 12
     estimate.advance(0.25)
     assert estimate.seconds == pytest.approx(30 + 40)
@@ -61,8 +60,8 @@ def test_stages_are_a_bar_on_a_terminal_and_lines_in_a_pipe(
         assert "3/3" in told.getvalue() and "2 of" not in told.getvalue()
     else:
         assert lines == [
-            "1 of 3: float, -:--:-- left",
-            "2 of 3: PTQ 4.auto, -:--:-- left",
+            "1 of 3: float, 0:00:00 left",
+            "2 of 3: PTQ 4.auto, 0:00:00 left",
             "3 of 3: PTQ 3.auto, 0:00:00 left",
         ]
 
@@ -74,6 +73,71 @@ def test_stages_that_were_not_needed_are_not_left(monkeypatch: pytest.MonkeyPatc
         pass
     (task,) = stages._bar.tasks
     assert task.finished and task.total == 1
+
+
+def test_the_time_left_is_told_from_the_first_measurement_on() -> None:
+    clock = _Clock()
+    costs = {"training": 30, "quantized": 2}
+    estimate = Estimate(["float", "quantized", "training"], clock, costs)
+    assert estimate.seconds is None
+    estimate.begin("float")
+    clock.now = 4
+    estimate.end()
+    assert estimate.seconds == pytest.approx(4 * 2 + 4 * 30)
+    estimate.begin("quantized")
+    clock.now = 10
+    estimate.end()
+    # Six seconds for two units, four for one: training costs thirty of their mean.
+    assert estimate.seconds == pytest.approx(30 * (4 + 3) / 2)
+    estimate.begin("training")
+    clock.now = 1000
+    assert estimate.seconds == 0  # it takes longer than was thought
+    estimate.end()
+    assert estimate.seconds == 0
+
+
+@pytest.mark.parametrize("needed", [0, 1, 3])
+def test_the_number_of_steps_never_grows(needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    console = Console(file=told, width=100)
+    monkeypatch.setattr("rich.progress.get_console", lambda: console)
+    totals = list[int]()
+    with Stages(["float", "quantized", "training", "quantized"], steps=3) as stages:
+
+        def run(kind: str, label: str) -> None:
+            with stages.stage(kind, label):
+                totals.append(stages._total)
+
+        run("float", "float")
+        run("quantized", "PTQ")
+        if not needed:
+            stages.expect(())
+        else:
+            with stages.step():
+                for number in range(needed):
+                    stages.expect(["training", "quantized"])
+                    run("training", f"training {number}")
+                    run("quantized", f"QAT {number}")
+    assert sorted(totals, reverse=True) == totals and totals[0] == 3
+    lines = told.getvalue().splitlines()
+    assert len(lines) == 2 + 2 * needed and stages._done == stages._total == 2 + bool(needed)
+    assert [line.partition(":")[0] for line in lines[2:]] == ["3 of 3"] * 2 * needed
+
+
+def test_one_long_step_in_a_pipe_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, clock = io.StringIO(), _Clock()
+    console = Console(file=told, width=100)
+    monkeypatch.setattr("rich.progress.get_console", lambda: console)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    with progress.labeled_bar("training", 8) as advance:
+        for _ in range(8):
+            clock.now += 4
+            advance()
+    assert told.getvalue().splitlines() == [
+        "training: 38%, 0:00:20 left",
+        "training: 75%, 0:00:08 left",
+        "training: 100%, 0:00:00 left",
+    ]
 
 
 def test_training_and_evaluation_tell_the_share_that_is_done() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +30,10 @@ from chop.runs.progress import Stages
 from chop.train import Metric
 from chop.train.rows import has_pictures_in_text
 from chop.workloads.chance import check_scores, warn_of_large_drop
-from chop.workloads.workload import Workload, raise_to_graph
+from chop.workloads.workload import Training, Workload, raise_to_graph
 
+BACKWARD, ROUNDED = 3, 1.5
+"""How many times as long as evaluating a row training on it takes, and rounding on the way."""
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
 
@@ -125,14 +127,15 @@ def _measure_all(
         if config.layers
         else None
     )
-    with Stages(_expected(config)) as stages:
+    kinds, steps = _expected(config)
+    with Stages(kinds, _costs(config, workload), steps) as stages:
         baseline = measure(mg, FLOAT, FLOAT, workload, stages)
         check_scores(baseline.scores, workload, config.force)
         warn_of_large_drop(baseline.scores["validation"], workload, config.max_drop)
         rounded = [_round(mg, text, workload, config, recipe, stages) for text in config.formats]
         if mixed is not None:
             rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
-        trained = list(_train_back(baseline, rounded, workload, config, stages))
+        trained = _train_back(baseline, rounded, workload, config, stages)
     return baseline, rounded, trained
 
 
@@ -178,11 +181,24 @@ def _about(workload: Workload) -> str | None:
     )
 
 
-def _expected(config: CompressConfig) -> list[str]:
-    """Kinds of stages, before it is known which formats are trained back."""
+def _expected(config: CompressConfig) -> tuple[list[str], int]:
+    """Kinds of stages, before it is known which formats are trained back, and how many steps.
+
+    Training formats back is one step: how many it takes shows when they are measured.
+    """
     formats = len(config.formats) + bool(config.layers)
     trained = 0 if config.qat_epochs == 0 else formats if config.qat == "all" else 1
-    return [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
+    kinds = [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
+    return kinds, 1 + formats + bool(trained)
+
+
+def _costs(config: CompressConfig, workload: Workload) -> dict[str, float]:
+    """How long stages take, in rows: a row that is trained on also goes backward and is rounded."""
+    counts = [len(rows) for rows in (workload.validation, workload.test) if rows is not None]
+    epochs = workload.tuning(config.qat_epochs, config.qat_lr, config)["epochs"]
+    evaluated = sum(counts)
+    trained = BACKWARD * epochs * len(workload.train)
+    return {FLOAT: evaluated, QUANTIZED: ROUNDED * evaluated, TRAINING: max(1, ROUNDED * trained)}
 
 
 def _recipe(config: CompressConfig, workload: Workload, mg: MaseGraph) -> Recipe:
@@ -242,7 +258,7 @@ def _train_back(
     workload: Workload,
     config: CompressConfig,
     stages: Stages,
-) -> Iterator[Candidate]:
+) -> list[Candidate]:
     """Trains every format, or the hardest that lost too much, and the next if that is not saved."""
     exact, metric, trains_all = baseline.row.validation, workload.task.metric, config.qat == "all"
     lost = [
@@ -252,18 +268,29 @@ def _train_back(
     ]
     lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
     training = workload.tuning(config.qat_epochs, config.qat_lr, config)
-    lost = lost if training["epochs"] else []
-    for number, candidate in enumerate(lost):
-        graph = candidate.graph.copy()
-        label = candidate.row.format
-        stages.expect([TRAINING, QUANTIZED] * (len(lost) - number))
-        with stages.stage(TRAINING, f"training {label}") as advance:
-            workload.fit(graph.model, training, advance)
-        trained = measure(graph, "QAT", label, workload, stages)
-        yield trained
-        won = metric.gain(trained.row.validation, candidate.row.validation)
-        if not trains_all and won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):
-            return
+    if not lost or not training["epochs"]:
+        stages.expect(())
+        return []
+    trained: list[Candidate] = []
+    with stages.step():
+        for number, candidate in enumerate(lost):
+            left = len(lost) - number if trains_all else 1
+            stages.expect([TRAINING, QUANTIZED] * left)
+            trained.append(_trained(candidate, training, workload, stages))
+            won = metric.gain(trained[-1].row.validation, candidate.row.validation)
+            if not trains_all and won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):
+                break
+    return trained
+
+
+def _trained(
+    candidate: Candidate, training: Training, workload: Workload, stages: Stages
+) -> Candidate:
+    """A candidate after training with rounding, measured."""
+    graph, label = candidate.graph.copy(), candidate.row.format
+    with stages.stage(TRAINING, f"training {label}") as advance:
+        workload.fit(graph.model, training, advance)
+    return measure(graph, "QAT", label, workload, stages)
 
 
 def _smallest(

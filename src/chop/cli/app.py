@@ -22,12 +22,12 @@ from chop.cli.shard import SHARD
 from chop.cli.sweep import sweep_app
 from chop.cli.ui import UI
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C stopped, as in shells."""
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes of a command that Ctrl-C stopped, and of one that SIGTERM did, as in shells."""
 
 
 class Commands(CommandGroup):
-    """All commands; one that Ctrl-C stops says what is kept."""
+    """All commands; one that Ctrl-C or SIGTERM stops says what is kept."""
 
     table: ClassVar = {
         "compress": COMPRESS,
@@ -45,15 +45,19 @@ class Commands(CommandGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
+        from chop.runs.interrupt import Terminated, terminable
+
         try:
-            return super().invoke(ctx)
+            with terminable():
+                return super().invoke(ctx)
         except KeyboardInterrupt as error:
             from chop.tables import printable
 
             notes: list[str] = getattr(error, "__notes__", [])
             kept = notes[-1] if notes else "nothing was written."
             typer.echo(f"\nInterrupted: {printable(kept)}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+            is_terminated = isinstance(error, Terminated)
+            raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from None
 
 
 app = typer.Typer(
@@ -68,7 +72,8 @@ app = typer.Typer(
 
 [bold]Exit codes[/]: 0 success; 1 chop doctor found a problem, or chop itself failed; 2 a setting,
 file, folder or data set is wrong, one sentence says how to fix it; 3 no format is within --max-drop
-of float and no model was saved; 130 stopped by Ctrl-C, one sentence says what is kept.
+of float and no model was saved; 130 stopped by Ctrl-C, one sentence says what is kept; 143 stopped
+by SIGTERM, as batch systems do, with the same sentence.
 
 [bold]Output[/]: with --json a command writes one JSON document to standard output and all else to
 standard error; errors leave standard output empty. --json, -v and -q may stand behind chop

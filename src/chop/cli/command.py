@@ -23,7 +23,7 @@ VERBOSE = Annotated[
     typer.Option(
         "--verbose",
         "-v",
-        help="Show debug messages.",
+        help="Show debug messages, and tables that are otherwise on the page alone.",
         rich_help_panel="Output",
         show_default="off",
     ),

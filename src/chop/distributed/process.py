@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from chop.distributed.peers import Heartbeat, Peers, is_peer_failure, peer_failure_text
 from chop.distributed.plan import format_mesh
 from chop.errors import DistributedError, PlanError, did_you_mean
+from chop.runs.interrupt import Terminated
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -116,6 +117,8 @@ def launch(command: Sequence[str], processes: int) -> int:
         processes: how many.
     Returns: 0, or the exit code of the first process that failed; 128 and the signal's number where
         a signal ended it, or this process received one.
+    Raises:
+        Terminated: this process received SIGTERM, and all were ended.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -145,6 +148,8 @@ def launch(command: Sequence[str], processes: int) -> int:
         sys.stderr.write(f"error: process {rank} of {processes} was ended by {name}.\n")
         return 128 - failure.exitcode
     except SignalException as error:
+        if error.sigval == signal.SIGTERM:
+            raise Terminated from None
         return 128 + int(error.sigval)
     return 0
 

@@ -1,13 +1,50 @@
-"""Interruption of a job by hand: says what is kept, and how to resume."""
+"""Interruption of a job, by hand or by a batch system: says what is kept, and how to resume."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from chop.errors import ConfigError
 from chop.files.reading import read_bytes
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised where SIGTERM ends a job: it stops as by Ctrl-C."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises `Terminated` in this process; a second one ends it at once.
+
+    Forked processes end at once. Where SIGTERM is ignored, or somebody else handles it, it stays
+    so, and processes of torchrun end at once, too: it ends them where one of them fails.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if (
+        not is_main
+        or "RANK" in os.environ
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    process = os.getpid()
+
+    def terminate(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != process:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from statistics import mean
 from typing import Self
 
@@ -13,20 +14,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.text import Text
 
+LINE_SECONDS = 10.0
+"""Between two lines on one long step, in a pipe."""
+
 
 class Estimate:
     """Seconds left: the mean time of each kind of measurement, times how many of it are left.
 
     Those that train take a hundred times as long as those that only measure, so that the pace of
-    the last ones says nothing of the next.
+    the last ones says nothing of the next. A kind that was never measured takes as long as the
+    others, times the ratio of their costs.
 
     Args:
         kinds: of the measurements, one each.
         now: a clock in seconds.
+        costs: how long each kind takes, in any unit; those that are not named cost 1.
     """
 
-    def __init__(self, kinds: Iterable[str], now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(
+        self,
+        kinds: Iterable[str],
+        now: Callable[[], float] = time.monotonic,
+        costs: Mapping[str, float] | None = None,
+    ) -> None:
+        self._now, self._costs = now, costs or {}
         self._left = Counter(kinds)
         self._taken: defaultdict[str, list[float]] = defaultdict(list)
         self._running: tuple[str, float] | None = None
@@ -54,21 +65,25 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """None while a kind that is left has never been measured, not even in part."""
+        """None until something was measured, at least in part."""
         left = +self._left
         means = {kind: mean(taken) for kind, taken in self._taken.items()}
-        done = 0.0
+        running, spent = None, 0.0
         if self._running is not None:
-            kind, began = self._running
+            running, began = self._running
             spent = self._now() - began
             if self._share:
-                means.setdefault(kind, spent / self._share)
-                done = self._share * means[kind]
-            elif kind in means:
-                done = min(spent, means[kind])
-        if left.keys() - means.keys():
+                means.setdefault(running, spent / self._share)
+        if left and not means:
             return None
-        return sum(means[kind] * count for kind, count in left.items()) - done
+        pace = mean(x / self._cost(kind) for kind, x in means.items()) if means else 0.0
+        each = {kind: means.get(kind, pace * self._cost(kind)) for kind in left}
+        whole = each.get(running or "", 0.0)
+        done = self._share * whole if self._share else min(spent, whole)
+        return sum(each[kind] * count for kind, count in left.items()) - done
+
+    def _cost(self, kind: str) -> float:
+        return self._costs.get(kind, 1.0)
 
 
 class TimeLeft(ProgressColumn):
@@ -80,10 +95,15 @@ class TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The column's text, at each refresh."""
-        return Text(f"{_clock(self.estimate.seconds)} left")
+        return Text(f"{clock_of(self.estimate.seconds)} left")
 
 
-def _clock(seconds: float | None) -> str:
+def clock_of(seconds: float | None) -> str:
+    """Hours, minutes and seconds; dashes of None.
+
+    >>> clock_of(83.4), clock_of(None)
+    ('0:01:23', '-:--:--')
+    """
     if seconds is None:
         return "-:--:--"
     minutes, rest = divmod(round(seconds), 60)
@@ -99,15 +119,27 @@ def work_bar(estimate: Estimate) -> Progress:
 class Stages:
     """What a job measures and trains: one bar with the whole time left; in a pipe a line each.
 
+    The bar counts steps. A step is a stage, or several stages whose number is not known before
+    (`step`), so that the number of steps never grows.
+
     Args:
         kinds: of the stages, one each, as far as they are known.
+        costs: how long stages of each kind take, see `Estimate`.
+        steps: how many steps these are. Default: one for each stage.
     """
 
-    def __init__(self, kinds: Iterable[str]) -> None:
+    def __init__(
+        self,
+        kinds: Iterable[str],
+        costs: Mapping[str, float] | None = None,
+        steps: int | None = None,
+    ) -> None:
         kinds = [*kinds]
-        self._estimate = Estimate(kinds)
+        self._estimate = Estimate(kinds, costs=costs)
         self._bar = work_bar(self._estimate)
-        self._task = self._bar.add_task("", total=len(kinds))
+        self._total = len(kinds) if steps is None else steps
+        self._task = self._bar.add_task("", total=self._total)
+        self._done, self._is_inside = 0, False
 
     def __enter__(self) -> Self:
         if self._bar.console.is_terminal:
@@ -117,17 +149,31 @@ class Stages:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.expect(())
-        self._bar.stop()
+        if self._bar.console.is_terminal:
+            self._bar.stop()
 
-    @property
-    def _done(self) -> int:
-        return round(self._bar.tasks[0].completed)
+    def expect(self, kinds: Iterable[str], steps: int | None = None) -> None:
+        """These stages are left, and no others.
 
-    def expect(self, kinds: Iterable[str]) -> None:
-        """These stages are left, and no others."""
+        Args:
+            kinds: of the stages, one each.
+            steps: how many steps these are, the running one aside. Default: one for each stage, and
+                none while a step runs. There are never more than before.
+        """
         kinds = [*kinds]
         self._estimate.expect(kinds)
-        self._bar.update(self._task, total=self._done + len(kinds))
+        if steps is None:
+            steps = 0 if self._is_inside else len(kinds)
+        self._total = min(self._total, self._done + self._is_inside + steps)
+        self._bar.update(self._task, total=self._total)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Stages inside are one step."""
+        self._is_inside = True
+        yield
+        self._is_inside = False
+        self._advance()
 
     @contextmanager
     def stage(self, kind: str, label: str) -> Iterator[Callable[[float], None]]:
@@ -136,9 +182,45 @@ class Stages:
         self._bar.update(self._task, description=label)
         yield self._estimate.advance
         self._estimate.end()
-        self._bar.advance(self._task)
+        if not self._is_inside:
+            self._advance()
         if not self._bar.console.is_terminal:
-            total, left = self._bar.tasks[0].total, _clock(self._estimate.seconds)
+            left = clock_of(self._estimate.seconds)
+            number = self._done + self._is_inside
             self._bar.console.print(
-                f"{self._done} of {total:.0f}: {label}, {left} left", markup=False
+                f"{number} of {self._total}: {label}, {left} left", markup=False, highlight=False
             )
+
+    def _advance(self) -> None:
+        self._done += 1
+        self._total = max(self._total, self._done)
+        self._bar.update(self._task, completed=self._done, total=self._total)
+
+
+@contextmanager
+def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
+    """A bar of equal steps; in a pipe a line now and then, and one at the end.
+
+    Args:
+        label: of what is done.
+        steps: how many.
+    Returns: what to call after each step.
+    """
+    bar = Progress()
+    console, done = bar.console, count(1)
+    if console.is_terminal or console.is_jupyter:
+        with bar:
+            task = bar.add_task(label, total=steps)
+            yield lambda: bar.advance(task)
+        return
+    began = told = time.monotonic()
+
+    def advance() -> None:
+        nonlocal told
+        now, number = time.monotonic(), next(done)
+        if number == steps or now - told >= LINE_SECONDS:
+            told = now
+            left = clock_of((now - began) / number * (steps - number))
+            console.print(f"{label}: {number / steps:.0%}, {left} left", markup=False)
+
+    yield advance

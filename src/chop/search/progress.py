@@ -4,42 +4,98 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-from chop.search.result import Result
+from chop.runs.progress import clock_of
+from chop.search.result import Result, TrialRecord
 
 REFRESH_SECONDS = 0.5
 ENDED = ("measured", "pruned", "failed")
 SHOWN = ("cached", "pruned", "failed")
+MOST_LINES = 20
+"""Trials between two refreshes from which on they are one line, as trials of milliseconds are."""
 
 
 @contextmanager
 def live_progress(
     read: Callable[[], Result], until: int, shown: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each trial; `read` is called at most twice a second."""
+    """Yields what to call after each trial; `read` is called at most twice a second.
+
+    A terminal shows a bar; a pipe or a file gets a line for each trial.
+    """
     if not shown:
         yield lambda: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    with Progress(*columns) as bar:
-        task = bar.add_task("searching", total=until)
-        due = 0.0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TextColumn("{task.fields[left]} left"))
+    has_bar = bar.console.is_terminal or bar.console.is_jupyter
+    lines = None if has_bar else TrialLines(until)
+    began: tuple[float, int] | None = None
+    task, due = bar.add_task("searching", total=until, left=clock_of(None)), 0.0
 
-        def show(now: bool = False) -> None:
-            nonlocal due
-            if now or time.monotonic() >= due:
-                due = time.monotonic() + REFRESH_SECONDS
-                result = read()
-                done = sum(result.counts.get(outcome, 0) for outcome in ENDED)
-                bar.update(task, completed=done, description=headline(result))
+    def show(now: bool = False) -> None:
+        nonlocal due, began
+        if not now and time.monotonic() < due:
+            return
+        due = time.monotonic() + REFRESH_SECONDS
+        result = read()
+        done = sum(result.counts.get(outcome, 0) for outcome in ENDED)
+        began = began or (time.monotonic(), done)
+        left = clock_of(_seconds_left(*began, done, until))
+        bar.update(task, completed=done, description=headline(result), left=left)
+        for line in lines.new(result, left) if lines else ():
+            bar.console.print(line, markup=False, highlight=False)
 
+    with bar if has_bar else nullcontext():
         show()
         yield show
         show(now=True)
+
+
+def _seconds_left(began: float, before: int, done: int, until: int) -> float | None:
+    """Seconds left at the pace since the beginning of this run; None before its first trial."""
+    if done >= until:
+        return 0.0
+    if done <= before:
+        return None
+    return (time.monotonic() - began) / (done - before) * (until - done)
+
+
+class TrialLines:
+    """Lines on the trials that have ended since the last ones, for what is no terminal.
+
+    Args:
+        until: trials that the study is to have.
+    """
+
+    def __init__(self, until: int) -> None:
+        self.until, self._told = until, set[int]()
+        self._is_first = True
+
+    def new(self, result: Result, left: str) -> Iterator[str]:
+        """A line for each trial, with its values; for many at once, and those of earlier runs, one.
+
+        Args:
+            result: as it stands.
+            left: time left, as a text.
+        """
+        ended = [t for t in result.trials if t.outcome in ENDED]
+        fresh = [t for t in ended if t.number not in self._told]
+        self._told |= {t.number for t in fresh}
+        is_first, self._is_first = self._is_first, False
+        if not fresh:
+            return
+        end = f"{len(ended)} of {self.until}: "
+        if is_first or len(fresh) > MOST_LINES:
+            yield f"{end}{headline(result)}, {left} left"
+            return
+        for place, trial in enumerate(fresh, len(ended) - len(fresh) + 1):
+            told = _values(result, trial) or trial.outcome
+            number = f"{place} of {self.until}: trial {trial.number}, {told}"
+            yield f"{number}; {headline(result)}, {left} left"
 
 
 def headline(result: Result) -> str:
@@ -48,5 +104,10 @@ def headline(result: Result) -> str:
     if result.best is None:
         begun = result.why_nothing if result.failed else "begun"
         return ", ".join(["nothing feasible yet", *parts]) if result.measured else begun
-    values = ", ".join(f"{g.name} {result.best.values[g.name]:.4g}" for g in result.goals)
-    return ", ".join([f"best {values}", *parts])
+    return ", ".join([f"best {_values(result, result.best)}", *parts])
+
+
+def _values(result: Result, trial: TrialRecord) -> str:
+    """What a trial has for each goal; "" of one without values."""
+    found = trial.values
+    return ", ".join(f"{g.name} {found[g.name]:.4g}" for g in result.goals if g.name in found)

@@ -245,11 +245,10 @@ def _bar(progress: Progress, steps: int) -> Iterator[Callable[[], None]]:
     if progress is None:
         yield lambda: None
     elif isinstance(progress, str):
-        import rich.progress
+        from chop.runs.progress import labeled_bar
 
-        with rich.progress.Progress() as bar:
-            task = bar.add_task(progress, total=steps)
-            yield lambda: bar.advance(task)
+        with labeled_bar(progress, steps) as tick:
+            yield tick
     else:
         done = itertools.count(1)
         yield lambda: progress(next(done) / steps)

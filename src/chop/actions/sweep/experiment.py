@@ -20,6 +20,8 @@ JOURNAL = "points.jsonl"
 FLOAT, START = "float", "start"
 """Stages of the float model, and of the graph that a sweep starts from where that is another."""
 
+BACKWARD = 3
+"""How many times as long as evaluating a row training on it takes."""
 Results = dict[str, float]
 """What is measured of a graph: the metric, `low` and `high`, the ends of its 95 % interval,
 `seconds`, and what the sweep describes."""
@@ -86,11 +88,17 @@ class Sweep(Generic[S]):
         """
         keyed = list(self._points(settings))
         points, journal = [point for _, point in keyed], Journal(out / JOURNAL)
-        results = measure_all(self.workload.title, points, journal, self.workload.task.metric)
+        workload = self.workload
+        results = measure_all(workload.title, points, journal, workload.task.metric, self._costs())
         found: dict[tuple[str, S | None], list[Results]] = {}
         for (key, _), result in zip(keyed, results, strict=True):
             found.setdefault(key, []).append(result)
         return found
+
+    def _costs(self) -> dict[str, float]:
+        """How long points of each stage take: a row that is trained on goes backward, too."""
+        trained = BACKWARD * self.experiment.training["epochs"] * len(self.workload.train)
+        return {self.experiment.stages[1]: 1 + trained / max(1, len(self.workload.test))}
 
     @functools.cached_property
     def float_graph(self) -> MaseGraph:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.runs import Journal, key_of
-from chop.runs.progress import Estimate, work_bar
+from chop.runs.progress import Estimate, clock_of, work_bar
 from chop.train.tasks import CLASSIFICATION, Metric
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.workload import Workload
@@ -31,32 +31,46 @@ class Point:
 
 
 def measure_all(
-    title: str, points: Sequence[Point], journal: Journal, metric: Metric = CLASSIFICATION.metric
+    title: str,
+    points: Sequence[Point],
+    journal: Journal,
+    metric: Metric = CLASSIFICATION.metric,
+    costs: Mapping[str, float] | None = None,
 ) -> list[dict[str, float]]:
     """The result of every point, measured or remembered, with a progress bar.
 
-    The metric of each is printed as it is there.
+    The metric of each is printed as it is there; in a pipe with how many are, and the time left.
 
+    Args:
+        title: of the bar.
+        points: what to measure.
+        journal: remembers results.
+        metric: of the results that is printed.
+        costs: how long points of each kind take, see `chop.runs.progress.Estimate`.
     Returns: one mapping per point, in their order.
     """
     # Equal settings, equal result: each is measured once.
     todo = {key_of(p.settings): p for p in points if journal.find(p.settings) is None}
     done = sum(journal.find(point.settings) is not None for point in points)
-    estimate = Estimate(point.kind for point in todo.values())
+    estimate = Estimate((point.kind for point in todo.values()), costs=costs)
     with work_bar(estimate) as bar:
         if done:
             bar.console.print(
                 f"{done} of {len(points)} points are there already: {journal.path}", markup=False
             )
         task = bar.add_task(title, total=len(todo))
-        for point in todo.values():
+        for number, point in enumerate(todo.values(), 1):
             bar.update(task, description=f"{title}: {point.label}")
             estimate.begin(point.kind)
             result = journal.add(point.settings, point.measure())
             estimate.end()
+            said = point.label
             if metric.name in result:
-                score = metric.format_value(result[metric.name])
-                bar.console.print(f"{point.label}: {score}", highlight=False, markup=False)
+                said += f": {metric.format_value(result[metric.name])}"
+            if not bar.console.is_terminal:
+                said = f"{number} of {len(todo)}: {said}, {clock_of(estimate.seconds)} left"
+            if said != point.label:
+                bar.console.print(said, highlight=False, markup=False)
             bar.advance(task)
         bar.update(task, description=title)
     return [journal.get(point.settings) for point in points]
