@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from chop import formats, passes
-    from chop.actions.api import compress, quantize
+    from chop.actions.api import compress, quantize, save
     from chop.installed import __version__ as __version__
     from chop.ir.graph import MaseGraph
     from chop.ir.huggingface.quantized_cache import QuantizedCache
@@ -35,6 +35,7 @@ __all__ = [
     "formats",
     "passes",
     "quantize",
+    "save",
     "tools",
 ]
 HOMES = {
@@ -44,6 +45,7 @@ HOMES = {
     "__version__": "chop.installed",
     "compress": "chop.actions.api",
     "quantize": "chop.actions.api",
+    "save": "chop.actions.api",
 }
 """Name of the package -> the module that defines it, imported when the name is first used."""
 

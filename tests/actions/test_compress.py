@@ -161,8 +161,8 @@ def test_the_model_for_onnx_answers_alike(tmp_path):
 
 def test_layers_have_formats_of_their_own(tmp_path):
     layers = {"fc1": {"weight": "4.mse", "data_in": "8.mse"}, "fc3": {"weight": "mxint:width=4"}}
-    config = CompressConfig(model="mlp", out=tmp_path, formats=(), layers=layers, qat_epochs=0)
-    found = compress(config)
+    quick = {"qat_epochs": 0, "bench_seconds": 0}
+    found = compress(CompressConfig(model="mlp", out=tmp_path, formats=(), layers=layers, **quick))
     row = rows(found)["PTQ", "mixed"]
     assert row["quantized"] == 2 and 4 < row["bits"] < 32
     mg = MaseGraph.from_checkpoint(tmp_path / "model")
@@ -201,7 +201,7 @@ def test_bits_and_sizes_are_those_of_the_formats(result):
 def test_everything_is_written_and_the_model_can_be_read_back(result):
     info, out = result
     names = {"model.pt", "model.mz", "graph.svg", "accuracy.svg", "table.md", "result.json"}
-    names |= {"report.html", "report.json"}
+    names |= {"report.html", "report.json", "model.onnx"}
     assert {file.name for file in out.iterdir()} == {*names, MANIFEST}
     manifest = read_manifest(out)
     assert {artifact.path: artifact.size_bytes for artifact in manifest.artifacts} == {

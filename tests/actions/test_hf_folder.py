@@ -48,8 +48,10 @@ def test_a_decoder_is_compressed_to_a_folder_that_transformers_loads(job, tmp_pa
     floats = (1 - info["packed_share"]) * count
     assert stored == pytest.approx((count - floats) * 8.25 / 8 + floats * 4, rel=0.01)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Packed: 9" in printed and "of 3 LayerNorm (transformer.h.0.ln_1" in printed
-    assert "from_pretrained, after import chop" in printed
+    assert "parameters are packed" in printed
+    table = (tmp_path / "table.md").read_text()
+    assert "Packed: 9" in table and "of 3 LayerNorm (transformer.h.0.ln_1" in table
+    assert "of transformers, after import chop" in printed
 
 
 def test_models_of_others_get_none_and_say_so(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from chop.actions.job import Job, load_nothing, run_job
 from chop.errors import ConfigError
-from chop.report.report import Cell, Heading, Note, Report, Table, show
+from chop.report.report import Cell, Heading, Note, Report, Table, show, with_details
 from chop.runs import read_manifest
 
 
@@ -83,3 +83,20 @@ def test_a_folder_in_the_place_of_out_has_the_results(tmp_path):
     run_job(Job("count", report_of, load_nothing), Settings(tmp_path / "out"), folder=folder)
     assert (folder / "table.md").exists() and not (tmp_path / "out").exists()
     assert read_manifest(folder).settings["out"] == str(tmp_path / "out")
+
+
+def test_details_are_printed_on_request_and_columns_that_say_one_thing_above_the_table(capsys):
+    rows = [
+        {"layer": name, "bits": 8, "bias": None, "error": e}
+        for name, e in zip("abc", "123", strict=True)
+    ]
+    blocks = [Table("Layers", rows), Note("more", is_detail=True), Table("Memory", rows[:2])]
+    show(*blocks)
+    told = capsys.readouterr().out
+    assert "every row: bits 8" in told and "more" not in told
+    layers, memory = told.split("Memory")
+    assert "bias" not in layers and "error" in layers
+    assert "bits" in memory and "bias" in memory  # two rows may be alike by chance
+    with with_details():
+        show(*blocks)
+    assert "more" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Python entry points `chop.quantize` and `chop.compress`, on passes and the compression job."""
+"""Python entry points `chop.quantize`, `chop.save` and `chop.compress`, on passes and the job."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from chop.data import label_column
 from chop.errors import ChopError, ConfigError
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
+from chop.nn.quantized import QuantizedOperator
+from chop.quantization.described import add_summary, example_of
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
 from chop.train import Metric, Rows, Task, read_rows, split_rows
@@ -50,6 +53,9 @@ def quantize(
 ) -> nn.Module:
     """A quantized model of the same class; it computes in float on rounded values, and trains.
 
+    It answers as the small model does, and is as large as before: weights are floats, so that they
+    can be trained. `save` packs them, and writes a file that is small.
+
     Args:
         model: stays as it is; parameters are copied.
         format: as `chop.formats.parse_format_string` reads it, "8.auto" or "mxint:width=4".
@@ -61,7 +67,8 @@ def quantize(
             routers of experts, which a warning names.
         weights_only: leaves inputs and biases in float.
         calibration_rows: rows of `data` that calibrate, 1 or more.
-    Returns: the model in its mode. `chop.MaseGraph` gives the graph, with packing and export.
+    Returns: the model in its mode; printed, it begins with its formats, the share of its parameters
+        and bytes. `chop.MaseGraph` gives the graph, with packing and export.
     Raises:
         ConfigError: unknown format or operator, or rows that the model cannot be fed.
         CaptureError: the model cannot be captured.
@@ -84,7 +91,7 @@ def quantize(
     check_operators(names)
     if calibration_rows < 1:
         raise ConfigError(f"calibration_rows: got {calibration_rows}, expected 1 or more.")
-    rows = None if data is None else in_dtype_of(model, {"": _unlabeled_rows(data)})[""]
+    rows = _rows_of(model, data)
     dummy_in = None if rows is None else example_inputs(model, rows)
     mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=dummy_in))
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
@@ -93,7 +100,49 @@ def quantize(
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
     if operators is None:
         leave_calls_of_forwards(mg, "chop.quantize")
-    return (mg if rows is None else calibrated(mg, rows, calibration_rows)).to_module()
+    mg = mg if rows is None else calibrated(mg, rows, calibration_rows)
+    return add_summary(mg.to_module(), dummy_in)
+
+
+def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]:
+    """Packs a quantized model and writes it: `PATH.pt` has its codes, `PATH.mz` its graph.
+
+    `chop.MaseGraph.from_checkpoint(path)` reads them; its `to_module(like=model)` gives a model of
+    the original class, packed.
+
+    Args:
+        model: of `chop.quantize`, trained further or not; it stays as it is.
+        path: of the files, without a suffix; missing folders are made.
+        data: rows that show the model's inputs, as `chop.quantize` takes them. None: those of its
+            own call, or guessed ones.
+    Returns: `files`; `packed_share` of the parameters, 0 to 1; `bytes` that the parameters take,
+        and `float_bytes`, those they took as floats.
+
+    Raises:
+        ConfigError: nothing in the model is quantized.
+        CaptureError: the model cannot be captured.
+        WriteError: the disk is full or read-only.
+
+    Example::
+
+        chop.save(chop.quantize(model, "8.auto"), "runs/small")
+        small = chop.MaseGraph.from_checkpoint("runs/small").to_module(like=model)
+    """
+    check_is_module(model, "chop.save")
+    if not any(isinstance(x, QuantizedOperator | PackedOperator) for x in model.modules()):
+        raise ConfigError("chop.save: expected a quantized model: call chop.quantize first.")
+    rows = _rows_of(model, data)
+    example = example_of(model) if rows is None else example_inputs(model, rows)
+    packed, info = passes.pack_transform_pass(MaseGraph(model, dummy_in=example), {"silent": True})
+    path = Path(path).expanduser()
+    packed.export(path)
+    files = [path.with_name(path.name + end) for end in (".pt", ".mz")]
+    return {"files": files, **{n: info[n] for n in ("packed_share", "bytes", "float_bytes")}}
+
+
+def _rows_of(model: nn.Module, data: Any) -> Rows | None:
+    """Rows for a model, in its dtype; None of none."""
+    return None if data is None else in_dtype_of(model, {"": _unlabeled_rows(data)})[""]
 
 
 @dataclass(frozen=True)
@@ -157,7 +206,7 @@ def compress(
     if result["saved"] is None:
         return Compressed(None, config.out, result)
     graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem)
-    return Compressed(graph.to_module(like=model), config.out, result)
+    return Compressed(add_summary(graph.to_module(like=model)), config.out, result)
 
 
 @contextmanager

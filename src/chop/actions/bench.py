@@ -23,7 +23,8 @@ from chop.files import latest
 from chop.ir.graph import MaseGraph
 from chop.quantization.summary import format_rows
 from chop.report.bench_plots import plot_ratios
-from chop.report.report import Note, Report, figure
+from chop.report.report import Note, Report, announce, figure
+from chop.runs.progress import told_steps
 from chop.studies.model import ModelComparison
 from chop.studies.results import flat_row
 from chop.workloads.settings import WorkloadConfig
@@ -45,16 +46,21 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         folder = config.compressed or _compressed(config, Path(name))
         loaded = load_workload(_workload_config(config, folder))
         exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
-        found, missing = compare_with_float(
-            loaded,
-            exact,
-            packed,
-            file_bytes=(exported_bytes(exact)[WEIGHTS], latest(folder / WEIGHTS).stat().st_size),
-            batch_sizes=config.batch_sizes,
-            seconds=config.seconds,
-            threads=config.threads,
-            compile=config.compile,
-        )
+        announce(loaded.title, "making every way to run it, and measuring them in turns")
+        with told_steps():
+            found, missing = compare_with_float(
+                loaded,
+                exact,
+                packed,
+                file_bytes=(
+                    exported_bytes(exact)[WEIGHTS],
+                    latest(folder / WEIGHTS).stat().st_size,
+                ),
+                batch_sizes=config.batch_sizes,
+                seconds=config.seconds,
+                threads=config.threads,
+                compile=config.compile,
+            )
         rounded = any("data_in" in row for row in format_rows(packed))
     place = config.compressed or Path("DIR")
     fastest = describe_fastest(found.numbers(), place, rounded, missing)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from chop.actions.job import Job, load_nothing, run_job
+from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.report.bench_plots import plot_ratios
 from chop.report.report import Block, Heading, Report, Table, figure, show, write_report
+from chop.runs.progress import told_steps
 from chop.studies.results import Results, numeric_rows
 from chop.studies.settings import StudyConfig
 from chop.train import usable_device
@@ -30,7 +31,12 @@ def measure_and_write(measure: Callable[[S], R], config: S) -> R:
     """
     usable_device(config.device)
     name = measure.__name__.replace("_", " ")
-    study: Job[S, None, R] = Job(name, lambda config, *_: report_of(measure(config)), load_nothing)
+
+    def run(config: S, workload: None, output: Output) -> Report[R]:
+        with told_steps():
+            return report_of(measure(config))
+
+    study: Job[S, None, R] = Job(name, run, load_nothing)
     return run_job(study, config)
 
 

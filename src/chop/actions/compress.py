@@ -98,7 +98,7 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
         if config.samples:
             report = with_texts(report, baseline, saved, workload, config)
         closing += [
-            verdict_of(saved, baseline, report.result, config, metric),
+            verdict_of(saved, baseline, report.result, metric),
             *points_of(report.result, config),
         ]
     return replace(report, closing=closing)

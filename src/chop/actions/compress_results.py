@@ -31,7 +31,7 @@ from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import plot_accuracy
-from chop.report.report import Block, Note, Report, figure, say
+from chop.report.report import Block, Note, Report, announce, figure, say
 from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
 from chop.train.rows import has_pictures_in_text
 from chop.workloads.hf_folder import hugging_face_folder
@@ -155,6 +155,7 @@ def _save(
 
     Returns: what `table.md` says of them.
     """
+    announce(workload.title, "saving the model and measuring its speed")
     why_no_folder = output.enter(hugging_face_folder(saved.packed, config))
     chosen, packed, folder = saved.chosen, saved.packed, output.results
     packed.export(folder / "model")
@@ -177,10 +178,9 @@ def _save(
     packed.draw(folder / GRAPH_FILE)
     is_whole = onnx is not None and not onnx["fallback"]
     file = folder / ONNX_FILE if is_whole else None
-    speed, missing = _speed(exact, saved, result, workload, config, file)
+    how = {"onnx": file, "why_no_onnx": why_no_onnx}
+    speed, missing = _speed(exact, saved, result, workload, config, how)
     result["speed"] = [] if speed is None else speed.numbers()
-    if why_no_onnx:
-        missing[ONNXRUNTIME] = why_no_onnx
     result["not_measured"] = missing
     rounded = rounds_inputs(result)
     result["fastest"] = describe_fastest(result["speed"], config.out, rounded, missing)
@@ -188,7 +188,7 @@ def _save(
     title = "The saved model beside float"
     return [
         Note(sizes_of(result), is_printed=False),
-        Note(packing_of(result), is_printed=False),
+        Note(packing_of(result), is_detail=True),
         *(speed_tables(title, speed, is_detail=True) if speed else ()),
         Note(describe_speed(result["speed"], rounded), is_printed=False),
         Note(result["fastest"], is_printed=False),
@@ -291,7 +291,7 @@ def _speed(
     result: Mapping[str, Any],
     workload: Workload,
     config: CompressConfig,
-    file: Path | None,
+    how: Mapping[str, Any],
 ) -> tuple[ModelComparison | None, dict[str, str]]:
     """The saved model beside float, None where it is not to be measured; and what is missing."""
     most = 1 if has_pictures_in_text(workload.test) else len(workload.test)
@@ -305,7 +305,7 @@ def _speed(
         file_bytes=(result["float_bytes"]["model.pt"], result["saved_bytes"]["model.pt"]),
         batch_sizes=batch_sizes,
         seconds=config.bench_seconds,
-        onnx=file,
+        **how,
     )
 
 
@@ -349,6 +349,11 @@ def _file_bytes(folder: Path) -> dict[str, int]:
 
 def sizes_of(result: Mapping[str, Any]) -> str:
     """The files' sizes, as one line."""
+    return f"Files: {files_of(result)}; the weights' file is {times_smaller(result):.1f}x smaller."
+
+
+def files_of(result: Mapping[str, Any]) -> str:
+    """The files of the saved model and of float, with their sizes."""
     exact, saved = result["float_bytes"], result["saved_bytes"]
     texts = [
         f"{name} {saved[name] / 1000:.1f} kB (float {exact[name] / 1000:.1f} kB)"
@@ -358,7 +363,7 @@ def sizes_of(result: Mapping[str, Any]) -> str:
         whole = float_onnx_bytes(result)
         size = f"{ONNX_FILE} {result['onnx']['size_bytes'] / 1000:.1f} kB"
         texts.append(f"{size} (float {whole / 1000:.1f} kB)" if whole else size)
-    return f"Files: {', '.join(texts)}; the weights' file is {times_smaller(result):.1f}x smaller."
+    return ", ".join(texts)
 
 
 def times_smaller(result: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Last lines of a compression: the verdict with size, metric and speed, and three points on it."""
+"""Last lines of a compression: verdict with size, metric and speed, and three points on it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from chop.actions.compress_results import (
     ONNX_FILE,
+    files_of,
     float_onnx_bytes,
     rounds_inputs,
-    sizes_of,
     times_smaller,
 )
 from chop.actions.latency import Fastest, describe_speed, fastest_of, no_gain
@@ -26,7 +26,6 @@ def verdict_of(
     saved: Candidate,
     exact: Candidate,
     result: Mapping[str, Any],
-    config: CompressConfig,
     metric: Metric,
 ) -> str:
     """The saved model beside float in one sentence: size, metric on test rows, and speed.
@@ -35,13 +34,12 @@ def verdict_of(
         saved: the model.
         exact: the float model.
         result: of the job.
-        config: the settings.
         metric: of the task.
     """
     row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
     best = fastest_of(result["speed"])
     return (
-        f"saved {row.format} ({row.method}) in {config.out}/: {_smaller(result, best)}, "
+        f"saved {row.format} ({row.method}): {_smaller(result, best)}, "
         f"{metric.name} {mine.format(metric)} on {mine.rows} test rows against "
         f"{reference.format(metric)} float, {_faster(best)}."
     )
@@ -63,15 +61,15 @@ def _faster(best: Fastest | None) -> str:
 
 
 def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
-    """Three lines below the verdict: size, speed, and how to load the model.
+    """Three lines below the verdict: files and sizes, speed, and how to load the model.
 
     Args:
         result: of the job.
         config: the settings.
     """
     packed = f"{result['packed_share']:.1%} of the parameters are packed"
-    sizes = sizes_of(result).removeprefix("Files: ").rstrip(".")
-    return [f"- Size: {sizes}; {packed}.", f"- {_speed(result)}", f"- Use: {_use(result, config)}"]
+    files = f"- Files in {config.out}/: {files_of(result)}; {packed}."
+    return [files, f"- {_speed(result)}", f"- Use: {_use(result, config)}"]
 
 
 def _speed(result: Mapping[str, Any]) -> str:

@@ -58,6 +58,7 @@ def compare_with_float(
     threads: int = 1,
     compile: bool = False,
     onnx: Path | None = None,
+    why_no_onnx: str = "",
     **how: Any,
 ) -> tuple[ModelComparison, dict[str, str]]:
     """The model itself, its graph, and the compressed graph in every way in which it can be run.
@@ -73,6 +74,7 @@ def compare_with_float(
         threads: of torch and of engines.
         compile: also compiled, which takes a minute.
         onnx: the file of the compressed graph, where it was written.
+        why_no_onnx: why it has none, and no engine runs it; "" where it has, or was not asked.
         how: `seconds` of `chop.studies.model.compare_models`.
     Returns: what was measured; and for each way that was not, why.
 
@@ -80,14 +82,14 @@ def compare_with_float(
         ConfigError: the test set is smaller than a batch.
     """
     device, packed = str(workload.device), compressed.model.to(workload.device).eval()
-    names = [name for name in WAYS if compile or name != COMPILED]
+    left_out = {} if compile else {COMPILED: "chop bench model measures it, without --no-compile"}
+    left_out |= {name: why_no_onnx for name, way in WAYS.items() if way.is_onnx and why_no_onnx}
+    names = [name for name in WAYS if name not in left_out]
     rows = _rows_of(workload)
     batches = [*map(rows, batch_sizes)]
     made, missing = make_ways(compressed, names, device, batches, threads, onnx)
     peers, missing_peers = make_peers(exact, made, batches, threads)
-    missing |= missing_peers
-    if not compile:
-        missing = {COMPILED: "chop bench model measures it, without --no-compile", **missing}
+    missing = {**left_out, **missing, **missing_peers}
     contenders = [
         Contender(FLOAT, workload.model.eval(), file_bytes[0], FLOAT),
         Contender(FLOAT_GRAPH, exact.model.eval(), file_bytes[0], FLOAT),
@@ -164,6 +166,8 @@ def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
         interval = f" (99 % interval {low:.2f} to {high:.2f})" if low < high else ""
         times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
         note = f"{how}, of float in PyTorch{interval}"
+        if best.peer is not None:
+            note += f"; {row[TIMES + AS_PEER]:.2f}x of {best.peer}"
         tiles.append(Tile(f"speed at batch {row['batch']}", times, note))
     return tiles
 

@@ -47,7 +47,7 @@ class Way:
         make: takes the packed graph, and its ONNX file if there is one, and gives what is called
             with inputs by name; what it raises says why not.
         command: how a user does it, with `{folder}` for the output folder.
-        is_on_cpu: it runs on CPUs only.
+        is_onnx: it runs an ONNX file, on the CPU.
         make_float: takes the float graph and gives it in the same engine; None: that is PyTorch,
             where the float model is as it is.
         peer: name of what that gives.
@@ -55,7 +55,7 @@ class Way:
 
     make: Callable[[MaseGraph, Path | None], nn.Module]
     command: str
-    is_on_cpu: bool = False
+    is_onnx: bool = False
     make_float: Callable[[MaseGraph], nn.Module] | None = None
     peer: str = ""
 
@@ -126,7 +126,7 @@ def make_ways(
         expected = [copied(mg.model(**inputs)) for inputs in batches]
         for name in names:
             try:
-                if WAYS[name].is_on_cpu and torch.device(device).type != "cpu":
+                if WAYS[name].is_onnx and torch.device(device).type != "cpu":
                     raise UnavailableError(f"it runs on the CPU, not on {device}.")
                 with torch.inference_mode(False):
                     model = WAYS[name].make(mg, file).eval()
@@ -220,14 +220,14 @@ WAYS = {
     ONNXRUNTIME: Way(
         _in_onnxruntime,
         f"chop.export.onnx.session.opened('{ONNX}')",
-        is_on_cpu=True,
+        is_onnx=True,
         make_float=_in_onnxruntime,
         peer="float in onnxruntime",
     ),
     "openvino": Way(
         _in_openvino,
         f"chop.export.onnx.session.opened_by_openvino('{ONNX}')",
-        is_on_cpu=True,
+        is_onnx=True,
         make_float=_in_openvino,
         peer="float in openvino",
     ),

@@ -19,7 +19,7 @@ from chop.bench.cuda_graph import as_cuda_graph
 from chop.bench.environment import environment, kernels, load
 from chop.bench.outputs import copied, largest_difference
 from chop.bench.peak_memory import peak_bytes
-from chop.bench.record import Comparison, Measured
+from chop.bench.record import Comparison, Measured, format_seconds
 from chop.bench.statistics import MIN_PAIRS, Interval, paired_ratio
 from chop.errors import ConfigError, did_you_mean
 
@@ -106,7 +106,9 @@ def compare(
         found.table()
         found["compiled"].speed_up  # None: no difference shown
     """
-    place = torch.device(device)
+    from chop.runs.progress import note_step  # brings bars along
+
+    place, began = torch.device(device), time.perf_counter()
     baseline = _check(variants, baseline, seconds, method, threads)
     with surroundings(threads, inference):
         watch = clock_for(place, torch.get_num_threads(), clock if method == "paired" else "wall")
@@ -121,6 +123,8 @@ def compare(
             readings = _taken(method, calls, watch, seconds, seed)
         peaks = [peak_bytes(each.call, place) if memory else None for each in ready]
     record |= {"load_after": load(), "kernels": kernels()}
+    taken = format_seconds(time.perf_counter() - began)
+    note_step(f"measured {', '.join(each.name for each in ready)} in {taken}")
     found = tuple(
         Measured(
             name=each.name,

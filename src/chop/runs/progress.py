@@ -6,16 +6,50 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from statistics import mean
 from typing import Self
 
+from rich import get_console
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.text import Text
 
 LINE_SECONDS = 10.0
 """Between two lines on one long step, in a pipe."""
+
+
+_steps: ContextVar[Iterator[int] | None] = ContextVar(
+    "numbers of steps that are told", default=None
+)
+
+
+@contextmanager
+def told_steps() -> Iterator[None]:
+    """Inside, `note_step` prints: of commands that measure for minutes, and have no bar."""
+    token = _steps.set(count(1))
+    try:
+        yield
+    finally:
+        _steps.reset(token)
+
+
+def note_step(text: str) -> None:
+    """Prints a step that is done, with its number, where a command tells them.
+
+    Args:
+        text: the step.
+    """
+    numbers = _steps.get()
+    if numbers is not None:
+        say_line(get_console(), f"{next(numbers)}: {text}")
+
+
+def say_line(console: Console, text: str) -> None:
+    """Prints one line of progress, whatever the width: a file is read line by line."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Estimate:
@@ -187,9 +221,7 @@ class Stages:
         if not self._bar.console.is_terminal:
             left = clock_of(self._estimate.seconds)
             number = self._done + self._is_inside
-            self._bar.console.print(
-                f"{number} of {self._total}: {label}, {left} left", markup=False, highlight=False
-            )
+            say_line(self._bar.console, f"{number} of {self._total}: {label}, {left} left")
 
     def _advance(self) -> None:
         self._done += 1
@@ -221,6 +253,6 @@ def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
         if number == steps or now - told >= LINE_SECONDS:
             told = now
             left = clock_of((now - began) / number * (steps - number))
-            console.print(f"{label}: {number / steps:.0%}, {left} left", markup=False)
+            say_line(console, f"{label}: {number / steps:.0%}, {left} left")
 
     yield advance

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from chop.runs.progress import clock_of
 from chop.search.result import Result, TrialRecord
 
 REFRESH_SECONDS = 0.5
@@ -29,6 +28,8 @@ def live_progress(
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    from chop.runs.progress import clock_of, say_line
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TextColumn("{task.fields[left]} left"))
     has_bar = bar.console.is_terminal or bar.console.is_jupyter
@@ -47,7 +48,7 @@ def live_progress(
         left = clock_of(_seconds_left(*began, done, until))
         bar.update(task, completed=done, description=headline(result), left=left)
         for line in lines.new(result, left) if lines else ():
-            bar.console.print(line, markup=False, highlight=False)
+            say_line(bar.console, line)
 
     with bar if has_bar else nullcontext():
         show()

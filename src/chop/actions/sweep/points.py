@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.runs import Journal, key_of
-from chop.runs.progress import Estimate, clock_of, work_bar
+from chop.runs.progress import Estimate, clock_of, say_line, work_bar
 from chop.train.tasks import CLASSIFICATION, Metric
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.workload import Workload
@@ -70,7 +70,7 @@ def measure_all(
             if not bar.console.is_terminal:
                 said = f"{number} of {len(todo)}: {said}, {clock_of(estimate.seconds)} left"
             if said != point.label:
-                bar.console.print(said, highlight=False, markup=False)
+                say_line(bar.console, said)
             bar.advance(task)
         bar.update(task, description=title)
     return [journal.get(point.settings) for point in points]

@@ -1,0 +1,104 @@
+"""Summary of a quantized model in its own text: formats, share of the parameters, and bytes."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from chop.bench.record import format_bytes
+from chop.ir.parameters import StoredParameter, stored_parameters_of, total_bits
+
+Inputs = Mapping[str, Tensor]
+FRACTION = re.compile(r"(?<=\d)\.-?\d+$")
+"""The fraction of a format whose tensors have a fraction each."""
+
+
+class Summary:
+    """What `extra_repr` of a quantized model is: the first line of its text, computed when asked.
+
+    It is an attribute of the model, which keeps its class; copies and pickles take it along. It
+    does not keep the model alive.
+
+    Args:
+        model: of `chop.quantize`.
+        example: inputs that it was captured with, which a pickle leaves behind; None: guessed ones.
+    """
+
+    def __init__(
+        self, model: nn.Module | None, example: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self._model = None if model is None else weakref.ref(model)
+        self.example = example
+
+    def __call__(self) -> str:
+        """The text of the model's class, if any, and the summary."""
+        model = None if self._model is None else self._model()
+        if model is None:
+            return ""
+        texts = (type(model).extra_repr(model), describe(model))
+        return "\n".join(filter(None, texts))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Summary:
+        model = None if self._model is None else self._model()
+        return Summary(memo.get(id(model)), self.example)
+
+    def __reduce__(self) -> tuple[type[Summary], tuple[nn.Module | None]]:
+        return Summary, (None if self._model is None else self._model(),)
+
+
+def add_summary(model: nn.Module, example: Inputs | None = None) -> nn.Module:
+    """The model, whose text begins with its formats, their share and bytes.
+
+    Args:
+        model: it is changed; its class stays.
+        example: inputs that it was captured with.
+    """
+    model.extra_repr = Summary(model, example)  # type: ignore[method-assign]
+    return model
+
+
+def example_of(model: nn.Module) -> Inputs | None:
+    """The inputs that a quantized model was captured with; None where nothing is known of them."""
+    found = vars(model).get("extra_repr")
+    return found.example if isinstance(found, Summary) else None
+
+
+def describe(model: nn.Module) -> str:
+    """Formats of the weights, the share of parameters that have a format, and bytes, as one line.
+
+    >>> describe(nn.Linear(2, 1))
+    'not quantized: 3 parameters, 0.0 kB'
+    """
+    stored = stored_parameters_of(model)
+    coded = [each for each in stored if _has_format(each)]
+    count, held = sum(x.value.numel() for x in stored), sum(x.held_bytes for x in stored)
+    if not coded:
+        return f"not quantized: {count:,} parameters, {format_bytes(held)}"
+    share = sum(x.value.numel() for x in coded) / count
+    text = f"{_formats(coded)}: {share:.1%} of {count:,} parameters"
+    packed = total_bits(stored)[0] / 8
+    if all(x.packed is not None for x in coded):
+        return f"{text}, packed, {format_bytes(held)}"
+    return f"{text}; floats of {format_bytes(held)} now, {format_bytes(packed)} packed (chop.save)"
+
+
+def _has_format(stored: StoredParameter) -> bool:
+    return stored.packed is not None or not stored.format.is_identity
+
+
+def _formats(coded: list[StoredParameter]) -> str:
+    """The formats of the weights, without fractions that layers have their own of."""
+    counts = Counter[str]()
+    for each in coded:
+        if each.operand == "weight":
+            counts[each.format.label] += each.value.numel()
+    shorter = {FRACTION.sub("", label) for label in counts}
+    if len(counts) > 1 and len(shorter) == 1:
+        return f"{shorter.pop()}.*"
+    first, *others = (label for label, _ in counts.most_common())
+    return f"{first} and {len(others)} other formats" if others else first
