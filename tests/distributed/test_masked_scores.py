@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from chop.captured.masks import MASKS_AHEAD
 from chop.distributed.strategies import register_strategies
 from chop.formats import MXInt, QuantSpec
 from chop.nn import quantized as q
@@ -26,10 +27,14 @@ def parts() -> list[float]:
     lowest = torch.zeros(1, 1, KEYS, KEYS).masked_fill(later, torch.finfo(torch.float32).min)
 
     def scores(x: Tensor, mask: Tensor) -> Tensor:
-        added = q.QuantCall(torch.add, {"input": "data_in", "other": "data_in"}, spec)
-        added.meets_masks = True
+        of_two = {"input": "data_in", "other": "data_in"}
+        every = spec.with_quantizers(data_out=MXInt())
+        product = q.QuantScores(torch.matmul, of_two, every)
+        scaled, added = (q.QuantCall(f, of_two, every) for f in (torch.mul, torch.add))
+        scaled.meets_masks = added.meets_masks = True
         softmax = q.QuantSoftmax(dim=-1, config=spec)
-        result: Tensor = softmax(added(x @ x.mT, mask))
+        ahead = {MASKS_AHEAD: (("added", mask, ()),)}
+        result: Tensor = softmax(added(scaled(product(x, x.mT, **ahead), 0.5, **ahead), mask))
         return result
 
     attention = q.QuantScaledDotProductAttention(spec)

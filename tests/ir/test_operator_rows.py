@@ -155,6 +155,7 @@ def test_each_quantized_operator_has_its_row():
     classes = {cls for cls in vars(quantized).values() if isinstance(cls, type)}
     operators = {cls for cls in classes if issubclass(cls, quantized.QuantizedOperator)}
     general = {quantized.QuantizedOperator, quantized.QuantCall, quantized.QuantInPlaceCall}
+    general |= {quantized.QuantScores, quantized.QuantContext}
     assert operators - named == general
     for row in OPS.values():
         if row.quantized is not None:

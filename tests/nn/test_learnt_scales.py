@@ -244,3 +244,13 @@ def test_calls_attention_and_bound_classes():
     bound = LinearScaleInteger(12, 5, config=config)
     assert torch.equal(bound(query.new_ones(2, 12)), bound.freeze_scales()(query.new_ones(2, 12)))
     assert LinearBinaryResidualSign(4, 2, config={"gradient": "lsq"}).weight_scale.shape == (2,)
+
+
+def test_an_operand_of_zeros_leaves_the_start_to_the_other():
+    """A branch that starts at zero, as of adapters, and what it is added to."""
+    spec = QuantSpec(ScaleInteger(8), gradient="lsq")
+    added = q.QuantCall(torch.add, {"input": "data_in", "other": "data_in"}, spec)
+    x, y = torch.zeros(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    added(x, y).sum().backward()
+    assert added.data_in_scale.all()
+    assert x.grad.isfinite().all() and y.grad.isfinite().all()

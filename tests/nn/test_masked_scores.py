@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,3 +265,19 @@ def test_masks_of_results_seen_by_operands():
     assert hidden_of(masked, torch.Size([3, 4])).sum() == 1
     assert hidden_of(masked, torch.Size([2, 3, 1])).nonzero().tolist() == [[0, 2, 0]]
     assert not hidden_of(masked, torch.Size([]))
+
+
+def test_formats_that_cannot_be_causal_are_those_of_the_docs():
+    """Their scales follow numbers of several tokens; docs/formats.md has a table of them."""
+    x = drawn(1, 1, KEYS, 8)
+    later = torch.cat([x[..., :-1, :], x[..., -1:, :] * 50], -2)
+    found = set()
+    for fmt in DETERMINISTIC:
+        attention = q.QuantScaledDotProductAttention(QuantSpec(data_in=fmt, weight=fmt))
+        one, other = (attention(y, y, y, is_causal=True)[..., :-1, :] for y in (x, later))
+        if not torch.equal(one, other):
+            assert fmt not in WITHIN_A_TOKEN
+            found.add(fmt.label.partition("(")[0])
+    text = (Path(__file__).parents[2] / "docs/formats.md").read_text()
+    table = text.partition("| its scale follows |")[2].partition('`"auto"`')[0]
+    assert found == set(re.findall(r"`([a-z_0-9]+)`", table)) - {"scaling_factor", "granularity"}

@@ -52,6 +52,7 @@ EXAMPLES = {
     "selu": (nn.SELU, (2, 6)),
     "sigmoid": (nn.Sigmoid, (2, 6)),
     "softmax": (lambda: nn.Softmax(-1), (2, 6)),
+    "log_softmax": (lambda: nn.LogSoftmax(-1), (2, 6)),
     "max_pool1d": (lambda: nn.MaxPool1d(3, 2, ceil_mode=True), (2, 3, 8)),
     "max_pool2d": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 8, 8)),
     "avg_pool1d": (lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False), (2, 3, 8)),

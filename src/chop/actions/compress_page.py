@@ -12,9 +12,9 @@ from torch import nn
 
 from chop.actions.compress_sensitivity import about_sensitivity
 from chop.actions.latency import fastest_of, speed_tiles
+from chop.captured.hidden import following, visible_rows
 from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
-from chop.ir.hidden import following, visible_rows
 from chop.ir.parameters import StoredParameter, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator

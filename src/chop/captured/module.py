@@ -22,6 +22,7 @@ from chop.captured.guards.shape_guards import (
     guard_holds,
     violation_message,
 )
+from chop.captured.hidden import following, is_followed_call
 from chop.captured.huggingface.cache import check_optional
 from chop.captured.huggingface.generation import generator
 from chop.captured.modes import MODE, Forwards, IsTraining, in_mode, mode_paths
@@ -107,7 +108,18 @@ class CapturedModule(fx.GraphModule):
         # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
         # leave gradients off, nor may a call inside the caller's own region leave them on.
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
+            if is_followed_call(self, self.record.example_inputs):
+                return self._call_followed(args, accepted)
             return super().__call__(*args, **accepted)
+
+    def _call_followed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the graph, whose parts then ask which elements of their inputs are padding."""
+        names = [*self.record.example_inputs, *self.record.optional_inputs]
+        named = dict(zip(names, args, strict=False))
+        with following(self, {**named, **kwargs}, copies=False) as given:
+            return super().__call__(
+                *(given[name] for name in named), **{k: given[k] for k in kwargs}
+            )
 
     def admit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that a call gives the graph, by name, after every check that a call makes.

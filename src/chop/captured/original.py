@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.captured.huggingface.cache_names import settled_name
+from chop.captured.masks import MASKS_AHEAD
 from chop.captured.module_tree import Scope, computed_tensors
 from chop.captured.overrides import why_not_copyable
 from chop.errors import GraphError
@@ -229,8 +230,9 @@ def node_digest(node: fx.Node) -> str:
 
 
 def arguments_digest(node: fx.Node) -> str:
-    """The last 8 digits of a node's digest."""
-    return _digest("".join(_texts((node.args, dict(node.kwargs)))))
+    """The last 8 digits of a node's digest; masks that quantization gives a call are left out."""
+    named = {name: value for name, value in node.kwargs.items() if name != MASKS_AHEAD}
+    return _digest("".join(_texts((node.args, named))))
 
 
 def _target(node: fx.Node) -> str:

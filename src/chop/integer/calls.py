@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
+from chop.captured.masks import MASKS_AHEAD
 from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.integer.folding import Folded
@@ -59,7 +60,7 @@ def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
     names = _names(mg, node)
     is_call = module is None or isinstance(module, QuantCall)
     arguments = module.arguments if isinstance(module, QuantCall) else {}
-    for position, given in [*enumerate(node.args), *node.kwargs.items()]:
+    for position, given in [*enumerate(node.args), *_named(node).items()]:
         name = names[position] if isinstance(position, int) else str(position)
         if isinstance(given, fx.Node) and isinstance(folded.values[given], Tensor):
             inputs.append(given)
@@ -90,11 +91,16 @@ def _caller(node: fx.Node, target: Any, folded: Folded) -> Callable[..., Tensor]
             return next(given) if isinstance(value, Tensor) else value
 
         args = fx.node.map_arg(node.args, value_of)
-        kwargs = fx.node.map_arg(node.kwargs, value_of)
+        kwargs = fx.node.map_arg(_named(node), value_of)
         result: Tensor = target(*args, **kwargs)
         return result
 
     return run
+
+
+def _named(node: fx.Node) -> dict[str, Any]:
+    """Arguments by name; an integer graph has no masks beside those of attentions."""
+    return {name: given for name, given in node.kwargs.items() if name != MASKS_AHEAD}
 
 
 def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
@@ -107,7 +113,7 @@ def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
     for signature in _signatures(node.target if module is None else module.function):
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [name for name, given in signature.parameters.items() if given.kind in kinds]
-        if len(names) >= len(node.args) and set(node.kwargs) <= set(signature.parameters):
+        if len(names) >= len(node.args) and set(_named(node)) <= set(signature.parameters):
             return known + names[len(known) :]
     return known + unnamed[len(known) :]
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.captured.hidden import HiddenElements
 from chop.captured.huggingface.cache_names import CACHE_NAMES
 from chop.captured.runtime import REGIONS, exit_open_regions
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError, GuardError
 from chop.ir.graph import MaseGraph
-from chop.ir.hidden import HiddenElements
 from chop.ir.input_dtypes import InputDtypes
 from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 
@@ -128,7 +128,7 @@ def observe_batches(
 ) -> None:
     """The same, where `visit` is given the number of the batch first.
 
-    In it `chop.ir.hidden.hidden_elements` tells which elements of a value are padding.
+    In it `chop.captured.hidden.hidden_elements` tells which elements of a value are padding.
 
     Args:
         mg: the graph.

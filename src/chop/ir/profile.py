@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from chop.captured.hidden import hidden_elements, zeroed
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.annotate import argument_tensors, tensors_in
 from chop.ir.batches import observe_batches
 from chop.ir.graph import MaseGraph
-from chop.ir.hidden import hidden_elements, zeroed
 from chop.ir.nodes import names_of
 from chop.ir.rows import non_finite_rows
 from chop.nn.packed import PackedOperator

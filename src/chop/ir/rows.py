@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from chop.captured.hidden import hidden_elements, is_followed
+from chop.captured.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
 from chop.errors import ConfigError
-from chop.ir.hidden import hidden_elements, is_followed
-from chop.ir.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
 from chop.ir.ops import of_node
 
 
@@ -33,9 +33,9 @@ class Measured(NamedTuple):
 def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Boolean (rows,), False where a row of a value is padding; None where no mask tells.
 
-    Inside of `chop.ir.hidden.following` a row is padding if all of it was made from hidden tokens.
-    Of values from elsewhere shapes tell: where a batch has as many rows as tokens, those that were
-    seen first say which is which.
+    Inside of `chop.captured.hidden.following` a row is padding if all of it was made from hidden
+    tokens. Of values from elsewhere shapes tell: where a batch has as many rows as tokens, those
+    that were seen first say which is which.
 
     Args:
         node: what gives the value.

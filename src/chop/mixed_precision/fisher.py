@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.captured.hidden import following, hidden_elements
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, StandIn
-from chop.ir.hidden import following, hidden_elements
 from chop.ir.rows import check_loss
 from chop.mixed_precision.layers import operands_of
 from chop.mixed_precision.problem import PrecisionProblem

@@ -77,6 +77,7 @@ __all__ = [
     "storage_id",
     "tree_leaves",
     "version_of",
+    "without_dispatch_modes",
     "writes_plain_code",
 ]
 
@@ -94,6 +95,8 @@ BATCH_NORMS = nn.modules.batchnorm._NormBase
 NOISY_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 """Loggers that print an error inside a fake kernel, which the tracer handles."""
 DisableTorchFunction = torch._C.DisableTorchFunction
+without_dispatch_modes = torch._C._DisableTorchDispatch
+"""A context in which no dispatch mode sees what is called."""
 enter_autocast_region: Any = torch.amp.autocast_mode._enter_autocast
 exit_autocast_region: Any = torch.amp.autocast_mode._exit_autocast
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from chop.captured.hidden import visible, zeroed
 from chop.errors import ConfigError
 from chop.ir.batches import Batches, observe_batches, select_inputs
 from chop.ir.graph import MaseGraph
-from chop.ir.hidden import visible, zeroed
 from chop.ir.layers import Layer
 from chop.ir.metadata import MaseMetadata
 from chop.ir.rows import Measured, check_finite

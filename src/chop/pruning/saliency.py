@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from chop.captured.hidden import zeroed
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.batches import observe_batches, select_inputs
 from chop.ir.graph import MaseGraph
-from chop.ir.hidden import zeroed
 from chop.ir.layers import Layer
 from chop.ir.ops import Weight
 from chop.ir.rows import Measured, check_finite, check_loss

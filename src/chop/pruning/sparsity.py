@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from chop.captured.hidden import visible
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
-from chop.ir.hidden import visible
 from chop.ir.layers import Layer
 from chop.ir.parameters import masked_weights
 from chop.nn.packed import PackedOperator

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from chop.captured.masks import KEY_PADDING, MASK
 from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
-from chop.ir.masks import KEY_PADDING, MASK
 from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nn.quantized import QuantLinear
 from chop.nn.quantized.masks import MASK as WEIGHT_MASK

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import fx
 
 from chop.ir.graph import MaseGraph
@@ -21,10 +23,7 @@ def masked_nodes(mg: MaseGraph) -> set[fx.Node]:
     operators that are not known may.
     """
     rows = {node: mg.operator(node) for node in mg.nodes}
-    maybe: set[fx.Node] = set()
-    for node, row in rows.items():
-        if _may_be_masked(row, any(given in maybe for given in node.all_input_nodes)):
-            maybe.add(node)
+    maybe = maybe_masked(rows)
     scores = _scores(rows)
     return {
         node
@@ -32,6 +31,19 @@ def masked_nodes(mg: MaseGraph) -> set[fx.Node]:
         if (row.reads_scores or (row.kind is Kind.ARITHMETIC and node in scores))
         and any(given in maybe for given in node.all_input_nodes)
     }
+
+
+def maybe_masked(rows: Mapping[fx.Node, Operator]) -> set[fx.Node]:
+    """Nodes whose results may be masked scores, or masks.
+
+    Args:
+        rows: the operators of a graph, in order.
+    """
+    maybe: set[fx.Node] = set()
+    for node, row in rows.items():
+        if _may_be_masked(row, any(given in maybe for given in node.all_input_nodes)):
+            maybe.add(node)
+    return maybe
 
 
 def _may_be_masked(row: Operator, reads_masked: bool) -> bool:

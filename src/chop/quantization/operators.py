@@ -7,14 +7,23 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from chop.captured.masks import MASKS_AHEAD
 from chop.captured.writes import written_by
 from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantCall, QuantInPlaceCall, QuantizedOperator
+from chop.nn.quantized import (
+    QuantCall,
+    QuantContext,
+    QuantInPlaceCall,
+    QuantizedOperator,
+    QuantScores,
+)
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
 from chop.nn.quantized.replicas import keep_ranges_local
+from chop.notices import warn_once
 from chop.quantization.masked_nodes import masked_nodes
+from chop.quantization.masks_ahead import MasksAhead, hand_masks
 
 
 def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
@@ -24,19 +33,43 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
     """
     computed = {str(n.target): why_computed(mg.module_of(n)) for n in chosen}
     twins: dict[str, QuantizedOperator] = {}
-    masked = masked_nodes(mg)
+    masked, ahead = masked_nodes(mg), MasksAhead(mg)
     shared = {str(node.target) for node in masked if node.op == "call_module"}
     for node, spec in chosen.items():
         # A module that several nodes call is replaced once.
         twin = twins.get(str(node.target)) if node.op == "call_module" else None
         twin = twin or quantized_twin(mg, node, spec)
-        if isinstance(twin, QuantCall) or type(twin).meets_masks:
+        if isinstance(twin, QuantCall):
+            twin = _call_with_masks(mg, node, twin, ahead)
+            twin.meets_masks = MASKS_AHEAD in node.kwargs or node in masked
+        elif type(twin).meets_masks:
             twin.meets_masks = node in masked or str(node.target) in shared
         mg.replace(node, twin)
         twins[str(node.target)] = twin
         record_formats(node, twin)
     keep_ranges_local(mg.model)
     warn_of_plain_weights("quantize_transform_pass", computed)
+
+
+def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> QuantCall:
+    """The twin for a node that computes scores or reads weights of keys; others stay as they are.
+
+    The node gets the masks that hide some of its scores later.
+    """
+    masks = () if MASKS_AHEAD in node.kwargs else ahead.of(node)
+    if masks and not hand_masks(node, masks):
+        warn_once(
+            f"quantize: '{node.name}' computes scores that '{masks[0][1].name}' hides later and "
+            "that cannot be known before, so that hidden scores count in its scales; make the mask "
+            "of sizes rather than of scores, or use scaled_dot_product_attention."
+        )
+    if not mg.operator(node).is_product_of_activations or type(twin) is not QuantCall:
+        return twin
+    if MASKS_AHEAD in node.kwargs:
+        return QuantScores(twin.function, twin.arguments, twin.spec)
+    if node.args and ahead.are_weights(node.args[0]):
+        return QuantContext(twin.function, twin.arguments, twin.spec)
+    return twin
 
 
 def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:

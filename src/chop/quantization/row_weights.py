@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from chop.captured.hidden import HiddenElements
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.ir.hidden import HiddenElements
 from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nested import tree_tensors

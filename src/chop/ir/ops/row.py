@@ -182,6 +182,7 @@ class Operator:
         commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
         reads_scores: a softmax, the first step of one, or a gate: masked scores become 0 or -inf.
         makes_masks: its result may be masked scores although nothing that it reads is.
+        selector: the argument, a boolean, that takes numbers of an input or others.
         onnx: the ONNX operator of a layer that runtimes compute in integers; "" of other rows.
         integer: the operator on integer codes, bit for bit what a circuit computes; None: it is
             not lowered yet.
@@ -211,6 +212,7 @@ class Operator:
     commutes: bool = False
     reads_scores: bool = False
     makes_masks: bool = False
+    selector: str = ""
     onnx: str = ""
     integer: type[IntegerOperator] | None = None
 
@@ -223,6 +225,11 @@ class Operator:
     def is_product(self) -> bool:
         """True when a weight matrix is multiplied: a linear layer or a convolution."""
         return self.weight is not None and not self.weight.is_table
+
+    @property
+    def is_product_of_activations(self) -> bool:
+        """True when two activations are multiplied as matrices, each with a format of its own."""
+        return self.kind is Kind.PRODUCT and bool(self.arguments) and self.weight is None
 
     @property
     def only_moves(self) -> bool:

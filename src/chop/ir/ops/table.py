@@ -167,7 +167,7 @@ TABLE: tuple[Operator, ...] = (
     *_all(
         {"kind": Kind.ACTIVATION, "reads_scores": True},
         _row("softmax", nn.Softmax, ONE_INPUT, TORCH, integer=i.IntegerSoftmax),
-        _row("log_softmax", nn.LogSoftmax, homes=TORCH, makes_masks=True),
+        _row("log_softmax", nn.LogSoftmax, ONE_INPUT, TORCH, makes_masks=True),
     ),
     *_all(
         {"kind": Kind.DROPOUT, "follow": d.unchanged, "is_homogeneous": True},
@@ -244,7 +244,9 @@ TABLE: tuple[Operator, ...] = (
         _row("exp", follow=d.unchanged, reads_scores=True),
         _row("mean", follow=d.reduced, integer=i.IntegerMean),
         _row("sum", follow=d.reduced, integer=i.IntegerSum),
-        *_rows("log minimum masked_fill where", makes_masks=True),
+        *_rows("log minimum", makes_masks=True),
+        _row("masked_fill", makes_masks=True, selector="mask"),
+        _row("where", makes_masks=True, selector="condition"),
         *_rows("sin cos maximum and_ or_ ge gt le lt eq ne"),
     ),
     _row("cat", others=(torch.concat,), layout="copied", follow=d.joined),
@@ -270,8 +272,10 @@ TABLE: tuple[Operator, ...] = (
     *_rows("squeeze", layout="view"),
     *_rows("permute", layout="permuted", follow=d.permuted),
     *_rows("transpose", layout="permuted", follow=d.transposed),
-    *_rows(
-        "to type type_as float half bfloat16", homes=(Tensor,), layout="cast", follow=d.unchanged
+    *_all(
+        {"layout": "cast", "follow": d.unchanged},
+        *_rows("to type type_as half bfloat16", homes=(Tensor,)),
+        _row("float", homes=(Tensor,), methods=("float", "double")),
     ),
 )
 

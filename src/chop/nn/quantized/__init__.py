@@ -2,7 +2,7 @@
 
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
 from chop.nn.quantized.base import QuantizedOperator, leaf_operators
-from chop.nn.quantized.call import QuantCall, QuantInPlaceCall
+from chop.nn.quantized.call import QuantCall, QuantContext, QuantInPlaceCall, QuantScores
 from chop.nn.quantized.experts import QuantExpertLinear
 from chop.nn.quantized.ops import (
     QuantAdaptiveAvgPool1d,
@@ -19,6 +19,7 @@ from chop.nn.quantized.ops import (
     QuantGroupNorm,
     QuantLayerNorm,
     QuantLinear,
+    QuantLogSoftmax,
     QuantMaxPool1d,
     QuantMaxPool2d,
     QuantReLU,
@@ -40,6 +41,7 @@ __all__ = [
     "QuantBatchNorm1d",
     "QuantBatchNorm2d",
     "QuantCall",
+    "QuantContext",
     "QuantConv1d",
     "QuantConv2d",
     "QuantConvTranspose2d",
@@ -50,12 +52,14 @@ __all__ = [
     "QuantInPlaceCall",
     "QuantLayerNorm",
     "QuantLinear",
+    "QuantLogSoftmax",
     "QuantMaxPool1d",
     "QuantMaxPool2d",
     "QuantRMSNorm",
     "QuantReLU",
     "QuantSELU",
     "QuantScaledDotProductAttention",
+    "QuantScores",
     "QuantSiLU",
     "QuantSigmoid",
     "QuantSoftmax",

@@ -175,6 +175,15 @@ class QuantizedOperator(nn.Module):
         return tuple(n for n in learned if not has_started(self._parameters.get(SCALE_NAMES[n])))
 
     @property
+    def learns_of_inputs(self) -> bool:
+        """True if a training call may start scales of inputs or move their ranges."""
+        spec = vars(self).get("spec")
+        if spec is None:  # an attention, whose steps have the formats
+            return False
+        follows = self.training and any(not fmt.is_fitted for _, fmt in spec.items())
+        return follows or bool(spec.lsq_operands and self.waiting)
+
+    @property
     def running(self) -> dict[str, RunningMaximum]:
         """By operand what training has shown of a format that was not calibrated."""
         ranges = {name: self._buffers.get(RANGE_NAMES[name]) for name, _ in self.spec.items()}

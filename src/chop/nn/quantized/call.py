@@ -6,12 +6,19 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from chop.captured.masks import MASKS_AHEAD
 from chop.formats import QuantSpec
 from chop.nn.quantized import state
 from chop.nn.quantized.base import QuantizedOperator
-from chop.nn.quantized.scores import hidden_of, masked_operands, masked_scores
+from chop.nn.quantized.scores import (
+    hidden_ahead,
+    hidden_of,
+    masked_operands,
+    masked_scores,
+)
 
 
 class QuantCall(QuantizedOperator):
@@ -52,14 +59,20 @@ class QuantCall(QuantizedOperator):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function; arguments that are no operand pass unchanged."""
         operands = (*self.arguments.values(), *[None] * len(args))
-        if self.meets_masks and not self.spec.is_float:
-            return self._call_with_masks(operands, args, kwargs)
+        if self.meets_masks:
+            masks = kwargs.pop(MASKS_AHEAD, ())
+            if not self.spec.is_float:
+                return self._call_with_masks(operands, args, kwargs, masks)
         quantized = [self.quantize(name, x) for name, x in zip(operands, args, strict=False)]
         named = {key: self.quantize(self.arguments.get(key), x) for key, x in kwargs.items()}
         return self.quantize("data_out", self.function(*quantized, **named))
 
     def _call_with_masks(
-        self, operands: Sequence[str | None], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        operands: Sequence[str | None],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        masks: Sequence[Any],
     ) -> Any:
         """Calls the function; masked scores and their results are not rounded."""
         given = [*zip(operands, args, strict=False)]
@@ -67,6 +80,9 @@ class QuantCall(QuantizedOperator):
         tensors = [x for name, x in given if name and isinstance(x, Tensor)]
         scores = [x for x in tensors if x.is_floating_point()]
         masked = masked_scores(scores[0]) if len(scores) == 1 else masked_operands(scores)
+        if masks and scores:
+            shape = torch.broadcast_shapes(*(x.shape for x in scores))
+            masked = _joined(masked, hidden_ahead(masks, scores[0].expand(shape)))
         quantized = [
             self.quantize(name, x, hidden_of(masked, x.shape))
             if name and isinstance(x, Tensor)
@@ -76,14 +92,58 @@ class QuantCall(QuantizedOperator):
         named = dict(zip(kwargs, quantized[len(args) :], strict=True))
         result = self.function(*quantized[: len(args)], **named)
         if not self.spec.data_out.is_identity and isinstance(result, Tensor):
-            made = masked_operands([result])  # as of 0 and 1 times the lowest number
-            if made is not None:
-                masked = made if masked is None else masked | made
+            # As of 0 and 1 times the lowest number.
+            masked = _joined(masked, masked_operands([result]))
         return self.quantize("data_out", result, masked)
 
     def extra_repr(self) -> str:
         """The function's name and the formats."""
         return f"{self.function.__name__}, {super().extra_repr()}"
+
+
+class QuantScores(QuantCall):
+    """A product of queries and keys ahead of a mask: `matmul`, `bmm`.
+
+    Blocks of keys lie along the sum, as those of queries do, so that none has two keys. Scores that
+    the mask hides stay as they are.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function on (..., Q, D) and (..., D, K)."""
+        masks = kwargs.pop(MASKS_AHEAD, ())
+        (first, second), Q = self.arguments, self.quantize
+        given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+        query, key = given.pop(first), given.pop(second)
+        query = Q(self.arguments[first], query)
+        key = Q(self.arguments[second], key.mT).mT
+        result = self.function(query, key, **given)
+        hidden = None if self.spec.data_out.is_identity else hidden_ahead(masks, result)
+        return Q("data_out", result, hidden)
+
+
+class QuantContext(QuantCall):
+    """A product of the results of a softmax and of values: `matmul`, `bmm`.
+
+    Weights of exactly zero, which hidden keys have, stay so in formats without a zero, and are in
+    no scale.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function on (..., Q, K) and (..., K, D)."""
+        (first, second), Q = self.arguments, self.quantize
+        given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+        weights, value = given.pop(first), given.pop(second)
+        name = self.arguments[first]
+        hidden = None if name is None or self.format_of(name).ignores_zeros else weights == 0
+        product = self.function(Q(name, weights, hidden), Q(self.arguments[second], value), **given)
+        return Q("data_out", product)
+
+
+def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Elements that either of two masks hides."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one | other
 
 
 class QuantInPlaceCall(QuantCall):

@@ -256,6 +256,17 @@ class QuantSoftmax(QuantizedOperator, nn.Softmax):
         return Q("data_out", F.softmax(Q("data_in", input, hidden), self.dim), hidden)
 
 
+class QuantLogSoftmax(QuantizedOperator, nn.LogSoftmax):
+    """`nn.LogSoftmax`, along `dim`, any shape; masked scores are not rounded."""
+
+    meets_masks = True
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+        Q = self.quantize
+        hidden = masked_scores(input) if self.meets_masks and not self.spec.is_float else None
+        return Q("data_out", F.log_softmax(Q("data_in", input, hidden), self.dim), hidden)
+
+
 class QuantMaxPool1d(QuantizedOperator, nn.MaxPool1d):
     """`nn.MaxPool1d`; input (N, C, L)."""
 

@@ -8,6 +8,7 @@ leave them as they are, and round the visible scores by scales of these alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,36 @@ def _large(x: Tensor) -> Tensor | None:
         if low.item() > LOWEST_SCORE and high.item() < -LOWEST_SCORE:
             return None
     return x.detach().abs() >= -LOWEST_SCORE
+
+
+Step = tuple[str, Sequence[Any]]
+"""A method of tensors that lays out elements otherwise, and its arguments."""
+
+
+def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) -> Tensor | None:
+    """Boolean, the shape of a result: True where a later mask hides it; None where none does.
+
+    Args:
+        masks: see `chop.captured.masks.MASKS_AHEAD`.
+        x: the result, or any tensor of its shape.
+    """
+    found = None
+    for kind, mask, steps in masks:
+        hidden = _large(mask) if kind == "added" else mask if kind == "hidden" else ~mask
+        if hidden is None:
+            continue
+        shapes = [x.shape]
+        laid_out = torch.empty_like(x, dtype=torch.bool) if steps else x
+        for name, args in steps:
+            laid_out = getattr(laid_out, name)(*args)
+            shapes.append(laid_out.shape)
+        whole = hidden.expand(torch.broadcast_shapes(hidden.shape, shapes[-1]))
+        part = hidden_of(whole, shapes[-1])
+        assert part is not None
+        for (name, args), shape in zip(reversed(steps), reversed(shapes[:-1]), strict=True):
+            part = part.transpose(*args) if name == "transpose" else part.reshape(shape)
+        found = part if found is None else found | part
+    return found
 
 
 def hidden_of(masked: Tensor | None, shape: torch.Size) -> Tensor | None:

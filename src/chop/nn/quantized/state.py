@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from chop.captured.hidden import visible_alone
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales
 from chop.nn.quantized.numbers import WHOLE, has_started, is_in_fake_mode
@@ -69,7 +70,7 @@ def scales_for(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor:
         return scales
     start = measured_scales(operator, operand, x)
     if start is None:
-        return scales
+        return scales.clone()  # another operand of this call may start them, by a write
     if operator.training:
         write_scales(operator, operand, start, scales)
         return scales
@@ -90,7 +91,7 @@ def _start_at(
 
 @torch.no_grad()
 def measured_scales(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor | None:
-    """The start of learned scales for a tensor, float32 (n,).
+    """The start of learned scales for a tensor, float32 (n,), without hidden tokens of inputs.
 
     Args:
         operator: it learns them.
@@ -101,11 +102,13 @@ def measured_scales(operator: QuantizedOperator, operand: str, x: Tensor) -> Ten
     """
     if x.is_meta or not x.numel() or is_in_fake_mode(x):
         return None
-    is_input = operand not in parameters_of(operator)
-    if is_input and not ((x != 0) & x.isfinite()).any():
-        return None
-    seen = x.detach().reshape(1, -1) if is_input else x.detach()
-    return initial_scales(operator.spec.number_format(operand), seen)
+    number_format = operator.spec.number_format(operand)
+    if operand in parameters_of(operator):
+        return initial_scales(number_format, x.detach())
+    with visible_alone(x) as seen:
+        if not ((seen != 0) & seen.isfinite()).any():
+            return None
+        return initial_scales(number_format, seen.detach().reshape(1, -1))
 
 
 @torch.no_grad()
@@ -124,14 +127,18 @@ def write_scales(
 
 
 def observe_operand(operator: QuantizedOperator, operand: str, x: Tensor) -> None:
-    """Updates the range of an operand by a training tensor."""
+    """Updates the range of an operand by a training tensor, without tokens that a mask hides."""
+    if torch.compiler.is_compiling():
+        return
     name = RANGE_NAMES[operand]
     buffer = buffers_of(operator).get(name)
     if buffer is None:  # the spec was replaced by hand
         operator.register_buffer(name, empty_range(x.device))
         buffer = buffers_of(operator)[name]
     assert buffer is not None
-    if observe(buffer, getattr(operator.spec, operand), x):
+    with visible_alone(x) as seen:
+        is_changed = observe(buffer, getattr(operator.spec, operand), seen)
+    if is_changed:
         note(operator)
 
 

@@ -14,8 +14,16 @@ MASK = "attention_mask"
 """
 KEY_PADDING = "key_padding_mask"
 """The end of torch's names of inputs that are True, or -inf, where a token is padding."""
+MASK_ENDINGS = (MASK, KEY_PADDING)
 TARGET_SIDE = ("decoder_", "tgt")
 """First parts of the names of a decoder's inputs, where an encoder has inputs of its own."""
+MASKS_AHEAD = "masks_ahead"
+"""The argument by which a graph gives a call the masks that later operators apply to its result.
+
+A tuple of (kind, mask, steps): kind is "added" for numbers, "hidden" for a boolean that is True
+where it hides, and "shown" for one that is False there. `steps` are the (method, arguments) that
+lay out the result otherwise before it meets the mask.
+"""
 
 
 def visible_tokens(batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import T5Config, T5Model
 
 from chop import MaseGraph, passes
+from chop.captured.hidden import following, hidden_elements
+from chop.captured.masks import hidden_inputs, visible_tokens
 from chop.formats import Integer, QuantSpec
-from chop.ir.hidden import following, hidden_elements
-from chop.ir.masks import hidden_inputs, visible_tokens
 from chop.mixed_precision.layer_sensitivity import Sensitivity
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.quantization.calibration import sample_operands

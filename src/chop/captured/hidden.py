@@ -11,7 +11,8 @@ Without a mask, or where it hides nothing, nothing is followed, and a run costs 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.ir.hidden_rules import Executed, rule_of
-from chop.ir.masks import hidden_inputs
+from chop.captured.hidden_rules import Executed, rule_of
+from chop.captured.masks import MASK_ENDINGS, hidden_inputs
 from chop.private.torch_api import (
     OpOverload,
     StorageWeakRef,
     TorchDispatchMode,
+    fills_its_memory,
+    is_in_backward,
+    is_transformed,
     schema_of,
     storage_id,
-    tree_leaves,
+    without_dispatch_modes,
 )
 
 _followed: ContextVar[HiddenElements | None] = ContextVar("followed", default=None)
@@ -36,17 +40,40 @@ SWEEP = 512
 
 
 @contextlib.contextmanager
-def following(model: Any, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def following(
+    model: Any, batch: Mapping[str, Any], copies: bool = True
+) -> Iterator[Mapping[str, Any]]:
     """Follows hidden elements while the model runs on the batch that is yielded.
 
     Args:
         model: a captured one; of another, the inputs tell less of their order.
         batch: its inputs by name, not changed.
+        copies: see `HiddenElements.seeded`.
     """
     followed = HiddenElements()
-    batch = followed.seeded(model, batch)
+    batch = followed.seeded(model, batch, copies)
     with followed.activated(), followed.running():
         yield batch
+
+
+def is_followed_call(model: nn.Module, names: Iterable[str]) -> bool:
+    """Returns whether a call of a model has to follow hidden elements.
+
+    It has, where a mask is among the inputs and a part of the model learns of its own inputs, as
+    quantized operators do in training; they say so by an attribute `learns_of_inputs`. What
+    gradient checkpointing computes again, compilers and transforms learn nothing.
+
+    Args:
+        model: a captured one.
+        names: of its inputs.
+    """
+    if not any(name.endswith(MASK_ENDINGS) for name in names):
+        return False
+    if not (model.training or torch.is_grad_enabled()) or _followed.get() is not None:
+        return False
+    if torch.compiler.is_compiling() or is_transformed() or is_in_backward():
+        return False
+    return any(getattr(part, "learns_of_inputs", False) for part in model.modules())
 
 
 def hidden_elements(x: Tensor) -> Tensor | None:
@@ -61,7 +88,28 @@ def hidden_elements(x: Tensor) -> Tensor | None:
 def visible(x: Tensor) -> Tensor:
     """The elements that count: the tensor itself, or (n,) those that are not hidden."""
     hidden = hidden_elements(x)
-    return x if hidden is None else x[~hidden]
+    return x if hidden is None else _shown(x, hidden)
+
+
+def _shown(x: Tensor, hidden: Tensor) -> Tensor:
+    while hidden.dim() > 1 and hidden.stride(-1) == 0:  # rows are quicker to choose
+        hidden = hidden.select(-1, 0)
+    return x[~hidden].reshape(-1)
+
+
+@contextlib.contextmanager
+def visible_alone(x: Tensor) -> Iterator[Tensor]:
+    """Yields the elements that count, to be measured: what is called inside is not followed.
+
+    Args:
+        x: see `visible`.
+    """
+    hidden = hidden_elements(x)
+    if hidden is None:
+        yield x
+        return
+    with without_dispatch_modes():
+        yield _shown(x.detach(), hidden)
 
 
 def visible_rows(x: Tensor) -> Tensor:
@@ -116,14 +164,28 @@ class HiddenElements(TorchDispatchMode):
         self._limit = SWEEP
         self._is_needed = False
 
-    def seeded(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The batch with copies of the inputs that have hidden tokens, which are recorded."""
+    def seeded(
+        self, model: Any, batch: Mapping[str, Any], copies: bool = True
+    ) -> Mapping[str, Any]:
+        """Records the inputs that have hidden tokens.
+
+        Args:
+            model: see `following`.
+            batch: inputs by name.
+            copies: False copies inputs that share memory only, so that a model may write into
+                its inputs.
+        Returns: the batch with copies of the inputs that are recorded.
+        """
         found = hidden_inputs(model, batch)
         self._is_needed |= bool(found)
-        copies = {name: batch[name].clone() for name in found}
-        for name, x in copies.items():
+        counts = Counter(storage_id(x) for x in batch.values() if _has_storage(x))
+        seeds = {
+            name: x.clone() if copies or counts[storage_id(x)] > 1 or not fills_its_memory(x) else x
+            for name, x in ((name, batch[name]) for name in found)
+        }
+        for name, x in seeds.items():
             self._set_hidden(x, found[name])
-        return {**batch, **copies} if copies else batch
+        return {**batch, **seeds} if seeds else batch
 
     @contextlib.contextmanager
     def activated(self) -> Iterator[None]:
@@ -146,13 +208,17 @@ class HiddenElements(TorchDispatchMode):
         return result
 
     def _follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        results = [x for x in tree_leaves(result) if _has_storage(x)]
-        given = [x for x in tree_leaves((args, kwargs)) if _has_storage(x)]
+        results = list(_tensors((result,)))
+        given = [*_tensors(args), *_tensors(kwargs.values())]
         if not any(self._hides(x) for x in given):
             for x in results:
                 self._record_of(x)
             return
         schema, places = schema_of(func), {storage_id(x) for x in given}
+        if not schema.is_mutable:
+            results = [x for x in results if storage_id(x) not in places]  # no views
+        if not results:
+            return
         bound = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         bound |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | {**kwargs}
         run = Executed(func, bound, results, self._compact)
@@ -160,7 +226,7 @@ class HiddenElements(TorchDispatchMode):
         for x in results:
             if schema.is_mutable:
                 self._write(x, _fitting(rule(run, x), x))
-            elif storage_id(x) not in places:  # no view
+            else:
                 self._set_hidden(x, _fitting(rule(run, x), x))
 
     def _record_of(self, x: Tensor) -> _Record:
@@ -236,6 +302,16 @@ class HiddenElements(TorchDispatchMode):
 def _has_storage(x: Any) -> bool:
     is_plain = type(x) in (Tensor, nn.Parameter)  # others may have no memory of their own
     return is_plain and x.layout is torch.strided and not x.is_meta
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors with memory among arguments or results of an operator, lists included."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if _has_storage(value):
+                yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _geometry(x: Tensor) -> tuple[Any, ...]:
