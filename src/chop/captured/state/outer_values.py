@@ -11,9 +11,9 @@ import types
 import warnings
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -251,7 +251,7 @@ class _Reader(CodeSearch):
                 self._known.add(id(table))
                 self._add(table, COPY, names | self.texts, label)
             own = is_own_class(type(value)) or is_opaque(type(value))
-            part = SLOTS if slots_of(cast(Hashable, type(value))) else FIELDS
+            part = SLOTS if slots_of(type(value)) else FIELDS
             read = _attributes(value, names) if own else names & fields.keys() - _SAVED
             self._add(value, part, read, label)
         for part in () if isinstance(value, types.FunctionType) else parts_of(value, ()) or ():
