@@ -1,4 +1,4 @@
-"""Limits of time and memory, for processes that read files which others made."""
+"""Limits of time, memory and files, for processes that read files which others made."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ def limit_memory(more_bytes: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Inside, no file of this process grows beyond `size` bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def _execute(program: str, arguments: list[str], environ: dict[str, str], out: s
     gc.freeze()  # what the server has imported: the program's collections need not look at it
     os.environ.clear()
     os.environ.update(environ)
+    tempfile.tempdir = None  # which the server has asked for, with its own environment
     for number, stream in ((1, "stdout"), (2, "stderr")):
         opened = os.open(f"{out}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)

@@ -2,6 +2,8 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import shutil
+import signal
 import stat
 import subprocess
 import time
@@ -11,7 +13,19 @@ import pytest
 
 from chop.actions import doctor
 from chop.errors import WriteError
-from chop.native import Sources, cache_path, compiler, first_error, is_trusted, kept, run_tool
+from chop.files.digests import digest_beside
+from chop.files.temporary import temporary_beside
+from chop.native import (
+    Sources,
+    cache_path,
+    compiler,
+    first_error,
+    is_trusted,
+    is_whole,
+    kept,
+    load_library,
+    run_tool,
+)
 from tests.unprivileged import NEEDS_ROOT, NOBODY
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -99,7 +113,7 @@ def test_of_two_processes_that_want_one_library_one_compiles(tmp_path, monkeypat
     for process in both:
         process.join()
     assert [process.exitcode for process in both] == [0, 0]
-    (library,) = (tmp_path / "cache").iterdir()
+    (library,) = (tmp_path / "cache").glob("*.so")
     assert ctypes.CDLL(str(library)).a() == 7
     calls = log.read_text().splitlines()
     assert len([call for call in calls if " -c " in call]) == 1
@@ -171,7 +185,8 @@ FOLDERS = {
 def test_no_code_is_run_of_a_folder_where_others_can_replace_it(tmp_path, owner, mode, is_kept):
     path, deep = tmp_path / "cache" / "kernels.so", tmp_path / "cache" / "cuda"
     deep.mkdir(mode=0o700, parents=True)
-    path.write_text("before")
+    path.parent.chmod(0o755)
+    kept(path, lambda target: target.write_text("before"))
     os.chown(path.parent, owner, owner)
     path.parent.chmod(mode)
     assert is_trusted(path) is is_trusted(deep, stat.S_ISDIR) is is_kept
@@ -212,21 +227,27 @@ def test_compiled_files_that_were_not_used_for_longest_are_removed_beyond_a_boun
     old, older, new = (cache_path(name, ".so", [name]) for name in ("old", "older", "new"))
     for path, hours in ((old, 5), (older, 9)):
         kept(path, lambda target: target.write_bytes(bytes(1000)))
-        os.utime(path, (time.time() - 3600 * hours,) * 2)
+        for file in (path, digest_beside(path)):
+            os.utime(file, (time.time() - 3600 * hours,) * 2)
     thesis = tmp_path / "thesis.so"
     thesis.write_bytes(bytes(10**4))
     kept(older, lambda target: pytest.fail("made twice"))  # used again
     kept(new, lambda target: target.write_bytes(bytes(1000)))
-    assert {*tmp_path.iterdir()} == {older, new, thesis}
+    assert {*tmp_path.iterdir()} == {older, new, thesis, *map(digest_beside, (older, new))}
     monkeypatch.setattr("chop.native.CACHE_BYTES", 0)
     kept(old, lambda target: target.write_bytes(bytes(1000)))
-    assert {*tmp_path.iterdir()} == {old, older, new, thesis}  # all may be in use
+    all_of_them = {old, older, new, *map(digest_beside, (old, older, new))}
+    assert {*tmp_path.iterdir()} == {thesis, *all_of_them}  # all may be in use
 
 
 def test_what_is_removed_of_a_cache_folder_can_be_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
     names = ["kernels-0123456789abcdef.so", "verilator-0123456789abcdef.o", ".a.so.01234567.part"]
-    names += [".a.so.lock", "trained/mlp-digits-seed0-0123456789ab.safetensors"]
+    names += [
+        "kernels-0123456789abcdef.so.sha256",
+        ".a.so.lock",
+        "trained/mlp-digits-seed0-0123456789ab.safetensors",
+    ]
     others = ["datasets/a-0123456789abcdef.so", "thesis.tex", "my-model.safetensors"]
     fresh = "simulation-top-0123456789abcdef.so"
     for name in (*names, *others, fresh):
@@ -239,3 +260,143 @@ def test_what_is_removed_of_a_cache_folder_can_be_made_again(tmp_path, monkeypat
     assert found.detail == f"5 files, 0.0 MB, of {tmp_path}"
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {*others, fresh, "link-0123456789abcdef.so"}
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+def as_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_folder(path):
+    path.unlink()
+    (path / "deep").mkdir(parents=True)
+
+
+DAMAGES = {
+    "cut in half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "flipped": flip,
+    "empty": lambda path: path.write_text(""),
+    "text": lambda path: path.write_text("no library"),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "gone": lambda path: path.unlink(),
+    "a pipe": as_pipe,
+    "a folder": as_folder,
+    "not text": lambda path: path.write_bytes(bytes(range(128, 256)) * 100),
+}
+QUIET = ("a pipe", "a folder", "gone")
+"""What is no file that this user has written is not told: it is made as if it were not there."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    text = 'extern "C" int answer() { return 42; }\n'
+    Sources("small", (source(folder, "small.cpp", text),)).compile(
+        compiler(), ("-fPIC",), folder / "small.so"
+    )
+    return folder / "small.so"
+
+
+@needs_compiler
+@pytest.mark.parametrize("what", ["library", "digest"])
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_library_is_removed_and_built_again_with_a_line(
+    what, how, small, tmp_path, caplog
+):
+    def again():
+        return kept(tmp_path / "small.so", lambda target: shutil.copy(small, target))
+
+    path = again()
+    DAMAGES[how](path if what == "library" else digest_beside(path))
+    assert not is_whole(path)
+    assert load_library(again)[1].answer() == 42
+    assert path.read_bytes() == small.read_bytes()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (0 if what == "library" and how in QUIET else 1)
+    assert all("is damaged" in line and "built again" in line for line in lines)
+    kept(path, lambda target: pytest.fail("made twice"))
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, digest_beside(path).name}
+
+
+def test_what_matches_its_digest_and_does_not_load_is_built_again_once(tmp_path, caplog):
+    path, made = tmp_path / "small.so", []
+
+    def make(target):
+        made.append(target)
+        target.write_text("no library")
+
+    with pytest.raises(OSError, match=r"small\.so"):
+        load_library(lambda: kept(path, make))
+    assert len(made) == 2
+    assert ["does not load" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_file_of_code_and_its_digest_are_on_the_disk_before_they_have_their_names(
+    tmp_path, monkeypatch
+):
+    calls = []
+    for name in ("fsync", "replace"):
+        true = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *given, name=name, true=true: (calls.append(name), true(*given))[1]
+        )
+    kept(tmp_path / "a.so", lambda target: target.write_text("made"))
+    assert calls == ["fsync", "fsync", "replace", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("moment", ["make", "chmod", "write_digest", "sync_folder"])
+def test_a_kill_while_code_is_made_leaves_nothing_that_is_used(
+    moment, tmp_path, monkeypatch, caplog
+):
+    path = tmp_path / "a-0123456789abcdef.so"
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work():
+        if moment == "chmod":
+            monkeypatch.setattr("pathlib.Path.chmod", die)
+        elif moment != "make":
+            monkeypatch.setattr(f"chop.native.{moment}", die)
+        kept(path, lambda target: (target.write_text("half"), moment == "make" and die()))
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    if moment != "sync_folder":
+        assert not path.exists()
+        assert kept(path, lambda target: target.write_text("whole")).read_text() == "whole"
+    assert is_whole(kept(path, lambda target: pytest.fail("made twice")))
+    left = {file.name for file in tmp_path.iterdir() if file.suffix != ".lock"}
+    assert left == {path.name, digest_beside(path).name}
+    assert not caplog.records
+
+
+def test_half_made_files_of_other_code_are_removed_by_the_next_that_is_made(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=left_behind, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert len([*tmp_path.iterdir()]) == 1
+    kept(tmp_path / "b.so", lambda target: target.write_text("made"))
+    assert {file.name for file in tmp_path.iterdir()} == {"b.so", "b.so.sha256"}
+
+
+def left_behind(folder):
+    temporary_beside(folder / "a.so").write_text("half")
+
+
+def test_digests_are_compared_in_little_time(tmp_path):
+    path = kept(tmp_path / "a.so", lambda target: target.write_bytes(bytes(1_200_000)))
+    took = []
+    for _ in range(10):
+        start = time.perf_counter()
+        is_whole(path)
+        took.append(time.perf_counter() - start)
+    assert min(took) < 0.005

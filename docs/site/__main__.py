@@ -13,9 +13,10 @@ import argparse
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
+from chop.files import atomic_folder
+from chop.files.temporary import scratch_folder
 from docs.site import execute, links, notebooks, reports
 from docs.site.stage import stage
 
@@ -43,9 +44,7 @@ def build(out: Path, with_runs: bool = True) -> list[str]:
     """
     from sphinx.cmd.build import build_main
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
-        work = Path(name)
+    with scratch_folder("docs") as work:
         shown = reports.made(work / "runs", work / "pages") if with_runs else {}
         stage(work / "source", shown, _executed() if with_runs else {})
         options = ["-W", "--keep-going", "-q", "-b", "html", "-c", str(HERE)]
@@ -61,8 +60,8 @@ def build(out: Path, with_runs: bool = True) -> list[str]:
             shutil.copytree(work / "pages", work / "site" / REPORTS)
         wrong = links.problems(work / "site")
         if not wrong:
-            shutil.rmtree(out, ignore_errors=True)
-            (work / "site").rename(out)
+            with atomic_folder(out) as fresh:
+                shutil.copytree(work / "site", fresh, dirs_exist_ok=True)
     return wrong
 
 

@@ -59,7 +59,9 @@ def _temporary_cache(home: str | None, reason: str) -> Path:
         reason: why it is not there.
     """
     user = os.geteuid() if hasattr(os, "geteuid") else ""
-    folder = Path(tempfile.gettempdir()) / f"chop-cache-{user}"
+    # A command has temporary files in a folder of its own, which goes when it ends.
+    shared = os.environ.get("CHOP_SHARED_TEMPORARY", tempfile.gettempdir())
+    folder = Path(shared) / f"chop-cache-{user}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
+import logging
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +23,19 @@ from typing import Literal
 from chop import children
 from chop.errors import WriteError
 from chop.files import atomic_file, build_lock
+from chop.files.digests import damage_of, digest_beside, sync_folder, write_digest
+from chop.files.temporary import remove_orphans, scratch_folder
 from chop.hub import cache_folder
+
+log = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 120
 LOADED: dict[str, str] = {}
 """Libraries that this process has asked for, by name: path and instruction set, or the failure."""
 MADE = re.compile(
-    r"[\w.-]+-[0-9a-f]{12,16}\.(so|o|safetensors|json|config)|\.[\w.-]+\.(part|lock)", re.ASCII
+    r"[\w.-]+-[0-9a-f]{12,16}\.(so|o|safetensors|json|config|bit)(\.sha256)?"
+    r"|\.[\w.-]+\.(part|lock)",
+    re.ASCII,
 )
 """Names of files in the cache folder that can be made again, and of what a kill has left there."""
 CACHE_BYTES = 2**30
@@ -93,9 +100,9 @@ class Sources:
         Raises:
             SubprocessError: the compiler fails; `first_error` says why.
         """
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cores()) as pool:
+        with scratch_folder("compile") as folder, ThreadPoolExecutor(cores()) as pool:
             # By number: sources in different folders may have the same name.
-            objects = [str(Path(folder) / f"{number}.o") for number in range(len(self.files))]
+            objects = [str(folder / f"{number}.o") for number in range(len(self.files))]
             jobs = [
                 pool.submit(
                     run_tool,
@@ -127,6 +134,8 @@ def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
 def kept(path: Path, make: Callable[[Path], None]) -> Path:
     """A file of code in the cache folder; where it is not there, one of the callers makes it.
 
+    A digest beside it tells whether it is whole. What does not match is removed and made again.
+
     Compiled files take at most `CACHE_BYTES`. A folder may be shared. What another user has placed
     there, or could have changed, is no code to run: it is made again in its place.
 
@@ -142,17 +151,77 @@ def kept(path: Path, make: Callable[[Path], None]) -> Path:
             f"no code is kept in '{path.parent}', where another user can replace files: "
             f"`chmod go-w '{path.parent}'` forbids it, or CHOP_CACHE names another folder."
         )
-    if is_trusted(path):
+    if is_whole(path):
         with contextlib.suppress(OSError):  # of root, or on a read-only disk
-            os.utime(path)
+            for file in (path, digest_beside(path)):
+                os.utime(file)
         return path
     with build_lock(path):
-        if not is_trusted(path):
-            with atomic_file(path) as temporary:
-                make(temporary)
-                temporary.chmod(temporary.stat().st_mode & ~OTHERS_WRITE)
+        if not is_whole(path):
+            _make(path, make)
     remove_unused(path.parent, CACHE_BYTES)
     return path
+
+
+def load_library(built: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
+    """A shared library in this process; one that does not load is built again, once.
+
+    Its digest may be right: it was built on another system, or by a compiler that was broken.
+
+    Args:
+        built: gives its path, from `kept`.
+    Raises:
+        OSError: what was just built does not load.
+    """
+    path = built()
+    try:
+        return path, ctypes.CDLL(str(path))
+    except OSError as error:
+        remove_damaged(path, f"it does not load ({error})")
+    path = built()
+    return path, ctypes.CDLL(str(path))
+
+
+def _make(path: Path, make: Callable[[Path], None]) -> None:
+    """Makes a file of code and its digest, in the place of what is there."""
+    if is_trusted(path) and (damage := damage_of(path)):
+        remove_damaged(path, damage)
+    for file in (path, digest_beside(path)):
+        if file.is_dir() and not file.is_symlink():  # no file can take the name of a folder
+            shutil.rmtree(file)
+    remove_orphans(path.parent.glob(".*.part"))
+    with atomic_file(path) as temporary:
+        make(temporary)
+        temporary.chmod(temporary.stat().st_mode & ~OTHERS_WRITE)
+        write_digest(path, temporary)
+    sync_folder(path.parent)
+
+
+def remove_damaged(path: Path, damage: str) -> None:
+    """Removes a file of the cache folder, which is made again, and says so in a line.
+
+    Args:
+        path: of the file.
+        damage: what is wrong with it.
+    """
+    log.warning("'%s' is damaged: %s. It is removed and built again.", path, damage)
+    discard(path)
+
+
+def discard(path: Path) -> None:
+    """Removes a file of the cache folder with its digest, where they are there."""
+    for file in (path, digest_beside(path)):
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of code may be used: trusted, and as it was written.
+
+    Args:
+        path: of a file that `kept` has made.
+    """
+    return is_trusted(path) and is_trusted(digest_beside(path)) and damage_of(path) is None
 
 
 def remove_unused(folder: Path, most_bytes: int = 0) -> tuple[int, int]:
@@ -179,6 +248,7 @@ def remove_unused(folder: Path, most_bytes: int = 0) -> tuple[int, int]:
         with contextlib.suppress(OSError):
             path.unlink()
             count, freed = count + 1, freed + size
+            digest_beside(path).unlink(missing_ok=True)
     return count, freed
 
 

@@ -13,6 +13,7 @@ from chop.data import get_tokenizer
 from chop.errors import ConfigError
 from chop.quantization.block_files import BlockFiles
 from chop.quantization.block_values import NoBlocksError
+from chop.runs import read_manifest
 from tests.experts import mixture
 
 ROUNDED = {"method": ("gptq",), "formats": ("mxint:width=4",), "qat_epochs": 0, "force": True}
@@ -208,3 +209,31 @@ def test_a_value_that_no_file_has_leaves_no_files(tmp_path):
     with pytest.raises(NoBlocksError), _no_files_of(SimpleNamespace(files=files)):
         raise NoBlocksError("the value of node 'x' is a set, which no file has")
     assert not (tmp_path / "blocks").exists()
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.long
+def test_a_run_that_stops_before_its_report_leaves_the_model_and_the_blocks(tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float"), "by_block": True}
+    out = tmp_path / "out"
+    compress(CompressConfig(out=out, **settings))
+    before, other = contents(out), {**settings, "formats": ("mxint:width=8",)}
+    with monkeypatch.context() as patch:
+        patch.setattr("chop.actions.job.write_report", stop)
+        with pytest.raises(KeyboardInterrupt):
+            compress(CompressConfig(out=out, **other))
+    left = contents(out)
+    assert {name: x for name, x in left.items() if not name.startswith("blocks/")} == before
+    assert (out / "blocks").exists()
+    compress(CompressConfig(out=out, **other))
+    after = contents(out)
+    assert after.keys() == before.keys()
+    assert after["model/model.safetensors"] != before["model/model.safetensors"]
+    assert {each.path for each in read_manifest(out).artifacts} == {*after}

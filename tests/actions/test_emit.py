@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import shutil
 import warnings
 from functools import partial
@@ -17,6 +18,7 @@ from chop.actions.emit_page import dataflow_chart, tiles_of, utilization_chart
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.simulate import simulate
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
+from chop.files.temporary import temporary_beside
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.project import ForeignCodeWarning
 from chop.hardware.synth import synthesize
@@ -422,6 +424,39 @@ def test_simulations_that_the_manifest_leaves_out_or_invents_fail(change, messag
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(VerificationError, match=message):
         emit(EmitConfig(out=copied, check_only=True))
+
+
+def test_files_that_are_put_into_the_folder_while_it_is_emitted_are_kept(
+    copied, monkeypatch, capsys
+):
+    def put(job, config, workload, folder):
+        (folder / "report.md").write_text("new")
+        (copied / "rtl" / "notes.txt").write_text("years of work")
+        (copied / "thesis").mkdir()
+        (copied / "thesis" / "a.tex").write_text("years of work")
+        return {}
+
+    monkeypatch.setattr("chop.actions.emit.run_job", put)
+    emit(EmitConfig(out=copied, **SETTINGS), workload())
+    files = {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file()}
+    assert files == {"report.md", "rtl/notes.txt", "thesis/a.tex"}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("was put there while chop emit ran: it is kept.") == 2
+    with pytest.raises(ConfigError, match="has other files"):
+        emit(EmitConfig(out=copied, **SETTINGS), workload())
+
+
+def test_a_circuit_whose_successor_was_killed_is_put_back(copied):
+    process = multiprocessing.get_context("fork").Process(target=leave_aside, args=(copied,))
+    process.start()
+    process.join()
+    assert not copied.exists()
+    assert runs.read_manifest(copied).state == "finished"
+    assert (copied / "rtl" / "top.sv").exists()
+
+
+def leave_aside(out):
+    out.rename(temporary_beside(out).with_suffix(".old"))
 
 
 def test_files_of_ones_own_in_an_emitted_folder_are_not_replaced(copied):

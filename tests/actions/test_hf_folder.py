@@ -11,6 +11,7 @@ from chop.actions.compress import compress
 from chop.actions.settings.compress import CompressConfig
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import WriteError
+from chop.runs import read_manifest
 
 QUICK = {"bench_seconds": 0, "qat_epochs": 0, "keep_best": True, "force": True}
 QUICK["formats"] = ("mxint",)
@@ -74,3 +75,40 @@ def test_a_folder_that_cannot_be_written_leaves_an_earlier_one(job, tmp_path, mo
     with pytest.raises(WriteError):
         compress(CompressConfig(out=tmp_path, **{**job, "formats": ("mxint:width=4",)}))
     assert [file.read_text() for file in files] == before
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_the_folder_and_the_other_results_are_of_one_run(job, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    settings = {**job, "out": tmp_path}
+    compress(CompressConfig(**settings))
+    before, other = contents(tmp_path), {**settings, "formats": ("mxint:width=4",)}
+    with monkeypatch.context() as patch:
+        patch.setattr("chop.actions.job.write_report", stop)
+        with pytest.raises(KeyboardInterrupt):
+            compress(CompressConfig(**other))
+    assert contents(tmp_path) == before
+    compress(CompressConfig(**other))
+    after = contents(tmp_path)
+    assert after.keys() == before.keys()
+    assert after["model/model.safetensors"] != before["model/model.safetensors"]
+    artifacts = {artifact.path for artifact in read_manifest(tmp_path).artifacts}
+    assert artifacts == {*after}
+
+
+def test_a_full_disk_is_told_and_is_no_reason_to_go_on_without_the_folder(
+    job, tmp_path, monkeypatch
+):
+    def full(*_):
+        raise WriteError("the disk is full")
+
+    monkeypatch.setattr(hf_folder, "write_folder", full)
+    with pytest.raises(WriteError, match="the disk is full"):
+        compress(CompressConfig(out=tmp_path, **job))
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]

@@ -13,7 +13,7 @@ import transformers
 from transformers.pytorch_utils import Conv1D
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError
+from chop.errors import ConfigError, WriteError
 from chop.export.gguf import TARGET, read_model
 from chop.export.gguf_config import architecture_of
 from chop.export.gguf_rope import frequency_divisors
@@ -21,6 +21,7 @@ from chop.export.target import packed_model
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
 from tests.export.decoders import rounded
+from tests.limits import files_up_to
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
 
@@ -138,6 +139,15 @@ def check(mg, path, tokenizer=None):
         found = read_model(path)(IDS).logits
     assert torch.equal(found, decoded_logits(mg))
     return info
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_file(tmp_path):
+    mg = quantized(captured("llama"))
+    told = r"model\.gguf' cannot be written: .*; free some space.* MB are free\)\."
+    for size in (100, 3000, 20_000):
+        with files_up_to(size), pytest.raises(WriteError, match=told):
+            TARGET.write(mg, tmp_path / "model.gguf")
+        assert not [*tmp_path.iterdir()]
 
 
 def weights_in(path):

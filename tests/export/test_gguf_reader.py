@@ -1,6 +1,10 @@
 """Files of GGUF become packed layers with the values that ggml's own decoding gives."""
 
 import logging
+import multiprocessing
+import os
+import signal
+import tempfile
 import time
 
 import numpy as np
@@ -10,9 +14,9 @@ import transformers
 from transformers.pytorch_utils import Conv1D
 
 from chop import passes
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.export import gguf as writer
-from chop.export import gguf_reader
+from chop.export import gguf_reader, reader
 from chop.export.gguf import TARGET, read_model
 from chop.export.gguf_blocks import Blocks
 from chop.export.gguf_header import gguf_file, read_header
@@ -30,6 +34,7 @@ from tests.export.test_gguf import (
     quantized,
     weight_in,
 )
+from tests.limits import files_up_to
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
 
@@ -310,3 +315,33 @@ def test_other_architectures_are_refused_without_a_guess(name, tmp_path):
     with pytest.raises(ConfigError, match=f"architecture '{name}', which is not read") as caught:
         load_model(tmp_path / "model.gguf")
     assert "did you mean" not in str(caught.value) and "llama, nemotron" in str(caught.value)
+
+
+def test_a_reader_that_is_killed_leaves_no_copy_once_another_has_read(tmp_path, monkeypatch):
+    path, temporary = tmp_path / "model.gguf", tmp_path / "temporary"
+    TARGET.write(quantized(captured("llama")), path)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def killed():
+        # When the copy is whole, and transformers is about to read it.
+        reader.check_config = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
+        load_model(path)
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [file.name for file in temporary.rglob("*.safetensors")] == ["model.safetensors"]
+    load_model(path)
+    assert not [*temporary.iterdir()]
+
+
+def test_a_reader_without_room_for_its_copy_is_one_sentence(tmp_path, monkeypatch):
+    path, temporary = tmp_path / "model.gguf", tmp_path / "temporary"
+    TARGET.write(quantized(captured("llama")), path)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with files_up_to(20_000), pytest.raises(WriteError, match="temporary.*cannot be written"):
+        load_model(path)
+    assert not [*temporary.iterdir()]

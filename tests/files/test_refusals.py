@@ -1,12 +1,18 @@
 """Names that are too long: the one that is, in one sentence, as the system found it."""
 
 import errno
+import re
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from chop.errors import ConfigError
-from chop.files import names_of_files
+from chop.errors import ConfigError, WriteError
+from chop.files import atomic_file, names_of_files, writing
+from tests.limits import files_up_to
 
 WIDE, LIMIT = "\u8a9e", 255
 """A letter of three bytes, and the bytes of a name that file systems of Linux take."""
@@ -41,3 +47,47 @@ def test_an_error_without_a_name_stays_itself(error):
     with pytest.raises(OSError) as raised, names_of_files():
         raise error
     assert raised.value is error
+
+
+LARGE = torch.zeros(100_000)
+
+
+def by_an_open_file(write):
+    def by(path):
+        with path.open("wb") as file:
+            write(file)
+
+    return by
+
+
+WRITERS = {
+    "torch": lambda path: torch.save(LARGE, path),
+    "torch, by a file": by_an_open_file(partial(torch.save, LARGE)),
+    "torch, many": lambda path: torch.save([LARGE[:1000].clone() for _ in range(100)], path),
+    "torch, by pickle": lambda path: torch.save(LARGE, path, _use_new_zipfile_serialization=False),
+    "numpy": lambda path: LARGE.numpy().tofile(path),
+    "numpy, npy": by_an_open_file(lambda file: np.save(file, LARGE.numpy())),
+    "numpy, npz": by_an_open_file(lambda file: np.savez(file, x=LARGE.numpy())),
+    "safetensors": lambda path: save_file({"x": LARGE}, path),
+    "Python": lambda path: path.write_bytes(bytes(100_000)),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_file_that_a_library_cannot_write_is_one_sentence_with_the_free_space(tmp_path, write):
+    path = tmp_path / "model.pt"
+    with files_up_to(20_000), pytest.raises(WriteError) as caught, atomic_file(path) as temporary:
+        WRITERS[write](temporary)
+    message = str(caught.value)
+    assert re.fullmatch(
+        r"'.*model\.pt' cannot be written: (File too large|No space left on device); free some "
+        r"space, or choose another folder \([\d,.]+ MB are free\)\.",
+        message,
+    )
+    assert not [*tmp_path.iterdir()]
+
+
+def test_errors_of_libraries_that_are_no_write_errors_pass_through(tmp_path):
+    for error in (RuntimeError("shapes differ"), OSError("3 requested"), ValueError("(os error)")):
+        with pytest.raises(type(error), match=re.escape(str(error))), writing(tmp_path / "a"):
+            raise error

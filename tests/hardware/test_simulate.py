@@ -194,6 +194,16 @@ def test_waveforms_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
     assert all(f" {name} " in text for name in ("joined_data", "y_valid_o", "clk_i"))
 
 
+def test_a_simulation_that_does_not_load_is_built_again_once(tmp_path, monkeypatch, caplog):
+    project = tiny.write(tmp_path / "project")
+    good, bad = verilate(tmp_path / "project", project), tmp_path / "simulation.so"
+    libraries = iter([native.kept(bad, lambda target: target.write_text("no library")), good])
+    monkeypatch.setattr("chop.hardware.simulate.verilate", lambda *_: next(libraries))
+    found = simulate(tmp_path / "project", project, *tiny.codes(), NONE)
+    assert found.passed and not bad.exists()
+    assert "does not load" in caplog.text and "built again" in caplog.text
+
+
 def _race(folder, cache, start):
     os.environ["CHOP_CACHE"] = str(cache)
     start.wait()
@@ -206,7 +216,7 @@ def test_two_processes_may_build_one_project(tmp_path, monkeypatch):
     tiny.write(tmp_path / "project")
     cache = native.cache_folder()
     (tmp_path / "cache").mkdir()
-    for runtime in cache.glob("verilator-*"):  # it takes longer than the project does
+    for runtime in cache.glob("verilator-*.o"):  # it takes longer than the project does
         (tmp_path / "cache" / runtime.name).symlink_to(runtime)
     context = multiprocessing.get_context("fork")
     start = context.Barrier(2)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop import native
 from chop.errors import ConfigError
+from chop.files.digests import digest_beside
 from chop.formats import BinaryResidual, Integer, MXInt, Ternary, reference
 from chop.formats.statistic import Threshold
 from chop.kernels import KERNELS, fake_quantize, fake_quantize_directly
@@ -285,6 +286,8 @@ def test_what_was_compiled_before_is_ready_for_small_tensors_too(monkeypatch, tm
     monkeypatch.setenv("CXX", native.compiler())
     assert run() == "[0.5, 3.5] False" and not list(tmp_path.iterdir())
     shutil.copy(kept, tmp_path)
+    assert run() == "[0.5, 3.5] False"  # nothing tells that it is whole
+    shutil.copy(digest_beside(kept), tmp_path)
     assert run() == "[0.5, 3.5] True"
     monkeypatch.setenv("CXX", "/no/such/compiler")
     monkeypatch.setenv("PATH", "")
@@ -299,4 +302,4 @@ def test_the_library_is_kept(monkeypatch, tmp_path):
     made = path.stat().st_ino
     assert build.compiled(native.compiler(), ("-O0",)) == path
     assert path.stat().st_ino == made
-    assert list(tmp_path.iterdir()) == [path]
+    assert {*tmp_path.iterdir()} == {path, digest_beside(path)}

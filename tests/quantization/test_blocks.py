@@ -33,6 +33,7 @@ from chop.quantization.learned_rounding import Learning
 from chop.quantization.row_weights import quantizers_off
 from chop.quantization.smoothquant import smooth
 from tests.experts import MIXTURES, mixture
+from tests.limits import files_up_to
 
 MASKED = torch.ones(3, 12, dtype=torch.long)
 MASKED[1, :5] = 0
@@ -474,3 +475,21 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(WriteError, match="free some space"):
         Values(mg.nodes, tmp_path).put(0, {mg.nodes[0]: torch.ones(2)})
+
+
+@pytest.mark.parametrize("memory", [0, 2**27])
+def test_values_that_no_disk_takes_are_told_and_no_part_of_them_counts(
+    memory, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(block_values, "MEMORY_BYTES", memory)
+    mg = MaseGraph(nn.Linear(2, 2))
+    files = BlockFiles(tmp_path / "blocks", {"walk": 1})
+    told = r"cannot be written: (File too large|No space left on device); free.* MB are free\)\."
+    with files_up_to(20_000), pytest.raises(WriteError, match=told):
+        values = Values(mg.nodes, files.scratch)
+        values.put(0, {mg.nodes[0]: torch.ones(10**5)})
+        files.keep(0, {}, values, {})
+    again = BlockFiles(tmp_path / "blocks", {"walk": 1})
+    assert again.whole(2) == 0
+    left = {path.name for path in again.folder.rglob("*") if path.is_file()}
+    assert left <= {"journal.jsonl"}

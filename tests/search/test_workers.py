@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+import random
 import signal
 import time
 from collections import Counter
@@ -482,3 +483,42 @@ def test_a_worker_of_another_pid_namespace_is_known_by_its_heartbeats(tmp_path):
         monitor.poll(Beats({inside: 1}), "me")
         assert not monitor.is_dead(inside) and not monitor.is_dead(me)
     assert monitor.is_dead(me)
+
+
+def refused(values):
+    return "too large" if values["c0"] + values["c1"] > 4 else None
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(1)
+def test_a_sampler_that_looks_at_no_result_measures_the_same_with_several_workers(tmp_path, seed):
+    choices = tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(4))
+    space = SearchSpace(choices, infeasible=refused)
+    found = {}
+    for count in (1, 3):
+
+        def measure(config, report, count=count):
+            time.sleep(0.02 * random.Random(f"{count}{config}").random())
+            return {"score": float(space.values(config)["c0"])}
+
+        settings = {"out": tmp_path / str(count), "seed": seed}
+        search = Search(space, measure, Goal("score"), sampler="random", **settings)
+        result = search.run(until=18, workers=count, progress=False)
+        found[count] = {trial.key for trial in result.measured}
+    assert len(found[1]) == 18 and found[1] == found[3]
+
+
+def test_what_a_killed_search_half_wrote_goes_when_its_result_is_read(tmp_path):
+    def save(config, folder):
+        (folder / "weights").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    measure = Journalled(tmp_path / "journal")
+    search = functools.partial(make, tmp_path, measure, save=save, keep=2)
+    process = in_a_process(lambda: search().run(until=UNTIL, progress=False))
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    best = next(path for path in tmp_path.rglob("best"))
+    assert len([*best.glob(".*.part")]) == 1
+    assert search().result().measured == []
+    assert not [*best.iterdir()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from chop.actions.latency import (
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
 from chop.files import latest
+from chop.files.temporary import scratch_folder
 from chop.ir.graph import MaseGraph
 from chop.quantization.summary import format_rows
 from chop.report.bench_plots import plot_ratios
@@ -42,8 +42,8 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
 
 
 def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[ModelComparison]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = config.compressed or _compressed(config, Path(name))
+    with scratch_folder("bench") as temporary:
+        folder = config.compressed or _compressed(config, temporary)
         loaded = load_workload(_workload_config(config, folder))
         exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
         announce(loaded.title, "making every way to run it, and measuring them in turns")

@@ -18,7 +18,6 @@ from chop.actions.compress_results import (
     MODEL_FILES,
     ONNX_FILE,
     report_of,
-    without_earlier_files,
 )
 from chop.actions.compress_table import Candidate, Row, footnotes, printed_row, terminal_table
 from chop.actions.job import Job, Output, run_job
@@ -27,7 +26,7 @@ from chop.actions.settings.compress import CompressConfig
 from chop.distributed.source import TensorSource
 from chop.errors import CheckpointError, ConfigError
 from chop.export.readers import reader_of
-from chop.files import atomic_folder
+from chop.files import discard_older
 from chop.formats import QuantSpec, parse_format_string
 from chop.installed import __version__
 from chop.ir.batches import select_inputs
@@ -235,16 +234,16 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         told = describe_left(mg, left)
         rounded = measure(mg, method_title(config.method), label, workload, stages, told)
     candidates = [exact, rounded]
-    output.enter(without_earlier_files(config, (*MODEL_FILES, ONNX_FILE, GRAPH_FILE)))
+    output.enter(_no_files_after(walk))
+    discard_older(output.results, *MODEL_FILES, ONNX_FILE, GRAPH_FILE)
     measured = show(
         terminal_table(f"{workload.title}: {metric.title}", candidates, metric),
         *map(Note, footnotes(candidates)),
     )
-    with atomic_folder(config.out / FOLDER) as fresh:
-        write_folder(mg, config, fresh, SHARD)
+    write_folder(mg, config, output.results / FOLDER, SHARD)
     report = report_of(candidates, None, measured, workload, config, output)
     report.result["saved"] = printed_row(rounded.row, metric)
-    walk.files.remove()
+    output.run.leave_out(config.out / BLOCKS)
     saved = (
         f"saved {label} ({rounded.row.method}) in {config.out / FOLDER}/, for transformers' "
         "from_pretrained, after import chop."
@@ -260,6 +259,13 @@ def _no_files_of(walk: BlockWalk) -> Iterator[None]:
     except NoBlocksError:
         walk.files.remove()
         raise
+
+
+@contextmanager
+def _no_files_after(walk: BlockWalk) -> Iterator[None]:
+    """Removes what is done of a walk when the results that it was done for are in place."""
+    yield
+    walk.files.remove()
 
 
 def _begun(walk: BlockWalk, done: int) -> str:

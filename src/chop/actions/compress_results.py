@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,8 @@ from chop.actions.latency import (
 )
 from chop.actions.ways import LARGEST_PEER, ONNXRUNTIME, WAYS, why_not
 from chop.export.onnx.files import DATA
+from chop.files import discard_older
+from chop.files.temporary import scratch_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY, explained
@@ -34,7 +34,7 @@ from chop.report.plots import plot_accuracy
 from chop.report.report import Block, Note, Report, announce, figure, say
 from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
 from chop.train.rows import has_pictures_in_text
-from chop.workloads.hf_folder import hugging_face_folder
+from chop.workloads.hf_folder import write_model_folder
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ def _save(
     Returns: what `table.md` says of them.
     """
     announce(workload.title, "saving the model and measuring its speed")
-    why_no_folder = output.enter(hugging_face_folder(saved.packed, config))
     chosen, packed, folder = saved.chosen, saved.packed, output.results
+    why_no_folder = write_model_folder(packed, config, folder)
     packed.export(folder / "model")
     onnx, why_no_onnx = _write_onnx(chosen.graph, folder / ONNX_FILE, config)
-    files = (ONNX_FILE, f"{ONNX_FILE}{DATA}")
-    output.enter(without_earlier_files(config, [x for x in files if not (folder / x).is_file()]))
+    names = (ONNX_FILE, f"{ONNX_FILE}{DATA}")
+    discard_older(folder, *(name for name in names if not (folder / name).is_file()))
     result |= {
         "saved": printed_row(chosen.row, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
@@ -225,19 +225,6 @@ def _layers(
         return rows
     result["sensitivity"] = {"metric": found.metric, "rows": found.rows}
     return [{**row, "sensitivity": found.by_layer.get(row["layer"])} for row in rows]
-
-
-@contextmanager
-def without_earlier_files(config: CompressConfig, names: Sequence[str]) -> Iterator[None]:
-    """Removes files of an earlier run's model where the block succeeds, which writes none.
-
-    Args:
-        config: the settings.
-        names: of the files, in `config.out`.
-    """
-    yield
-    for name in names:
-        (config.out / name).unlink(missing_ok=True)
 
 
 def _write_onnx(
@@ -338,9 +325,9 @@ def packing_of(result: Mapping[str, Any]) -> str:
 
 def exported_bytes(mg: MaseGraph) -> dict[str, int]:
     """Sizes of the files that a graph is exported to."""
-    with tempfile.TemporaryDirectory() as folder:
-        mg.export(Path(folder) / "model")
-        return _file_bytes(Path(folder))
+    with scratch_folder("sizes") as folder:
+        mg.export(folder / "model")
+        return _file_bytes(folder)
 
 
 def _file_bytes(folder: Path) -> dict[str, int]:

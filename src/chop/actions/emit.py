@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import CheckpointError, ConfigError, UnavailableError
-from chop.files import atomic_folder, write_text
+from chop.files import atomic_folder, recover_folder, write_text
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
 from chop.hardware.devices import RESOURCES as COUNTED
@@ -40,7 +40,7 @@ from chop.hardware.vectors import codes_of
 from chop.hardware.verify import Codes, checks, trace
 from chop.integer.compare import compare_outputs
 from chop.integer.golden import GOLDEN
-from chop.report.report import Block, Cell, Heading, Note, Report, Table
+from chop.report.report import Block, Cell, Heading, Note, Report, Table, say
 from chop.workloads.workload import Workload
 
 ALL_ROWS = 10**9
@@ -89,16 +89,21 @@ def emit(
             config = replace(config, device=config.placed_on)
     # A link would be replaced by the folder.
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
-    _check_folder(config.out)
-    with atomic_folder(config.out) as folder:
+    recover_folder(config.out)
+    earlier = _earlier_files(config.out)
+    with atomic_folder(config.out, lambda name: _is_kept(config.out / name, earlier)) as folder:
         has = config.has_multipliers if has_multipliers is None else has_multipliers
         return run_job(replace(EMIT, run=partial(_emit, lower, has)), config, workload, folder)
 
 
-def _check_folder(out: Path) -> None:
-    """Raises ConfigError where the folder has something else than an emitted circuit."""
+def _earlier_files(out: Path) -> set[Path]:
+    """The files in a folder, all of an emitted circuit.
+
+    Raises:
+        ConfigError: the folder has something else.
+    """
     if not out.is_dir():
-        return
+        return set()
     files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     try:
         manifest = runs.read_manifest(out)
@@ -111,6 +116,15 @@ def _check_folder(out: Path) -> None:
             f"out: '{out}' has other files ('{(foreign or sorted(files))[0]}'), and chop emit "
             "replaces its folder; choose another."
         )
+    return {out / name for name in files}
+
+
+def _is_kept(path: Path, earlier: Container[Path]) -> bool:
+    """Whether a file was put into the folder while a circuit was emitted, which a line says."""
+    if path in earlier:
+        return False
+    say(f"'{path}' was put there while chop emit ran: it is kept.")
+    return True
 
 
 def _emit(

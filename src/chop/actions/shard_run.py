@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from chop import children, errors, passes, runs
@@ -27,13 +26,12 @@ from chop.distributed.planning.autosharding import NAME as AUTO
 from chop.distributed.process import guarded, launch, start
 from chop.errors import ChopError, DistributedError
 from chop.files import write_json
-from chop.files.temporary import owner_mark, remove_orphans
+from chop.files.temporary import scratch_folder
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nested import tree_map
 
 PROCESSES = 2
 """Where neither the settings nor torchrun say how many."""
-PREFIX = "chop-shard-"
 """Of temporary folders, which the next run removes where a kill has left them."""
 FAILED = 2
 """The exit code of a process whose error is in the folder."""
@@ -122,13 +120,11 @@ def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
         ChopError: what a process raised, or a process ended.
         KeyboardInterrupt: all were stopped.
     """
-    remove_orphans(Path(gettempdir()).glob(f"{PREFIX}*"))
-    with TemporaryDirectory(prefix=f"{PREFIX}{owner_mark()}-") as name:
-        folder = Path(name)
+    with scratch_folder("shard") as folder:
         plan.write(folder / "plan.json")
         given = replace(config, plan=str(folder / "plan.json"), mesh=None)
         write_json(folder / "settings.json", runs.as_json(given))
-        command = [sys.executable, "-c", PROGRAM, name, str(os.getpid())]
+        command = [sys.executable, "-c", PROGRAM, str(folder), str(os.getpid())]
         code = launch(command, plan.processes)
         if code == INTERRUPTED:
             raise KeyboardInterrupt

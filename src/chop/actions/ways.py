@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from chop.export.onnx import session
 from chop.export.onnx.files import DATA
 from chop.export.onnx.qdq import MissingFormsError
 from chop.export.onnx.session import Run
+from chop.files.temporary import scratch_folder
 from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.notices import at_level
@@ -81,11 +81,11 @@ class Engine(nn.Module):
             return
         # What is logged is about a file that is kept.
         with (
-            tempfile.TemporaryDirectory() as folder,
+            scratch_folder("export") as folder,
             at_level(logging.ERROR, "chop.export.onnx.export"),
         ):
             # Batches are whole texts, and outputs are compared with those of the graph in order.
-            settings = {"path": Path(folder) / "model.onnx", "cache": False}
+            settings = {"path": folder / "model.onnx", "cache": False}
             _, info = passes.export_onnx_interface_pass(mg.sharing_copy(), settings)
             self.run, self.file_bytes = opened(info["path"]), info["size_bytes"]
 

@@ -13,10 +13,11 @@ def main() -> None:
     """Entry point of `chop`: an error raised on purpose is one sentence, exit code 2."""
     from chop.cli.app import app
     from chop.errors import ChopError
+    from chop.files.temporary import own_temporary_files
     from chop.installed import fitting_packages
 
     try:
-        with fitting_packages():
+        with fitting_packages(), own_temporary_files():
             app()
     except ChopError as error:
         from rich.console import Console

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,6 +31,7 @@ from chop.export.target import (
     weights_of,
 )
 from chop.files import atomic_file
+from chop.files.temporary import scratch_folder
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 
@@ -139,8 +139,8 @@ def read_model(path: Path) -> nn.Module:
     scales = [name for name in header.tensors if name.endswith(SCALE)]
     if not scales:
         return _read_by_transformers(path, header)
-    with tempfile.TemporaryDirectory() as folder:
-        part, others = Path(folder) / path.name, [x for x in header.tensors if x not in scales]
+    with scratch_folder("gguf") as folder:
+        part, others = folder / path.name, [x for x in header.tensors if x not in scales]
         write_part(path, header, header.pairs, part, others)
         model = _read_by_transformers(part, header)
     _multiply_by_scales(model, {name: header.tensors[name] for name in scales}, path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from chop.export.gguf_stored import stored_of
 from chop.export.reader import MOST_NAMES, Read, Reader, without_data
 from chop.export.stored import Stored
 from chop.files.library_errors import library_errors
+from chop.files.temporary import scratch_folder
 from chop.ir.huggingface.config_file import config_errors
 
 log = logging.getLogger(__name__)
@@ -117,8 +117,8 @@ def read_tokenizer(path: Path) -> Any:
     kept = [key for key in kept if key in header.pairs]
     if TOKENS not in kept:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        write_part(file, header, kept, Path(folder) / file.name)
+    with scratch_folder("gguf") as folder:
+        write_part(file, header, kept, folder / file.name)
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 folder, gguf_file=file.name, local_files_only=True, trust_remote_code=False
@@ -188,8 +188,8 @@ def _plain_config(file: Path, header: Header) -> Any:
     """As transformers reads it, which does not get to see arrays and tensors."""
     import transformers
 
-    with tempfile.TemporaryDirectory() as folder:
-        write_part(file, header, header.metadata, Path(folder) / file.name)
+    with scratch_folder("gguf") as folder:
+        write_part(file, header, header.metadata, folder / file.name)
         config = transformers.AutoConfig.from_pretrained(
             folder, gguf_file=file.name, trust_remote_code=False
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from chop.export.onnx.session import named_by_openvino
 from chop.export.onnx.target import write_in_float32
 from chop.export.target import Runner, Target
 from chop.files import atomic_files
+from chop.files.temporary import scratch_folder
 from chop.ir.graph import MaseGraph
 
 ROUNDS = (
@@ -44,8 +44,8 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     TARGET.require()
     import openvino
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "model.onnx")
+    with scratch_folder("openvino") as folder:
+        file = folder / "model.onnx"
         found = write_in_float32(mg, file)
         del found["files"]  # which are of ONNX
         model = openvino.convert_model(file)

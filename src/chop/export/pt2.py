@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from chop.export.flat import FlatGraph, named_tensors
 from chop.export.onnx.export import examples_and_answers
 from chop.export.target import Runner, Target
 from chop.files import atomic_file
+from chop.files.temporary import scratch_folder
 from chop.formats import NumberFormat, Quantizer, from_key
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
@@ -73,8 +73,8 @@ def write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
         log.warning(UNCHECKED, where, " and ".join(unchecked))
     path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
     names = {"inputs": ",".join(flat.inputs), "outputs": ",".join(flat.outputs)}
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / f"model{SUFFIX}"
+    with scratch_folder("pt2") as folder:
+        made = folder / f"model{SUFFIX}"
         _told(where, lambda: compile_package(program, made, names))
         package: Package = _told(where, lambda: load_package(made))
         for example, answer in answers:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from chop.export.stored import Stored, coded_modules
 from chop.export.weight_files import WHOLE, document, tensors_of
 from chop.files import write_json, writing
 from chop.files.library_errors import library_errors
+from chop.files.temporary import scratch_folder
 from chop.formats import NumberFormat
 from chop.ir.huggingface.architecture import named_class
 from chop.ir.huggingface.config_file import CONFIG, check_config, without_fetched_code
@@ -112,14 +112,14 @@ def load(
         ConfigError: something has no format here, and is named.
         CheckpointError: files are missing or broken, or do not fit what `config.json` says.
     """
-    with tempfile.TemporaryDirectory() as temporary:
+    with scratch_folder("read") as temporary:
         found = reader.read(path)
         if not found.packed and not reader.may_be_float:
             raise CheckpointError(
                 f"'{path}' has float weights alone, and its config.json says {reader.name}."
             )
-        with library_errors(path, temporary):
-            model: Any = _model(found, Path(temporary), choose or _named, settings).eval()
+        with library_errors(path, str(temporary)):
+            model: Any = _model(found, temporary, choose or _named, settings).eval()
     model.name_or_path = model.config.name_or_path = str(path)
     read_generation_config(model, path)
     return model  # type: ignore[no-any-return]

@@ -3,16 +3,18 @@
 from chop.files.atomic import (
     atomic_file,
     atomic_files,
-    atomic_folder,
     atomic_new_file,
     build_lock,
+    discard_older,
     is_readable_file,
     latest,
     record_writes,
     recording_writes,
+    settle,
     shared_lock,
     staged_files,
 )
+from chop.files.folders import atomic_folder, recover_folder
 from chop.files.pictures import Picture
 from chop.files.refusals import make_folder, names_of_files, writing
 from chop.files.writers import append_line, write_csv, write_json, write_text
@@ -25,12 +27,15 @@ __all__ = [
     "atomic_folder",
     "atomic_new_file",
     "build_lock",
+    "discard_older",
     "is_readable_file",
     "latest",
     "make_folder",
     "names_of_files",
     "record_writes",
     "recording_writes",
+    "recover_folder",
+    "settle",
     "shared_lock",
     "staged_files",
     "write_csv",

@@ -22,6 +22,8 @@ from chop.files.temporary import TEMPORARY, remove_orphans, temporary_beside
 
 COMMITTED = ".*.new"
 """Names of folders of files that belong together, are all written, and are not all moved yet."""
+GONE = ".gone"
+"""Folder in a set of files: it has the names of what goes where the set is moved into place."""
 _written: ContextVar[list[Path] | None] = ContextVar("written", default=None)
 _stage: ContextVar[tuple[Path, Path] | None] = ContextVar("stage", default=None)
 
@@ -37,15 +39,15 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
     path = _staged(Path(path))
-    temporary = temporary_beside(_without_orphans(path))
+    temporary = temporary_beside(without_orphans(path))
     with writing(path):
         make_folders(path.parent)
         try:
             yield temporary
             if latest(path) != path:
                 with folder_lock(path.parent):
-                    _move_into_place(*_committed(path.parent))
-            _apply_umask(temporary)
+                    _move_into_place(*committed(path.parent))
+            apply_umask(temporary)
             temporary.replace(path)
             record_writes(path)
         finally:
@@ -65,7 +67,7 @@ def atomic_new_file(path: str | Path) -> Iterator[Path]:
         make_folders(path.parent)
         try:
             yield temporary
-            _apply_umask(temporary)
+            apply_umask(temporary)
             try:
                 os.link(temporary, path)
             except OSError:  # another writer was faster, or the file system has no hard links
@@ -77,30 +79,6 @@ def atomic_new_file(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Atomic write: yields a new folder beside `path` that takes its place when the block succeeds.
-
-    Where another process has removed the new folder meanwhile, what is at `path` stays.
-
-    Raises:
-        WriteError: the disk is full or read-only.
-    """
-    path = Path(path)
-    fresh = temporary_beside(_without_orphans(path))
-    with writing(path):
-        make_folders(fresh)
-        try:
-            yield fresh
-            os.utime(fresh)  # raises where it is gone
-            _apply_umask(*fresh.rglob("*"))
-            shutil.rmtree(path, ignore_errors=True)
-            fresh.replace(path)
-            record_writes(*(file for file in path.rglob("*") if file.is_file()))
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-
-
-@contextmanager
 def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
     """Atomic write of several files: those of the yielded folder replace `folder`'s, all or none.
 
@@ -109,6 +87,9 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
     whatever the `name`, moves them before its own. Writers move one after the other, in whatever
     process or thread, and wait for readers inside `shared_lock`.
 
+    Folders in the yielded one replace folders of the same name; `discard_older` adds names of files
+    and folders that go with the same rename.
+
     Args:
         folder: is made, with its parents.
         name: of what the files are together.
@@ -116,23 +97,23 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
         WriteError: the disk is full or read-only, or one of the files can be none.
     """
     folder = Path(folder)
-    fresh, decided = temporary_beside(_without_orphans(folder / name)), folder / f".{name}.new"
+    fresh, decided = temporary_beside(without_orphans(folder / name)), folder / f".{name}.new"
     with writing(folder / name):
         make_folders(folder)
         try:
             make_folders(fresh)
             yield fresh
-            _apply_umask(*fresh.iterdir())
+            apply_umask(*fresh.rglob("*"))
             with folder_lock(folder):
-                places = [folder / file.name for file in fresh.iterdir()]
+                written = files_of_set(fresh)
+                places = [folder / entry.name for entry in fresh.iterdir()]
                 if decided.is_dir() or any(latest(place) != place for place in places):
-                    _move_into_place(*_committed(folder))
+                    _move_into_place(*committed(folder))
                 for place in places:
-                    if place.is_dir():
-                        raise IsADirectoryError(errno.EISDIR, "a folder is in the way", place.name)
+                    _check_is_free(place, is_folder=(fresh / place.name).is_dir())
                 fresh.rename(decided)
                 _move_into_place(decided)
-            record_writes(*places)
+            record_writes(*(folder / file.relative_to(fresh) for file in written))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
@@ -149,6 +130,31 @@ def staged_files(folder: str | Path, name: str) -> Iterator[Path]:
             yield fresh
         finally:
             _stage.reset(token)
+
+
+def discard_older(fresh: Path, *names: str) -> None:
+    """Adds to a set of files the names of older files and folders that it has none for.
+
+    Args:
+        fresh: the folder that `atomic_files` or `staged_files` has yielded.
+        names: of files and folders beside those of the set; they need not be there.
+    """
+    for name in names:
+        (fresh / GONE).mkdir(exist_ok=True)
+        (fresh / GONE / name).touch()
+
+
+def files_of_set(fresh: Path) -> list[Path]:
+    """The files in the folder of `atomic_files`, and in folders in it."""
+    entries = sorted(path for path in fresh.rglob("*") if GONE not in path.parts)
+    return [path for path in entries if path.is_file()]
+
+
+def _check_is_free(place: Path, is_folder: bool) -> None:
+    if place.is_dir() and not is_folder:
+        raise IsADirectoryError(errno.EISDIR, "a folder is in the way", place.name)
+    if is_folder and os.path.lexists(place) and not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "a file is in the way", place.name)
 
 
 def _staged(path: Path) -> Path:
@@ -208,9 +214,25 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def latest(path: Path) -> Path:
-    """Where the newest of what `atomic_files` wrote to `path` is: mostly `path` itself."""
-    unmoved = [folder / path.name for folder in _committed(path.parent)]
-    return next((file for file in reversed(unmoved) if file.is_file()), path)
+    """Where the newest of what `atomic_files` wrote to `path` is: mostly `path` itself.
+
+    Where the newest set has removed it, that is a path at which nothing is.
+    """
+    for decided in reversed(committed(path.parent)):
+        if (decided / path.name).exists() or (decided / GONE / path.name).exists():
+            return decided / path.name
+    return path
+
+
+def settle(folder: Path) -> None:
+    """Moves sets of files into their places that a kill has left beside them.
+
+    Without it `latest` finds them. On a read-only disk they stay where they are.
+    """
+    with suppress(OSError):
+        if committed(folder):
+            with folder_lock(folder):
+                _move_into_place(*committed(folder))
 
 
 def is_readable_file(path: Path) -> bool:
@@ -230,13 +252,13 @@ def is_readable_file(path: Path) -> bool:
         raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
 
 
-def _without_orphans(path: Path) -> Path:
+def without_orphans(path: Path) -> Path:
     """A path, beside which nothing is left of killed writers of it."""
     remove_orphans(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
     return path
 
 
-def _apply_umask(*paths: Path) -> None:
+def apply_umask(*paths: Path) -> None:
     """Gives private files, as safetensors and tempfile make them, the mode of new ones."""
     hidden = _umask()
     for path in paths:
@@ -255,7 +277,7 @@ def _umask() -> int:
     return found
 
 
-def _committed(folder: Path) -> list[Path]:
+def committed(folder: Path) -> list[Path]:
     """The sets of files that wait to be moved to `folder`, oldest first."""
     ages = {}
     for path in folder.glob(COMMITTED):
@@ -266,9 +288,27 @@ def _committed(folder: Path) -> list[Path]:
 
 def _move_into_place(*sets: Path) -> None:
     for decided in sets:
-        for file in list(decided.iterdir()):
-            file.replace(decided.parent / file.name)
+        for entry in [path for path in decided.iterdir() if path.name != GONE]:
+            place = decided.parent / entry.name
+            if entry.is_dir() and place.is_dir():
+                _discard(place)
+            entry.replace(place)
+        for name in [*(decided / GONE).glob("*")]:
+            _discard(decided.parent / name.name)
+            name.unlink()
+        with suppress(FileNotFoundError):
+            (decided / GONE).rmdir()
         decided.rmdir()
+
+
+def _discard(place: Path) -> None:
+    """Removes a file, or a folder, which has another name before anything of it is gone."""
+    if place.is_dir() and not place.is_symlink():
+        aside = temporary_beside(place)
+        place.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
 
 
 @contextmanager

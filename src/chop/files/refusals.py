@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from chop.errors import ChopError, ConfigError, WriteError, shorten
@@ -20,6 +21,8 @@ ADVICE = {
     **dict.fromkeys((*NOT_ALLOWED, *NO_FOLDER, errno.EIO), "choose another folder"),
 }
 """By the code of an operating system's error."""
+TORCH_WRITER = r"inline_container|PytorchStreamWriter|iostream error"
+"""In messages of `torch.save` whose file was not written."""
 PROBE_BYTES = 4096
 NAME_BYTES = 255
 """Of a name, on most disks."""
@@ -31,22 +34,50 @@ SHOWN_CHARACTERS = 60
 def writing(path: Path) -> Iterator[None]:
     """Write errors: inside, what the disk refuses is a `WriteError` that names `path`.
 
-    Libraries that write in Rust raise errors of their own, with the code in the text alone.
+    Libraries raise errors of their own, see `_code_of`.
     """
     try:
         yield
     except ChopError:
         raise
     except Exception as error:
-        match = re.search(r"\(os error (\d+)\)", str(error))
-        code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+        code = _code_of(error)
         if code == errno.ENOENT and not _takes_files(path if path.is_dir() else path.parent):
             code = errno.EPERM
         if code not in ADVICE:
             raise
         shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
-        reason = f"{os.strerror(code)}; {ADVICE[code]}."
+        free = _free_space(shown) if code in NO_SPACE else ""
+        reason = f"{os.strerror(code)}; {ADVICE[code]}{free}."
         raise WriteError(f"'{shown}' cannot be written: {reason}") from error
+
+
+def _code_of(error: BaseException | None) -> int | None:
+    """The operating system's code of an error; None: it is another one.
+
+    Libraries in Rust have it in the text alone, torch its words. NumPy's `tofile` tells how many
+    items were written, and torch's writer of archives that its position is not the expected one.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    text = str(error)
+    if match := re.search(r"\(os error (\d+)\)", text):
+        return int(match[1])
+    if match := re.search(r"write\(\): fd \d+ failed with (.+)", text):
+        return next((code for code in ADVICE if os.strerror(code) == match[1]), None)
+    if isinstance(error, OSError):
+        return errno.ENOSPC if re.fullmatch(r"\d+ requested and \d+ written", text) else None
+    if isinstance(error, RuntimeError) and re.search(TORCH_WRITER, text):
+        return _code_of(error.__context__) or errno.ENOSPC
+    return None
+
+
+def _free_space(path: Path) -> str:
+    """What is free where a path would be, to be said."""
+    there = next((each for each in (path, *path.absolute().parents) if each.exists()), None)
+    with suppress(OSError, TypeError):
+        return f" ({shutil.disk_usage(there).free / 1e6:,.1f} MB are free)"  # type: ignore[arg-type]
+    return ""
 
 
 @contextmanager

@@ -8,17 +8,28 @@ owner lives cannot be known here.
 from __future__ import annotations
 
 import functools
+import getpass
 import hashlib
 import os
 import platform
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from chop.errors import WriteError
+
 OWNER = re.compile(r"([0-9a-f]{8})-(\d{1,9})-(\d+)-[0-9a-f]{8}")
+SCRATCH = "chop-"
+"""Begins the names of folders of temporary files."""
+SHARED = "CHOP_SHARED_TEMPORARY"
+"""Environment variable of a command's processes: the folder of temporary files before. The cache
+folder that stands in for one below the home folder is there, see `chop.hub`."""
+PATH_BYTES = 72
+"""Of a folder of temporary files: sockets that processes make below it have names of 104 bytes."""
 TEMPORARY = r"\..*\.part"
 """Names of folders whose files are not in their places yet."""
 
@@ -102,3 +113,76 @@ def started(pid: int) -> str:
     if fields[0] in "ZX":
         raise ProcessLookupError(pid)
     return fields[19]
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """Temporary folder of this process, removed at the end; after a kill, by the next process.
+
+    Args:
+        kind: what is in it, as a part of its name.
+    Raises:
+        WriteError: none can be made: the disk is full or read-only.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix=scratch_prefix(kind), ignore_cleanup_errors=True)
+    except OSError as error:
+        raise WriteError(
+            f"no folder of temporary files can be made: {error.strerror}; TMPDIR names another "
+            "place."
+        ) from error
+    with made as name:
+        yield Path(name)
+
+
+def scratch_prefix(kind: str) -> str:
+    """Prefix of a temporary folder's name, by which the next process removes it after a kill."""
+    remove_old_scratch(tempfile.gettempdir())
+    return f"{SCRATCH}{kind}-{owner_mark()}-"
+
+
+@functools.cache
+def remove_old_scratch(folder: str) -> None:
+    """Removes temporary folders of killed processes; once a process.
+
+    Args:
+        folder: of temporary files.
+    """
+    with suppress(OSError):
+        remove_orphans(Path(folder).glob(f"{SCRATCH}*"))
+
+
+@contextmanager
+def own_temporary_files() -> Iterator[None]:
+    """Inside, temporary files of libraries and child processes are in a folder of this process.
+
+    It is removed at the end; after a kill, with what is in it, by the next process. Caches that
+    libraries keep among temporary files, as inductor does, stay where they were.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):  # what needs no temporary files works on a full disk
+            shared = tempfile.gettempdir()
+            if len(os.fsencode(Path(shared) / scratch_prefix("run"))) + 8 <= PATH_BYTES:
+                folder = stack.enter_context(scratch_folder("run"))
+                stack.enter_context(_temporary_files_in(folder, shared))
+        yield
+
+
+@contextmanager
+def _temporary_files_in(folder: Path, shared: str) -> Iterator[None]:
+    named = {"TMPDIR": str(folder), SHARED: os.environ.get(SHARED, shared)}
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        with suppress(KeyError, ImportError, OSError):  # a user without a name
+            user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+            named["TORCHINDUCTOR_CACHE_DIR"] = str(Path(shared) / f"torchinductor_{user}")
+    before = {name: os.environ.get(name) for name in named}, tempfile.tempdir
+    os.environ.update(named)
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        variables, tempfile.tempdir = before
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from chop.files import make_folder, write_json, write_text
 from chop.files.documents import read_json
 from chop.files.library_errors import library_errors
 from chop.files.reading import read_bytes
-from chop.files.temporary import owner_mark, remove_orphans
+from chop.files.temporary import scratch_folder
 from chop.hardware.design import Design, with_fifo_depths
 from chop.hardware.emit import UNFOLDED
 from chop.hardware.emit import emit as emit_design
@@ -69,9 +68,7 @@ def check_emitted(folder: Path) -> list[Verification]:
     with shown_step("computing the graph of integers"):
         mg = MaseGraph.from_checkpoint(folder / "model")
         golden = check_golden(folder, mg)
-    remove_orphans(Path(tempfile.gettempdir()).glob("chop-emit-*"))
-    with tempfile.TemporaryDirectory(prefix=f"chop-emit-{owner_mark()}-") as name:
-        own = Path(name)
+    with scratch_folder("emit") as own:
         with shown_step("emitting the circuit again"):
             design = _emitted_again(folder, mg, manifest)
             project = project_of(design)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 
 import torch
 
+from chop.files.temporary import scratch_folder
 from chop.hardware.harness.top import CHECK, SIMULATION, simulation_top, violated_streams
 from chop.hardware.plan import RTL
 from chop.hardware.project import sources_of
@@ -37,8 +37,7 @@ def simulate_by_icarus(stimulus: Stimulus) -> Simulation:
         ChopError: it does not accept a source.
     """
     project = stimulus.project
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
+    with scratch_folder("icarus") as work:
         for part in stimulus.folder.iterdir():
             if part.name != VECTORS:
                 (work / part.name).symlink_to(part.absolute())

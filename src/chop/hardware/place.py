@@ -9,15 +9,16 @@ import re
 import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.files import atomic_file, write_text
 from chop.files.documents import parse_json, read_json
+from chop.files.temporary import scratch_folder
 from chop.hardware.absorb import absorb_registers
 from chop.hardware.design import Design
 from chop.hardware.devices import DEVICES, LARGE_CELLS, Router
@@ -30,6 +31,7 @@ from chop.hardware.tools import read_command, run, tool_path, version
 from chop.hub import cache_folder
 from chop.installed import how_to_get
 from chop.installed import version as package_version
+from chop.native import discard, is_whole, kept
 from chop.runs.progress import Stages
 
 PLACE_SECONDS = 7200
@@ -146,9 +148,8 @@ def place(
     tools = tool_versions(target)
     with (
         Stages(["synthesis", *(["route"] * seeds)]) as stages,
-        tempfile.TemporaryDirectory(prefix="chop-place-") as name,
+        scratch_folder("place") as work,
     ):
-        work = Path(name)
         with stages.stage("synthesis", f"synthesizing for {device}"):
             key = _synthesize(folder, project.top, target, work, tools, has_multipliers)
         found = {}
@@ -163,7 +164,7 @@ def place(
             with atomic_file(folder / f"{device}.bit") as part:
                 shutil.copyfile(file, part)
     for seed in numbers:
-        _kept(key, seed).with_suffix(".config").unlink(missing_ok=True)
+        discard(_cached(key, seed).with_suffix(".config"))
     return {
         "device": device,
         "speed_grade": target.speed,
@@ -207,16 +208,19 @@ def _synthesize(
     return digest.hexdigest()[:16]
 
 
-def _kept(key: str, seed: int) -> Path:
+def _cached(key: str, seed: int) -> Path:
     """Where the result of a seed is kept."""
     return cache_folder() / f"place-{seed}-{key}.json"
 
 
 def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
-    kept = _kept(key, seed)
-    if kept.is_file():
-        found: dict[str, Any] = read_json(kept, "cached")
-        return found
+    path = kept(_cached(key, seed), partial(_write_route, router, name, seed, key, work))
+    found: dict[str, Any] = read_json(path, "cached")
+    return found
+
+
+def _write_route(router: Router, name: str, seed: int, key: str, work: Path, target: Path) -> None:
+    """Places and routes; writes the result to `target`, and what is routed beside its place."""
     command = [*_command(router.tool), *router.flags, *_more_flags(router, work)]
     command += ["--json", "netlist.json"]
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
@@ -226,10 +230,9 @@ def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[s
     if done.returncode or not (work / "report.json").is_file():
         raise ConfigError(f"the design does not fit {name}: {_reason(done.stdout + done.stderr)}")
     report = _summary(parse_json((work / "report.json").read_bytes()))
-    with atomic_file(kept.with_suffix(".config")) as part:
-        shutil.copyfile(work / "routed.config", part)
-    write_text(kept, json.dumps(report))
-    return report
+    routed = partial(shutil.copyfile, work / "routed.config")
+    kept(_cached(key, seed).with_suffix(".config"), routed)
+    target.write_text(json.dumps(report), encoding="utf-8")
 
 
 def _more_flags(router: Router, work: Path) -> tuple[str, ...]:
@@ -301,21 +304,19 @@ def words(cell: str) -> str:
 
 def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Path | None:
     """The bitstream of a seed, in the cache folder; None where the packer is not installed."""
-    kept = _kept(key, seed)
-    found, routed = kept.with_suffix(".bit"), kept.with_suffix(".config")
-    if found.is_file():
+    result = _cached(key, seed)
+    found, routed = result.with_suffix(".bit"), result.with_suffix(".config")
+    if is_whole(found):
         return found
     try:
         command = _command(router.packer)
     except UnavailableError:
         return None
-    if not routed.is_file():  # of a run of other seeds, whose median was another one
-        kept.unlink()
+    if not is_whole(routed):  # of a run of other seeds, whose median was another one
+        discard(result)
         _route(router, name, seed, key, work)
     shutil.copyfile(routed, work / "routed.config")
     done = run([*command, "routed.config", "packed.bit"], work, PLACE_SECONDS)
     if done.returncode:
         raise ConfigError(f"{router.packer}: {_reason(done.stdout + done.stderr)}")
-    with atomic_file(found) as part:
-        shutil.copyfile(work / "packed.bit", part)
-    return found
+    return kept(found, partial(shutil.copyfile, work / "packed.bit"))

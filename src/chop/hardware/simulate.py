@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from chop.hardware.harness import Outcome, run_library, verilate
+from chop.hardware.harness import NotLoadedError, Outcome, run_library, verilate
 from chop.hardware.icarus import simulate_by_icarus
 from chop.hardware.packing import beat_bytes, pack, unpack
 from chop.hardware.port import Port
@@ -16,6 +16,7 @@ from chop.hardware.profiles import Profile
 from chop.hardware.project import Project
 from chop.hardware.simulation import Difference, Simulation, Simulator, Stimulus, stimulus
 from chop.hardware.testbench import SLOWEST
+from chop.native import remove_damaged
 
 
 def simulate(
@@ -50,8 +51,17 @@ def simulate(
     if simulator == "icarus":
         return simulate_by_icarus(given)
     counts = {port.name: len(given.beats[port.name]) for port in given.outputs}
+
+    def run() -> Outcome:
+        return run_library(library, folder, project, packed, counts, profile, seed, wave=wave)
+
     library = verilate(folder, project, wave is not None)
-    outcome = run_library(library, folder, project, packed, counts, profile, seed, wave=wave)
+    try:
+        outcome = run()
+    except NotLoadedError as error:
+        remove_damaged(library, str(error))
+        library = verilate(folder, project, wave is not None)
+        outcome = run()
     return _compared(given, packed, outcome)
 
 

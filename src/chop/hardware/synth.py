@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chop.errors import ConfigError
+from chop.files.temporary import scratch_folder
 from chop.hardware.estimate import block_memories, table_luts, table_registers
 from chop.hardware.plan import Memory
 from chop.hardware.project import Project, source_text, sources_of
@@ -96,8 +96,7 @@ def synthesize(
         UnavailableError: Yosys is not installed, or takes longer.
         ConfigError: it does not accept the design.
     """
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
+    with scratch_folder("synthesis") as work:
         sources = sources_of(folder)
         elaborated, widths = _elaborate(folder, project.top, sources, work, seconds)
         without_files = _without_files(sources, widths, work)

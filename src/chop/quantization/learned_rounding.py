@@ -11,7 +11,6 @@ the blocks: its reference implementation.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor, fx
 
 from chop.captured.runtime import exit_open_regions
 from chop.captured.state.preserve_state import preserve_state
+from chop.files.temporary import scratch_folder
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
@@ -87,13 +87,13 @@ def learn_rounding(
     layers, skipped = learnable_layers(mg)
     if not layers:
         return {}, skipped
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder("rounding") as scratch:
         try:
-            parts = _parts(mg, layers, rows[0], Path(scratch))
+            parts = _parts(mg, layers, rows[0], scratch)
         except NoBlocksError:
-            told, few = _layer_by_layer(mg, layers, rows, learning, stage, Path(scratch))
+            told, few = _layer_by_layer(mg, layers, rows, learning, stage, scratch)
         else:
-            told, few = _block_by_block(mg, parts, layers, rows, learning, stage, Path(scratch))
+            told, few = _block_by_block(mg, parts, layers, rows, learning, stage, scratch)
     return told, skipped | few
 
 

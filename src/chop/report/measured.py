@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ LOW, HIGH = "{} (95 % low)", "{} (95 % high)"
 """Columns of the interval of a number that one model has."""
 NUMBERS = ("bits", "seconds")
 """Columns of fractions that are no shares."""
+TIMES = ("seconds",)
+"""Columns that differ between equal runs."""
 R = TypeVar("R")
 
 
@@ -33,6 +36,7 @@ class MeasuredTable:
         measured: column -> its metric, which says how its numbers and their ranges are printed.
         note: the paragraph.
         unprinted: columns of the CSV file alone.
+        times: columns that have a file of their own, so that tables of equal runs are equal.
     """
 
     title: str
@@ -40,6 +44,7 @@ class MeasuredTable:
     measured: Mapping[str, Metric] = field(default_factory=dict)
     note: str = ""
     unprinted: Collection[str] = ()
+    times: Collection[str] = ()
 
     @property
     def blocks(self) -> list[Block]:
@@ -48,13 +53,21 @@ class MeasuredTable:
         for column, metric in self.measured.items():
             metrics |= {LEAST.format(column): metric, GREATEST.format(column): metric}
         ends = {end.format(column) for column in self.rows[0] for end in (LOW, HIGH)}
-        shown = [n for n in self.rows[0] if n not in self.unprinted and n not in ends]
+        hidden = {*self.unprinted, *self.times, *ends}
+        shown = [n for n in self.rows[0] if n not in hidden]
         cells = [{n: _cell(n, row, metrics.get(n)) for n in shown} for row in self.rows]
         return [Table(self.title, cells), Note(self.note)]
 
     def write_csv(self, path: Path) -> None:
-        """Writes all columns with full precision."""
-        columns = list(self.rows[0])
+        """Writes all columns but times, with full precision."""
+        self._write_columns(path, [n for n in self.rows[0] if n not in self.times])
+
+    def write_times(self, path: Path) -> None:
+        """Writes how long each row took, after the settings that it is of."""
+        settings = itertools.takewhile(lambda n: n not in {*NUMBERS, *self.measured}, self.rows[0])
+        self._write_columns(path, [*settings, *self.times])
+
+    def _write_columns(self, path: Path, columns: Sequence[str]) -> None:
         write_csv(path, columns, ([row.get(n) for n in columns] for row in self.rows))
 
     def write(self, folder: Path) -> None:
@@ -80,7 +93,12 @@ def report_of_tables(
         result,
         first.rows,
         figures=figures,
-        files={f"{name}.csv": table.write_csv for name, table in tables.items()},
+        files={f"{name}.csv": table.write_csv for name, table in tables.items()}
+        | {
+            f"{'times' if name == 'table' else f'{name}-times'}.csv": table.write_times
+            for name, table in tables.items()
+            if table.times
+        },
         result_file="",
     )
 

@@ -20,11 +20,14 @@ from chop.files import (
     latest,
     make_folder,
     recording_writes,
+    recover_folder,
+    settle,
     shared_lock,
     staged_files,
     write_json,
     write_text,
 )
+from chop.files.atomic import files_of_set
 from chop.files.documents import read_json
 from chop.files.reading import open_regular
 from chop.files.temporary import remove_orphans
@@ -140,7 +143,7 @@ class Run:
         with staged_files(self.folder, "results") as fresh:
             yield fresh
             self._warn_of_another("These results replace its own, or it replaces these as it ends.")
-            own = [Artifact.of(path, fresh) for path in sorted(fresh.iterdir())]
+            own = [Artifact.of(path, fresh) for path in files_of_set(fresh)]
             finished = self._finished([*own, *self._artifacts()])
             for name, view in self.views.items():
                 write_text(fresh / name, view(finished))
@@ -148,6 +151,11 @@ class Run:
             finished = replace(finished, artifacts=(*finished.artifacts, *views))
             write_json(fresh / MANIFEST, as_json(finished))
         self.manifest = finished
+
+    def leave_out(self, folder: Path) -> None:
+        """Leaves out of the manifest what was written below a folder, which is removed later."""
+        inside = folder.resolve()
+        self.written[:] = [x for x in self.written if not x.resolve().is_relative_to(inside)]
 
     def end(self, error: BaseException | None) -> None:
         """Writes how the run ended, unless another run has begun in the same folder since."""
@@ -236,7 +244,9 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         >>> found.state, found.settings, found.rows
         ('finished', {'widths': [4, 8]}, ({'width': 4, 'accuracy': 0.5},))
     """
+    recover_folder(Path(folder))
     folder = make_folder(folder)
+    settle(folder)
     last_finished = _last_finished(folder)
     for place in (folder, *_folders_of(folder, last_finished)):
         remove_orphans(place.glob(".*.part"))
@@ -307,10 +317,15 @@ def _described(manifest: Manifest) -> str:
 def read_manifest(folder: str | Path) -> Manifest:
     """The manifest of the last run in a folder; one whose process is gone was interrupted.
 
+    Results that a kill has stopped on the way to their places are moved there.
+
     Raises:
         CheckpointError: there is none, it is broken, or a later version of `chop` wrote it.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        recover_folder(folder)
+    settle(folder)
     with shared_lock(folder):
         path = latest(folder / MANIFEST)
         try:

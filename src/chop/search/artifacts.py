@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chop.errors import ConfigError
 from chop.files import atomic_folder
+from chop.files.temporary import remove_orphans
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 
@@ -53,6 +54,10 @@ class Artifacts:
             for trial in result.trials:
                 if trial.key in present - best and trial.outcome not in going:
                     self._remove(trial.key)
+
+    def remove_orphans(self) -> None:
+        """Removes what killed workers of this machine have half written."""
+        remove_orphans([*self.folder.glob(".*.part"), *self.folder.glob(".*.old")])
 
     def incomplete(self) -> list[Path]:
         """The folders that are being written, or were when their worker was killed."""

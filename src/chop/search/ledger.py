@@ -283,9 +283,19 @@ class Ledger:
             errors=errors,
         )
 
-    def add(self, outcome: str, document: Mapping[str, Any]) -> int:
-        """Adds a trial that measured nothing, and returns its number."""
-        return self._insert(None, outcome, NO_WORKER, document)
+    def add(
+        self, outcome: str, document: Mapping[str, Any], number: int | None = None
+    ) -> int | None:
+        """Adds a trial that measured nothing.
+
+        Args:
+            outcome: of the trial.
+            document: with the `config`.
+            number: that it is to have; None: the next one.
+        Returns: its number; None where another worker's trial has the one that was asked for.
+        """
+        added = self._insert(None, outcome, NO_WORKER, document, number=number)
+        return None if number not in (None, added) else added
 
     def queue(self, key: str, config: Config) -> None:
         """Adds a trial that waits, unless its configuration is known."""
@@ -298,8 +308,9 @@ class Ledger:
         worker: str,
         document: Mapping[str, Any],
         limit: float = math.inf,
+        number: int | None = None,
     ) -> int:
-        """Adds a row, unless its key is known or the limit of keys is reached.
+        """Adds a row, unless its key is known, the limit of keys reached, or its number taken.
 
         Returns: the number of the row, where it was added.
         """
@@ -307,6 +318,8 @@ class Ledger:
 
         text = json.dumps(document)
         while key is None or (key not in self.by_key and len(self.by_key) < limit):
+            if number not in (None, len(self.rows)):
+                break
             row = Row(len(self.rows), key, outcome, worker, 1, 0, text)
             with suppress(IntegrityError):
                 self._write(

@@ -104,7 +104,7 @@ class Runner:
         self.me = new_worker()
         self.monitor = monitor
         self.sampler = sampler_row(search.sampler)
-        self.busy = 0
+        self.busy = self._rows = 0
         self.exhausted = False
         self._caught: tuple[type[Exception], ...] = (NotANumberError, *search.catch)
 
@@ -162,6 +162,9 @@ class Runner:
     def _propose(self, until: int) -> None:
         """Claims and measures the sampler's proposal; repeats the outcome of a known one."""
         space = self.search.space
+        if len(self.ledger.rows) != self._rows:
+            # Places are counted from the rows on, so that no worker passes one over.
+            self.busy, self._rows = 0, len(self.ledger.rows)
         near = self._unvisited() if self._known_in_a_row() >= MAX_REPEATS else None
         if self.exhausted:
             return
@@ -169,19 +172,30 @@ class Runner:
         config = space.from_params(trial.params)
         reason = space.why_infeasible(config)
         if reason is not None:
-            self._add(trial, config, _Outcome("infeasible", "PRUNED", note=reason))
+            if self._is_next(trial):
+                self._add(trial, config, _Outcome("infeasible", "PRUNED", note=reason))
             return
         document = {"config": dict(config), "asked": self.optuna_study.frozen(trial).system_attrs}
         row = self.ledger.claim(space.key(config), document, self.me, until)
         if row is not None and row.outcome == WAITING:
             row = self.ledger.claim_row(row, self.me, until)
         if row is not None and row.is_finished:
-            self._repeat(row, trial, config)
+            if self._is_next(trial):
+                self._repeat(row, trial, config)
         elif row is not None and row.worker == self.me:
             self._run(row, trial)
         else:
             self.busy += 1
             self.optuna_study.drop(trial)
+
+    def _is_next(self, trial: Trial) -> bool:
+        """False where another worker has added a row since; the place of the proposal is taken."""
+        if self.search.is_shared:
+            self.ledger.sync()
+        if len(self.ledger.rows) == self._rows:
+            return True
+        self.optuna_study.drop(trial)
+        return False
 
     def _ask(self, place: int, given: Config | None) -> Trial:
         """A trial of the study in memory. Its draws depend on its place among the rows alone, which
@@ -291,10 +305,12 @@ class Runner:
         self._add(trial, config, _Outcome("cached", noted["state"], values, note))
 
     def _add(self, trial: Trial, config: Config, outcome: _Outcome) -> None:
-        """Adds a finished trial that measured nothing."""
+        """Adds a finished trial that measured nothing, unless its place was taken meanwhile."""
         frozen, document = self._tell(trial, config, outcome)
-        self.optuna_study.adopt(self.ledger.add(outcome.name, document), trial)
-        self._call_back(frozen)
+        number = self.ledger.add(outcome.name, document, self._rows)
+        if number is not None:
+            self.optuna_study.adopt(number, trial)
+            self._call_back(frozen)
 
     def _tell(
         self, trial: Trial, config: Config, outcome: _Outcome

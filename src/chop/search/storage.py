@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, UnavailableError, WriteError
 from chop.files import atomic_new_file
+from chop.files.temporary import scratch_folder
 from chop.search.location import MEMORY, secrets_of, storage_file, without_password
 from chop.tables import printable
 
@@ -186,8 +186,8 @@ def _copy_in_memory(file: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith(UNWRITABLE):
             raise
-        with tempfile.TemporaryDirectory(prefix="chop-search-") as folder:
-            return _loaded(_copied_with_log(file, Path(folder)))
+        with scratch_folder("search") as folder:
+            return _loaded(_copied_with_log(file, folder))
 
 
 def _loaded(file: Path) -> sqlite3.Connection:

@@ -163,6 +163,8 @@ class Search:
         """All trials as they stand, other workers' included."""
         with self.opened() as ledger:
             ledger.sync()
+            if self.artifacts is not None:
+                self.artifacts.remove_orphans()
             return Result(self.goals, ledger.records)
 
     def enqueue(self, config: Config) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from chop.errors import shorten
 from chop.export import gguf
+from chop.files.temporary import scratch_prefix
 from chop.ir.graph import MaseGraph
 from chop.studies.generation_peers import DECODE, Contender
 
@@ -45,7 +46,7 @@ class LlamaCpp(Contender):
 
         super().__init__(name)
         # Read as it is run: the file has to stay.
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory(prefix=scratch_prefix("llama"))
         path = Path(self._folder.name, "model.gguf")
         self._bytes: int = gguf.write(mg, path)["bytes"]
         llama_cpp.disable_logging()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 from chop.bench.peak_memory import peak_bytes, resident_bytes
 from chop.bench.record import format_bytes
 from chop.bench.subprocess import in_subprocess
+from chop.files.temporary import scratch_folder
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph, dummy_inputs
 from chop.ir.parameters import stored_parameters_of
@@ -197,8 +197,7 @@ def measure_memory(
     inputs = {n: x for n, x in dummy_inputs(model, None, 1, TOKENS).items() if n in _names(mg)}
     kinds = {name: predicted(model, FORMATS[name]) for name in names}
     rows = []
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+    with scratch_folder("memory") as folder:
         save_file({name: x.contiguous() for name, x in inputs.items()}, folder / "inputs")
         _packed(_graph(demo_model(SMALL)), names[0]).export(folder / WARM_UP)
         for name in ("float", *names):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from chop.data import load_dataset, required_label_column
 from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.files.temporary import scratch_prefix
 from chop.train.metrics import find_metric
 from chop.train.model_io import LABELS, input_columns
 from chop.train.rows import padding_token
@@ -153,5 +154,9 @@ def _arguments(settings: dict[str, Any], output_dir: str | Path | None) -> Train
     for name in settings.keys() - known:
         raise ConfigError(f"get_trainer: unknown argument '{name}': {did_you_mean(name, known)}")
     settings.setdefault("save_strategy", "no" if output_dir is None else "epoch")
-    folder = tempfile.mkdtemp(prefix="chop-") if output_dir is None else str(output_dir)
+    folder = (
+        tempfile.mkdtemp(prefix=scratch_prefix("trainer"))
+        if output_dir is None
+        else str(output_dir)
+    )
     return TrainingArguments(output_dir=folder, **settings)

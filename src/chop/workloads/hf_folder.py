@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.data.tokenizer import BUILTIN_TOKENIZERS, find_processor, get_tokenizer
-from chop.errors import ChopError, UnavailableError
-from chop.files import atomic_folder
+from chop.errors import ChopError, UnavailableError, WriteError
+from chop.files import discard_older
 from chop.ir.graph import MaseGraph
 from chop.models import BUILTIN_MODELS, is_own
 
@@ -22,28 +19,25 @@ if TYPE_CHECKING:
 FOLDER = "model"
 
 
-@contextmanager
-def hugging_face_folder(mg: MaseGraph, config: WorkloadConfig) -> Iterator[str | None]:
-    """Writes a model of transformers to `config.out/model` when the block succeeds.
+def write_model_folder(mg: MaseGraph, config: WorkloadConfig, results: Path) -> str | None:
+    """Writes a model of transformers to the folder `model` of a run's results.
 
     Where the model cannot be written so, the folder of an earlier run's model goes.
 
     Args:
         mg: the graph of the model that is saved.
-        config: whose `out` is written to; the tokenizer or processor of its model goes along.
-    Yields: why no folder is written; None where one is.
+        config: the tokenizer or processor of its model goes along.
+        results: the folder that is put in place as one, see `chop.files.staged_files`.
+    Returns: why no folder is written; None where one is.
     """
-    place = config.out / FOLDER
-    with tempfile.TemporaryDirectory() as made:
-        reason = _write(mg, config, Path(made))
-        if reason is not None:
-            yield reason
-            shutil.rmtree(place, ignore_errors=True)
-            return
-        with atomic_folder(place) as fresh:
-            for file in Path(made).iterdir():
-                shutil.move(file, fresh / file.name)
-            yield None
+    made = results / f".{FOLDER}"
+    reason = _write(mg, config, made)
+    if reason is None:
+        shutil.move(made, results / FOLDER)
+    else:
+        shutil.rmtree(made, ignore_errors=True)
+        discard_older(results, FOLDER)
+    return reason
 
 
 def _write(mg: MaseGraph, config: WorkloadConfig, folder: Path) -> str | None:
@@ -54,6 +48,8 @@ def _write(mg: MaseGraph, config: WorkloadConfig, folder: Path) -> str | None:
         return f"{mg.model.record.class_name} is no model of transformers"
     try:
         write_folder(mg, config, folder)
+    except WriteError:
+        raise
     except ChopError as error:
         return str(error)
     return None

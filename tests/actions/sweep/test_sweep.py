@@ -306,6 +306,10 @@ def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
     assert read_manifest(broken).state == "interrupted"
     assert programs.run(*command, "--out", broken).returncode == 0
     assert table(broken) == table(whole_run)
+    for name in ("table.csv", "table.md", "accuracy.svg"):
+        assert (broken / name).read_bytes() == (whole_run / name).read_bytes()
+    header = (whole_run / "times.csv").read_text().splitlines()[0]
+    assert header.endswith(",seconds") and "seconds" not in table(whole_run)[0]
     manifests = [read_manifest(folder) for folder in (broken, whole_run)]
     rows = [without_seconds(manifest.rows) for manifest in manifests]
     assert rows[0] == rows[1] and len(rows[0]) == len(table(broken))

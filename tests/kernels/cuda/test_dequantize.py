@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from chop.errors import ConfigError, UnavailableError
+from chop.files.digests import digest_beside
 from chop.formats import MXFP, MXInt
 from chop.kernels.cuda import dequantize as cuda
 from chop.kernels.triton.rules import BlockLayout
@@ -119,6 +120,33 @@ def test_what_is_missing_is_said_in_a_sentence(monkeypatch, tmp_path):
     assert "pip install ninja" in finds("13.0", True, str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     assert finds("13.0", True, str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "no digest", "none"])
+def test_a_damaged_library_is_built_again_also_after_a_kill(damage, monkeypatch, tmp_path, caplog):
+    from torch.utils import cpp_extension
+
+    library, builds = tmp_path / "chop_cuda.so", []
+
+    def load(name, sources, build_directory, **_):
+        assert not (tmp_path / "lock").exists()  # torch would wait for it
+        if not library.exists():
+            builds.append(name)
+            (tmp_path / "mxint8.cuda.o").touch()
+            library.write_bytes(bytes(1000))
+        return "loaded"
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    assert cuda._loaded(tmp_path, library) == "loaded"
+    (tmp_path / "lock").touch()
+    if damage == "cut":
+        library.write_bytes(bytes(500))
+    elif damage == "no digest":
+        digest_beside(library).unlink()
+    assert cuda._loaded(tmp_path, library) == "loaded"
+    assert len(builds) == 1 + (damage != "none") and library.stat().st_size == 1000
+    assert ("is damaged" in caplog.text) is (damage != "none")
+    assert cuda._loaded(tmp_path, library) == "loaded" and len(builds) < 3
 
 
 @pytest.mark.parametrize("fmt", [MXInt(4), MXFP(8, 4), MXInt(8, block_dim=0)], ids=str)

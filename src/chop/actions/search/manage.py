@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from chop.actions.settings.search import SearchConfig
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.files.documents import dump_toml
+from chop.files.temporary import scratch_folder
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, TrialRecord
@@ -132,10 +132,10 @@ def _writable(out: Path) -> Iterator[Path]:
     if out.is_dir() and os.access(out, os.W_OK):
         yield out
         return
-    with tempfile.TemporaryDirectory(prefix="chop-search-") as folder:
+    with scratch_folder("search") as folder:
         for model in out.glob("fine-tuned-*"):
-            (Path(folder) / model.name).symlink_to(model.absolute())
-        yield Path(folder)
+            (folder / model.name).symlink_to(model.absolute())
+        yield folder
 
 
 def _rebuilt(

@@ -19,6 +19,7 @@ from chop.nn.sparsity import SCORES, PruneActivation
 from chop.pruning.sparsity import ZeroCount, layer_zeros, total
 from chop.quantization.named_operators import present_operators, relevant_operators
 from chop.report.measured import (
+    TIMES,
     MeasuredTable,
     intervals_of,
     over_seeds,
@@ -84,7 +85,7 @@ def _sweep(
     heading = f"{workload.title}: {metric.name} against sparsity"
     note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))
     note = workload.about_test if config.start_from is None else f"{note}. {workload.about_test}"
-    table = MeasuredTable(heading, rows, columns, note, _unprinted(config))
+    table = MeasuredTable(heading, rows, columns, note, _unprinted(config), TIMES)
     points, figures = list(zip(settings, rows, strict=True)), dict[str, Writer]()
     for part in config.measured_parts:
         figures |= _figures(config, workload, part, points)

@@ -21,7 +21,7 @@ from chop.actions.sweep.rounding import (
 )
 from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.sweep.verdict import with_verdict
-from chop.report.measured import MeasuredTable, points_of, report_of_tables
+from chop.report.measured import TIMES, MeasuredTable, points_of, report_of_tables
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 from chop.report.report import Report, Writer, figure_files
 from chop.runs.interrupt import points_are_kept
@@ -82,7 +82,7 @@ def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[lis
     ]
     heading = f"{title}: {metric.name} against width"
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
-    table = MeasuredTable(heading, rows, columns, workload.about_test, UNPRINTED)
+    table = MeasuredTable(heading, rows, columns, workload.about_test, UNPRINTED, TIMES)
     figures = _accuracy_figures(workload, lines, rows, heading)
     report = report_of_tables({"table": table}, rows, figures | _heat_maps(workload, lines, rows))
     return with_verdict(report, metric, stages_in(rows), "width", "least")

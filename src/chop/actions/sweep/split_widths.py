@@ -30,7 +30,7 @@ from chop.actions.sweep.value_ranges import (
     value_ranges,
 )
 from chop.formats import Integer
-from chop.report.measured import MeasuredTable, report_of_tables
+from chop.report.measured import TIMES, MeasuredTable, report_of_tables
 from chop.report.plots import plot_accuracy
 from chop.report.report import Report, Writer, figure_files, show
 from chop.train import Metric
@@ -186,7 +186,7 @@ def _table(workload: Workload, varied: str, rows: Rows, at: str) -> MeasuredTabl
     metric = workload.task.metric
     title = f"{workload.title}: {metric.name} against {NAMES[varied]}, {at}"
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
-    return MeasuredTable(title, rows, columns, workload.about_test, UNPRINTED)
+    return MeasuredTable(title, rows, columns, workload.about_test, UNPRINTED, TIMES)
 
 
 def _figures(

@@ -1,6 +1,6 @@
 """Verilator: compiles a circuit to C++ and runs it with streams that stall."""
 
 from chop.hardware.harness.build import verilate
-from chop.hardware.harness.run import Outcome, Received, run_library
+from chop.hardware.harness.run import NotLoadedError, Outcome, Received, run_library
 
-__all__ = ["Outcome", "Received", "run_library", "verilate"]
+__all__ = ["NotLoadedError", "Outcome", "Received", "run_library", "verilate"]

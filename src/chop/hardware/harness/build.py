@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from chop.errors import ConfigError, UnavailableError
+from chop.files.temporary import scratch_folder
 from chop.hardware.harness.top import CHECK, FILL, SIMULATION, ports_header, simulation_top
 from chop.hardware.plan import RTL
 from chop.hardware.project import Project, source_text, sources_of
@@ -68,8 +68,7 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
     key = [*tools, *VERILATOR_FLAGS, *flags, *generated.values(), HARNESS.read_text(), *texts]
 
     def make(target: Path) -> None:
-        with tempfile.TemporaryDirectory() as name:
-            work = Path(name)
+        with scratch_folder("verilate") as work:
             for file, text in {**sources, **generated}.items():
                 (work / file).write_text(text)
             _translate(work, [*sources, f"{SIMULATION}.sv"], wave)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from chop import children
 from chop.errors import ChopError, UnavailableError
+from chop.files.temporary import scratch_folder
 from chop.hardware.harness.top import FILL_BITS, fill_bits, violated_bits
 from chop.hardware.packing import beat_bytes
 from chop.hardware.port import Port
@@ -26,9 +26,15 @@ from chop.hardware.testbench import SLOWEST
 
 WORKER = Path(__file__).parent / "worker.py"
 RUN_SECONDS = 3600
+NOT_LOADED = 3
+"""Exit status of the worker where the library is none that this system loads."""
 IDLE_CYCLES = 20_000
 DRAIN_CYCLES = 512
 NEVER = -1
+
+
+class NotLoadedError(ChopError, OSError):
+    """The library of a simulation is none that this system loads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +102,7 @@ def run_library(
             project, no beat has entered or left; or when samples take `SLOWEST` intervals each.
         wave: file of waveforms (VCD) to write; the library has to be built for it.
     Raises:
+        NotLoadedError: the library does not load; building it again may help.
         ChopError: the simulation stops: a memory is missing, or a `$fatal` was reached.
         UnavailableError: it takes longer than `RUN_SECONDS`.
     """
@@ -105,8 +112,7 @@ def run_library(
     idle = idle_cycles + 10 * (project.interval + pause)
     beats = {p.name: len(sent[p.name]) // beat_bytes(p) for p in inputs} | dict(expected)
     samples = max(-(-beats[port.name] // port.beats) for port in project.ports)
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
+    with scratch_folder("simulation") as work:
         for port in inputs:
             (work / f"{port.name}.in").write_bytes(sent[port.name])
 
@@ -154,6 +160,8 @@ def _work(job: Path, folder: Path) -> None:
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"the simulation takes longer than {RUN_SECONDS} seconds") from None
     lines = (done.stdout + done.stderr).splitlines()
+    if done.returncode == NOT_LOADED:
+        raise NotLoadedError(f"the simulation does not load: {lines[-1]}")
     # A memory that is not found is a warning to Verilator, and full of zeros.
     reasons = [line for line in lines if "%Error" in line or "%Warning" in line]
     if done.returncode or reasons:

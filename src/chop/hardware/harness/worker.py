@@ -17,6 +17,8 @@ from typing import Any
 STATUS = ("done", "timeout", "finished", "overdue")
 POLL_SECONDS = 0.5
 NEVER = -1
+NOT_LOADED = 3
+"""Exit status where the library is none that this system loads."""
 
 
 class Run(ctypes.Structure):
@@ -52,7 +54,11 @@ class Beats(ctypes.Structure):
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Runs a job, writes the beats of its outputs, and returns the rest of the outcome."""
-    library = ctypes.CDLL(job["library"])
+    try:
+        library = ctypes.CDLL(job["library"])
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NOT_LOADED)
     library.chop_run.restype = c_int64
     given, buffer = POINTER(Beats), (c_void_p, c_int64)
     library.chop_run.argtypes = (POINTER(Run), given, given, *buffer, *buffer)

@@ -8,11 +8,11 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.native import LOADED, Sources, compiler, first_error, is_trusted
+from chop.native import LOADED, Sources, compiler, first_error, is_whole, load_library
 
 FOLDER = Path(__file__).parent
 SOURCES = Sources("kernels", (*sorted(FOLDER.glob("*.cpp")),), (*sorted(FOLDER.glob("*.h")),))
@@ -73,7 +73,7 @@ def is_ready() -> bool:
 def _was_compiled() -> bool:
     found = compiler()
     try:
-        return found is not None and is_trusted(SOURCES.path(found, (*FLAGS, *target(), OPENMP)))
+        return found is not None and is_whole(SOURCES.path(found, (*FLAGS, *target(), OPENMP)))
     except (OSError, subprocess.SubprocessError):
         return False
 
@@ -138,8 +138,7 @@ def known_sets() -> list[str]:
 
 def _loaded(compiler: str, more_flags: Sequence[str]) -> Build:
     try:
-        path = compiled(compiler, more_flags)
-        loaded = ctypes.CDLL(str(path))
+        path, loaded = load_library(partial(compiled, compiler, more_flags))
     except subprocess.SubprocessError as error:
         return Build(None, f"{compiler} failed: {first_error(error)}")
     except OSError as error:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError, UnavailableError
+from chop.files import build_lock
+from chop.files.digests import damage_of, write_digest
 from chop.formats import Encoded, NumberFormat
 from chop.hub import cache_folder
 from chop.kernels.triton.rules import (
@@ -25,8 +27,9 @@ from chop.kernels.triton.rules import (
     code_rule,
     decodes,
 )
-from chop.native import is_trusted
+from chop.native import is_trusted, remove_damaged
 
+NAME = "chop_cuda"
 FOLDER = Path(__file__).parent
 SOURCES = (FOLDER / "binding.cpp", FOLDER / "mxint8.cu")
 ALIGNMENT = 16  # bytes of the widest load
@@ -92,10 +95,29 @@ def takes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
     return code_rule(number_format) == MXINT8 and decodes(number_format, rank, dtype)
 
 
-@cache
-def _extension() -> Any:
+def _loaded(folder: Path, library: Path) -> Any:
+    """The kernel, built anew where its library is not the one that was built."""
     from torch.utils import cpp_extension
 
+    with build_lock(library):
+        (folder / "lock").unlink(missing_ok=True)  # for which torch would wait after a kill
+        if library.exists() and (damage := damage_of(library)):
+            remove_damaged(library, damage)
+            for made in folder.glob("*.o"):  # may be damaged as well, and are linked
+                made.unlink()
+        loaded = cpp_extension.load(
+            NAME,
+            [str(source) for source in SOURCES],
+            extra_cuda_cflags=["-O3"],
+            build_directory=str(folder),
+        )
+        if library.exists() and damage_of(library):
+            write_digest(library, library)
+    return loaded
+
+
+@cache
+def _extension() -> Any:
     folder = cache_folder() / f"cuda-torch{torch.__version__}"
     folder.mkdir(exist_ok=True, mode=0o700)
     if not is_trusted(folder, stat.S_ISDIR):
@@ -104,12 +126,7 @@ def _extension() -> Any:
             "names another folder"
         )
     try:
-        return cpp_extension.load(
-            "chop_cuda",
-            [str(source) for source in SOURCES],
-            extra_cuda_cflags=["-O3"],
-            build_directory=str(folder),
-        )
+        return _loaded(folder, folder / f"{NAME}.so")
     except (RuntimeError, OSError) as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise UnavailableError(f"the CUDA C++ kernel could not be built: {reason}") from error

@@ -1,0 +1,87 @@
+"""Digests beside files: a file that was cut short or changed is noticed before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from chop.files.atomic import atomic_file
+
+SUFFIX = ".sha256"
+DIGEST_BYTES = 128
+"""Of a file of a digest, which has 64 characters and a size, at most."""
+
+
+def digest_beside(path: Path) -> Path:
+    """Where the digest of a file is."""
+    return path.with_name(path.name + SUFFIX)
+
+
+def write_digest(path: Path, content: Path) -> None:
+    """Writes the digest and the size of what will be at `path`; both are on the disk afterwards.
+
+    A digest is written before its file is renamed: after a kill between the two the file is
+    missing, or it is an older one that does not match. It may be read by whom its file may be.
+
+    Args:
+        path: of the file.
+        content: where its content is now.
+
+    Raises:
+        WriteError: the disk is full or read-only.
+    """
+    with content.open("rb+") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+        os.fsync(file.fileno())
+    with atomic_file(digest_beside(path)) as temporary, temporary.open("w") as file:
+        file.write(f"{digest} {size}\n")
+        file.flush()
+        os.fsync(file.fileno())
+        temporary.chmod(content.stat().st_mode & 0o666)
+
+
+def damage_of(path: Path) -> str | None:
+    """Why a file is not the one that was written; None: it is.
+
+    Args:
+        path: of a regular file.
+    """
+    try:
+        expected = _read_digest(digest_beside(path))
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if expected is None:
+                return "it has no readable digest"
+            if size != expected[1]:
+                return f"it has {size:,} bytes, expected {expected[1]:,}"
+            is_same = hashlib.file_digest(file, "sha256").hexdigest() == expected[0]
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return None if is_same else "its content does not match its digest"
+
+
+def _read_digest(path: Path) -> tuple[str, int] | None:
+    with suppress(OSError, ValueError):
+        # Opening a pipe would wait for its writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        try:
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                digest, size = os.read(handle, DIGEST_BYTES).decode("ascii").split()
+                return digest, int(size)
+        finally:
+            os.close(handle)
+    return None
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk, where the system can tell."""
+    with suppress(OSError):  # Windows opens no folders, and some file systems sync none
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
