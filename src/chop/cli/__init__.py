@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 __all__ = [
     "main",
@@ -20,12 +21,24 @@ def main() -> None:
         with fitting_packages(), own_temporary_files():
             app()
     except ChopError as error:
-        from rich.console import Console
-        from rich.text import Text
+        _fail(type(error).__name__, str(error))
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        from chop.files.limits import reached_limit
 
-        from chop.tables import printable
+        reason = reached_limit(error)
+        if reason is None:
+            raise
+        _fail("Stopped", reason)
 
-        # The message may quote a file of others.
-        message = "\n".join(map(printable, str(error).split("\n")))
-        Console(stderr=True).print(Text.assemble((type(error).__name__, "bold red"), ": ", message))
-        sys.exit(2)
+
+def _fail(name: str, message: str) -> NoReturn:
+    """Prints one sentence, and ends the process."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from chop.tables import printable
+
+    # The message may quote a file of others.
+    message = "\n".join(map(printable, message.split("\n")))
+    Console(stderr=True).print(Text.assemble((name, "bold red"), ": ", message))
+    sys.exit(2)

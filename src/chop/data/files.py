@@ -15,6 +15,7 @@ from chop.data.confined import (
     data_files,
     home_of,
 )
+from chop.data.null_rows import check_rows
 from chop.data.unpacked import check_unpacked
 from chop.data.windows import TEXT_BUILDER
 from chop.errors import ConfigError, first_line
@@ -70,6 +71,7 @@ def read_file(path: Path) -> DatasetDict:
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     what = f"file '{path}'"
     try:
+        check_rows(path)
         builder = datasets.load_dataset_builder(
             kind,
             data_files={"train": escape(str(path.absolute()))},  # `datasets` takes patterns
@@ -139,6 +141,7 @@ def read_folder(folder: Path) -> DatasetDict:
         ConfigError: there are none, a file cannot be read, unpacks to too much or is elsewhere.
     """
     what, is_saved = f"folder '{folder}'", any((folder / name).is_file() for name in SAVED)
+    _check_regular(folder)
     try:
         found = _read_saved(folder, what) if is_saved else _read_files(folder, what)
     except ConfigError:
@@ -160,6 +163,7 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
 
     home, cache = home_of(folder, what), cache_folder() / "datasets"
     check_card(folder, home)
+    check_rows(folder)
     # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
     builder = datasets.load_dataset_builder(_that_is_no_pattern(folder), cache_dir=str(cache))
     check_builder(builder, home)
@@ -182,6 +186,14 @@ def _read_saved(folder: Path, what: str) -> DatasetDict:
         found = datasets.DatasetDict(train=datasets.load_from_disk(folder))
     check_pictures(found, home)
     return found
+
+
+def _check_regular(folder: Path) -> None:
+    """Raises ConfigError where a folder has a pipe, a socket or a device: pyarrow would wait."""
+    for path in folder.rglob("*"):
+        if not path.is_file() and not path.is_dir() and path.exists():
+            with library_errors(path, error=ConfigError):
+                require_file(path, "table")
 
 
 def _that_is_no_pattern(folder: Path) -> str:

@@ -43,7 +43,7 @@ def decoded(value: Any, feature: Image) -> Picture:
     if value is None:
         raise ConfigError("a row of the data has no picture; leave it out.")
     try:
-        if isinstance(value, dict) and value["bytes"] is None and Path(value["path"]).is_file():
+        if isinstance(value, dict) and value["bytes"] is None and Path(value["path"]).exists():
             # What Pillow has opened itself it leaves open where it fails.
             value = {**value, "bytes": read_bytes(value["path"], "image")}
         picture: Picture = dataclasses.replace(feature, decode=True).decode_example(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chop.files.reading import read_bytes, read_text
+
 
 class Picture(type(Path())):  # type: ignore[misc]
     """Path of a picture that was written; IPython's display protocol shows it in a notebook.
@@ -15,8 +17,8 @@ class Picture(type(Path())):  # type: ignore[misc]
 
     def _repr_svg_(self) -> str | None:
         is_svg = self.suffix.lower() == ".svg" and self.is_file()
-        return self.read_text(encoding="utf-8") if is_svg else None
+        return read_text(self, "picture") if is_svg else None
 
     def _repr_png_(self) -> bytes | None:
         is_png = self.suffix.lower() == ".png" and self.is_file()
-        return self.read_bytes() if is_png else None
+        return read_bytes(self, "picture") if is_png else None

@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from chop.files import atomic_file, atomic_folder, make_folder
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.tensor_store import read_file
 from chop.quantization.block_values import Values
 from chop.runs.journal import Journal, key_of
 
@@ -75,7 +76,7 @@ class BlockFiles:
     def tensors(self, part: int) -> dict[str, Tensor]:
         """The tensors of a part that is done, mapped."""
         file = self._shard(part)
-        return load_file(file) if file.is_file() else {}
+        return read_file(file) if file.is_file() else {}
 
     def keep(
         self,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.displayed import Displayed, displayed
+from chop.files.reading import read_text
 from chop.report.page.page import PAGE
 from chop.report.report import Block, Heading, Note, Report, Table
 from chop.tables import html_table, printable, text_table
@@ -52,7 +53,7 @@ class _ReportDisplay:
     def html(self) -> str:
         """The report and its figures."""
         found = (
-            _SVG.sub("<svg", path.read_text(encoding="utf-8"), 1)
+            _SVG.sub("<svg", read_text(path, "picture"), 1)
             for path in self.figures
             if path.is_file()
         )

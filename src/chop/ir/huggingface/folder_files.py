@@ -61,5 +61,6 @@ def _check_index(path: Path) -> None:
     if not isinstance(places, dict) or not isinstance(document.get("metadata", {}), dict):
         raise CheckpointError(f"'{path}': expected the files of tensors, by name, in a weight_map.")
     for name in places.values():
-        if not isinstance(name, str) or "\0" in name or Path(name).name != name:
+        is_name = isinstance(name, str) and "\0" not in name and name not in ("", "..")
+        if not is_name or Path(name).name != name:
             raise CheckpointError(f"'{path}' names {name!r:.80}, which is no file of the folder.")

@@ -1,0 +1,111 @@
+"""Every module opens files of others through `chop.files.reading`."""
+
+import ast
+from pathlib import Path
+
+import chop
+from chop.files.reading import BOUNDS
+
+SRC = Path(chop.__file__).parent
+OPENING = {
+    *("open", "read_text", "read_bytes", "load_file", "safe_open", "fromfile", "memmap", "loadtxt"),
+    *("genfromtxt", "from_pretrained", "load_from_disk", "from_file", "ZipFile", "mmap"),
+}
+"""Last names of calls that open a file."""
+LOADING = {"torch.load", "np.load", "numpy.load", "json.load", "pickle.load", "onnx.load"}
+LOADING |= {"tomllib.load", "torch.jit.load", "torch.export.load", "yaml.safe_load"}
+DATASETS = "datasets.load_dataset"
+READING = {"read_bytes", "read_text", "open_regular", "require_file", "read_json", "read_toml"}
+"""Of `chop.files.reading` and `chop.files.documents`, called by these names alone."""
+
+OWN = "a file of this package"
+WRITTEN = "a file that this process or its child has just written, in a folder of its own"
+SYSTEM = "a file of the operating system's"
+CHECKED = "the folder or file was checked before: check_folder_files, require_file"
+NO_FILE = "no file is opened"
+EXCEPTIONS = {
+    "actions/shard_run.py": WRITTEN,
+    "bench/peak_memory.py": SYSTEM,
+    "cli/docs.py": NO_FILE,
+    "cli/report.py": NO_FILE,
+    "data/files.py": "datasets finds the files itself; it takes regular ones alone",
+    "data/load.py": "a name on the hub",
+    "data/tokenizer.py": CHECKED,
+    "export/compressed_tensors.py": WRITTEN,
+    "export/gguf.py": WRITTEN,
+    "export/gguf_header.py": CHECKED,
+    "export/gguf_reader.py": CHECKED,
+    "export/onnx/decoded_weights.py": WRITTEN,
+    "export/onnx/target.py": WRITTEN,
+    "export/packed_folder.py": WRITTEN,
+    "export/pt2.py": WRITTEN,
+    "export/reader.py": WRITTEN,
+    "files/atomic.py": SYSTEM,
+    "files/locks.py": "a folder, or a lock that is opened for writing",
+    "files/reading.py": "the function itself",
+    "files/temporary.py": SYSTEM,
+    "files/writers.py": "opened for appending, after require_file",
+    "hardware/design.py": OWN,
+    "hardware/estimate.py": OWN,
+    "hardware/harness/build.py": OWN,
+    "hardware/harness/run.py": WRITTEN,
+    "hardware/harness/worker.py": WRITTEN,
+    "hardware/place.py": WRITTEN,
+    "hardware/synth.py": WRITTEN,
+    "hardware/testbench.py": OWN,
+    "hardware/verilog.py": OWN,
+    "installed.py": OWN,
+    "ir/huggingface/generation_file.py": CHECKED,
+    "ir/storage/tensor_store.py": CHECKED,
+    "ir/storage/torch_file.py": CHECKED,
+    "kernels/cpu/build.py": SYSTEM,
+    "models/load.py": CHECKED,
+    "models/weights.py": CHECKED,
+    "native.py": OWN,
+    "report/figures.py": WRITTEN,
+    "report/format_page.py": OWN,
+    "report/page/page.py": OWN,
+    "report/ui/server.py": NO_FILE,
+    "runs/environment.py": SYSTEM,
+    "studies/weight_memory.py": WRITTEN,
+}
+"""Modules that open files otherwise, and why they may."""
+
+
+def _calls(module):
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def _opens(call, name):
+    """Whether a call may open a file for reading otherwise than by `chop.files.reading`."""
+    last = name.rpartition(".")[2]
+    if name in READING or name == "contextlib.suppress":
+        return False
+    if last == "open":
+        modes = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+        modes += [key.value.value for key in call.keywords if isinstance(key.value, ast.Constant)]
+        mode = next((mode for mode in modes if isinstance(mode, str) and len(mode) < 4), "r")
+        return "r" in mode or "+" in mode
+    return last in OPENING or name in LOADING or name == DATASETS
+
+
+def test_only_named_modules_open_files_for_reading_otherwise():
+    found = {
+        module.relative_to(SRC).as_posix()
+        for module in SRC.rglob("*.py")
+        if any(_opens(call, name) for call, name in _calls(module))
+    }
+    assert sorted(found - EXCEPTIONS.keys()) == [], "use chop.files.reading.open_regular"
+    assert sorted(EXCEPTIONS.keys() - found) == [], "these open no files any more"
+
+
+def test_each_kind_of_file_is_one_of_the_table():
+    used = set()
+    for module in SRC.rglob("*.py"):
+        for call, name in _calls(module):
+            if name in READING and len(call.args) > 1 and isinstance(call.args[1], ast.Constant):
+                used.add(call.args[1].value)
+    assert used <= BOUNDS.keys()
+    assert {"manifest", "settings", "journal", "checkpoint", "weights", "gguf"} <= used
