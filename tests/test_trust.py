@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -174,13 +175,22 @@ def test_names_of_code_are_found_at_any_depth():
     assert (confirmation("timm:x"), confirmation("vit")) == (" --trust-code", "")
 
 
-@pytest.fixture
-def search(here):
-    """The storage of a search that somebody made, and the function that alters its settings."""
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The folder of a search that somebody made."""
     from chop.actions.search.precision import JOB
 
-    config = JOB.config(model="mlp", out=Path("s"), trials=1, sampler="random", formats=("8.mse",))
-    run_search(JOB, config)
+    out = tmp_path_factory.mktemp("begun") / "s"
+    run_search(
+        JOB, JOB.config(model="mlp", out=out, trials=1, sampler="random", formats=("8.mse",))
+    )
+    return out
+
+
+@pytest.fixture
+def search(here, begun):
+    """A copy of the search in the current folder, and the function that alters its settings."""
+    shutil.copytree(begun, "s")
 
     def alter(**settings):
         pairs = ", ".join(f"'$.job.settings.{key}', '{value}'" for key, value in settings.items())
@@ -214,6 +224,21 @@ def test_a_storage_has_nothing_written_elsewhere(search, tmp_path_factory):
     assert code and f"outside the current folder, to '{other}'" in said and not other.exists()
     assert told("search", "resume", "s", "--trials", 2, "--out", other)[0] == 0
     assert (other / "precision/best.json").is_file()
+
+
+def test_a_stopped_search_says_what_its_resumption_needs(begun, monkeypatch, tmp_path):
+    from chop.actions.search.job import _kept
+    from chop.actions.search.precision import JOB
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("chop.actions.search.job.finished_trials", lambda url, study: 1)
+    own = {"model": "net.py:Net", "dataset": "rows.csv"}
+    config = JOB.config(**own, out=Path("a"))
+    assert "chop search resume a/precision --trust-code, goes on" in _kept(config)
+    config = JOB.config(**own, out=Path("a"), storage="b/x.db")
+    assert "--name precision --trust-code --out a, goes on" in _kept(config)
+    config = JOB.config(model="mlp", out=Path("b/c"), storage="b/x.db")
+    assert "--name precision, goes on" in _kept(config)
 
 
 @pytest.mark.parametrize("key", ["out", "storage"])

@@ -12,7 +12,6 @@ from chop.files import reading
 
 ROOT = Path(__file__).parents[1]
 SOURCE, PAGE = ROOT / "src/chop", ROOT / "docs/trust.md"
-OPENERS = {"open_regular", "read_bytes", "read_text", "require_file", "read_json", "read_toml"}
 LIBRARIES = {
     *("from_pretrained", "load_dataset_builder", "load_from_disk", "ParquetFile", "ZipFile"),
     *("safe_open", "load_file", "memmap", "mmap", "torch.load", "safe_load", "onnx.load"),
@@ -29,40 +28,6 @@ CHECKED = {
     ("captured/guards/shape_guards.py", "eval"): "a tree that has arithmetic alone",
     ("captured/original.py", "pickle.loads"): "a part of a pickle that a program unpickles",
 }
-OWN = {
-    "actions/shard_run.py": "files of a folder that this process has made",
-    "bench/peak_memory.py": "/proc",
-    "export/gguf_header.py": "it is written",
-    "export/packed_folder.py": "a folder that this process has made",
-    "export/pt2.py": "a file that this process has made",
-    "files/atomic.py": "/proc, and files that are written",
-    "files/library_errors.py": "standard error",
-    "files/locks.py": "locks",
-    "files/pictures.py": "figures that were drawn",
-    "files/reading.py": "the opener",
-    "files/temporary.py": "/proc",
-    "files/writers.py": "it is written",
-    "hardware/design.py": "SystemVerilog of this package",
-    "hardware/estimate.py": "SystemVerilog of this package",
-    "hardware/harness/build.py": "files of this package",
-    "hardware/harness/run.py": "a folder that this process has made",
-    "hardware/harness/worker.py": "a folder that its parent has made",
-    "hardware/place.py": "a folder that this process has made",
-    "hardware/synth.py": "a folder that this process has made",
-    "hardware/testbench.py": "SystemVerilog of this package",
-    "hardware/verilog.py": "SystemVerilog of this package",
-    "installed.py": "metadata of this package",
-    "kernels/cpu/build.py": "/proc",
-    "memory.py": "/sys",
-    "native.py": "C++ of this package",
-    "report/figures.py": "figures that were drawn",
-    "report/format_page.py": "a text of this package",
-    "report/notebook.py": "figures that were drawn",
-    "report/page/page.py": "templates of this package",
-    "runs/environment.py": "/proc",
-    "search/samplers/knapsack.py": "/dev/null",
-}
-"""Modules that open files otherwise, and which."""
 
 
 def dotted(node):
@@ -109,27 +74,6 @@ def bound_of(size):
 def test_the_page_has_each_kind_of_file_with_its_bound():
     listed = {row[0].strip("`"): row[2] for row in rows("kind")}
     assert listed == {kind: bound_of(size) for kind, size in reading.BOUNDS.items()}
-
-
-def test_kinds_that_are_read_have_bounds():
-    used = {
-        node.args[1].value
-        for found in calls().values()
-        for name, node in found
-        if name in OPENERS and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
-    }
-    assert used and used <= set(reading.BOUNDS)
-
-
-def test_files_are_opened_by_the_opener_alone():
-    others = {
-        module
-        for module, found in calls().items()
-        for name, _ in found
-        if re.search(r"(^|\.)(open|fdopen)$|\.(read_text|read_bytes)$", name)
-        and name not in ("webbrowser.open", "zstandard.open")
-    }
-    assert others <= set(OWN)
 
 
 def test_the_page_has_the_libraries_that_open_files():
