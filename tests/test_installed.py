@@ -14,7 +14,7 @@ from chop import installed
 from chop.actions import doctor
 from chop.actions.doctor import OK, OPTIONAL, WRONG
 from chop.errors import ConfigError, UnavailableError
-from chop.installed import fitting_packages, how_to_get, misfit
+from chop.installed import fitting_packages, how_to_get, misfit, require
 from chop.models import load_model
 from tests.fresh import printed_by
 
@@ -66,6 +66,18 @@ def test_torchvision_of_the_extra_is_the_one_of_our_torch():
     )
     # torch 2.N goes with torchvision 0.(N + 15).
     assert (torch[1], vision[1]) == ("2", "0") and int(vision[2]) == int(torch[2]) + 15
+
+
+def test_onnx_is_a_dependency_and_its_part_stays_as_a_name():
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    names = {re.split(r"[^\w.-]", text)[0] for text in project["dependencies"]}
+    parts = project["optional-dependencies"]
+    assert {"onnx", "onnxscript", "onnxruntime"} <= names and parts["onnx"] == []
+    assert not any("[onnx]" in text for asked in parts.values() for text in asked)
+    with pytest.raises(
+        UnavailableError, match=r"ONNX needs no_such: pip install (-e \.|mase-chop)$"
+    ):
+        require("ONNX", "no_such", extra="")
 
 
 BREAKS = {
