@@ -5,9 +5,11 @@ import zlib
 
 import pytest
 import torch
+from torch import nn
 
 from chop.errors import CheckpointError
-from chop.ir.storage import tensor_store
+from chop.ir.graph import MaseGraph
+from chop.ir.storage import checkpoint, tensor_store
 from chop.ir.storage.tensor_store import TensorStore, pack_inline, restore, unpack_inline
 
 
@@ -62,3 +64,11 @@ def test_texts_that_are_none_are_refused():
     for text in ("", "AAAA", "é", "x" * 7):
         with pytest.raises(CheckpointError, match="tensor 'a'"):
             restore(table, unpack_inline({"a": text}, table))
+
+
+def test_a_file_that_would_not_be_read_again_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "BOUNDS", {"checkpoint": 100})
+    mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)), dummy_in={"input": torch.ones(3, 4)})
+    with pytest.raises(CheckpointError, match="more than are read again"):
+        mg.export(tmp_path / "a")
+    assert [*tmp_path.iterdir()] == []

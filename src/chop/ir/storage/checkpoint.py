@@ -37,7 +37,7 @@ from chop.errors import CheckpointError, ConfigError, did_you_mean
 from chop.files import atomic_files, is_readable_file, latest, shared_lock
 from chop.files.documents import parse_json
 from chop.files.library_errors import library_errors
-from chop.files.reading import open_regular, read_bytes
+from chop.files.reading import BOUNDS, open_regular, read_bytes
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
@@ -104,7 +104,13 @@ def export(
         _save_tensors(tensors, written)
         document["tensor_file"] = {"sha256": _digest(written), "size_bytes": written.stat().st_size}
         head = {"format": FORMAT, "version": VERSION, "save_format": save_format}
-        (folder / graph_path.name).write_text(_render({**head, **document}), encoding="utf-8")
+        text = _render({**head, **document}).encode()
+        if len(text) > (BOUNDS["checkpoint"] or len(text)):
+            raise CheckpointError(
+                f"'{graph_path}' would have {len(text):,} bytes, more than are read again: its "
+                "graph has large tensors beside the state dict; use save_format='full_model'."
+            )
+        (folder / graph_path.name).write_bytes(text)
 
 
 def read_checkpoint(
