@@ -48,9 +48,12 @@ class Home:
         self.folders = [folder.resolve() for folder in folders]
         self.what = what
         self._parents: dict[Path, bool] = {}
+        self._inside: set[str] = set()
 
     def check(self, name: str, named_by: str) -> None:
         """Raises ConfigError where a name leads out of the folders, or is a URL."""
+        if name in self._inside:  # a picture is a file of the data set, and named by its row
+            return
         member = MEMBER.fullmatch(name)
         place = name if member is None else member["archive"]
         if SCHEME.search(place):
@@ -64,6 +67,7 @@ class Home:
                 f"{self.what}: {named_by} names '{name}', which is outside its folder; put a copy "
                 "of the file into the folder."
             )
+        self._inside.add(name)
 
     def _has(self, path: Path) -> bool:
         return any(path.resolve().is_relative_to(folder) for folder in self.folders)
