@@ -40,7 +40,7 @@ def run(workload, tmp_path, capsys):
 def test_verdict_three_points_and_the_page_are_last(run, tmp_path):
     _, (verdict, files, speed, use, page) = run()
     assert verdict.startswith("saved integer 8.auto (PTQ): ") and "smaller (" in verdict
-    assert "x as model.onnx), accuracy " in verdict and " on 60 test rows against " in verdict
+    assert " as model.onnx), accuracy " in verdict and " on 60 test rows against " in verdict
     assert ("x as fast at batch 1 and" in verdict) or verdict.endswith(
         "in no way faster than float."
     )
@@ -76,13 +76,23 @@ def test_the_file_is_left_out_where_that_is_asked_or_nothing_is_measured(run, tm
     assert not (tmp_path / "model.onnx").exists() and result["why_no_onnx"] == ""
 
 
-def test_the_verdict_is_true_where_onnxruntime_cannot_be_imported(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_verdict_is_true_where_onnxruntime_cannot_be_imported(
+    is_broken, run, tmp_path, tmp_path_factory, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    why = "needs onnxruntime"
+    if is_broken:
+        place = tmp_path_factory.mktemp("site")
+        (place / "onnxruntime.py").write_text("raise ImportError('libonnx.so: no such file')")
+        monkeypatch.delitem(sys.modules, "onnxruntime")
+        monkeypatch.syspath_prepend(place)
+        why = "libonnx.so: no such file"
     forget_notices()
     with pytest.warns(AdjustedWarning, match="onnxruntime cannot be imported .*files are not run"):
         result, (verdict, _, speed, *_) = run()
     assert {row["model"] for row in result["speed"]} <= {*ways.COMMANDS, "float", "float graph"}
-    assert "needs onnxruntime" in result["not_measured"]["onnxruntime"]
+    assert why in result["not_measured"]["onnxruntime"]
     assert "onnxruntime" not in verdict and (tmp_path / "model.onnx").is_file()
     assert "onnxruntime was not measured" in speed or "no way" not in speed
 

@@ -87,8 +87,8 @@ def test_the_time_left_is_told_from_the_first_measurement_on() -> None:
     estimate.begin("quantized")
     clock.now = 10
     estimate.end()
-    # Six seconds for two units, four for one: training costs thirty of their mean.
-    assert estimate.seconds == pytest.approx(30 * (4 + 3) / 2)
+    # Six seconds for two units, four for one: training costs thirty of the fastest.
+    assert estimate.seconds == pytest.approx(30 * 3)
     estimate.begin("training")
     clock.now = 1000
     assert estimate.seconds == 0  # it takes longer than was thought

@@ -45,7 +45,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
 
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
     float, its weights packed: `pack_transform_pass` unpacks them for training), the folder `model`
-    where it is one of transformers, which loads it, `model.onnx` where it is asked for,
+    where it is one of transformers, which loads it, `model.onnx` where ONNX has the formats,
     `graph.svg`, `accuracy.svg` (named by the metric), `table.md`, `result.json` and
     `manifest.json`. Where no format keeps within `max_drop`, and `keep_best` does not ask for one
     all the same, no model is saved: files of an earlier run's model stay.

@@ -336,7 +336,16 @@ def _file_bytes(folder: Path) -> dict[str, int]:
 
 def sizes_of(result: Mapping[str, Any]) -> str:
     """The files' sizes, as one line."""
-    return f"Files: {files_of(result)}; the weights' file is {times_smaller(result):.1f}x smaller."
+    return f"Files: {files_of(result)}; the weights' file is {smaller(times_smaller(result))}."
+
+
+def smaller(ratio: float) -> str:
+    """A ratio of sizes in words.
+
+    >>> smaller(6.28), smaller(0.8)
+    ('6.3x smaller', '1.2x larger')
+    """
+    return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
 
 
 def files_of(result: Mapping[str, Any]) -> str:

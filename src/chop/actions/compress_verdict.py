@@ -10,6 +10,7 @@ from chop.actions.compress_results import (
     files_of,
     float_onnx_bytes,
     rounds_inputs,
+    smaller,
     times_smaller,
 )
 from chop.actions.latency import Fastest, describe_speed, fastest_of, no_gain
@@ -46,10 +47,12 @@ def verdict_of(
 
 
 def _smaller(result: Mapping[str, Any], best: Fastest | None) -> str:
-    text, whole = f"{times_smaller(result):.1f}x smaller", float_onnx_bytes(result)
+    text, whole = smaller(times_smaller(result)), float_onnx_bytes(result)
     if best is None or best.name != ONNXRUNTIME or not result["onnx"] or not whole:
         return text
-    return f"{text} ({whole / result['onnx']['size_bytes']:.1f}x as {ONNX_FILE})"
+    as_onnx = smaller(whole / result["onnx"]["size_bytes"])
+    as_onnx = as_onnx if as_onnx.split()[1] != text.split()[1] else as_onnx.split()[0]
+    return f"{text} ({as_onnx} as {ONNX_FILE})"
 
 
 def _faster(best: Fastest | None) -> str:

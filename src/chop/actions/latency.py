@@ -24,7 +24,7 @@ from chop.actions.ways import (
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Cell, Table, Tile
-from chop.studies.model import Contender, Inputs, ModelComparison, compare_models
+from chop.studies.model import SIZES, Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
 from chop.train.rows import check_batch
 from chop.workloads.workload import Workload
@@ -134,7 +134,13 @@ def speed_tables(title: str, found: ModelComparison, *, is_detail: bool = False)
         Table(times, rows, shown, is_written=False, is_detail=is_detail),
         Table(memory, _once(sizes), is_written=False, is_detail=True),
     ]
-    return [*printed, Table("", found.formatted(), is_printed=False)]
+    return [*printed, Table("", _without_alike(found.formatted()), is_printed=False)]
+
+
+def _without_alike(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Rows without columns about memory that say the same of every model."""
+    alike = {name for name in SIZES if len({row[name] for row in rows}) == 1}
+    return [{name: x for name, x in row.items() if name not in alike} for row in rows]
 
 
 def _once(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

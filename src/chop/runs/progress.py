@@ -57,7 +57,7 @@ class Estimate:
 
     Those that train take a hundred times as long as those that only measure, so that the pace of
     the last ones says nothing of the next. A kind that was never measured takes as long as the
-    others, times the ratio of their costs.
+    fastest other, times the ratio of their costs.
 
     Args:
         kinds: of the measurements, one each.
@@ -110,7 +110,8 @@ class Estimate:
                 means.setdefault(running, spent / self._share)
         if left and not means:
             return None
-        pace = mean(x / self._cost(kind) for kind, x in means.items()) if means else 0.0
+        # What is done once, at the first of a kind, only makes a pace look slower.
+        pace = min((x / self._cost(kind) for kind, x in means.items()), default=0.0)
         each = {kind: means.get(kind, pace * self._cost(kind)) for kind in left}
         whole = each.get(running or "", 0.0)
         done = self._share * whole if self._share else min(spent, whole)

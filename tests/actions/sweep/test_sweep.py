@@ -133,7 +133,7 @@ def test_the_time_left_is_that_of_each_kind_of_point():
         estimate.begin(kind)
         clock.seconds += seconds
         estimate.end()
-    assert estimate.seconds == 2 * 1 + 3 * 0.75, "nothing says that training takes longer"
+    assert estimate.seconds == 2 * 1 + 3 * 0.5, "nothing says that training takes longer"
     estimate.begin("QAT")
     clock.seconds += 100
     estimate.end()

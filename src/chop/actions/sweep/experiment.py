@@ -89,6 +89,8 @@ class Sweep(Generic[S]):
         keyed = list(self._points(settings))
         points, journal = [point for _, point in keyed], Journal(out / JOURNAL)
         workload = self.workload
+        if any(journal.find(point.settings) is None for point in points):
+            _ = self.float_graph  # the first point does not look slow for it
         results = measure_all(workload.title, points, journal, workload.task.metric, self._costs())
         found: dict[tuple[str, S | None], list[Results]] = {}
         for (key, _), result in zip(keyed, results, strict=True):
@@ -98,7 +100,9 @@ class Sweep(Generic[S]):
     def _costs(self) -> dict[str, float]:
         """How long points of each stage take: a row that is trained on goes backward, too."""
         trained = BACKWARD * self.experiment.training["epochs"] * len(self.workload.train)
-        return {self.experiment.stages[1]: 1 + trained / max(1, len(self.workload.test))}
+        judging = (self.workload.test, self.workload.validation)
+        evaluated = sum(len(rows) for rows in judging if rows is not None)
+        return {self.experiment.stages[1]: 1 + trained / max(1, evaluated)}
 
     @functools.cached_property
     def float_graph(self) -> MaseGraph:
