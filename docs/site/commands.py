@@ -8,10 +8,10 @@ from typing import Any
 import typer
 
 from chop.cli.app import app
+from chop.cli.help import default_text, spelling, usage
 from docs.site.markdown import escaped, help_text, table
 
 FOLDER = "docs/reference/commands"
-DEFAULT = "  [default: "
 
 
 def commands() -> dict[str, Any]:
@@ -43,26 +43,28 @@ def path_of(name: str) -> str:
 
 def page(name: str, command: Any, context: Any) -> str:
     """The page of a command: what it does, its arguments, its options by heading."""
-    usage = " ".join([f"chop {name}", *command.collect_usage_pieces(context)])
-    parts = [f"# `chop {name}`", f"Usage: `{usage}`", help_text(command.help or "")]
+    parts = [
+        f"# `chop {name}`",
+        f"Usage: `{usage(command, context)}`",
+        help_text(command.help or ""),
+    ]
     panels: dict[str, list[Any]] = {}
     for parameter in command.params:
         is_argument = parameter.param_type_name == "argument"
         panel = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
         panels.setdefault(panel, []).append(parameter)
     for panel in sorted(panels, key=lambda panel: panel != "Arguments"):
-        rows = [_row(parameter, context) for parameter in panels[panel]]
+        rows = [_row(parameter) for parameter in panels[panel]]
         parts += [f"## {panel}", table(("option", "what it is", "default"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(parameter: Any, context: Any) -> tuple[str, str, str]:
-    if parameter.param_type_name == "argument":
-        default = "required" if parameter.required else f"`{parameter.default}`"
-        return f"`{parameter.name.upper()}`", escaped(parameter.help or ""), default
-    spelling, text = parameter.get_help_record(context)
-    text, _, default = text.partition(DEFAULT)
-    default = default.removesuffix("]").strip()
-    is_said = default.startswith("(")
-    shown = escaped(default.strip("()")) if is_said else f"`{default}`" if default else ""
-    return f"`{spelling}`", escaped(text.strip()), shown
+def _row(parameter: Any) -> tuple[str, str, str]:
+    text, default = escaped(parameter.help or ""), default_text(parameter)
+    if parameter.required:
+        default = "required"
+    elif not isinstance(parameter.show_default, str) and default:
+        default = f"`{default}`"
+    else:
+        default = escaped(default)
+    return f"`{spelling(parameter)}`", text, default

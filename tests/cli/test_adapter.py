@@ -18,6 +18,7 @@ from chop.actions.settings.sweep import PruneSweepConfig
 from chop.cli.adapter import CommandGroup, build_command
 from chop.cli.app import app
 from chop.cli.command import Command, load
+from chop.cli.help import default_text
 from chop.cli.values import read_value
 from chop.docstrings import entries
 from chop.runs import as_json
@@ -46,7 +47,7 @@ def commands(group=ROOT, path=()):
 
 COMMANDS = dict(commands())
 LEAVES = [name for name, found in COMMANDS.items() if not isinstance(found, CommandGroup)]
-FLAGS = {"as_json", "verbose", "quiet", "help"}
+FLAGS = {"as_json", "verbose", "quiet", "help", "help_all"}
 
 
 def table():
@@ -68,11 +69,10 @@ def test_all_commands_are_found():
 def test_every_option_shows_its_default_and_has_a_help(name):
     for parameter in COMMANDS[name].params:
         assert parameter.help and parameter.help[0] == parameter.help[0].upper()
-        if parameter.required or parameter.name == "help":
+        if parameter.required or parameter.name in ("help", "help_all"):
             continue
-        record = " ".join(parameter.get_help_record(CONTEXT)[1].split())
-        assert "[default: " in record, parameter.name
-        assert "default: ]" not in record and "None" not in record, parameter.name
+        default = default_text(parameter)
+        assert default and "None" not in default, parameter.name
 
 
 @subcases("name", [name for name, command in table().items() if command.settings])
@@ -83,7 +83,7 @@ def test_options_are_the_fields_with_their_defaults_and_entries(name):
     names = [f.name for f in fields(cls) if not command.only or f.name in command.only]
     assert "figures" in options
     assert ("trust_code" in options) == (bool({"model", "models"} & set(names)))
-    assert set(options) - FLAGS - {"config", "figures", "trust_code"} == set(names)
+    assert set(options) - FLAGS - {"config", "figures", "trust_code", "run_folder"} == set(names)
     for f in fields(cls):
         if f.name not in names:
             continue
@@ -221,14 +221,14 @@ def test_values_of_mappings_are_json_or_text():
 @subcases("name", LEAVES)
 def test_mappings_show_an_example_that_can_be_read(name):
     for option in COMMANDS[name].params:
-        if not (option.metavar or "").startswith("<name="):
+        if not (option.metavar or "").startswith("NAME="):
             continue
         example = re.search(r"Example: (?:`(.*?)`|'(.*?}+)')\.", option.help)
         assert example, option.name
         command = table()[name]
         hint = get_type_hints(command.source)[option.name]
         (value,) = read_value([example[1] or example[2]], hint).values()
-        assert isinstance(value, dict) == (option.metavar == "<name=JSON>")
+        assert isinstance(value, dict) == (option.metavar == "NAME=JSON")
 
 
 def test_json_is_all_of_standard_output(tmp_path):
@@ -377,7 +377,7 @@ def test_options_that_few_need_are_listed_last():
     command = build_command(Command(print, "chop.actions.settings.search:PrecisionConfig"), "x")
     panels = {each.name: getattr(each, "rich_help_panel", None) for each in command.params}
     shown = [name for name, panel in panels.items() if panel not in ("More options", "Output")]
-    assert len(shown) <= 18  # --config and --help among them
+    assert len(shown) <= 19  # --config, --help and --help-all among them
     assert {"model", "dataset", "out", "trials", "formats", "goals", "budgets"} <= {*shown}
     order = [panel == "More options" for name, panel in panels.items() if panel != "Output"]
     assert panels["lr"] == panels["tokenizer"] == "More options"

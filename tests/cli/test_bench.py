@@ -140,7 +140,8 @@ def test_the_fastest_way_and_its_command_are_told():
         "Fastest: compressed, 0.50 (0.49 to 0.51) at batch 1, 0.90 (0.88 to 0.92) at batch 16 "
         "times as fast as float in PyTorch: MaseGraph.from_checkpoint('runs/one/model'). No way to "
         "run it here is faster than float, as rounding the inputs costs more time than small "
-        "layers save; larger layers and batches gain more, and chop bench model measures yours."
+        "layers save; larger layers and batches gain more, and chop bench model runs/one --batch "
+        "64 measures one."
     )
     rows += timed(compiled=(1.5, 1.2))
     rows += [{**row, "largest_difference": 0.5} for row in timed(openvino=(9, 9))]  # it saturates
@@ -176,7 +177,7 @@ def test_a_way_that_is_faster_somewhere_comes_before_one_that_never_is():
     [
         ({"onnxruntime": "ONNX has no form in integers of mxint."}, "such as 8.auto, lets"),
         ({"onnxruntime": "No module named 'x'"}, "onnxruntime was not measured (No module named"),
-        ({"openvino": "is not installed"}, "chop bench model measures yours"),
+        ({"openvino": "is not installed"}, "chop bench model runs/one --batch 64 measures one"),
     ],
 )
 def test_where_nothing_is_faster_a_sentence_says_why_and_the_way_out(missing, says):

@@ -182,7 +182,7 @@ def test_help_wraps_by_the_width_of_the_terminal():
 @pytest.mark.parametrize("width", [60, 100])
 def test_help_fills_its_lines_and_no_more(width, monkeypatch, main_ends, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(sys, "argv", ["chop", "search", "precision", "--help"])
+    monkeypatch.setattr(sys, "argv", ["chop", "search", "precision", "--help-all"])
     with pytest.raises(SystemExit):
         main()
     lines = capsys.readouterr().out.splitlines()

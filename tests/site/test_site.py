@@ -40,8 +40,8 @@ def test_every_command_has_its_options_and_defaults(made):
         assert f"[`chop {name}`]" in made["docs/guide/commands.md"]
         assert "[bold]" not in page
     page = made[f"{commands.FOLDER}/compress.md"]
-    assert "\nUsage: `chop compress [OPTIONS]`\n" in page
-    assert "| `--max-drop <float>` |" in page and "| `0.01` |" in page
+    assert "\nUsage: `chop compress [OPTIONS] [RUN]`\n" in page
+    assert "| `--max-drop FLOAT` |" in page and "| `0.01` |" in page
     assert "```text\nchop compress --model cnn --out runs/cnn\n" in page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,14 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
                 seconds=config.seconds,
                 threads=config.threads,
                 compile=config.compile,
+                why_not_compiled="leave --no-compile out",
             )
         rounded = any("data_in" in row for row in format_rows(packed))
-    place = config.compressed or Path("DIR")
-    fastest = describe_fastest(found.numbers(), place, rounded, missing)
+    place = config.compressed
+    fastest = describe_fastest(found.numbers(), place, rounded, missing, loaded.name)
     verdict = f"{fastest.partition('. ')[0].rstrip('.')}." if fastest else ""
-    if fastest and config.compressed is None:
-        fastest += " DIR: the output folder of chop compress."
+    if place is None:
+        fastest = f"{fastest} {_saving(config, loaded.name)}".strip()
     title, times = loaded.title, found.by_batch.items()
     return Report(
         title,
@@ -82,6 +84,15 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         verdict=verdict,
         tiles=speed_tiles(found.numbers()),
     )
+
+
+def _saving(config: BenchModelConfig, model: str) -> str:
+    """The command that saves the model that was measured, as a sentence."""
+    words = ["chop", "compress", "--model", model, "--formats", config.format]
+    words += ["--qat-epochs", "0", "--keep-best"]
+    words += [] if config.dataset is None else ["--dataset", config.dataset]
+    words += [] if config.max_length is None else ["--max-length", str(config.max_length)]
+    return f"This model was not kept; {shlex.join(words)} saves it."
 
 
 BENCH = Job("bench model", _bench, load_nothing)

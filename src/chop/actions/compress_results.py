@@ -22,7 +22,7 @@ from chop.actions.latency import (
     describe_speed,
     speed_tables,
 )
-from chop.actions.ways import LARGEST_PEER, ONNXRUNTIME, WAYS, why_not
+from chop.actions.ways import LARGEST_PEER, ONNXRUNTIME, WAYS, bench_command, why_not
 from chop.export.onnx.files import DATA
 from chop.files import discard_older
 from chop.files.temporary import scratch_folder
@@ -183,7 +183,9 @@ def _save(
     result["speed"] = [] if speed is None else speed.numbers()
     result["not_measured"] = missing
     rounded = rounds_inputs(result)
-    result["fastest"] = describe_fastest(result["speed"], config.out, rounded, missing)
+    result["fastest"] = describe_fastest(
+        result["speed"], config.out, rounded, missing, config.model
+    )
     result["why_no_folder"] = why_no_folder
     title = "The saved model beside float"
     return [
@@ -292,6 +294,7 @@ def _speed(
         file_bytes=(result["float_bytes"]["model.pt"], result["saved_bytes"]["model.pt"]),
         batch_sizes=batch_sizes,
         seconds=config.bench_seconds,
+        why_not_compiled=f"{bench_command(config.out, config.model)} measures it",
         **how,
     )
 

@@ -14,7 +14,7 @@ from chop.actions.compress_results import (
     times_smaller,
 )
 from chop.actions.latency import Fastest, describe_speed, fastest_of, no_gain
-from chop.actions.ways import LOADED, ONNXRUNTIME, SAVED
+from chop.actions.ways import LOADED, ONNXRUNTIME, SAVED, in_folder
 from chop.train import Metric
 from chop.workloads.hf_folder import FOLDER
 
@@ -72,26 +72,29 @@ def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
     """
     packed = f"{result['packed_share']:.1%} of the parameters are packed"
     files = f"- Files in {config.out}/: {files_of(result)}; {packed}."
-    return [files, f"- {_speed(result)}", f"- Use: {_use(result, config)}"]
+    return [files, f"- {_speed(result, config)}", f"- Use: {_use(result, config)}"]
 
 
-def _speed(result: Mapping[str, Any]) -> str:
+def _speed(result: Mapping[str, Any], config: CompressConfig) -> str:
     best, rounded = fastest_of(result["speed"]), rounds_inputs(result)
     in_torch = describe_speed(result["speed"], rounded)
     if best is None:
         return in_torch
     if not best.is_faster:
-        return f"Speed: {best.times()}. {no_gain(rounded, result['not_measured'])}"
+        why = no_gain(rounded, result["not_measured"], config.out, config.model)
+        return f"Speed: {best.times()}. {why}"
     if best.name == SAVED:
         return in_torch
     return f"Speed: {best.name}, {best.times()}. {in_torch.removeprefix('Speed: ')}"
 
 
 def _use(result: Mapping[str, Any], config: CompressConfig) -> str:
-    ways = [LOADED.replace("{folder}", str(config.out))]
+    ways = [in_folder(LOADED, config.out)]
     reason = result["why_no_folder"]
     if not reason:
-        ways.append(f"from_pretrained('{config.out}/{FOLDER}') of transformers, after import chop")
+        ways.append(
+            f"from_pretrained({f'{config.out}/{FOLDER}'!r}) of transformers, after import chop"
+        )
     if result["onnx"]:
         entries = result["onnx"]["session_config"].items()
         ways.append(

@@ -13,6 +13,7 @@ from chop.actions.emit_page import SOFT, charts_of_circuit, equal_outputs, fifo_
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import Lowering, format_accuracies, lower_workload
 from chop.actions.settings.emit import EmitConfig
+from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.files import atomic_folder, recover_folder, write_text
 from chop.hardware.dataflow import dataflow_svg
@@ -82,7 +83,10 @@ def emit(
     for tool in VERSIONS:
         tool_path(tool)
     if config.check_only:
-        return {"verification": [asdict(row) for row in check_emitted(config.out)]}
+        return {
+            "verification": [asdict(row) for row in check_emitted(config.start_from or config.out)]
+        }
+    check_saved_model(config.start_from)
     if config.place:
         check_device(config.placed_on)
         if not (config.fold or config.device):
@@ -92,6 +96,7 @@ def emit(
     recover_folder(config.out)
     earlier = _earlier_files(config.out)
     with atomic_folder(config.out, lambda name: _is_kept(config.out / name, earlier)) as folder:
+        config = config_of_run(config, workload, folder)
         has = config.has_multipliers if has_multipliers is None else has_multipliers
         return run_job(replace(EMIT, run=partial(_emit, lower, has)), config, workload, folder)
 
@@ -164,7 +169,7 @@ def _emit(
         with shown_step("tracing the first sample"):
             trace(folder, project, codes)
     result: dict[str, Any] = {
-        "config": {**asdict(config), "out": str(config.out), "model": workload.name},
+        "config": {**runs.as_json(config), "model": workload.name},
         "format": lowering.label,
         "interval": design.interval,
         "samples": lowering.rows,

@@ -18,6 +18,8 @@ from chop.actions.ways import (
     SAVED,
     WAYS,
     Engine,
+    bench_command,
+    in_folder,
     make_peers,
     make_ways,
 )
@@ -35,7 +37,7 @@ DECODES = "decoding the weights at each call costs more time than small layers s
 FASTER_FORMATS = (
     "a format of integers of up to 8 bits, such as 8.auto, lets onnxruntime compute in integers"
 )
-FASTER_LAYERS = "larger layers and batches gain more, and chop bench model measures yours"
+FASTER_LAYERS = "larger layers and batches gain more"
 """Ways out where no way to run a model is faster than float."""
 ON_PAGE = ("rows/s", "largest difference")
 """Columns that a terminal has no room for; a way whose outputs differ is left out with a word."""
@@ -59,6 +61,7 @@ def compare_with_float(
     compile: bool = False,
     onnx: Path | None = None,
     why_no_onnx: str = "",
+    why_not_compiled: str = "",
     **how: Any,
 ) -> tuple[ModelComparison, dict[str, str]]:
     """The model itself, its graph, and the compressed graph in every way in which it can be run.
@@ -75,6 +78,7 @@ def compare_with_float(
         compile: also compiled, which takes a minute.
         onnx: the file of the compressed graph, where it was written.
         why_no_onnx: why it has none, and no engine runs it; "" where it has, or was not asked.
+        why_not_compiled: the way to measure it, where `compile` is False.
         how: `seconds` of `chop.studies.model.compare_models`.
     Returns: what was measured; and for each way that was not, why.
 
@@ -82,7 +86,7 @@ def compare_with_float(
         ConfigError: the test set is smaller than a batch.
     """
     device, packed = str(workload.device), compressed.model.to(workload.device).eval()
-    left_out = {} if compile else {COMPILED: "chop bench model measures it, without --no-compile"}
+    left_out = {} if compile else {COMPILED: why_not_compiled}
     left_out |= {name: why_no_onnx for name, way in WAYS.items() if way.is_onnx and why_no_onnx}
     names = [name for name in WAYS if name not in left_out]
     rows = _rows_of(workload)
@@ -268,7 +272,11 @@ def fastest_of(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
 
 
 def describe_fastest(
-    rows: Sequence[Mapping[str, Any]], folder: Path, rounds_inputs: bool, missing: Mapping[str, str]
+    rows: Sequence[Mapping[str, Any]],
+    folder: Path | None,
+    rounds_inputs: bool,
+    missing: Mapping[str, str],
+    model: str = "",
 ) -> str:
     """The fastest way to run the compressed model and the command for it, as one line.
 
@@ -276,30 +284,37 @@ def describe_fastest(
 
     Args:
         rows: of `ModelComparison.numbers`; none where nothing was measured.
-        folder: the output folder.
+        folder: the output folder; None where the model was not saved.
         rounds_inputs: whether inputs have a format, too.
         missing: why other ways were not measured, by name.
+        model: that was compressed, for commands.
     """
     best = fastest_of(rows)
     if best is None:
         return ""
-    command = COMMANDS[best.name].replace("{folder}", str(folder))
-    texts = [f"Fastest: {best.name}, {best.times()}: {command}."]
-    texts += [] if best.is_faster else [no_gain(rounds_inputs, missing)]
+    command = "" if folder is None else f": {in_folder(COMMANDS[best.name], folder)}"
+    texts = [f"Fastest: {best.name}, {best.times()}{command}."]
+    texts += [] if best.is_faster else [no_gain(rounds_inputs, missing, folder, model)]
     if wrong := _wrong(rows):
         texts.append(f"Left out, as outputs differ from the saved model's: {', '.join(wrong)}.")
     return " ".join(texts)
 
 
-def no_gain(rounds_inputs: bool, missing: Mapping[str, str]) -> str:
+def no_gain(
+    rounds_inputs: bool, missing: Mapping[str, str], folder: Path | None, model: str = ""
+) -> str:
     """Why no way to run a compressed model is faster than float, and the way out, as a sentence.
 
     Args:
         rounds_inputs: whether inputs have a format, too.
         missing: why ways were not measured, by name.
+        folder: of the saved model, for the command that measures larger batches; None has none.
+        model: that was compressed, for the command.
     """
     why, absent = ROUNDS_INPUTS if rounds_inputs else DECODES, missing.get(ONNXRUNTIME)
     way_out = FASTER_LAYERS
+    if folder is not None:
+        way_out += f", and {bench_command(folder, model)} --batch 64 measures one"
     if absent:
         why += f", and onnxruntime was not measured ({absent.rstrip('.')})"
         way_out = FASTER_FORMATS if absent.startswith(NO_FORM) else way_out

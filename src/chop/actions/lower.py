@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from chop import passes
+from chop import passes, runs
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.lower import LowerConfig, LoweringConfig
-from chop.formats import parse_format_string
+from chop.actions.starting_run import (
+    check_saved_model,
+    checkpoint_in,
+    config_of_run,
+    read_graph,
+)
+from chop.formats import NumberFormat, QuantSpec, parse_format_string
+from chop.formats.base import INPUT_OPERANDS
 from chop.integer.golden import GOLDEN, Golden, golden_values
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
+from chop.nn.quantized import QuantizedOperator
 from chop.report.report import Cell, Note, Report, Table, announce
 from chop.statistics.intervals import Interval, wilson_of_share
-from chop.train.calibration import calibration_batches
+from chop.train.calibration import calibrated, calibration_batches
 from chop.train.intervals import format_interval
 from chop.train.tasks import CLASSIFICATION
 from chop.workloads.workload import Workload, raise_for_integers
@@ -38,9 +46,11 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
     Returns: what is in `result.json`.
     Raises:
         ConfigError: settings that do not fit together, or the model has no integer form.
+        CheckpointError: `config.start_from` holds no model, or is of no run that saves one.
         UnavailableError: the model, the data set or a library is not there.
     """
-    return run_job(LOWER, config, workload)
+    check_saved_model(config.start_from)
+    return run_job(LOWER, config_of_run(config, workload), workload)
 
 
 def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
@@ -48,7 +58,7 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
     info, label, rows = lowering.info, lowering.label, lowering.rows
     title = f"{workload.title} in {label}"
     result = {
-        "config": {**asdict(config), "out": str(config.out), "model": workload.name},
+        "config": {**runs.as_json(config), "model": workload.name},
         "format": label,
         "rows": rows,
         **info,
@@ -125,11 +135,19 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
         ConfigError: the model has no integer form.
     """
     announce(workload.title, "quantizing and lowering")
-    mg = raise_for_integers(workload)
     number_format = parse_format_string(config.formats)
-    quantized = quantize_after_training(
-        mg, number_format, quantizable_operators(), workload, config.calibration_rows
-    )
+    label = number_format.label
+    if config.start_from is None:
+        quantized = quantize_after_training(
+            raise_for_integers(workload),
+            number_format,
+            quantizable_operators(),
+            workload,
+            config.calibration_rows,
+        )
+    else:
+        quantized = _started(config.start_from, number_format, workload, config.calibration_rows)
+        label = f"the formats of {config.start_from}, others in {label}"
     batches = list(
         calibration_batches(workload.model, workload.train, rows=config.calibration_rows)
     )
@@ -137,7 +155,30 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     static = {"batches": batches, "static_scales": True}
     quantized, _ = passes.calibrate_transform_pass(quantized, static)
     settings = {"internal_bits": config.internal_bits}
-    return lowering_of(quantized, number_format.label, workload, rows, settings)
+    return lowering_of(quantized, label, workload, rows, settings)
+
+
+def _started(
+    start: Path, number_format: NumberFormat, workload: Workload, calibration_rows: int
+) -> MaseGraph:
+    """The graph of a run, where this is the format of operands that have none."""
+    mg = read_graph(checkpoint_in(start), workload)
+    # A convolution that takes a batch norm over has other weights: their fraction is derived again.
+    mg, _ = passes.conv_bn_fusion_transform_pass(mg, {"frac_width": "mse"})
+    mg, _ = passes.fuse_rms_norm_transform_pass(mg)
+    rules = {}
+    for node in mg.nodes:
+        if mg.operator(node).name in quantizable_operators():
+            module = mg.module_of(node)
+            spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
+            floats = [name for name in INPUT_OPERANDS if getattr(spec, name).is_identity]
+            if floats:
+                rules[node.name] = {
+                    "config": spec.with_quantizers(**dict.fromkeys(floats, number_format))
+                }
+    if rules:
+        mg, _ = passes.quantize_transform_pass(mg, {"by": "name", **rules})
+    return calibrated(mg, workload.train, calibration_rows)
 
 
 def lowering_of(

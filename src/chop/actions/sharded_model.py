@@ -85,10 +85,14 @@ class ShardedModel:
 
 
 def checkpoint_of(model: str) -> Path | None:
-    """The checkpoint of chop that goes by a name, with or without a suffix; None if it is none."""
+    """The checkpoint of chop that a name means, with a suffix or not, or a run's folder has.
+
+    None if there is none.
+    """
     path = Path(model).expanduser()
     stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
-    return stem if stem.with_name(f"{stem.name}.mz").is_file() else None
+    places = (stem, path / "model")
+    return next((x for x in places if x.with_name(f"{x.name}.mz").is_file()), None)
 
 
 def whole_graph(config: ShardConfig) -> MaseGraph:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from chop.ir.graph import MaseGraph
 from chop.notices import at_level
 from chop.quantization.compilation import compiled_model
 from chop.studies.model import weight_bytes
+from chop.trust import confirmation
 
 SAVED, COMPILED, ONNXRUNTIME = "compressed", "compiled", "onnxruntime"
 """The names of the saved model in tables, of one that takes long to make, and of the engine."""
@@ -235,3 +238,26 @@ WAYS = {
 """Beside the saved model itself, by name."""
 COMMANDS = {SAVED: LOADED, **{name: way.command for name, way in WAYS.items()}}
 """How a user runs each of them."""
+
+
+def in_folder(template: str, folder: str | Path) -> str:
+    """A line of `COMMANDS` for a folder, with texts as Python writes them.
+
+    >>> print(in_folder(LOADED, "runs/it's"))
+    MaseGraph.from_checkpoint("runs/it's/model")
+    """
+    quoted = re.sub(r"'{folder}([^']*)'", lambda found: repr(f"{folder}{found[1]}"), template)
+    return quoted.replace("{folder}", str(folder))
+
+
+def bench_command(folder: str | Path, model: str = "") -> str:
+    """The command that measures the model in a folder of `chop compress`, for a shell.
+
+    Args:
+        folder: of the run.
+        model: that was compressed; code needs an option.
+
+    >>> bench_command("my runs/a", "net.py:Net")
+    "chop bench model 'my runs/a' --trust-code"
+    """
+    return f"chop bench model {shlex.quote(str(folder))}{confirmation(model)}"

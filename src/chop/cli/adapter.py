@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from chop.cli.command import COMMON, FIGURES, TRUST_CODE, Command
+from chop.cli.command import COMMON, FIGURES, RUN_FOLDER, TRUST_CODE, Command
 from chop.cli.execute import execute
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE
@@ -54,12 +54,49 @@ def _path(text: str | Path) -> Path:
 CONFIG = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with the same keys; options override it.",
+        help="TOML file with the same names. Options override it.",
         show_default="no file",
         parser=_path,
         metavar="PATH",
     ),
 ]
+
+
+def _print_whole(ctx: typer.Context, asked: bool) -> None:
+    """Prints the page with every option, and ends the command."""
+    if asked and not ctx.resilient_parsing:
+        typer.echo(_page(ctx.command, ctx, is_whole=True))
+        raise typer.Exit
+
+
+def _page(command: Any, ctx: Any, is_whole: bool) -> str:
+    from chop.cli.help import Page  # imports rich
+
+    return Page(command, ctx).text(is_whole)
+
+
+HELP_ALL = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        help="Show this message with every option, and exit.",
+        is_eager=True,
+        expose_value=False,
+        callback=_print_whole,
+        show_default=False,
+    ),
+]
+NO_RUN: dict[str, Any] = {"show_default": "none"}
+TYPES = {int: "INTEGER", float: "FLOAT", Path: "PATH"}
+"""Names of types on a page; the others are TEXT."""
+
+
+class SingleCommand(TyperCommand):
+    """Command whose page `chop.cli.help` makes."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the page with the options that most need."""
+        formatter.write(_page(self, ctx, is_whole=False))
 
 
 class CommandGroup(TyperGroup):
@@ -73,6 +110,17 @@ class CommandGroup(TyperGroup):
         names = {name: TyperCommand(name) for name in self.table}
         self.commands = {**names, **self.commands}
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Prints the page where a command is missing."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(self.get_help(ctx))
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the group's page."""
+        formatter.write(_page(self, ctx, is_whole=True))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name with its options, or None."""
         if cmd_name in self.table:
@@ -83,7 +131,7 @@ class CommandGroup(TyperGroup):
 def command_group(table: Mapping[str, Command], text: str) -> typer.Typer:
     """A group of commands by name; `text` is its help."""
     group = type("Group", (CommandGroup,), {"table": table})
-    return typer.Typer(cls=group, no_args_is_help=True, rich_markup_mode="rich", help=flowing(text))
+    return typer.Typer(cls=group, rich_markup_mode="rich", help=flowing(text))
 
 
 @cache
@@ -94,7 +142,12 @@ def build_command(command: Command, name: str) -> Any:
         execute(command, ctx, given)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("ctx", keyword, annotation=typer.Context), *_options(command)]
+    parameters = [inspect.Parameter("ctx", keyword, annotation=typer.Context)]
+    if command.run_help:
+        argument = typer.Argument(help=command.run_help, metavar="RUN", parser=_path, **NO_RUN)
+        hint = Annotated[Path | None, argument]
+        parameters.append(inspect.Parameter(RUN_FOLDER, keyword, default=None, annotation=hint))
+    parameters += _options(command)
     if command.settings and not command.only:
         parameters.append(inspect.Parameter("config", keyword, default=None, annotation=CONFIG))
     if command.trusts:
@@ -104,12 +157,15 @@ def build_command(command: Command, name: str) -> Any:
         parameters.append(inspect.Parameter("figures", keyword, default=None, annotation=FIGURES))
     for flag, annotation in COMMON.items():
         parameters.append(inspect.Parameter(flag, keyword, default=False, annotation=annotation))
+    parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=HELP_ALL))
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     text = command.help or split_section(inspect.getdoc(command.source) or "", "Args")[0]
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
     # The help option is made once, with whichever context asks first.
     help_options = {"help_option_names": ["-h", "--help"]}
-    single.command(name, help=flowing(text), context_settings=help_options)(callback)
+    single.command(name, cls=SingleCommand, help=flowing(text), context_settings=help_options)(
+        callback
+    )
     return typer.main.get_command(single)
 
 
@@ -135,11 +191,11 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
         if choices := _choices(hint):
             settings["autocompletion"] = choices.copy
         if annotation is Path:
-            settings |= {"parser": _path, "metavar": "PATH"}
-        if annotation == list[str] or choices:
-            settings["metavar"] = f"<{_form(hint, choices)}>"
+            settings["parser"] = _path
+        if members(hint) != [bool]:
+            settings["metavar"] = _form(hint, choices)
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            settings.pop("metavar", None)
+            settings["metavar"] = name.upper()
             info = typer.Argument(envvar=command.envvars.get(name), **settings)
         else:
             panel = _panel(source, name)
@@ -189,14 +245,14 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _form(hint: Any, choices: list[str]) -> str:
-    """How a value is written: `name=value`, `name=JSON`, `one|two`, or `int,...`."""
+    """How a value is written: `INTEGER`, `TEXT,...`, `one|two`, `NAME=VALUE`, `NAME=JSON`."""
     if is_mapping(hint):
         value = typing.get_args(members(hint)[0])[1]
         is_json = value is Any or is_mapping(value)
-        return f"name={'JSON' if is_json else 'value,...' if is_list(value) else 'value'}"
-    if not is_list(hint):
-        return "|".join(choices)
-    return f"{'|'.join(choices) or _item(hint).__name__},..."
+        return f"NAME={'JSON' if is_json else 'VALUE,...' if is_list(value) else 'VALUE'}"
+    kinds = [_item(hint)] if is_list(hint) else members(hint)
+    one = "|".join(choices) or (TYPES.get(kinds[0], "TEXT") if len(kinds) == 1 else "TEXT")
+    return f"{one},..." if is_list(hint) else one
 
 
 def _item(hint: Any) -> Any:

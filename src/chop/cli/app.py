@@ -63,10 +63,9 @@ class Commands(CommandGroup):
 app = typer.Typer(
     name="chop",
     cls=Commands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help", "--help-all"]},
     help="Make a PyTorch or Hugging Face model small, fast and deployable.",
     epilog=flowing("""Start with [bold]chop demo[/]: the whole job on a built-in model, in minutes.
 

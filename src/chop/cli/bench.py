@@ -15,9 +15,9 @@ MODEL_HELP = """Measure a compressed model against its float model.
 
 [bold]Examples[/]
 
-  chop bench model                              (compresses the built-in demo model first)
+  chop bench model    # compresses the built-in demo model first
 
-  chop bench model --compressed runs/compress
+  chop bench model runs/compress
 
   chop bench model --model bert-tiny --format mxint --batch 1 --batch 64
 
@@ -35,7 +35,7 @@ ATTENTION_HELP = f"""Measure naive attention against fused scaled-dot-product at
 
 [bold]Examples[/]
 
-  chop bench attention                          (BERT-base's heads, three dtypes, three masks)
+  chop bench attention    # BERT-base's heads, three dtypes, three masks
 
   chop bench attention --shape 4x12x1024x64 --shape 1x12x2048x64 --dtype float32 --mask none
 
@@ -54,13 +54,13 @@ COMPILE_HELP = f"""Measure torch.compile against eager execution.
 
 [bold]Examples[/]
 
-  chop bench compile                            (bert-tiny and resnet18, batches of 1 and 16)
+  chop bench compile    # bert-tiny and resnet18, batches of 1 and 16
 
   chop bench compile --model cnn --model prajjwal1/bert-tiny --batch 4 --mode default
 
   chop bench compile --model ./my-bert --length 256 --device cuda
 
-  chop bench compile --model mlp --method time   (one variant after the other, as courses do it)
+  chop bench compile --model mlp --method time    # one variant after the other, as courses do it
 
 [bold]Columns[/] per model, batch size and mode: speed-up over eager, compile time, and the number
 of calls after which compiling is paid back. Weights are random: built-in names and those of
@@ -79,7 +79,7 @@ SOFTMAX_HELP = f"""Measure naive softmax against fused softmax.
 
 [bold]Examples[/]
 
-  chop bench softmax                            (16.8 million numbers in short and in long rows)
+  chop bench softmax    # 16.8 million numbers in short and in long rows
 
   chop bench softmax --shape 4096x4096 --dtype bfloat16
 
@@ -98,7 +98,7 @@ LINEAR_HELP = f"""Measure Linear and ReLU, written out, against one fused call.
 
 [bold]Examples[/]
 
-  chop bench linear                             (three sizes, one row to 2,048)
+  chop bench linear    # three sizes, one row to 2,048
 
   chop bench linear --shape 512x1024x4096 --iteration 5 --iteration 50 --iteration 200
 
@@ -117,7 +117,7 @@ DEQUANTIZE_HELP = f"""Measure packed weights: dequantization, matrix product and
 
 [bold]Examples[/]
 
-  chop bench dequantize                         (a weight of 4096 x 4096 in four formats)
+  chop bench dequantize    # a weight of 4096 x 4096 in four formats
 
   chop bench dequantize --format mxint8 --rows 1 --rows 64 --model bert-tiny
 
@@ -137,7 +137,7 @@ GENERATE_HELP = f"""Measure how fast a decoder generates text, with packed weigh
 
 [bold]Examples[/]
 
-  chop bench generate                           (the built-in decoder)
+  chop bench generate    # the built-in decoder
 
   chop bench generate --model ./my-llama --format mxint8 --prompt 256 --threads 4
 
@@ -175,6 +175,8 @@ bench_app = command_group(
             deferred("chop.actions.bench:bench_model"),
             "chop.actions.settings.bench:BenchModelConfig",
             MODEL_HELP,
+            run_field="compressed",
+            run_help="Output folder of chop compress.",
         ),
         "attention": Command(
             _study("attention"), "chop.studies.settings:BenchAttentionConfig", ATTENTION_HELP

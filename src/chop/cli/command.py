@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+RUN_FOLDER = "run_folder"
+"""Name of the argument RUN among values."""
 AS_JSON = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Write one JSON document to standard output and all else to standard error.",
+        help="Write one JSON document to standard output. All else goes to standard error.",
         rich_help_panel="Output",
         show_default="off",
     ),
@@ -23,7 +26,7 @@ VERBOSE = Annotated[
     typer.Option(
         "--verbose",
         "-v",
-        help="Show debug messages, and tables that are otherwise on the page alone.",
+        help="Show debug messages and all tables. Otherwise some are on the page alone.",
         rich_help_panel="Output",
         show_default="off",
     ),
@@ -53,8 +56,8 @@ FIGURES = Annotated[
     str | None,
     typer.Option(
         "--figures",
-        help="Write each figure as these kinds of files, too: pdf is what LaTeX reads.",
-        metavar="<pdf|png|svg,...>",
+        help="Write figures as these files, too. LaTeX reads pdf.",
+        metavar="pdf,png,svg",
         rich_help_panel="Output",
         show_default="those of a page",
     ),
@@ -81,6 +84,9 @@ class Command:
         exit_code: result -> exit code.
         draws: a command without settings writes figures; jobs do.
         makes_models: a command without settings makes a model that a file may name.
+        run_field: the field that an argument RUN, the output folder of a command, fills.
+        run_help: help of RUN.
+        on_run: what the command does with RUN in the place of its job, without other settings.
     """
 
     run: Callable[..., Any]
@@ -93,6 +99,9 @@ class Command:
     exit_code: Callable[[Any], int] = lambda result: 0
     draws: bool = False
     makes_models: bool = False
+    run_field: str = ""
+    run_help: str = ""
+    on_run: Callable[[Path], Any] | None = None
 
     @property
     def trusts(self) -> bool:

@@ -21,7 +21,9 @@ COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, 
 
   chop compress --formats 8.auto,mxint,mxint:width=4,mxfp:width=4:exponent_width=2
 
-  chop compress --config run.toml        (the same keys: model, dataset, formats, qat_epochs ...)
+  chop compress runs/compress    # says what that folder holds
+
+  chop compress --config run.toml    # the same names: model, dataset, qat_epochs
 
 [bold]Choice[/]: chop saves the smallest model within --max-drop of float on the validation rows:
 the split 'validation', or a fifth of the training rows. Test rows are only reported. If no format
@@ -44,13 +46,19 @@ Runs chop compress with its defaults. Needs no network and a few minutes.
 """
 
 
-def _exit_code(result: Mapping[str, Any]) -> int:
-    return EXIT_NOTHING_SAVED if result["saved"] is None else 0
+def _exit_code(result: Any) -> int:
+    is_job = isinstance(result, Mapping)  # else the description of a run
+    return EXIT_NOTHING_SAVED if is_job and result["saved"] is None else 0
 
 
 SETTINGS = "chop.actions.settings.compress:CompressConfig"
 COMPRESS = Command(
-    deferred("chop.actions.compress:compress"), SETTINGS, COMPRESS_HELP, exit_code=_exit_code
+    deferred("chop.actions.compress:compress"),
+    SETTINGS,
+    COMPRESS_HELP,
+    exit_code=_exit_code,
+    run_help="Output folder: says what it holds, and compresses nothing.",
+    on_run=deferred("chop.actions.described_run:describe_run"),
 )
 DEMO = Command(
     deferred("chop.actions.compress:compress"),

@@ -14,7 +14,9 @@ HELP = """Emit a verified circuit: SystemVerilog that equals the model on every 
 
   chop emit --model mlp --fold 128 --place
 
-  chop emit --check-only --out runs/emit
+  chop emit runs/compress --out runs/emit    # the saved model, in its formats
+
+  chop emit runs/emit --check-only
 
 The model is quantized and lowered to integers as by [bold]chop lower[/]; every operator of the
 graph becomes a component with ready/valid streams. The circuit is linted and simulated by
@@ -29,4 +31,10 @@ testbench/ (to simulate it anywhere), model.pt and model.mz (the integer graph),
 dataflow.svg, result.json, manifest.json (hashes of all files, seeds, cycles, versions of tools).
 """
 
-EMIT = Command(deferred("chop.actions.emit:emit"), "chop.actions.settings.emit:EmitConfig", HELP)
+EMIT = Command(
+    deferred("chop.actions.emit:emit"),
+    "chop.actions.settings.emit:EmitConfig",
+    HELP,
+    run_field="start_from",
+    run_help="Output folder of chop compress, checkpoint, or circuit.",
+)

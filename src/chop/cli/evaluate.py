@@ -49,29 +49,29 @@ def evaluate(
     answers.jsonl, from which the same command goes on after it was stopped.
 
     Args:
-        model: output folder of chop compress, checkpoint of a graph, folder that chop wrote for
-            transformers, folder of compressed-tensors, GPTQ or AWQ, file of GGUF, or a float model:
-            built-in, folder or hub name.
-        tasks: tasks and groups of lm-eval, with commas between them, besides the rows. Default:
-            none.
-        reference: float model that it is compared with: built-in, folder or hub name. Default: the
-            one that the run compressed.
-        dataset: data set of the rows: built-in, local file or folder, hub name. Default: that of
-            the run or of the built-in model; of another language model the built-in stories.
-        limit: number of test rows, spread over all, and of each task the first so many. Default:
-            all.
+        model: run, checkpoint, exported folder or float model. Namely an output folder of chop
+            compress, a checkpoint of a graph, a folder that chop wrote for transformers, one of
+            compressed-tensors, GPTQ or AWQ, a file of GGUF, or a float model: built-in, folder or
+            hub name.
+        tasks: tasks and groups of lm-eval, besides the rows. Default: none.
+        reference: float model that it is compared with. A built-in name, folder or hub name.
+            Default: the one that the run compressed.
+        dataset: data set of the rows, named as for chop compress. Default: that of the run or of
+            the built-in model; of another language model the built-in stories.
+        limit: number of test rows, and of rows of each task. Test rows are spread over all, of a
+            task they are the first. Default: all.
         num_fewshot: examples in front of each question of a task. Default: the task's own.
-        include_path: folder of tasks of your own, as YAML files of lm-eval, which may run Python of
-            that folder. Default: none.
-        batch_size: rows of a forward at most. It changes rounding errors alone, but for inputs
-            that have one scale for the whole batch.
+        include_path: folder of tasks of your own. They are YAML files of lm-eval, which may run
+            Python of that folder. Default: none.
+        batch_size: rows of a forward at most. The number changes rounding errors alone, but for
+            inputs that have one scale for the whole batch.
         max_length: number of tokens of a row at most. Default: the model's limit, of rows at most
             512.
-        stride: number of tokens by which windows move over running text. Default: half of
-            --max-length.
+        stride: tokens by which windows move over running text. Default: half of --max-length.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
         out: folder of the results.
-        device: torch device: cpu, cuda, cuda:1 ... Default: a GPU if there is one, else the CPU.
+        device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
+            CPU.
     """
     from chop.actions.evaluate.job import evaluate as run
     from chop.actions.settings.evaluate import EvaluateConfig

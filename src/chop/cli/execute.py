@@ -9,15 +9,16 @@ import os
 import sys
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from chop.cli.command import COMMON, Command, load
+from chop.cli.command import COMMON, RUN_FOLDER, Command, load
 from chop.cli.settings_file import read_settings
 from chop.cli.values import read_value
+from chop.errors import ConfigError
 from chop.files import names_of_files
 from chop.notices import set_logging_verbosity
 from chop.trust import trust_code, trust_named
@@ -38,7 +39,8 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
         if name not in COMMON and (_is_given(ctx, name) or name in command.defaults)
     }
     flags = {name: given[name] or ctx.find_root().params.get(name) for name in COMMON}
-    if command.is_slow and not flags["quiet"]:
+    is_slow = command.is_slow and not (command.on_run and RUN_FOLDER in chosen)
+    if is_slow and not flags["quiet"]:
         # Importing PyTorch and transformers takes seconds in which nothing else shows.
         typer.echo("loading PyTorch and transformers ...", err=True)
     # Bars of other libraries would break ours; tqdm reads this where it is imported.
@@ -51,7 +53,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
             stack.enter_context(_quiet())
         if flags["verbose"] or flags["quiet"]:
             set_logging_verbosity("debug" if flags["verbose"] else "error")
-        if flags["verbose"] and command.is_slow:
+        if flags["verbose"] and is_slow:
             from chop.report.report import with_details
 
             stack.enter_context(with_details())
@@ -71,6 +73,13 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
 
 def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
     """The settings that a command ran with, and its result."""
+    if RUN_FOLDER in chosen:
+        folder = chosen.pop(RUN_FOLDER).expanduser()
+        if command.on_run is not None:
+            _check_alone(where, folder, chosen)
+            return {"run": folder}, command.on_run(folder)
+        _check_alone(where, folder, chosen.keys() & {command.run_field})
+        chosen[command.run_field] = str(folder)
     file, source = chosen.pop("config", None), command.source
     trusts = chosen.pop("trust_code", False)
     hints, parameters = typing.get_type_hints(source), inspect.signature(source).parameters
@@ -98,6 +107,13 @@ def _run_with(
     given = read_settings(file, values) if file else values
     settings = parse(load(command.settings), given, str(file or where))
     return settings, command.run(settings)
+
+
+def _check_alone(where: str, folder: Path, given: Iterable[str]) -> None:
+    """Raises ConfigError where options are given that the argument RUN leaves nothing to say."""
+    names = [f"--{name.replace('_', '-')}" for name in given]
+    if names:
+        raise ConfigError(f"{where} takes '{folder}' without {', '.join(names)}: leave that out.")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

@@ -77,24 +77,26 @@ def export(
     """Write a compressed model for other engines, and read the files back.
 
     Args:
-        model: output folder of chop compress, checkpoint of a graph, folder that chop wrote for
-            transformers, folder of compressed-tensors, GPTQ or AWQ, file of GGUF, or with --format
-            a float model: built-in, folder or hub name.
+        model: run, checkpoint, exported folder or float model. Namely an output folder of chop
+            compress, a checkpoint of a graph, a folder that chop wrote for transformers, one of
+            compressed-tensors, GPTQ or AWQ, a file of GGUF, or with --format a float model:
+            built-in, folder or hub name.
         to: targets, with commas between them.
         format: number format of the weights of a float model. Default: the model is quantized.
-        overrides: with --format, other formats of weights by pattern: a path, or the end of one, of
-            a module, or an expression behind re:. Of several that match the first holds. Example:
-            `re:.*down_proj=mxint8`. Default: none.
-        skip: with --format, patterns of modules that stay float. Default: none.
-        inputs: with --format, number format that its layers round their inputs to. Default: none.
-        nearest: round modules that a target cannot hold to the nearest format that it can.
-        dataset: data set of the test rows: built-in, local file or folder, hub name. Default: that
-            of the run, or of the built-in model.
+        overrides: other formats of weights, by pattern. They go with --format. A pattern is a path,
+            or the end of one, of a module, or an expression behind re:. Of several that match the
+            first holds. Example: `re:.*down_proj=mxint8`. Default: none.
+        skip: patterns of modules that stay float. They go with --format. Default: none.
+        inputs: format that layers round their inputs to. It goes with --format. Default: none.
+        nearest: round what a target cannot hold to what it can. Modules get the nearest format that
+            the target can hold.
+        dataset: data set of the test rows, as of chop compress. Default: that of the run, or of the
+            built-in model.
         limit: number of test rows to compare, spread over all. Default: all.
-        tokenizer: write the folder's tokenizer too, where the target has a place for it.
+        tokenizer: write the tokenizer too. It is written where the target has a place for it.
         out: folder of the files.
         batch_sizes: rows of an input whose times are measured.
-        seconds: seconds to measure per engine and batch size; 0 measures no times.
+        seconds: seconds to measure per engine and batch size. With 0 no times are measured.
         threads: threads of torch and of the engines.
     """
     from chop.actions.export import export as run

@@ -8,6 +8,8 @@ HELP = """Rewrite a model to integers only, as a circuit computes it, and compar
 
 [bold]Examples[/]
 
+  chop lower runs/compress    # the saved model, in its formats
+
   chop lower --model mlp --out runs/lower
 
   chop lower --model vit --formats 8.auto --internal-bits exact
@@ -27,5 +29,9 @@ To load the graph: mg = MaseGraph.from_checkpoint("OUT/model").
 """
 
 LOWER = Command(
-    deferred("chop.actions.lower:lower"), "chop.actions.settings.lower:LowerConfig", HELP
+    deferred("chop.actions.lower:lower"),
+    "chop.actions.settings.lower:LowerConfig",
+    HELP,
+    run_field="start_from",
+    run_help="Output folder of chop compress, or checkpoint.",
 )

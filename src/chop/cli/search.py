@@ -68,11 +68,11 @@ whether the search found a configuration that is better beyond error on test row
 
   chop search precision --formats integer,mxint --widths 2:8:1 --budget bits=4 --trials 200
 
-  chop search precision --goals accuracy,bits --sampler nsga2      (a Pareto front)
+  chop search precision --goals accuracy,bits --sampler nsga2    # a Pareto front
 
   chop search precision --goals accuracy,lut --budget dsp=156 --device ecp5-85 --emit
 
-  chop search precision --goals accuracy --epochs 2 --trials 30    (QAT in each trial)
+  chop search precision --goals accuracy --epochs 2 --trials 30    # QAT in each trial
 
   chop search precision --formats all --per-format --goal accuracy --seeds 3
 
@@ -123,7 +123,7 @@ Infeasible configurations are skipped, duplicates are evaluated once.
 
   chop search nas --samplers grid,random,tpe,sensitivity --seeds 3 --trials 25
 
-  chop search nas --compression compress-train        (trained and evaluated as 4-bit models)
+  chop search nas --compression compress-train    # trained and evaluated as 4-bit models
 
 [bold]Output[/]: OUT/search.db (every trial); in OUT/nas, or OUT/NAME: table.md, table.csv,
 best.json, the best models in best/, and plots: best-so-far, front, importance (.svg, .png).
@@ -172,7 +172,7 @@ def resume(
 
       chop search resume runs/search/nas --trials 200 --workers 2
 
-      chop search resume runs/search/precision --trust-code    (of a model net.py:Net)
+      chop search resume runs/search/precision --trust-code    # of a model net.py:Net
 
     Args:
         where: OUT, OUT/NAME, a storage's file, or its URL.
@@ -222,7 +222,7 @@ def export(
 
       chop compress --config best.toml
 
-      chop search export runs/search/precision trials.db     (an ordinary Optuna study)
+      chop search export runs/search/precision trials.db    # an ordinary Optuna study
 
     Args:
         where: OUT, OUT/NAME, a storage's file, or its URL.
@@ -251,7 +251,7 @@ def dashboard(
     """Serve a search in Optuna's dashboard.
 
     Notes that are written in the dashboard are not kept. Needs pip install
-    'mase-chop\\[dashboard]'.
+    'mase-chop[dashboard]'.
 
     [bold]Example[/]
 

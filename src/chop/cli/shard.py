@@ -14,7 +14,7 @@ HELP = """Search for a sharding plan, run a model by it, and check it beside one
 
   chop shard --model ./my-llama --mesh 4 --plan megatron
 
-  chop shard --model runs/demo/model --plan plan.json --run
+  chop shard runs/compress --plan plan.json --run
 
   torchrun --nproc-per-node 4 --no-python -- chop shard --model ./my-llama --plan plan.json --run
 
@@ -32,5 +32,9 @@ model; peak memory, with activations; predicted time of a forward; what a proces
 """
 
 SHARD = Command(
-    deferred("chop.actions.shard:shard"), "chop.actions.settings.shard:ShardConfig", HELP
+    deferred("chop.actions.shard:shard"),
+    "chop.actions.settings.shard:ShardConfig",
+    HELP,
+    run_field="model",
+    run_help="Output folder of chop compress, or checkpoint.",
 )

@@ -16,7 +16,7 @@ QUANTIZE_HELP = f"""Plot accuracy against bit width, for PTQ and QAT.
 
   chop sweep quantize --model cnn --widths 2:8:1 --frac half,auto
 
-  chop sweep quantize --widths 4:16:4 --frac 2:8:2      (heat maps as well)
+  chop sweep quantize --widths 4:16:4 --frac 2:8:2    # heat maps as well
 
   chop sweep quantize --integer-bits 1:6 --fraction-bits 1:12 --seeds 3
 
@@ -29,8 +29,8 @@ layer, and histograms above the values of formats).
 
 PRUNE_HELP = f"""Plot accuracy against sparsity, before and after fine-tuning, per method.
 
---activation prunes the inputs of operators too, alone and together with weights; --from starts from
-a quantized model.
+--activation prunes the inputs of operators too, alone and together with weights; RUN starts from a
+quantized model.
 
 [bold]Examples[/]
 
@@ -38,7 +38,7 @@ a quantized model.
 
   chop sweep prune --model cnn --methods l1-norm,wanda --scope global
 
-  chop sweep prune --from runs/sweep-quantize --activation l1-norm,random --seeds 3
+  chop sweep prune runs/sweep-quantize --activation l1-norm,random --seeds 3
 
   chop sweep prune --model ./my-bert --dataset ./imdb --max-length 256 --finetune-epochs 1
 
@@ -57,6 +57,8 @@ sweep_app = command_group(
             deferred("chop.actions.sweep.prune:prune_sweep"),
             "chop.actions.settings.sweep:PruneSweepConfig",
             PRUNE_HELP,
+            run_field="start_from",
+            run_help="Output folder of chop sweep quantize or compress, or checkpoint.",
         ),
     },
     "Vary one setting over a range, measure each point once, and plot the curves.",

@@ -53,17 +53,17 @@ class StudyConfig:
     The settings of every study begin with these.
 
     Attributes:
-        seconds: seconds to measure per variant and case; longer narrows the confidence intervals.
+        seconds: seconds to measure per variant and case. Longer narrows the confidence intervals.
         threads: threads of torch; one gives the steadiest ratios.
-        method: `paired`: variants take turns; `torch` (torch.utils.benchmark) and `time` (a loop):
-            one variant after the other.
-        device: torch device: `cpu`, `cuda`, `cuda:1` ...
+        method: how variants are timed. `paired`: they take turns; `torch` (torch.utils.benchmark)
+            and `time` (a loop): one variant after the other.
+        device: torch device: cpu, cuda, cuda:1 and so on.
         out: folder for tables, plots and measurements.
-        quick: a small case and little time in the place of defaults; what is given is measured as
-            given. Shows that all runs; the times mean nothing.
-        matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
-            lets packed layers round to bfloat16 where that is faster. Default: as torch is set,
-            highest.
+        quick: a small case in little time, to see that all runs. Defaults are replaced; what is
+            given is measured as given. The times mean nothing.
+        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`:
+            medium lets packed layers round to bfloat16 where that is faster. Default: as torch is
+            set, highest.
     """
 
     QUICK: ClassVar[Mapping[str, Any]] = {}
@@ -101,8 +101,9 @@ class BenchAttentionConfig(StudyConfig):
     Attributes:
         shapes: shapes: batch x heads x tokens x head size.
         dtypes: dtypes of queries, keys and values.
-        masks: attention masks: none, padding (boolean; rows end at different lengths), causal.
-        iterations: numbers of calls of the runs in the course's table.
+        masks: attention masks: none, padding, causal. Padding is boolean; rows end at different
+            lengths.
+        iterations: calls of the runs in the course's table.
         seed: random seed of the inputs.
 
     The other settings are those of `StudyConfig`.
@@ -134,7 +135,7 @@ class BenchLinearConfig(StudyConfig):
 
     Attributes:
         shapes: shapes: rows x inputs x outputs.
-        iterations: numbers of calls of the runs in the course's table.
+        iterations: calls of the runs in the course's table.
         seed: random seed of weights and inputs.
 
     The other settings are those of `StudyConfig`.
@@ -189,13 +190,13 @@ class BenchCompileConfig(StudyConfig):
     """Settings of `chop bench compile`.
 
     Attributes:
-        models: built-in names, names of `chop.models.MODELS` (resnet18, bert-base-uncased ...),
-            local folders, or hub names. Weights are random: times do not depend on them.
+        models: built-in names, folders or hub names. Names of `chop.models.MODELS` (resnet18,
+            bert-base-uncased ...) are others. Weights are random: times do not depend on them.
         batch_sizes: rows of an input.
         modes: modes of torch.compile. Default: those that suit the device.
         length: tokens of a text.
-        image_size: side of a picture in pixels, where the model takes any.
-        iterations: numbers of calls of the runs in the course's table.
+        image_size: side of a picture in pixels. It is used where the model takes any.
+        iterations: calls of the runs in the course's table.
 
     The other settings are those of `StudyConfig`.
     """
@@ -236,8 +237,8 @@ class BenchDequantizeConfig(StudyConfig):
         outputs: rows of the weight.
         inputs: columns of the weight.
         rows: rows of the activations that multiply the weight.
-        dtype: dtype of activations and of the dequantized weight.
-        model: model whose memory is measured, by name or folder. Default: a BERT of random weights.
+        dtype: dtype of activations and dequantized weight.
+        model: model whose memory is measured. A name or folder. Default: a BERT of random weights.
         seed: random seed of the weight.
 
     The other settings are those of `StudyConfig`.
@@ -267,17 +268,17 @@ class BenchGenerateConfig(StudyConfig):
     """Settings of `chop bench generate`.
 
     Attributes:
-        model: decoder: built-in (gpt-tiny), local folder, or hub name.
-        formats: formats of the packed weights of linear layers and embeddings.
+        model: decoder: gpt-tiny (built in), folder or hub name.
+        formats: formats of linear layers and embeddings. Their weights are packed.
         prompt: tokens of a prompt.
         batch: texts at once.
-        caches: formats of KV caches that are compared with the float one, on text that the model
-            writes: of keys and values, or KEYS/VALUES. Default: none.
+        caches: formats of KV caches, or KEYS/VALUES. They are compared with the float one, on text
+            that the model writes. Default: none.
         residual: newest tokens that such a cache leaves float.
-        peers: also measures bfloat16, torch's dynamic quantization, and torchao and llama.cpp
-            (cyllama) where they are installed.
-        compile: also measures steps of one token that torch.compile compiles, with a cache of
-            fixed size; compiling takes a minute or two for each model.
+        peers: also measures other libraries. They are bfloat16, torch's dynamic quantization, and
+            torchao and llama.cpp (cyllama) where they are installed.
+        compile: also measures torch.compile. Steps of one token are compiled, with a cache of fixed
+            size; compiling takes a minute or two for each model.
         seed: random seed of the prompts.
 
     The other settings are those of `StudyConfig`.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import get_console
@@ -26,6 +28,7 @@ from chop.data import (
 from chop.errors import ConfigError, did_you_mean
 from chop.files import make_folder
 from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
+from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.workloads.pictures import SETTINGS, pictures_for
 
@@ -51,6 +54,14 @@ def load_checkpoint(
         ConfigError: model, data set and settings do not go together.
         UnavailableError: one of them is not there.
     """
+    place = Path(config.model).expanduser()
+    if (place / MANIFEST).is_file() and not (place / "config.json").is_file():
+        folder = shlex.quote(config.model)
+        raise ConfigError(
+            f"model: '{config.model}' is the output folder of a chop command, expected a float "
+            f"model: chop compress {folder} says which model it holds; commands that go on from a "
+            "run take its folder as their argument, as chop evaluate does."
+        )
     if config.dataset is None:
         raise ConfigError(
             f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "

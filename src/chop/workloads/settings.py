@@ -36,11 +36,12 @@ class WorkloadConfig:
     The settings of every job begin with these.
 
     Attributes:
-        model: built-in model (vit, cnn, mlp, bert-tiny, gpt-tiny), local Hugging Face folder, hub
-            name, `file.py:Net` (a class or function of that file, which is executed) or
-            `timm:NAME`.
-        dataset: built-in data set (digits, reviews, stories), hub name, or a local file or folder:
-            a table, or a folder of pictures per class. Default: the built-in model's own.
+        model: built-in name, folder, hub name, or file.py:Net. Built in are vit, cnn, mlp,
+            bert-tiny and gpt-tiny; a folder is one of Hugging Face. The file of `file.py:Net`, a
+            class or function, is executed. `timm:NAME` is a model of timm.
+        dataset: built-in name, local file or folder, or hub name. Built in are digits, reviews and
+            stories; a local one is a table, or a folder of pictures per class. Default: the
+            built-in model's own.
         out: folder for all results.
         train_epochs: epochs that fine-tune a model that is not built in before the job.
         limit: number of rows to use of each split. Default: all.
@@ -58,7 +59,7 @@ class WorkloadConfig:
         image_size: height and width of pictures, or one number for both. Default: as the model
             says, else as the data set has them.
         channels: channels of pictures: 1 is gray, 3 is RGB. Default: as for image_size.
-        weights: state dict of `file.py:Net` or `timm:NAME`, as .safetensors or .pt. Default: those
+        weights: state dict of file.py:Net or timm:NAME. A file .safetensors or .pt. Default: those
             that the function made or timm downloads.
         task: task type: classification, regression, token-classification or causal-lm (texts
             alone, evaluated by perplexity). Default: inferred from the labels.
@@ -67,11 +68,11 @@ class WorkloadConfig:
             commonest class.
         batch_size: rows of a training step.
         seed: random seed of training and sampling.
-        device: torch device: `cpu`, `cuda`, `cuda:1` ... Default: a GPU if there is one, else the
+        device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
             CPU.
-        matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
-            lets packed layers round to bfloat16 where that is faster. Accuracy, perplexity and KL
-            are measured in the highest. Default: as torch is set, highest.
+        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`:
+            medium lets packed layers round to bfloat16 where that is faster. Accuracy, perplexity
+            and KL are measured in the highest. Default: as torch is set, highest.
     """
 
     RANGES: ClassVar[Ranges] = {

@@ -121,7 +121,8 @@ def export_best(
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
     write_text(path, f"{comment}\n{dump_toml(settings)}")
     more = confirmation(config.model, f"--model {shlex.quote(config.model)}")
-    line = f"{path}: trial {chosen.number}, for chop compress{more} --config"
+    file = shlex.quote(str(path))
+    line = f"{path}: trial {chosen.number}; chop compress{more} --config {file} builds it"
     Console().print(line, markup=False, soft_wrap=True)
     return settings
 

@@ -153,10 +153,11 @@ def about_recipe(
         return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
         return "no recipe: in the best all layers are float"
+    export = f"chop search export {shlex.quote(str(config.folder))} best.toml"
     if config.circuit_goals():  # all operators of a circuit are rounded, inputs too
-        return "no recipe, which holds formats of weights alone: chop search export writes all"
+        return f"no recipe, which holds formats of weights alone: {export} writes all"
     return (
-        "no recipe, which holds formats of weights alone: chop search export writes all of them, "
+        f"no recipe, which holds formats of weights alone: {export} writes all of them, "
         "and --operands weight --bias float searches for a recipe"
     )
 

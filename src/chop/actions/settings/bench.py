@@ -15,24 +15,24 @@ class BenchModelConfig:
     """Settings of `chop bench model`.
 
     Attributes:
-        model: float model: built-in model (vit, cnn, mlp, bert-tiny, gpt-tiny), local folder, hub
-            name, `file.py:Net` or `timm:NAME`. Default: that of `compressed`, else vit.
+        model: float model: built-in name, folder or hub name. `file.py:Net` and `timm:NAME` are
+            others. Default: that of `compressed`, else vit.
         dataset: data set of the inputs. Default: that of `compressed`, else the model's own.
         compressed: output folder of `chop compress`. Default: the model is compressed in a
             temporary folder, without training.
-        format: number format of the model where `compressed` is not given.
+        format: number format where no run is given.
         out: folder for the table, plots and measurements.
         batch_sizes: rows of an input.
-        seconds: seconds to measure per model and batch size; longer narrows the confidence
+        seconds: seconds to measure per model and batch size. Longer narrows the confidence
             intervals.
         threads: threads of torch; one gives the steadiest ratios.
-        compile: also measure the frozen model as `torch.compile` makes it, which takes a minute.
+        compile: also measure torch.compile. The frozen model is compiled, which takes a minute.
         max_length: number of tokens to truncate texts to. Default: that of `compressed`, else the
             model's limit.
-        device: torch device: `cpu`, `cuda`, `cuda:1` ...
-        matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
-            lets packed layers round to bfloat16 where that is faster. Default: as torch is set,
-            highest.
+        device: torch device: cpu, cuda, cuda:1 and so on.
+        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`:
+            medium lets packed layers round to bfloat16 where that is faster. Default: as torch is
+            set, highest.
     """
 
     model: str | None = None

@@ -25,17 +25,17 @@ class CircuitOptions(ABC):
     """Circuit of the model.
 
     Attributes:
-        device: torch device, or with a goal or budget of a circuit the device whose lookup tables,
-            multipliers and memories are counted and are budgets: ice40-hx8k, ecp5-25, ecp5-45,
-            xc7a100t, ecp5-85, or what there is, as in lut=20000,dsp=0,bram=50, whose products are
-            made of lookup tables. Default: a GPU if there is one, else the CPU; resources of
-            7-series.
+        device: torch device, or the FPGA of a circuit. With a goal or budget of a circuit the
+            lookup tables, multipliers and memories of the device are counted and are budgets:
+            ice40-hx8k, ecp5-25, ecp5-45, xc7a100t, ecp5-85, or what there is, as in
+            lut=20000,dsp=0,bram=50, whose products are made of lookup tables. Default: a GPU if
+            there is one, else the CPU; resources of 7-series.
         folds: most cycles of a component of the circuit for a sample: several are a choice of the
             search. Default: about 256 multipliers, or fewer that the device holds; with a goal
             or budget interval or latency_us a quarter to four times as many cycles, too.
         clock_mhz: the clock that latency_us is told at: no estimate tells it.
         others: format of the operators that the search is not about, where there is a circuit.
-        emit: emits and verifies the circuit of the best, in OUT/NAME/circuit.
+        emit: emits and verifies the circuit of the best. It is in OUT/NAME/circuit.
         place: places and routes it as well, on the device.
     """
 

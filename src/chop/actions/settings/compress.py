@@ -31,8 +31,8 @@ class QuantizationSettings(WorkloadConfig):
 
     Attributes:
         operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
-        qat_epochs: epochs of quantization-aware training (QAT); 0 measures PTQ only. Default: 15
-            for built-in models, else 1.
+        qat_epochs: epochs of training in each format (QAT). With 0 only PTQ is measured. Default:
+            15 for built-in models, else 1.
         qat_lr: peak learning rate of QAT. Default: by model and number of epochs.
         calibration_rows: training rows that calibrate fractions.
 
@@ -67,17 +67,18 @@ class CompressConfig(QuantizationSettings):
     """Settings of `chop compress`.
 
     Attributes:
-        formats: number formats: integers `width.fraction` (`4.auto` calibrates each tensor's
-            fraction), and any format by name: `mxint:width=4`.
-        method: methods that round weights with calibration rows, in one run: smoothquant (ranges
-            move from inputs to weights), awq (weights of large inputs are scaled up), rotate
-            (Hadamard matrices rotate what layers read; needs no rows),
-            gptq (weights make up for one another's errors), learned_rounding (roundings follow
-            gradients of each block's error). Default: none, each weight is rounded to nearest.
+        formats: number formats that are tried. They are integers `width.fraction` (`4.auto`
+            calibrates each tensor's fraction), and any format by name: `mxint:width=4`.
+        method: rounding methods, as gptq or smoothquant,awq. They round weights with calibration
+            rows, in one run: smoothquant (ranges move from inputs to weights), awq (weights of
+            large inputs are scaled up), rotate (Hadamard matrices rotate what layers read; needs no
+            rows), gptq (weights make up for one another's errors), learned_rounding (roundings
+            follow gradients of each block's error). Default: none, each weight is rounded to
+            nearest.
         rotation: channels that rotate takes together: `group`, those of a group of the format, or
             `all`, both while the model runs; `merged`: all, by weights where they can take it over
             (decoders as Llama, Mistral, Qwen and Gemma).
-        by_block: hold one block of a decoder in memory: float weights are read, rounded by
+        by_block: hold one block of a decoder in memory. Float weights are read, rounded by
             smoothquant, awq, gptq or learned_rounding in one format, and written block by block. A
             run that is killed goes on after the last block. Other models are compressed as a whole,
             which a line says.
@@ -92,16 +93,17 @@ class CompressConfig(QuantizationSettings):
             writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
             next one where training does not save it; or all.
-        max_drop: largest loss of the metric against float on validation rows, from 0 to 1;
-            relative for metrics where lower is better (perplexity, mse).
+        max_drop: largest loss of the metric against float, 0 to 1. It is measured on validation
+            rows, and relative for metrics where lower is better (perplexity, mse).
         keep_best: save the best model if none is within `max_drop`.
         bench_seconds: seconds to measure the saved model's latency, per model and batch size; 0
             skips the measurement.
-        onnx: write `model.onnx` for onnxruntime: integers of up to 8 bits as integers, and, where
-            this is asked for, other formats as floats. Default: where speed is measured and ONNX
-            has the formats.
-        samples: test rows of a causal language model whose beginning, and how float and the saved
-            model go on, are in `table.md` and on the page; without it texts of rows are nowhere.
+        onnx: write `model.onnx` for onnxruntime. It has integers of up to 8 bits as integers, and,
+            where this is asked for, other formats as floats. Default: where speed is measured and
+            ONNX has the formats.
+        samples: number of texts that float and saved model go on. They are beginnings of test rows
+            of a causal language model, in `table.md` and on the page; without it texts of rows are
+            nowhere.
 
     The other settings are those of `QuantizationSettings` and `WorkloadConfig`.
     """

@@ -17,30 +17,31 @@ class EmitConfig(LoweringConfig):
     """Settings of `chop emit`.
 
     Attributes:
-        fold: most cycles that a component may take for a sample: the products that one multiplier
+        fold: most cycles of a component for a sample. They are the products that one multiplier
             computes. Fewer cycles take more multipliers. 0 chooses a fold of about 256 of them.
-        device: chooses the cycles of each component for a device, the fastest design first, then
-            that of fewest lookup tables: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85, or what
-            there is, as in lut=20000,dsp=40,bram=50; with dsp=0 products are made of lookup tables,
-            by Yosys too. What is taken is estimated: lookup tables and flip-flops are within 20 %
-            in most designs that were compared. Default: with place and without fold the device
-            that is placed on, else none, one fold for all.
-        samples: number of test rows that are simulated, under each profile of stalls. Default: all.
+        device: FPGA that the cycles are chosen for. The fastest design comes first, then that of
+            fewest lookup tables: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85, or what there
+            is, as in lut=20000,dsp=40,bram=50; with dsp=0 products are made of lookup tables, by
+            Yosys too. What is taken is estimated: lookup tables and flip-flops are within 20 % in
+            most designs that were compared. Default: with place and without fold the device that is
+            placed on, else none, one fold for all.
+        samples: number of test rows that are simulated. Each is, under each profile of stalls.
+            Default: all.
         icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
-        shrink_fifos: makes each FIFO as deep as what it stores where samples come evenly, and a
-            margin, never deeper than planned, and verifies the circuit again; where that fails, or
-            a sample takes longer, depths stay as planned. It takes about twice as long, and under
-            stalls a circuit of shorter FIFOs may be slower.
-        synthesis: counts lookup tables, registers, DSP blocks and memories with Yosys, for 7-series
-            FPGAs.
-        place: places and routes the circuit on a device by open tools, and tells its clock.
-        place_on: the device: ecp5-25, ecp5-45, ecp5-85 (speed grade 6) or ice40-hx8k. Default:
-            that of device, else ecp5-85.
+        shrink_fifos: makes FIFOs as short as samples allow. Each is as deep as what it stores where
+            samples come evenly, and a margin, never deeper than planned; the circuit is verified
+            again. Where that fails, or a sample takes longer, depths stay as planned. It takes
+            about twice as long, and under stalls a circuit of shorter FIFOs may be slower.
+        synthesis: counts resources with Yosys. They are lookup tables, registers, DSP blocks and
+            memories of 7-series FPGAs.
+        place: places and routes the circuit with open tools. This tells its clock.
+        place_on: device of place, as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6) and
+            ice40-hx8k. Default: that of device, else ecp5-85.
         place_seeds: how often; the median counts. Default: 3.
         wave: writes a trace of the first sample, `wave.vcd`.
-        check_only: repeats the checks of what is in `out`: hashes of all files, the circuit, which
-            is emitted again and compared byte for byte, every simulation with its seed, every
-            output; nothing of `out` is run or written, and no other setting is read.
+        check_only: repeats the checks of what is in `out`. They are the hashes of all files, the
+            circuit, which is emitted again and compared byte for byte, every simulation with its
+            seed, every output; nothing of `out` is run or written, and no other setting is read.
 
     The other settings are those of `LoweringConfig`.
     """

@@ -28,10 +28,11 @@ class FormatSettings:
     """Candidate number formats.
 
     Attributes:
-        formats: formats by name (`integer`, `mxint`), each with its usual fields; `all` of them; or
-            single ones: `4.auto`, `mxint:width=4`.
-        widths: bit widths of the formats given by name: numbers by commas, or ranges
-            `first:last:step`; formats of one width keep it. Default: usual for the job.
+        formats: formats by name, such as integer, mxint or 4.auto. Names have each their usual
+            fields; `all` are all of them; single formats are `4.auto` or `mxint:width=4`.
+        widths: bit widths, as 2,4,8 or 2:8:1. They are those of the formats given by name: numbers
+            by commas, or ranges `first:last:step`; formats of one width keep it. Default: usual for
+            the job.
         ranges: values of further fields, by field. Example: `block_size=16,32`. Default: none.
         rule: calibration of fractions and exponent biases: mse (least squared error), minmax
             (nothing saturates) or percentile (one value in 1,000 saturates).

@@ -15,8 +15,11 @@ class LoweringConfig(WorkloadConfig):
     """Formats and widths of an integer graph.
 
     Attributes:
-        formats: number format of all operators: an integer `width.fraction` (`8.auto` calibrates
+        formats: number format of all operators. An integer `width.fraction` (`8.auto` calibrates
             each tensor's fraction), or `name:field=value`, as `scale_integer:width=8`.
+        start_from: run or checkpoint that is lowered, not the float model. A folder of `chop
+            compress`, or a checkpoint: its layers keep their formats, and `formats` are those of
+            other operators. Model and data are those of the folder. Default: the float model.
         internal_bits: width of integers inside softmax and norms: small, as in a circuit, or
             exact, as wide as 64 bits allow.
         calibration_rows: training rows that calibrate fractions and scales of activations.
@@ -27,8 +30,14 @@ class LoweringConfig(WorkloadConfig):
     RANGES: ClassVar[Ranges] = {"calibration_rows": (1, 10**9)}
 
     formats: str = "8.auto"
+    start_from: Path | None = field(default=None, metadata=MORE)
     internal_bits: Literal["small", "exact"] = field(default="small", metadata=MORE)
     calibration_rows: int = field(default=256, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start_from is not None:
+            object.__setattr__(self, "start_from", self.start_from.expanduser())
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,8 @@ class LowerConfig(LoweringConfig):
     """Settings of `chop lower`.
 
     Attributes:
-        rows: number of test rows, in one batch: of the comparison and of the golden files.
+        rows: number of test rows that are compared. They are one batch, and those of the golden
+            files, too.
 
     The other settings are those of `LoweringConfig`.
     """

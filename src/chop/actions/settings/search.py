@@ -27,9 +27,9 @@ class SearchConfig(WorkloadConfig):
     """Trials, sampler and storage of a search.
 
     Attributes:
-        trials: total number of configurations to measure, those of earlier runs included.
-        sampler: algorithm that proposes configurations: sensitivity, tpe, nsga2, cmaes, gp, random
-            or grid.
+        trials: total number of configurations. Those of earlier runs are included.
+        sampler: algorithm, as tpe, nsga2 or random. It proposes configurations; others are
+            sensitivity, cmaes, gp and grid.
         pruner: early stopping of trials that are behind: asha, hyperband or median. Default: none.
         workers: processes of this machine that run trials.
         storage: `postgresql://user@host/db` for many machines, or a file. Default: a SQLite file in
@@ -96,7 +96,8 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
     """Settings of `chop search sensitivity`.
 
     Attributes:
-        metrics: per-layer metrics: kl, mse, weight_error, fisher, hessian, activation_variance.
+        metrics: per-layer metrics, as kl,fisher. All are kl, mse, weight_error, fisher, hessian and
+            activation_variance.
         vectors: random vectors that estimate the Hessian's trace.
 
     The other settings are those of `FormatSettings` and `WorkloadConfig`.
@@ -123,24 +124,24 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
     """Settings of `chop search precision`.
 
     Attributes:
-        goals: objectives: accuracy (or the metric of another task), loss, kl, bits,
-            activation_bits, bytes, bit_operations; of the model's circuit lut, ff, dsp, bram,
-            interval (cycles), latency_us; several give a Pareto front. kl, the divergence
-            from the float model's outputs, still ranks formats where accuracy is saturated; it
-            needs classes, so take loss for other outputs.
+        goals: objectives, as accuracy,bits. They are accuracy (or the metric of another task),
+            loss, kl, bits, activation_bits, bytes, bit_operations; of the model's circuit lut, ff,
+            dsp, bram, interval (cycles), latency_us; several give a Pareto front. kl, the
+            divergence from the float model's outputs, still ranks formats where accuracy is
+            saturated; it needs classes, so take loss for other outputs.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
         joined: one choice for the layers that vLLM and SGLang join (q_proj, k_proj and v_proj;
             gate_proj and up_proj). Default: yes for language models.
-        budgets: constraints: the largest value of each cost, the least accuracy. Example: `bits=4`.
-            Default: bits=4 for one objective that is no cost, where a format has fewer bits; none
-            with `per_format`.
+        budgets: largest cost, least accuracy. Constraints on what goals may name. Example:
+            `bits=4`. Default: bits=4 for one objective that is no cost, where a format has fewer
+            bits; none with `per_format`.
         per_format: a search for each of `formats`, compared in OUT/NAME-compared; fields that a
             format lacks are left out of its `ranges`.
         warm_start: begin with what needs no search: one option everywhere, and the least predicted
             loss; else the table has neither. Default: yes, but not with `per_format`.
         search_rows: validation rows that trials are measured on, at most; training rows if there
             are fewer than 100 validation rows and nothing is trained.
-        epochs: epochs of QAT in each trial, from the same weights; 0 measures PTQ.
+        epochs: epochs of QAT in each trial. They begin at the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
 
     The other settings are those of `CircuitOptions`, `FormatSettings` and `SearchConfig`.
@@ -217,25 +218,27 @@ class NasConfig(SearchConfig):
     """Settings of `chop search nas`.
 
     Attributes:
-        fields: values of each field of the model's configuration, by field. Example:
-            `hidden_size=32,64`. Default: half, once and twice the number of layers and of heads,
-            hidden size and intermediate size.
+        fields: values of fields of the model's configuration. Example: `hidden_size=32,64`.
+            Default: half, once and twice the number of layers and of heads, hidden size and
+            intermediate size.
         square_layers: candidates for each linear layer of as many inputs as outputs; the first is
             the default.
-        goals: objectives: accuracy, parameters, size_bytes; several give a Pareto front.
-        budgets: constraints: the largest parameters or size_bytes, the least accuracy. Example:
+        goals: objectives, as accuracy,parameters. The third is size_bytes; several give a Pareto
+            front.
+        budgets: largest cost, least accuracy. Constraints on what goals may name. Example:
             `parameters=20000`. Default: none.
         epochs: epochs of training in each trial.
         lr: peak learning rate of each trial.
         validation: share of the training rows that trials are evaluated on; test rows are for the
             best alone.
-        compression: evaluate models as they are, compressed, or compressed and trained again.
+        compression: evaluate models as they are, or compressed. With `compress-train` they are
+            trained again.
         pass_args: settings of the compression passes, by pass. Example:
             'prune_transform_pass = {"weight": {"sparsity": 0.3}}'. Default: 4-bit integers and 50 %
             sparsity.
         compression_epochs: epochs of training after compression, for `compress-train`.
-        proxy: zero-cost score that filters architectures before training: synflow, naswot, snip,
-            grad-norm, zen, jacobian-covariance, parameters. Default: none.
+        proxy: score that filters architectures before training. A zero-cost proxy: synflow, naswot,
+            snip, grad-norm, zen, jacobian-covariance, parameters. Default: none.
         share: share of architectures that pass the proxy.
 
     The other settings are those of `SearchConfig`.

@@ -15,21 +15,23 @@ class ShardConfig:
     """Settings of `chop shard`.
 
     Attributes:
-        model: built-in model (vit, cnn, mlp, bert-tiny, gpt-tiny; weights are drawn from `seed`),
-            local Hugging Face folder, hub name, or checkpoint of chop (`runs/demo/model`).
+        model: built-in name, folder, hub name or checkpoint. Built in are vit, cnn, mlp, bert-tiny
+            and gpt-tiny, whose weights are drawn from `seed`; a folder is one of Hugging Face or of
+            `chop compress`, a checkpoint one of chop (`runs/demo/model`).
         mesh: processes along each axis, as 2 or 2x2. Default: that of the plan's file; all
             processes under torchrun; else 2.
-        plan: layout: auto (search for the fastest that fits into `memory`), megatron (pairs of
-            linear layers by columns and rows), rows (of every weight matrix), data (by samples),
-            replicate, or a file that `out` of an earlier run or an editor has left.
-        memory: what a process has for parameters and activations, as 4GB or 512MiB; a plan that
-            needs more is refused. Default: no limit.
+        plan: layout: auto, megatron, rows, data or a file. auto searches for the fastest that fits
+            into `memory`, megatron has pairs of linear layers by columns and rows, rows those of
+            every weight matrix, data samples, and replicate the whole model; a file is one that
+            `out` of an earlier run or an editor has left.
+        memory: memory of a process, as 4GB or 512MiB. It is for parameters and activations; a plan
+            that needs more is refused. Default: no limit.
         out: folder for all results.
-        run: runs the model on so many processes of this machine, or on torchrun's.
+        run: runs the model on as many processes. They are on this machine, or torchrun's.
         plan_only: stops once the plan is written, as is done without `run`.
-        check: compares every node of the first forward with one process, and stops at the first
-            that differs.
-        export_tp_plan: writes `tp_plan.json`, the plan as transformers takes it; reads the weights
+        check: compares every node with one process. This is done in the first forward, and stops at
+            the first node that differs.
+        export_tp_plan: writes the plan for transformers. It is `tp_plan.json`; the weights are read
             in one process.
         backend: gloo (CPU) or nccl (a CUDA device per process). Default: nccl where each process
             has a device, else gloo.
@@ -43,9 +45,9 @@ class ShardConfig:
         bandwidth: bytes per second that a process sends.
         latency: seconds of one message without its bytes.
         time_limit_s: seconds for each integer program of the search.
-        matmul_precision: of float32 products, as in `torch.set_float32_matmul_precision`: medium
-            lets packed layers round to bfloat16 where that is faster. The check is in the highest.
-            Default: as torch is set, highest.
+        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`:
+            medium lets packed layers round to bfloat16 where that is faster. The check is in the
+            highest. Default: as torch is set, highest.
     """
 
     model: str = "vit"

@@ -25,16 +25,17 @@ class QuantizeSweepConfig(QuantizationSettings):
     """Settings of `chop sweep quantize`.
 
     Attributes:
-        widths: bit widths: numbers by commas, or ranges `first:last:step`.
-        frac: fraction widths by commas, one curve each: `half` of the width; numbers and ranges
+        widths: bit widths, as 2,4,8 or 2:8:1. Numbers by commas, or ranges `first:last:step`.
+        frac: fraction widths, one curve each. By commas: `half` of the width; numbers and ranges
             (those below the width); `auto`, `minmax` or `mse`, which calibrate each tensor's.
-        integer_bits: integer bits, the sign among them, in the place of widths: numbers or ranges.
-            The largest weights and inputs are measured first, and say which numbers are of use.
-            Default: widths are varied; 1:6 where `fraction_bits` is given.
-        fraction_bits: fraction bits: integer bits are varied at the largest of them, then fraction
-            bits at the least number of integer bits that loses nothing after training (PTQ).
-            Default: widths are varied; 1:12 where `integer_bits` is given.
-        seeds: seeds of QAT, from `seed` on; tables and figures have their mean and range.
+        integer_bits: integer bits in the place of widths. The sign is among them: numbers or
+            ranges. The largest weights and inputs are measured first, and say which numbers are of
+            use. Default: widths are varied; 1:6 where `fraction_bits` is given.
+        fraction_bits: fraction bits in the place of widths. Integer bits are varied at the largest
+            of them, then fraction bits at the least number of integer bits that loses nothing after
+            training (PTQ). Default: widths are varied; 1:12 where `integer_bits` is given.
+        seeds: number of seeds of QAT. They are from `seed` on; tables and figures have their mean
+            and range.
 
     The other settings are those of `QuantizationSettings` and `WorkloadConfig`.
     """
@@ -168,28 +169,30 @@ class PruneSweepConfig(WorkloadConfig):
     """Settings of `chop sweep prune`.
 
     Attributes:
-        sparsity: shares of weights to prune: numbers by commas, or ranges `first:last:step`.
-        methods: pruning scores, one pair of curves each: l1-norm, l2-norm, random, movement, snip,
-            wanda.
-        activation: pruning scores of operators' inputs (activations): l1-norm, random. Default:
-            inputs are not pruned.
+        sparsity: shares to prune, as 0.5,0.9 or 0.1:0.9:0.1. Shares of weights: numbers by commas,
+            or ranges `first:last:step`.
+        methods: pruning scores, as l1-norm,wanda. Each is a pair of curves: l1-norm, l2-norm,
+            random, movement, snip, wanda.
+        activation: scores that prune inputs of operators, too. These inputs are activations; the
+            scores l1-norm, random. Default: inputs are not pruned.
         activation_sparsity: shares of inputs to prune. Default: those of weights, and both together
             have equal shares.
         parts: what is pruned, a figure each: weights, activations, both (every method of weights
             with every method of activations). Default: weights; all three where `activation` is
             given.
-        start_from: what is pruned in the place of the float model: a folder of `chop sweep
+        start_from: run or checkpoint to prune, not the float model. A folder of `chop sweep
             quantize` (the point with the best metric), one of `chop compress`, or a checkpoint.
             Model and data are those of the folder. Default: the float model.
-        scope: `local` prunes the share in each layer, `global` over all layers together.
+        scope: share of each layer, or over all together. `local` prunes the share in each layer,
+            `global` over all layers together.
         operators: operators to prune, by name: linear, conv2d ... Default: all that multiply by a
             weight.
-        finetune_epochs: epochs of fine-tuning after pruning; 0 measures pruning only. Default: 15
-            for built-in models, else 1.
+        finetune_epochs: epochs of fine-tuning after pruning. With 0 only pruning is measured.
+            Default: 15 for built-in models, else 1.
         finetune_lr: peak learning rate of fine-tuning. Default: by model and number of epochs.
         calibration_rows: training rows for the scores that need data.
-        seeds: seeds of random pruning and of fine-tuning, from `seed` on; tables and figures have
-            their mean and range.
+        seeds: number of seeds of pruning and fine-tuning. They are from `seed` on, for random
+            pruning; tables and figures have their mean and range.
 
     The other settings are those of `WorkloadConfig`.
     """

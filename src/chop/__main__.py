@@ -1,0 +1,5 @@
+"""`python -m chop`."""
+
+from chop.cli import main
+
+main()

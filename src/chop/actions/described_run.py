@@ -1,0 +1,98 @@
+"""Described run: what the output folder of a command holds, and commands that go on from it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chop.actions.compressed_run import WEIGHTS
+from chop.errors import ChopError
+from chop.files import latest
+from chop.files.documents import read_json
+from chop.report.page.page import PAGE
+from chop.report.report import say
+from chop.runs import Manifest, read_manifest
+from chop.tables import printable
+from chop.trust import confirmation
+
+REPORT = "report.json"
+WITH_MODEL = ("chop evaluate {run}", "chop bench model {run}", "chop export {run} --to onnx")
+"""Commands that go on from a saved model."""
+
+
+@dataclass(frozen=True)
+class DescribedRun:
+    """What a folder holds.
+
+    Attributes:
+        kind: of the command that wrote it.
+        state: of its last run: running, finished, failed or interrupted.
+        settings: model and data, by name.
+        verdict: the outcome in one sentence; "" where the run has none.
+        files: that the last finished run wrote, with their sizes in bytes.
+        next: commands that go on from the folder, for a shell.
+    """
+
+    kind: str
+    state: str
+    settings: Mapping[str, Any]
+    verdict: str
+    files: Mapping[str, int]
+    next: tuple[str, ...]
+
+
+def describe_run(folder: str | Path) -> DescribedRun:
+    """Prints what the output folder of a command holds.
+
+    Args:
+        folder: of a run; one that is still running or failed is described, too.
+    Raises:
+        CheckpointError: it is of no run, or cannot be read.
+    """
+    folder = Path(folder).expanduser()
+    manifest = read_manifest(folder)
+    found = _described(folder, manifest)
+    subject = " on ".join(str(value) for value in found.settings.values() if value is not None)
+    say(printable(f"{folder}: chop {found.kind}{subject and f', {subject}'}; {found.state}."))
+    if manifest.error:
+        say(printable(manifest.error))
+    if found.verdict:
+        say(printable(found.verdict))
+    if found.files:
+        say(printable(f"Files: {', '.join(found.files)}."))
+    for command in found.next:
+        say(f"  {printable(command)}", is_whole=True)
+    return found
+
+
+def _described(folder: Path, manifest: Manifest) -> DescribedRun:
+    results = manifest.results
+    files = {} if results is None else {e.path: e.size_bytes for e in results.artifacts}
+    verdict = ""
+    if results is not None:
+        with suppress(ChopError, OSError, ValueError):
+            verdict = str(read_json(latest(folder / REPORT), "result").get("verdict") or "")
+    return DescribedRun(
+        manifest.kind,
+        manifest.state,
+        {name: manifest.settings.get(name) for name in ("model", "dataset")},
+        verdict,
+        files,
+        tuple(_next(folder, manifest, files)),
+    )
+
+
+def _next(folder: Path, manifest: Manifest, files: Mapping[str, int]) -> Iterator[str]:
+    # A name that begins with a dash would be read as an option.
+    name = str(folder) if not str(folder).startswith("-") else f"./{folder}"
+    run, more = shlex.quote(name), confirmation(str(manifest.settings.get("model")))
+    if manifest.kind == "compress" and WEIGHTS in files:
+        yield from (f"{command.format(run=run)}{more}" for command in WITH_MODEL)
+    if manifest.kind == "sweep quantize" and files:
+        yield f"chop sweep prune {run}{more}"
+    if PAGE in files:
+        yield f"chop report {run} --open"

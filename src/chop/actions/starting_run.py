@@ -1,0 +1,134 @@
+"""Run that a job starts from: `start_from` names the folder of a run, or a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chop import passes
+from chop.actions.compressed_run import WEIGHTS, no_model
+from chop.errors import CheckpointError, ConfigError
+from chop.files import atomic_file, make_folder
+from chop.ir.graph import MaseGraph
+from chop.nn.packed import PackedOperator
+from chop.runs import MANIFEST, Manifest, read_manifest
+from chop.trust import check_code, trust_named
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import FINE_TUNED, Workload
+
+C = TypeVar("C", bound=Any)
+OF_JOB = ("out", "device", "force", "batch_size", "matmul_precision")
+OF_MODEL = tuple(
+    each.name for each in dataclasses.fields(WorkloadConfig) if each.name not in OF_JOB
+)
+"""Settings of a run that say which model and rows it worked on."""
+UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
+"""What None means of them."""
+SUFFIXES = (".mz", ".pt")
+
+
+def config_of_run(config: C, workload: Workload | None, out: Path | None = None) -> C:
+    """The settings with model and data of the run that `config.start_from` names.
+
+    Args:
+        config: the settings.
+        workload: where one is given it is the model; the settings stay as they are.
+        out: folder of the job's files, in the place of `config.out`.
+    Raises:
+        ConfigError: a setting says something else than that of the run.
+        CheckpointError: the folder holds no model, its manifest is broken, or the run has not
+            finished.
+    """
+    manifest = manifest_of(config)
+    if manifest is None and config.start_from is not None:
+        checkpoint_in(config.start_from)  # a wrong name is found before a model is loaded
+    if manifest is None or workload is not None:
+        return config
+    defaults = {each.name: each.default for each in dataclasses.fields(config)}
+    taken: dict[str, Any] = {}
+    for name in OF_MODEL:
+        own, given = manifest.settings.get(name), getattr(config, name)
+        own = tuple(own) if isinstance(own, list) else own
+        if given not in (defaults[name], own):
+            option = f"--{name.replace('_', '-')}"
+            used = UNSET.get(name, "its default") if own is None else own
+            raise ConfigError(
+                f"{option} {given}: '{config.start_from}' used {used}; leave {option} out."
+            )
+        if name in manifest.settings:  # versions before a setting have no entry
+            taken[name] = own
+    assert config.start_from is not None
+    with trust_named(vars(config)):
+        check_code(taken, config.start_from / MANIFEST, "--model")
+    _bring_fine_tuned(config.start_from, out or config.out)
+    return dataclasses.replace(config, **taken)
+
+
+def _bring_fine_tuned(folder: Path, out: Path) -> None:
+    """Copies the float model that a run fine-tuned, where it did; its name says what it is."""
+    for path in folder.glob(FINE_TUNED.format("*")):
+        if not (out / path.name).exists():
+            with atomic_file(make_folder(out) / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+
+
+def manifest_of(config: Any) -> Manifest | None:
+    """The manifest of the run that finished in the folder; None of a checkpoint without one."""
+    folder = config.start_from
+    if folder is None or not (folder / MANIFEST).exists():
+        return None
+    found = read_manifest(folder).results
+    if found is None:
+        raise CheckpointError(f"'{folder}': its run has not finished; run the same command again.")
+    return found
+
+
+def check_saved_model(start: Path | None) -> None:
+    """Checks that a folder or file has a model to start from, before data are read.
+
+    Args:
+        start: of `start_from`; None is the float model.
+    Raises:
+        CheckpointError: the run saved no model, or is of a command that saves none.
+    """
+    if start is None:
+        return
+    results = read_manifest(start).results if (start / MANIFEST).exists() else None
+    if results is not None and results.kind != "compress":
+        raise CheckpointError(
+            f"'{start}' is of chop {results.kind}: expected a folder of chop compress, or a "
+            "checkpoint."
+        )
+    if results is not None and all(each.path != WEIGHTS for each in results.artifacts):
+        raise no_model(start)
+    checkpoint_in(start)
+
+
+def checkpoint_in(path: Path) -> Path:
+    """The checkpoint that a path means: its own name, or the one in the folder."""
+    stem = path.with_suffix("") if path.suffix in SUFFIXES else path
+    if stem.with_name(stem.name + SUFFIXES[0]).is_file():
+        return stem
+    found = sorted(path.glob(f"*{SUFFIXES[0]}")) if path.is_dir() else []
+    if len(found) != 1:
+        listed = ", ".join(each.stem for each in found) or "none"
+        raise CheckpointError(
+            f"'{path}': expected a folder of chop sweep quantize or chop compress, or one "
+            f"checkpoint, found {listed}."
+        )
+    return found[0].with_suffix("")
+
+
+def read_graph(checkpoint: Path, workload: Workload) -> MaseGraph:
+    """The graph of a checkpoint on the workload's device, its weights as parameters.
+
+    Packed weights are values of their format: training changes nothing until it has moved them by
+    half a step.
+    """
+    mg = MaseGraph.from_checkpoint(checkpoint)
+    mg.model.to(workload.device)
+    if any(isinstance(module, PackedOperator) for module in mg.model.modules()):
+        mg, _ = passes.pack_transform_pass(mg, {"unpack": True, "silent": True}, inplace=True)
+    return mg

@@ -1,0 +1,287 @@
+"""Pages of `--help`: at most 60 lines with the options that most need; `--help-all` has the rest.
+
+Typer's own pages read brackets as markup, `pip install 'mase-chop[ui]'` among them, and take four
+lines for an option. Here `[bold]...[/]` is the only markup.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+LONGEST = 60
+"""Lines of a page at 80 columns."""
+WIDEST = 29
+"""Columns of an option's name and type, beside which its text stands."""
+FIRST = ("model", "models", "weights", "dataset", "formats", "format", "to", "out")
+"""Options that a page begins with."""
+MORE = "More options"
+OUTPUT = "Output"
+CHOICES = re.compile(r" \S*\|[^,\s]*")
+BOLD = re.compile(r"\[bold\](.*?)\[/\]")
+PHRASE = re.compile(
+    r"(?<=[\w)`])(?:[.:;](?= |$)|,? (?=\()|,(?= )|(?= (?:that|which|as|for|of|in)\b))"
+)
+
+
+def plain(text: str) -> str:
+    """A help text without markup.
+
+    >>> plain("[bold]Needs[/] pip install 'mase-chop[ui]'.")
+    "Needs pip install 'mase-chop[ui]'."
+    """
+    return BOLD.sub(r"\1", text)
+
+
+def spelling(parameter: Any, is_whole: bool = True) -> str:
+    """An option's names and the type of its value; an argument's name.
+
+    Args:
+        parameter: of Typer.
+        is_whole: with second names, the negation of what is off, and choices however long.
+    """
+    if parameter.param_type_name == "argument":
+        name = str(parameter.name).upper()
+        return f"{name}..." if parameter.nargs != 1 else name
+    names = sorted(parameter.opts, key=len)
+    if parameter.is_flag:
+        is_on = is_whole or parameter.default is True
+        return ", ".join([*names, *(parameter.secondary_opts if is_on else ())])
+    shown = f"{', '.join(names if is_whole else parameter.opts[:1])} {parameter.metavar or 'TEXT'}"
+    is_long = not is_whole and len(shown) > WIDEST
+    return CHOICES.sub(" TEXT", shown) if is_long else shown
+
+
+def default_text(parameter: Any) -> str:
+    """What an option is where it is not given, or "" where the page need not say."""
+    if isinstance(parameter.show_default, str):
+        return str(parameter.show_default)
+    default = parameter.default
+    if parameter.required or not parameter.show_default or callable(default):
+        return ""
+    if getattr(parameter, "is_flag", False):
+        return "on" if default else "off"
+    return ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+
+
+def one_line(text: str, room: int) -> str:
+    """The beginning of a text that fits into a line: its first sentence, or whole phrases of it.
+
+    >>> one_line("Number of rows. All by default.", 40)
+    'Number of rows.'
+    >>> one_line("Built-in model (vit, cnn), local folder, hub name.", 30)
+    'Built-in model (vit, cnn) ...'
+    """
+    first = re.split(r"(?<=[^.]\.) ", text, maxsplit=1)[0]
+    if len(first) <= room:
+        return first
+    ends = (match.start() for match in PHRASE.finditer(first))
+    fitting = [first[:end] for end in ends if end + 4 <= room and _is_balanced(first[:end])]
+    cut = fitting[-1] if fitting else first[: room - 4].rpartition(" ")[0]
+    return f"{cut.rstrip(',:; ')} ..."
+
+
+def _is_balanced(text: str) -> bool:
+    return text.count("(") == text.count(")") and text.count("`") % 2 == 0
+
+
+def usage(command: Any, ctx: Any) -> str:
+    """How a command is called: `chop ui [OPTIONS] [FOLDER]`."""
+    pieces = command.collect_usage_pieces(ctx)
+    return " ".join([ctx.command_path, *(piece.strip("{}") for piece in pieces)])
+
+
+class Page:
+    """The page of a command or group.
+
+    Args:
+        command: of Typer.
+        ctx: its context, which has its name.
+    """
+
+    def __init__(self, command: Any, ctx: Any) -> None:
+        self.command, self.ctx = command, ctx
+        self.console = Console(highlight=False)
+
+    def text(self, is_whole: bool) -> str:
+        """The page, with codes of color for a terminal.
+
+        Args:
+            is_whole: with everything, as a page of at most `LONGEST` lines is in any case.
+        """
+        lines = list(self.whole())
+        if not is_whole and len(lines) > LONGEST + 1:
+            lines = self.short()
+        with self.console.capture() as captured:
+            for line in lines:
+                self.console.print(line, soft_wrap=True)
+        return captured.get().rstrip()
+
+    def whole(self) -> Iterator[Text]:
+        """Lines of the page with everything."""
+        yield from self._head()
+        yield from self._commands()
+        for heading, parameters in self._panels().items():
+            yield from self._options(heading, parameters, is_whole=True)
+        for block in self._details:
+            yield from self._block(block)
+
+    def short(self) -> list[Text]:
+        """Lines of the page with what most need, and as many details as there is room for."""
+        shown, hidden = self._parted()
+        lines = [*self._head()]
+        arguments = [each for each in shown if each.param_type_name == "argument"]
+        options = [each for each in shown if each.param_type_name != "argument"]
+        for heading, parameters in (("Arguments", arguments), ("Options", options)):
+            lines += self._options(heading, parameters, is_whole=False)
+        where = f", explained by {self.ctx.command_path} --help-all"
+        lines += self._wrapped(Text.assemble((MORE, "bold"), where), 0)
+        names = ", ".join(each.opts[0] for each in hidden)
+        lines += [*self._wrapped(Text(names, "cyan"), 2), Text()]
+        for block in map(list, map(self._block, self._details)):
+            if len(lines) + len(block) <= LONGEST + 1:  # the last line is empty
+                lines += block
+        return lines
+
+    @cached_property
+    def _blocks(self) -> list[list[str]]:
+        """Paragraphs of the text, each with the indented ones that follow it."""
+        found: list[list[str]] = []
+        text = "\n\n".join(filter(None, (self.command.help, self.command.epilog)))
+        for paragraph in filter(None, text.split("\n\n")):
+            if paragraph.startswith("  ") and found:
+                found[-1].append(paragraph)
+            else:
+                found.append([paragraph])
+        return found
+
+    @property
+    def _details(self) -> list[list[str]]:
+        return [block for block in self._blocks[1:] if not block[0].startswith("[bold]Example")]
+
+    def _head(self) -> Iterator[Text]:
+        yield from self._wrapped(
+            Text.assemble(("Usage", "bold"), f": {usage(self.command, self.ctx)}"), 0
+        )
+        yield Text()
+        for block in self._blocks[:1]:
+            yield from self._block(block)
+        for block in self._blocks[1:]:
+            if block not in self._details:
+                yield from self._block(block)
+
+    def _block(self, block: Sequence[str]) -> Iterator[Text]:
+        yield from self._wrapped(styled(block[0]), 0)
+        for line in block[1:]:
+            yield from self._example(line.strip())
+        yield Text()
+
+    def _example(self, line: str) -> Iterator[Text]:
+        """A command that can be pasted, whatever the width; its comment where there is room."""
+        command, _, comment = (part.strip() for part in line.partition(" # "))
+        if not command.startswith(("chop ", "torchrun ")):
+            yield from self._wrapped(styled(line), 2)
+            return
+        room = self.console.width - 4  # behind the indentation, ahead of the backslash
+        if comment and len(line) > room + 2:
+            yield from self._wrapped(Text(f"# {comment}", "dim"), 2)
+            line, comment = command, ""
+        rows = [""]
+        for word in command.split(" "):
+            if rows[-1] and len(rows[-1]) + 1 + len(word) > room:
+                rows.append("   ")
+            rows[-1] = f"{rows[-1]} {word}" if rows[-1] else word
+        gap = line[len(command) :].partition("#")[0]
+        rows[-1] += f"{gap}# {comment}" if comment else ""
+        yield from (Text(f"  {row} \\") for row in rows[:-1])
+        yield Text(f"  {rows[-1]}")
+
+    def _commands(self) -> Iterator[Text]:
+        if not hasattr(self.command, "list_commands"):
+            return
+        names = self.command.list_commands(self.ctx)
+        yield Text("Commands", "bold")
+        width = max(map(len, names))
+        for name in names:
+            text = self.command.get_command(self.ctx, name).help or ""
+            yield from self._row(name, width, one_line(plain(text.partition("\n\n")[0]), 999), "")
+        yield Text()
+
+    def _parameters(self) -> list[Any]:
+        return [each for each in self.command.get_params(self.ctx) if not each.hidden]
+
+    def _panels(self) -> dict[str, list[Any]]:
+        """Parameters by heading: the model and its data first, what few need near the end."""
+        found: dict[str, list[Any]] = {}
+        for each in self._parameters():
+            is_argument = each.param_type_name == "argument"
+            heading = "Arguments" if is_argument else each.rich_help_panel or "Options"
+            found.setdefault(heading, []).append(each)
+        ranks = {"Arguments": 0, MORE: 3, OUTPUT: 4}
+        order = sorted(found, key=lambda name: (ranks.get(name, 2 - _has_model(found[name])), name))
+        return {heading: found[heading] for heading in order}
+
+    def _parted(self) -> tuple[list[Any], list[Any]]:
+        """Parameters that the short page explains, those of `FIRST` first, and the others."""
+        found = self._parameters()
+        shown = [e for e in found if _panel(e) != MORE or e.name in FIRST]
+        ranks = {name: rank for rank, name in enumerate(FIRST)}
+        last = len(FIRST) + 1
+        shown.sort(key=lambda e: ranks.get(e.name, last if _panel(e) == OUTPUT else last - 1))
+        return shown, [each for each in found if each not in shown]
+
+    def _options(self, heading: str, parameters: list[Any], is_whole: bool) -> Iterator[Text]:
+        if not parameters:
+            return
+        yield Text(heading, "bold")
+        names = [spelling(each, is_whole) for each in parameters]
+        width = max([len(name) for name in names if len(name) <= WIDEST], default=WIDEST)
+        for name, each in zip(names, parameters, strict=True):
+            default = default_text(each)
+            note = f"[default: {default}]" if default else ""
+            if isinstance(each.envvar, str):
+                note = f"[or variable {each.envvar}]"
+            text = plain(each.help or "")
+            if not is_whole:
+                room = self.console.width - width - 4
+                line = one_line(text, room - len(note) - 1)
+                is_cut = line.endswith(" ...") or len(line) < 12
+                text, note = (one_line(text, room), "") if is_cut else (line, note)
+            yield from self._row(name, width, text, note)
+        yield Text()
+
+    def _row(self, name: str, width: int, text: str, note: str) -> Iterator[Text]:
+        """An option: its text beside its name, or below a long name."""
+        cell = Text(f"  {name}", "cyan")
+        body = Text.assemble(text, " " if text and note else "", (note, "dim"))
+        rows = [*self._wrapped(body, width + 4)]
+        if len(name) <= width and rows:
+            yield Text.assemble(cell, " " * (width + 2 - len(name)), rows[0][width + 4 :])
+            rows = rows[1:]
+        else:
+            yield from self._wrapped(Text(name, "cyan"), 2)
+        yield from rows
+
+    def _wrapped(self, text: Text, indent: int) -> Iterator[Text]:
+        for line in text.wrap(self.console, max(self.console.width - indent, 10)):
+            line.rstrip()
+            yield Text.assemble(" " * indent, line)
+
+
+def styled(text: str) -> Text:
+    """A text with its `[bold]...[/]` in bold."""
+    parts = BOLD.split(text)  # every second one is bold
+    return Text.assemble(*((part, "bold" if i % 2 else "") for i, part in enumerate(parts)))
+
+
+def _panel(parameter: Any) -> str | None:
+    return getattr(parameter, "rich_help_panel", None)
+
+
+def _has_model(parameters: Sequence[Any]) -> bool:
+    return any(each.name in ("model", "models") for each in parameters)

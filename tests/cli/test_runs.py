@@ -1,0 +1,189 @@
+"""Folders of runs as arguments, and advice that can be pasted into a shell."""
+
+import json
+import re
+import shlex
+
+import pytest
+import torch
+
+from chop.actions.bench import bench_model
+from chop.actions.compress import compress
+from chop.actions.described_run import describe_run
+from chop.actions.latency import no_gain
+from chop.actions.lower import lower
+from chop.actions.settings.bench import BenchModelConfig
+from chop.actions.settings.compress import CompressConfig
+from chop.actions.settings.lower import LowerConfig
+from chop.actions.sharded_model import checkpoint_of
+from chop.actions.ways import COMMANDS, bench_command, in_folder
+from chop.cli import main
+from chop.errors import CheckpointError
+from chop.ir.graph import MaseGraph
+from tests import programs
+from tests.cli.test_adapter import COMMANDS as CLI
+from tests.cli.test_shown_commands import parse, words_of
+
+NAME = "my runs; it's"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a compressed model in a folder whose name a shell has to quote."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = {"qat_epochs": 0, "bench_seconds": 0.0, "keep_best": True}
+    compress(CompressConfig(model="mlp", out=folder / NAME, formats=("4.auto",), **settings))
+    return folder
+
+
+@pytest.fixture
+def ends(monkeypatch, capsys, place):
+    """Runs a command in the folder: its exit code, what it printed, and its messages."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "1000")
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["chop", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            raise SystemExit(0)
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    return run
+
+
+def pasted(line):
+    """The command that a shell reads in a line, checked by its options."""
+    found = words_of(shlex.join(shlex.split(line)[1:]))
+    assert found is not None and parse(*found)
+    return found
+
+
+def test_every_command_that_goes_on_from_a_run_takes_it_as_its_argument():
+    taken = {"bench model", "compress", "emit", "evaluate", "export", "lower", "report", "shard"}
+    taken |= {"search show", "search resume", "search export", "search compare", "sweep prune"}
+    for name in taken:
+        first = CLI[name].params[0]
+        assert first.param_type_name == "argument", name
+        parse(name, ["runs/a", *(["--to", "onnx"] if name == "export" else [])])
+
+
+def test_compress_says_what_a_folder_holds(ends, place):
+    code, printed, messages = ends("compress", NAME)
+    assert code == 0 and messages == ""
+    assert printed.startswith(f"{NAME}: chop compress, mlp; finished.\nsaved integer 4.auto (PTQ)")
+    assert "model.pt" in printed and "report.html" in printed
+    commands = [line.strip() for line in printed.splitlines() if line.startswith("  chop ")]
+    found = {pasted(line)[0]: pasted(line)[1] for line in commands}
+    assert found.keys() == {"evaluate", "bench model", "export", "report"}
+    assert all(words[0] == NAME for words in found.values())
+    before = (place / NAME / "manifest.json").read_bytes()
+    code, printed, _ = ends("compress", NAME, "--json")
+    assert json.loads(printed)["result"]["kind"] == "compress" and code == 0
+    assert (place / NAME / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("options", [["--formats", "8.auto"], ["--config", "x.toml"]])
+def test_compress_takes_a_run_alone(options, ends):
+    code, printed, messages = ends("compress", NAME, *options)
+    assert code == 2 and printed == ""
+    assert f"takes '{NAME}' without {options[0]}" in messages
+
+
+def test_runs_of_other_commands_are_described_too(tmp_path, ends):
+    lower(LowerConfig(model="mlp", out=tmp_path / "-low", rows=8, limit=64, calibration_rows=16))
+    found = describe_run(tmp_path / "-low")
+    assert (found.kind, found.state, found.settings["model"]) == ("lower", "finished", "mlp")
+    assert found.next == (f"chop report {tmp_path}/-low --open",)
+    with pytest.raises(CheckpointError, match="expected the output folder of a chop command"):
+        describe_run(tmp_path)
+
+
+def test_a_run_that_saved_no_model_names_no_command_for_one(tmp_path):
+    settings = {"qat_epochs": 0, "bench_seconds": 0.0, "max_drop": 0.0, "limit": 300}
+    compress(CompressConfig(model="mlp", out=tmp_path, formats=("2.1",), **settings))
+    assert [line.split()[1] for line in describe_run(tmp_path).next] == ["report"]
+    for job in (lower, bench_model):
+        config = LowerConfig if job is lower else BenchModelConfig
+        name = "start_from" if job is lower else "compressed"
+        with pytest.raises(CheckpointError, match="saved no model"):
+            job(config(**{name: tmp_path, "out": tmp_path / "out"}))
+
+
+def test_lower_keeps_the_formats_and_weights_of_a_run(place, tmp_path):
+    found = lower(LowerConfig(start_from=place / NAME, out=tmp_path, rows=360))
+    assert found["config"]["model"] == "mlp" and NAME in found["format"]
+    saved = MaseGraph.from_checkpoint(place / NAME / "model")
+    integer = MaseGraph.from_checkpoint(tmp_path / "model")
+    for name in ("fc1", "fc2", "fc3"):
+        module = saved.model.get_submodule(name)
+        codes = integer.model.get_submodule(name).weight
+        assert module.spec.weight.width == 4 and codes.abs().max() <= 8
+        assert torch.equal(codes * 2.0**-module.spec.weight.frac_width, module.weight)
+    result = json.loads((place / NAME / "result.json").read_text())
+    # Operators between the layers are rounded, too.
+    assert found["accuracy"]["quantized"] == pytest.approx(result["saved"]["accuracy"], abs=0.03)
+
+
+def test_lower_of_a_run_reads_its_rows_and_refuses_others(place, ends):
+    code, _, messages = ends("lower", NAME, "--model", "cnn")
+    assert code == 2 and f"--model cnn: '{NAME}' used mlp; leave --model out" in messages
+    code, _, messages = ends("lower", NAME, "--from", NAME)
+    assert code == 2 and f"chop lower takes '{NAME}' without --start-from" in messages
+
+
+@pytest.mark.parametrize("command", ["search precision", "sweep quantize", "compress"])
+def test_a_run_in_the_place_of_a_float_model_is_one_sentence(command, ends):
+    code, _, messages = ends(*command.split(), "--model", NAME)
+    assert code == 2 and "is the output folder of a chop command" in messages
+    advice = re.search(r"(chop compress .*?) says which model", messages)[1]
+    assert pasted(advice) == ("compress", [NAME])
+
+
+def test_shard_and_bench_take_the_folder(ends, place):
+    assert checkpoint_of(str(place / NAME)) == place / NAME / "model"
+    code, _, messages = ends("bench", "model", NAME, "--compressed", "other")
+    assert code == 2 and "without --compressed" in messages
+
+
+@pytest.mark.long
+def test_shard_and_bench_run_on_the_folder(ends, place):
+    code, printed, _ = ends("shard", NAME, "--plan-only", "--out", "shard")
+    assert code == 0 and "report.html" in printed
+    command = ("bench", "model", NAME, "--seconds", 0.01, "--batch", 1, "--no-compile")
+    code, printed, _ = ends(*command, "--out", "bench")
+    assert code == 0 and "leave --no-compile out" in printed
+    assert json.loads((place / "bench/manifest.json").read_text())["settings"]["compressed"] == NAME
+
+
+def test_advice_names_the_folder_and_can_be_pasted():
+    name, words = pasted(bench_command(NAME, "net.py:Net"))
+    assert (name, words) == ("bench model", [NAME, "--trust-code"])
+    for template in COMMANDS.values():
+        line = in_folder(template, NAME)
+        assert "{folder}" not in line
+        compile(line, "advice", "eval")
+        assert f"{NAME}/model" in "".join(re.findall(r"\"(.*?)\"", line))
+    text = no_gain(True, {}, None)
+    assert "chop" not in text
+    text = no_gain(True, {}, NAME, "cnn")
+    assert pasted(re.search(r"and (chop .*) measures one", text)[1])[1] == [NAME, "--batch", "64"]
+
+
+def test_a_model_that_bench_made_itself_is_saved_by_a_command(ends):
+    command = ("bench", "model", "--model", "mlp", "--format", "mxint:width=4", "--batch", 1)
+    code, printed, _ = ends(*command, "--seconds", 0.01, "--no-compile", "--out", "made")
+    assert code == 0 and "DIR" not in printed
+    name, words = pasted(re.search(r"(chop compress .*) saves it", " ".join(printed.split()))[1])
+    assert name == "compress" and words[:4] == ["--model", "mlp", "--formats", "mxint:width=4"]
+
+
+@pytest.mark.long
+def test_emit_takes_a_run_and_its_own_folder(place):
+    out = place / "circuit"
+    programs.chop("emit", place / NAME, "--samples", 2, "--no-synthesis", "--out", out)
+    text = programs.chop("emit", out, "--check-only")
+    assert "verified" in text or "equal" in text
+    error = programs.chop("emit", out, "--out", place / "other", code=2)
+    assert "is of chop emit" in " ".join(error.split())
