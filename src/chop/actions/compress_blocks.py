@@ -21,6 +21,7 @@ from chop.actions.compress_results import (
 )
 from chop.actions.compress_table import Candidate, Row, footnotes, printed_row, terminal_table
 from chop.actions.job import Job, Output, run_job
+from chop.actions.next_steps import steps_after_blocks
 from chop.actions.ptq import describe_left, method_title
 from chop.actions.settings.compress import CompressConfig
 from chop.distributed.source import TensorSource
@@ -47,6 +48,7 @@ from chop.quantization.gptq import WHERE
 from chop.quantization.named_operators import present_operators
 from chop.quantization.row_weights import quantizers_off
 from chop.report.report import Note, Report, announce, show
+from chop.runs import Outcome
 from chop.runs.progress import Stages
 from chop.train import CAUSAL_LM
 from chop.train.calibration import calibration_batches, example_inputs
@@ -248,7 +250,17 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         f"saved {label} ({rounded.row.method}) in {config.out / FOLDER}/, for transformers' "
         "from_pretrained, after import chop."
     )
-    return replace(report, closing=[saved])
+    outcome = Outcome(
+        data=workload.dataset,
+        metric=metric.name,
+        value=rounded.row.test,
+        reference=exact.row.test,
+        is_share=metric.is_share,
+        bits=rounded.row.bits,
+        size_bytes=round(1000 * rounded.row.size_kb),
+    )
+    steps = steps_after_blocks(config.out, mg.model.record.class_name)
+    return replace(report, closing=[saved], outcome=outcome, steps=steps)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,23 @@ from torch import nn
 from chop.actions.compress_sensitivity import about_sensitivity
 from chop.actions.latency import fastest_of, speed_tiles
 from chop.captured.hidden import following, visible_rows
-from chop.formats import NumberFormat
+from chop.errors import ChopError
+from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import StoredParameter, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
 from chop.report.charts import Chart, Histogram, Histograms
+from chop.report.format_legend import format_legend
 from chop.report.graph_chart import graph_chart
 from chop.report.report import Cell, Table, Tile
+from chop.runs import Outcome
 from chop.train import Metric
 from chop.train.feed import module_mode
 
 if TYPE_CHECKING:
     from chop.actions.compress_table import Candidate
+    from chop.workloads.workload import Workload
 
 MOST_PANELS = 12
 BINS = 48
@@ -61,6 +65,29 @@ def tiles_of(
     return [*tiles, *speed_tiles(result["speed"])]
 
 
+def outcome_of(
+    saved: Candidate, exact: Candidate, result: Mapping[str, Any], workload: Workload
+) -> Outcome:
+    """The numbers of a list of runs: of the saved model on test rows, beside float.
+
+    Args:
+        saved: the model.
+        exact: the float model.
+        result: of the job, with its files.
+        workload: the model and its rows.
+    """
+    metric = workload.task.metric
+    return Outcome(
+        data=workload.dataset,
+        metric=metric.name,
+        value=saved.row.test,
+        reference=exact.row.test,
+        is_share=metric.is_share,
+        bits=saved.row.bits,
+        size_bytes=result["saved_bytes"]["model.pt"],
+    )
+
+
 def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
     """What a reader of the numbers must know: layers that fit badly, floats, slowness."""
     found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
@@ -86,8 +113,8 @@ def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
             {
                 "layer": name,
                 "weight": row["format"],
-                "input": chosen.get("data_in"),
-                "bias": chosen.get("bias"),
+                "input": _label(chosen.get("data_in")),
+                "bias": _label(chosen.get("bias")),
                 "weights": Cell.of(row["weights"], ","),
                 "bits": Cell.of(bits[name], ".2f") if name in bits else None,
                 "rounded to zero": Cell.of(row["share_rounded_to_zero"], ".1%"),
@@ -101,6 +128,27 @@ def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
     if about:
         title += f"; {about_sensitivity(about['metric'], about['rows'])}"
     return Table(title, rows, shaded=shaded)
+
+
+def _label(text: str | None) -> str | None:
+    """A format as other columns name it; formats of several scales have no text that is read."""
+    try:
+        return text and parse_format_string(text).label
+    except ChopError:
+        return text
+
+
+def legend_of(texts: Iterable[str], mg: MaseGraph) -> list[Table]:
+    """What the names of formats say, of those that were measured and those of the saved model.
+
+    Args:
+        texts: formats that were measured, as `parse_format_string` reads them.
+        mg: the quantized graph.
+    """
+    specs = (m.spec for m in mg.model.modules() if isinstance(m, QuantizedOperator))
+    stored = [fmt for spec in specs for _, fmt in spec.items() if isinstance(fmt, NumberFormat)]
+    table = format_legend([*map(parse_format_string, texts), *stored])
+    return [] if table is None else [table]
 
 
 def _sensitivity(row: Mapping[str, Any]) -> Cell | None:
@@ -148,7 +196,9 @@ def charts_of_model(
         for row in result["layers"]
     }
     worst = sorted(result["layers"], key=lambda row: -row["weight_error"])[:MOST_PANELS]
-    layers = [row["layer"] for row in worst]
+    chosen = {row["layer"] for row in worst}
+    # In the order of the model, as everywhere on the page.
+    layers = [row["layer"] for row in result["layers"] if row["layer"] in chosen]
     found = [histograms_of(mg, layers), input_histograms(mg, layers, batch)]
     return [*(each for each in found if each.panels), graph_chart(mg, numbers)]
 
@@ -158,8 +208,8 @@ def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
     weights = {each.name: each for each in stored_parameters(mg) if each.packed is None}
     panels = [_panel(layer, weights.get(f"{layer}.weight")) for layer in layers]
     title = (
-        "Weights (of a large layer its first rows at least), counts on a logarithmic scale, above "
-        "the values that they are rounded to"
+        "Weights of each layer (of a large one its first rows at least), above the values that "
+        "they are rounded to"
     )
     if len(panels) == MOST_PANELS:
         title += f": the {MOST_PANELS} layers whose weights change most"

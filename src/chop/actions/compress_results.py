@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from chop import passes
-from chop.actions.compress_page import charts_of_model, layer_table, tiles_of, warnings_of
+from chop.actions.compress_page import (
+    charts_of_model,
+    layer_table,
+    legend_of,
+    outcome_of,
+    tiles_of,
+    warnings_of,
+)
 from chop.actions.compress_sensitivity import exact_weights, layer_sensitivities
 from chop.actions.compress_table import Candidate, curves_of, printed_row
 from chop.actions.job import Output
@@ -22,6 +29,7 @@ from chop.actions.latency import (
     describe_speed,
     speed_tables,
 )
+from chop.actions.next_steps import steps_after_compression
 from chop.actions.ways import LARGEST_PEER, ONNXRUNTIME, WAYS, bench_command, why_not
 from chop.export.onnx.files import DATA
 from chop.files import discard_older
@@ -110,9 +118,15 @@ def report_of(
         page = {
             "warnings": warnings_of(result, chosen),
             "tiles": tiles_of(result, chosen, candidates[0], metric),
-            "tables": [layer_table(result, chosen.graph)] if result["layers"] else [],
+            "tables": [
+                *([layer_table(result, chosen.graph)] if result["layers"] else []),
+                *legend_of(config.formats, chosen.graph),
+            ],
             "charts": charts_of_model(result, chosen.graph, workload.example()),
+            "outcome": outcome_of(chosen, candidates[0], result, workload),
         }
+    class_name = candidates[0].graph.model.record.class_name
+    page["steps"] = steps_after_compression(result, config.out, class_name, ONNX_FILE)
     floats = {"float": rows[0].test, **workload.baselines}
     draw = figure(
         plot_accuracy,

@@ -11,7 +11,8 @@ from typing import Any
 from chop import runs
 from chop.actions.emit_page import SOFT, charts_of_circuit, equal_outputs, fifo_blocks, tiles_of
 from chop.actions.job import Job, Output, load_checked, run_job
-from chop.actions.lower import Lowering, format_accuracies, lower_workload
+from chop.actions.lower import Lowering, format_accuracies, integer_outcome, lower_workload
+from chop.actions.next_steps import steps_after_emit
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.errors import CheckpointError, ConfigError, UnavailableError
@@ -197,6 +198,8 @@ def _emit(
         warnings=_warnings(result),
         tiles=tiles_of(result),
         charts=charts_of_circuit(design, lowering.integer, result),
+        outcome=integer_outcome(result, workload),
+        steps=steps_after_emit(config.out),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from chop.actions.export_results import (
 )
 from chop.actions.export_times import CHOP, FLOAT, Times, measure_times
 from chop.actions.job import Job, Output, load_nothing, run_job
+from chop.actions.next_steps import steps_with_files
 from chop.actions.settings.export import ExportConfig
 from chop.bench.timing import surroundings
 from chop.errors import ChopError
@@ -37,6 +38,7 @@ from chop.export.targets import target
 from chop.ir.graph import MaseGraph
 from chop.report.bench_plots import plot_ratios
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, announce, figure
+from chop.runs import Outcome
 from chop.runs.progress import Stages
 
 CHECKING, WRITING, READING, RUNNING, TIMING = "checking", "writing", "reading", "running", "timing"
@@ -282,6 +284,29 @@ def _report(
         tiles=[
             Tile(f"{row.target} (kB)", Cell.of(row.size_bytes / 1000, ",.1f")) for row in exported
         ],
+        outcome=_outcome(exported, rows, loaded),
+        steps=steps_with_files(
+            {f"For {target(row.target).engines}": Path(row.path) for row in exported}
+        ),
+    )
+
+
+def _outcome(
+    exported: Sequence[Exported], rows: Mapping[str, RowResult], loaded: Loaded
+) -> Outcome:
+    """The numbers of a list of runs: the first target on the test rows, beside float."""
+    size = exported[0].size_bytes if len(exported) == 1 else None
+    workload, found = loaded.workload, rows.get(exported[0].target)
+    if workload is None or found is None:
+        return Outcome(size_bytes=size)
+    metric, exact = workload.task.metric, rows.get(FLOAT)
+    return Outcome(
+        data=workload.dataset,
+        metric=metric.name,
+        value=found.score.value,
+        reference=None if exact is None else exact.score.value,
+        is_share=metric.is_share,
+        size_bytes=size,
     )
 
 

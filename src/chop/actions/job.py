@@ -101,9 +101,9 @@ def run_job(
             report = job.run(config, loaded, output)
             show(*report.blocks)
             write_report(report, output.results)
-            add_page(report, run, output.results)
-            run.rows = report.rows
+            run.rows, run.outcome = report.rows, report.outcome
             run.written += report.written
+            add_page(report, run, output.results)
     for sentence in report.closing:
         say(sentence)
     say(f"Page of these results: {job.folder(config) / PAGE}", is_whole=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from chop import passes, runs
 from chop.actions.job import Job, Output, load_checked, run_job
+from chop.actions.next_steps import load_step, steps_with_files
 from chop.actions.ptq import quantize_after_training
 from chop.actions.settings.lower import LowerConfig, LoweringConfig
 from chop.actions.starting_run import (
@@ -26,6 +27,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
 from chop.nn.quantized import QuantizedOperator
 from chop.report.report import Cell, Note, Report, Table, announce
+from chop.runs import Outcome
 from chop.statistics.intervals import Interval, wilson_of_share
 from chop.train.calibration import calibrated, calibration_batches
 from chop.train.intervals import format_interval
@@ -74,7 +76,24 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
         info["operators"],
         figures={"graph.svg": lowering.integer.draw},
         files={"model": lowering.integer.export, GOLDEN: lowering.write_golden},
+        outcome=integer_outcome(result, workload),
+        steps=[
+            load_step(config.out / "model", "Load the graph of integers"),
+            *steps_with_files({"Inputs, outputs and all integers between": config.out / GOLDEN}),
+        ],
     )
+
+
+def integer_outcome(result: Mapping[str, Any], workload: Workload) -> Outcome:
+    """The numbers of a list of runs: accuracy of the integers beside float, where there is one.
+
+    Args:
+        result: of the job.
+        workload: the model and its rows.
+    """
+    found = result["accuracy"]
+    name = CLASSIFICATION.metric.name if found else ""
+    return Outcome(workload.dataset, name, found.get("integer"), found.get("float"), bool(found))
 
 
 LOWER = Job("lower", _lower, load_checked)

@@ -10,6 +10,7 @@ from typing import Any
 from rich import get_console
 
 from chop.actions.job import Job, Output, load_nothing, run_job
+from chop.actions.next_steps import steps_with_files
 from chop.actions.settings.shard import ShardConfig
 from chop.actions.shard_run import is_launched, mesh_shape, processes, run_here, run_on_processes
 from chop.actions.sharded_model import ShardedModel, whole_graph
@@ -36,6 +37,7 @@ from chop.report.report import (
     figure,
     show,
 )
+from chop.runs import Outcome
 
 MEMORY_BANDWIDTH = 1.5e12
 """Bytes per second between a process and its memory, for predictions."""
@@ -103,6 +105,8 @@ def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[s
         verdict=_verdict(result),
         warnings=_failures(result),
         tiles=_tiles(result),
+        outcome=Outcome(size_bytes=result["size_bytes"]),
+        steps=steps_with_files({"The plan is in this file": config.out / "plan.json"}),
     )
 
 

@@ -16,11 +16,13 @@ def ui(folder: str = "runs", /, *, port: int = 8321, browser: bool | None = None
 
       chop ui /data/runs --port 0 --no-browser
 
-    The list has every output folder of chop's commands below the folder; a line opens the run's
-    page, report.html. A run that goes on shows its finished points, a search its best so far, and
-    both advance by themselves. The server listens on this machine alone, answers those alone who
-    have the token of the address that is printed, reads nothing outside the folder, follows no
-    links in it, and writes nothing. It needs pip install 'mase-chop[ui]'.
+    The list has every output folder of chop's commands below the folder, with its metric beside
+    float, bits, size, duration and state. A click on a column sorts, ticked runs are compared side
+    by side, command lines can be copied, and of an interrupted run the one that resumes it. A line
+    opens the run's page, report.html. A run that goes on shows its finished points, a search its
+    best so far, and both advance by themselves. The server listens on this machine alone, answers
+    those alone who have the token of the address that is printed, reads nothing outside the folder,
+    follows no links in it, and writes nothing. It needs pip install 'mase-chop[ui]'.
 
     Args:
         folder: with output folders of chop's commands, at most six levels below.

@@ -39,7 +39,7 @@ ROM_COLUMNS = ("rom_lut", "rom_ff", "rom_ramb18")
 """What read-only memories take of the same units, estimated from their contents."""
 RESOURCES = (
     "Counted by Yosys' synth_xilinx for 7-series devices, before placement, without read-only "
-    f"memories; what these take besides is estimated from their contents: {', '.join(ROM_COLUMNS)}."
+    "memories (ROM); what these take besides is estimated from their contents."
 )
 """What the columns of a report are."""
 WITHOUT_MULTIPLIERS = " -nodsp"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from chop.report.words import in_words
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -319,6 +321,25 @@ def finite(chart: Chart) -> Chart:
     if isinstance(chart, GraphChart):
         nodes = tuple(replace(node, numbers=_finite_of(node.numbers)) for node in chart.nodes)
         return replace(chart, nodes=nodes)
+    return chart
+
+
+def in_words_of(chart: Chart) -> Chart:
+    """A chart with words in the place of names that its title, axes and legend have in programs.
+
+    Args:
+        chart: of a figure; names of layers in it stay.
+    """
+    if isinstance(chart, LineChart):
+        series = tuple(replace(each, label=in_words(each.label)) for each in chart.series)
+        x, y = (replace(axis, label=in_words(axis.label)) for axis in (chart.x, chart.y))
+        return replace(chart, title=in_words(chart.title), x=x, y=y, series=series)
+    if isinstance(chart, BarChart):
+        x = replace(chart.x, label=in_words(chart.x.label))
+        return replace(chart, title=in_words(chart.title), x=x)
+    if isinstance(chart, HeatMap):
+        title, across, up = map(in_words, (chart.title, chart.xlabel, chart.ylabel))
+        return replace(chart, title=title, xlabel=across, ylabel=up)
     return chart
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +12,16 @@ from typing import Any, Literal
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files.documents import read_json
-from chop.report.charts import Chart, finite
-from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Table
+from chop.report.charts import Chart, finite, in_words_of
+from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Step, Table, Tile
+from chop.report.words import in_words
 from chop.tables import shown
 
 FILE = "report.json"
 MOST_ROWS = 1000
 """Rows of a table on a page; the others are in the files of the run."""
+GROUPED = 10_000
+"""Whole numbers from which on digits are in groups."""
 FORMAT = 1
 LEADING = re.compile(r"\s*[~<>±]*([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)(?: ?([a-zA-Zµ]+))?")
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -79,6 +82,7 @@ class Document:
         blocks: tables and sentences, in order.
         charts: the figures.
         tables: what only the page has.
+        steps: what a reader does next.
         format: version of the file's format.
     """
 
@@ -89,6 +93,7 @@ class Document:
     blocks: tuple[PageTable | PageText, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[PageTable, ...] = ()
+    steps: tuple[Step, ...] = ()
     format: int = FORMAT
 
 
@@ -102,11 +107,16 @@ def document_of(report: Report[Any]) -> Document:
         report.title,
         report.verdict or next(iter(report.closing), ""),
         tuple(report.warnings),
-        tuple(PageTile(t.label, _plain(t.value.value), t.value.text, t.note) for t in report.tiles),
+        tuple(map(_tile, report.tiles)),
         tuple(_blocks(block for block in report.blocks if block.is_written)),
-        tuple(map(finite, (*charts, *report.charts))),
+        tuple(in_words_of(finite(chart)) for chart in (*charts, *report.charts)),
         tuple(map(page_table, report.tables)),
+        tuple(report.steps),
     )
+
+
+def _tile(tile: Tile) -> PageTile:
+    return PageTile(in_words(tile.label), _plain(tile.value.value), tile.value.text, tile.note)
 
 
 def read_document(folder: Path) -> Document | None:
@@ -122,6 +132,18 @@ def read_document(folder: Path) -> Document | None:
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
+    return parse_document(found, str(path))
+
+
+def parse_document(found: Mapping[str, Any], path: str) -> Document:
+    """The document of a run from the content of its file.
+
+    Args:
+        found: the content.
+        path: of the file, for messages.
+    Raises:
+        CheckpointError: it is broken, or of a later version of `chop`.
+    """
     if found.get("format", FORMAT) != FORMAT:
         raise CheckpointError(
             f"'{path}' is of format {found['format']!r}, expected {FORMAT}: read it with the "
@@ -147,11 +169,18 @@ def _blocks(blocks: Iterable[Block]) -> Iterable[PageTable | PageText]:
 def page_table(table: Table) -> PageTable:
     """A table as a page has it: texts, and the numbers behind them."""
     rows = table.rows[:MOST_ROWS]
-    columns = tuple(table.rows[0]) if table.rows else ()
-    texts = tuple(tuple(shown(row[name]) for name in columns) for row in rows)
-    values = zip(*(_values([row[name] for row in rows]) for name in columns), strict=True)
+    names = tuple(table.rows[0]) if table.rows else ()
+    texts = tuple(tuple(_text(row[name]) for name in names) for row in rows)
+    values = zip(*(_values([row[name] for row in rows]) for name in names), strict=True)
     left_out = len(table.rows) - len(rows)
-    return PageTable(table.title, columns, texts, tuple(values), tuple(table.shaded), left_out)
+    columns, shaded = (tuple(map(in_words, each)) for each in (names, table.shaded))
+    return PageTable(in_words(table.title), columns, texts, tuple(values), shaded, left_out)
+
+
+def _text(cell: Any) -> str:
+    """A cell as a page shows it: large counts in groups of three digits."""
+    is_count = isinstance(cell, int) and not isinstance(cell, bool) and abs(cell) >= GROUPED
+    return f"{cell:,}" if is_count else shown(cell)
 
 
 def _values(cells: Sequence[Any]) -> list[float | int | str | bool | None]:

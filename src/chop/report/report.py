@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from chop.errors import check_known
 from chop.files import write_json
 from chop.report.charts import Chart, charts_of
+from chop.runs import Outcome
 from chop.tables import print_table, write_markdown
 
 Writer = Callable[[Path], object]
@@ -117,6 +118,19 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Something to do next with the results of a run.
+
+    Attributes:
+        label: what it does.
+        code: a command line, lines of Python or a path, which can be pasted as it is.
+    """
+
+    label: str
+    code: str
+
+
+@dataclass(frozen=True)
 class Report(Generic[R]):
     """Results of a job, as they are printed and written.
 
@@ -135,6 +149,8 @@ class Report(Generic[R]):
         tiles: the numbers that matter most.
         charts: what only the page shows, beside the charts of the figures.
         tables: what only the page shows.
+        outcome: the numbers by which a list of runs tells this one from others.
+        steps: what a reader does next, at the end of the page.
     """
 
     title: str
@@ -151,6 +167,8 @@ class Report(Generic[R]):
     tiles: Sequence[Tile] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
+    outcome: Outcome | None = None
+    steps: Sequence[Step] = ()
 
     @property
     def blocks(self) -> list[Block]:

@@ -15,6 +15,9 @@ from chop.search.objective import Goals, constraints_of, objectives_of
 MOST_TOLD = 12
 """Choices of a trial that are told one by one; of more, how many took each option."""
 
+WHOLE = 1e4
+"""Numbers from which on fractions are not shown."""
+
 
 def search_figures(
     sampler: str, result: Result, space: SearchSpace, title: str, percent: Collection[str]
@@ -95,6 +98,11 @@ def told(trial: TrialRecord) -> str:
     return "\n".join((f"trial {trial.number}", *lines))
 
 
+def _cell(value: float) -> Cell:
+    """A number with four digits, as tables have it; a large one is whole."""
+    return Cell.of(round(value), ",") if abs(value) >= WHOLE else Cell.of(value, ".4g")
+
+
 def search_tiles(result: Result, space: SearchSpace) -> list[Tile]:
     """The numbers of a search that matter most: goals and budgets of the best, and the trials."""
     count = f"of {space.size:,} configurations" if space.size < 1e9 else ""
@@ -106,7 +114,7 @@ def search_tiles(result: Result, space: SearchSpace) -> list[Tile]:
     notes = {name: f"budget {bound:,.6g}" for name, bound in bounds.items()}
     about = f"trial {result.best.number}, on the rows of the search"
     best = [
-        Tile(f"{name} of the best", Cell.of(value, ",.6g"), notes.get(name, about))
+        Tile(f"{name} of the best", _cell(value), notes.get(name, about))
         for name, value in values.items()
     ]
     return [*best, trials]

@@ -3,6 +3,7 @@
 A job writes a manifest (`start`, `read_manifest`) and, where it is made of points, a `Journal`.
 """
 
+from chop.runs.command_line import command_line
 from chop.runs.environment import processor_name, read_environment
 from chop.runs.journal import Journal, key_of
 from chop.runs.manifest import (
@@ -13,6 +14,7 @@ from chop.runs.manifest import (
     read_manifest,
     start,
 )
+from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import PLAIN, as_json, class_name, without_secrets
 
@@ -22,9 +24,11 @@ __all__ = [
     "Artifact",
     "Journal",
     "Manifest",
+    "Outcome",
     "Run",
     "as_json",
     "class_name",
+    "command_line",
     "key_of",
     "process_id",
     "process_status",

@@ -34,6 +34,7 @@ from chop.files.temporary import remove_orphans
 from chop.installed import __version__
 from chop.notices import warn_each_time
 from chop.runs.environment import now, read_environment
+from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
 
@@ -84,6 +85,8 @@ class Manifest:
         started: in UTC, ISO 8601.
         ended: the same; None while it runs, and after a kill.
         rows: the table of results.
+        outcome: the numbers by which a list of runs tells it from others; None where the job has
+            none, and before it is finished.
         artifacts: files that this run wrote below the folder.
         error: what it failed with.
         last_finished: the last run that finished in the same folder, where this one has not:
@@ -101,6 +104,7 @@ class Manifest:
     started: str = ""
     ended: str | None = None
     rows: tuple[Mapping[str, Any], ...] = ()
+    outcome: Outcome | None = None
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     last_finished: Manifest | None = None
@@ -119,6 +123,7 @@ class Run:
         folder: of its output.
         manifest: as it is on the disk.
         rows: the table of results; empty until the job sets it.
+        outcome: the numbers by which a list tells it from others; None until the job sets it.
         written: files that were written so far; the job adds those of other processes.
         views: name of a file of the results -> its text, made from the manifest of the finished
             run, in which the views themselves are not listed yet.
@@ -127,6 +132,7 @@ class Run:
     def __init__(self, folder: Path, manifest: Manifest, written: list[Path]) -> None:
         self.folder, self.manifest, self.written = folder, manifest, written
         self.rows: Sequence[Mapping[str, Any]] = ()
+        self.outcome: Outcome | None = None
         self.views: dict[str, Callable[[Manifest], str]] = {}
         self._has_warned = False
 
@@ -204,6 +210,7 @@ class Run:
             state="finished",
             ended=now(),
             rows=tuple(self.rows),
+            outcome=self.outcome,
             artifacts=tuple(artifacts),
             last_finished=None,
         )

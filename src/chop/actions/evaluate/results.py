@@ -12,6 +12,7 @@ from chop.displayed import Displayed
 from chop.files import write_json
 from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
+from chop.runs import Outcome
 from chop.train.intervals import format_cell
 from chop.train.tasks import CLASSIFICATION, Metric
 from chop.workloads.settings import short_name
@@ -72,7 +73,14 @@ def report_of(
         result_file="",
         verdict=_verdict(found, workload.task.metric),
         tiles=_tiles(found, workload.task.metric),
+        outcome=_outcome(found, workload.task.metric),
     )
+
+
+def _outcome(found: Evaluation, metric: Metric) -> Outcome:
+    rows = found.rows
+    exact = None if rows.reference is None else rows.reference.value
+    return Outcome(found.dataset, metric.name, rows.own.value, exact, metric.is_share)
 
 
 def _verdict(found: Evaluation, metric: Metric) -> str:

@@ -149,6 +149,12 @@ def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
     )
 
 
+def best_model(config: SearchConfig, best: TrialRecord) -> Path | None:
+    """Stem of the best model's checkpoint; None where the folder has none."""
+    stem = config.folder / BEST_FOLDER / best.key / "model"
+    return stem if stem.with_suffix(".pt").is_file() else None
+
+
 def settings_of(config: SearchConfig) -> dict[str, Any]:
     """The settings as plain JSON; the inverse of `rebuild`.
 

@@ -12,7 +12,8 @@ from typing import Any
 from rich import get_console
 from torch import nn
 
-from chop.actions.search.job import BEST_FILE, SearchJob, where_model_is
+from chop.actions.next_steps import steps_after_search
+from chop.actions.search.job import BEST_FILE, SearchJob, best_model, where_model_is
 from chop.actions.settings.search import NasConfig
 from chop.errors import ConfigError
 from chop.files import write_json
@@ -23,6 +24,7 @@ from chop.nas.training import TrainedMeasure, split_rows
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Report, show
 from chop.report.search_figures import search_figures
+from chop.runs import Outcome
 from chop.search import Config, Result, Search, SearchSpace, TrialRecord
 from chop.statistics.intervals import wilson_of_share
 from chop.train import Rows, evaluate
@@ -145,6 +147,14 @@ def report(
         documents={"table.md": shown},
         files={**found.files, BEST_FILE: lambda path: write_json(path, noted)},
         closing=[_best_line(config, result.best, noted)],
+        outcome=Outcome(
+            data=workload.dataset,
+            metric="accuracy",
+            value=noted["test_accuracy"],
+            is_share=True,
+            size_bytes=round(result.best.values["size_bytes"]),
+        ),
+        steps=steps_after_search(config.folder, best_model(config, result.best), None),
     )
 
 

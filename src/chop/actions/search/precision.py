@@ -19,10 +19,11 @@ from chop.actions.search.precision_recipe import (
     settings_of_workload,
 )
 from chop.actions.search.precision_report import (
-    formats_table,
     note_of,
+    page_tables,
     precision_figures,
     shown_of,
+    steps_of,
     table_row,
 )
 from chop.actions.search.precision_rows import fitting, rows_of
@@ -37,6 +38,7 @@ from chop.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.mixed_precision.warm_start import SHARE, cached, costs_if_any, uniforms_within, warm_start
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Cell, Report, Tile
+from chop.runs import Outcome
 from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
 from chop.search.objective import constraints_of, objectives_of
@@ -174,7 +176,7 @@ def report(
     whole = PrecisionResult(result.goals, result.trials, kept)
     result = whole
     report: Report[Result] = report_of_tables({"table": table}, result, figures)
-    report = replace(report, tables=[formats_table(result)])
+    report = replace(report, tables=page_tables(config, result))
     if result.best is None:
         return replace(report, closing=[f"{_nearest(result)}; {config.folder}"])
     noted = _best(search, result, evaluation, metric, searched, count)
@@ -195,7 +197,17 @@ def report(
         about,
     )
     told = [closing, about_recipe(config, whole, found.formats(result.best.config))]
-    return replace(report, files=files, closing=told, tiles=[tile])
+    outcome = Outcome(
+        data=workload.dataset,
+        metric=metric.name,
+        value=tested_best.value,
+        reference=evaluation.scores["float"].value,
+        is_share=metric.is_share,
+        bits=values["bits"],
+        size_bytes=round(values["bytes"]),
+    )
+    steps = steps_of(config, whole)
+    return replace(report, files=files, closing=told, tiles=[tile], outcome=outcome, steps=steps)
 
 
 def _evaluate(

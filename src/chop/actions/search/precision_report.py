@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chop.actions.next_steps import export_search_step, steps_after_search
+from chop.actions.search.job import best_model
+from chop.actions.search.precision_recipe import RECIPE_FILE, PrecisionResult
+from chop.actions.settings.search import PrecisionConfig
 from chop.mixed_precision import PrecisionProblem
 from chop.mixed_precision.held_out import HeldOutScore
 from chop.mixed_precision.warm_start import LABEL
+from chop.report.format_legend import format_legend
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy
-from chop.report.report import Table, Writer, figure_files
+from chop.report.report import Step, Table, Writer, figure_files
 from chop.report.search_figures import search_figures
 from chop.search import Config, Result, TrialRecord
 from chop.train import Metric
@@ -150,6 +155,17 @@ def precision_figures(
     return {**accuracy, **formats, **search_figures(sampler, result, found.space, title, shares)}
 
 
+def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
+    """What was chosen for each layer, and what the names of formats say, for a page.
+
+    Args:
+        config: the settings.
+        result: of the search.
+    """
+    legend = format_legend(config.candidates().values())
+    return [formats_table(result), *([legend] if legend else [])]
+
+
 def formats_table(result: Result) -> Table:
     """What was chosen for every layer, and the circuit, of the front, a column each, for a page."""
     shown = shown_of(result)
@@ -158,3 +174,17 @@ def formats_table(result: Result) -> Table:
         for name in shown[0].config
     ]
     return Table("Formats by layer", rows)
+
+
+def steps_of(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
+    """How the best is built and loaded; one without a recipe has its formats by layer.
+
+    Args:
+        config: the settings.
+        result: with a best.
+    """
+    assert result.best is not None
+    has_recipe = result.best.number in result.recipes
+    recipe = config.folder / RECIPE_FILE if has_recipe else None
+    found = steps_after_search(config.folder, best_model(config, result.best), recipe)
+    return found if has_recipe else [export_search_step(config.folder), *found]

@@ -92,7 +92,7 @@ def _sweep(
         figures |= _figures(config, workload, part, points)
     report = report_of_tables({"table": table}, rows, figures)
     stages = [stage for stage in STAGES if stage in rows[0]]
-    return with_verdict(report, metric, stages, "sparsity", "greatest", "method")
+    return with_verdict(report, metric, stages, "sparsity", "greatest", "method", workload.dataset)
 
 
 PRUNE = Job(

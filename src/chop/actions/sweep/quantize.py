@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rich import get_console
 
 from chop.actions.job import Job, Output, load_checked, run_job
+from chop.actions.next_steps import steps_after_sweep
 from chop.actions.settings.sweep import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, Sweep
 from chop.actions.sweep.rounding import (
@@ -23,7 +25,8 @@ from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.sweep.verdict import with_verdict
 from chop.report.measured import TIMES, MeasuredTable, points_of, report_of_tables
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
-from chop.report.report import Report, Writer, figure_files
+from chop.report.report import Report, Step, Writer, figure_files
+from chop.runs import Outcome
 from chop.runs.interrupt import points_are_kept
 from chop.workloads.workload import Workload
 
@@ -85,7 +88,22 @@ def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[lis
     table = MeasuredTable(heading, rows, columns, workload.about_test, UNPRINTED, TIMES)
     figures = _accuracy_figures(workload, lines, rows, heading)
     report = report_of_tables({"table": table}, rows, figures | _heat_maps(workload, lines, rows))
-    return with_verdict(report, metric, stages_in(rows), "width", "least")
+    report = with_verdict(report, metric, stages_in(rows), "width", "least", data=workload.dataset)
+    return replace(report, steps=_steps(config, workload, rows, report.outcome))
+
+
+def _steps(
+    config: QuantizeSweepConfig,
+    workload: Workload,
+    rows: list[dict[str, Any]],
+    outcome: Outcome | None,
+) -> list[Step]:
+    """The format of the smallest width that loses little, for `chop compress`."""
+    value = None if outcome is None else outcome.value
+    found = [row for row in rows if value in [row.get(stage) for stage in STAGES]]
+    least = min(found, key=lambda row: row["width"], default=None)
+    text = "" if least is None else f"{least['width']}.{least['frac_width']}"
+    return steps_after_sweep(config, workload.name, text)
 
 
 def _accuracy_figures(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from chop.actions.sweep.experiment import FLOAT
 from chop.report.report import Cell, Report, Tile
+from chop.runs import Outcome
 from chop.train import Metric
 
 LOSS = 0.01
@@ -23,6 +24,7 @@ def with_verdict(
     axis: str,
     best: Literal["least", "greatest"],
     family: str | None = None,
+    data: str = "",
 ) -> R:
     """A report with its verdict and tiles: the farthest setting that each stage bears.
 
@@ -33,8 +35,10 @@ def with_verdict(
         axis: column that is swept.
         best: which end of it is the better one.
         family: column that tells curves apart; None where there is one.
+        data: name of the data set.
     """
     rows, said, tiles = report.rows, [], []
+    chosen: list[tuple[Mapping[str, Any], str]] = []
     for kind in dict.fromkeys(row.get(family) if family else None for row in rows):
         mine = [row for row in rows if family is None or row.get(family) == kind]
         for stage in stages:
@@ -43,6 +47,7 @@ def with_verdict(
             if found is None:
                 said.append(f"{name} at none")
                 continue
+            chosen.append((found, stage))
             said.append(f"{name} at {axis} {found[axis]:g} ({metric.format_value(found[stage])})")
             about = f"{axis} {found[axis]:g}"
             shown = Cell(found[stage], metric.format_value(found[stage]))
@@ -50,7 +55,17 @@ def with_verdict(
     exact = rows[0][FLOAT]
     first = Tile(FLOAT, Cell(exact, metric.format_value(exact)))
     verdict = f"Within {metric.format_drop(LOSS)} of float: {'; '.join(said)}."
-    return dataclasses.replace(report, verdict=verdict, tiles=[first, *tiles])
+    choose = min if best == "least" else max
+    row, stage = choose(chosen, key=lambda each: each[0][axis], default=(None, ""))
+    outcome = Outcome(
+        data=data,
+        metric=metric.name,
+        value=None if row is None else row[stage],
+        reference=exact,
+        is_share=metric.is_share,
+        bits=None if row is None else row.get("bits"),
+    )
+    return dataclasses.replace(report, verdict=verdict, tiles=[first, *tiles], outcome=outcome)
 
 
 def _farthest(

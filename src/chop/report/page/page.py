@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ from chop.files.documents import dump_toml
 from chop.report.charts import Chart, GraphChart, Histograms, LineChart
 from chop.report.document import Document, PageTable, page_table
 from chop.report.merge_charts import merged
+from chop.report.page.captions import caption
 from chop.report.page.numbers import numbers_of
-from chop.report.page.svg import COLORS, colors_of, histogram, legend, shades, svg
+from chop.report.page.svg import COLORS, NARROW, colors_of, histogram, legend, shades, svg
 from chop.report.report import Cell, Table
-from chop.runs import Manifest, as_json
+from chop.runs import Manifest, as_json, command_line
 from chop.tables import printable
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ MOST_FILES = 300
 """Files that a page lists."""
 DECADES = 100
 """Ratio of a column's numbers from which on their colors are of their logarithms."""
+PERCENT = re.compile(r"(\d) ?%(?![\w(])")
 HASH = 12
 """Digits of a hash that are shown; the manifest has all."""
 
@@ -56,7 +59,19 @@ class PageRun:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart as the page has it: caption, SVG, legend and numbers, or the data of a graph."""
+    """A chart as the page has it: caption, SVG, legend and numbers, or the data of a graph.
+
+    Attributes:
+        title: of the chart, as one line.
+        kind: of the chart.
+        parts: its drawings.
+        legend: of its colors.
+        numbers: its numbers as a table.
+        data: of a graph, as JSON.
+        titles: of the drawings, where there are several.
+        narrow: the same drawings for a narrow window; none where the others fit.
+        caption: what is seen.
+    """
 
     title: str
     kind: str
@@ -65,6 +80,8 @@ class Picture:
     numbers: PageTable | None = None
     data: str = ""
     titles: tuple[str, ...] = ()
+    narrow: tuple[str, ...] = ()
+    caption: str = ""
 
 
 def render(runs: Sequence[PageRun]) -> str:
@@ -75,12 +92,12 @@ def render(runs: Sequence[PageRun]) -> str:
     """
     first = runs[0]
     title = first.document.title if len(runs) == 1 else " against ".join(run.name for run in runs)
-    charts = list(_common(runs)) if len(runs) > 1 else []
+    charts = list(common_charts(runs)) if len(runs) > 1 else []
     text: str = _template().render(
         title=printable(title) or first.manifest.kind,
         runs=runs,
         views=[_view(run) for run in runs],
-        tiles=_compared_tiles(runs) if len(runs) > 1 else None,
+        tiles=compared_tiles(runs) if len(runs) > 1 else None,
         charts=[picture(chart) for chart in charts],
         style=_text("page.css"),
         script=_text("page.js") + _text("graph.js"),
@@ -96,14 +113,18 @@ def _view(run: PageRun) -> dict[str, Any]:
         "pictures": [picture(c) for c in document.charts if not isinstance(c, GraphChart)],
         "graphs": [picture(c) for c in document.charts if isinstance(c, GraphChart)],
         "toml": dump_toml(manifest.settings),
-        "command": " ".join(_quoted(part) for part in manifest.command),
+        "command": command_line(manifest.command),
         "environment": _flat(manifest.environment),
         "files": _files(manifest),
     }
 
 
-def _compared_tiles(runs: Sequence[PageRun]) -> PageTable:
-    """The tiles of several runs as a table, a row each."""
+def compared_tiles(runs: Sequence[PageRun]) -> PageTable:
+    """The tiles of several runs as a table, a row each.
+
+    Args:
+        runs: those that are compared.
+    """
     labels = dict.fromkeys(tile.label for run in runs for tile in run.document.tiles)
     rows = []
     for run in runs:
@@ -112,8 +133,12 @@ def _compared_tiles(runs: Sequence[PageRun]) -> PageTable:
     return page_table(Table("", rows))
 
 
-def _common(runs: Sequence[PageRun]) -> Iterable[Chart]:
-    """Charts that several runs have, on the same axes."""
+def common_charts(runs: Sequence[PageRun]) -> Iterable[Chart]:
+    """Charts that several runs have, on the same axes.
+
+    Args:
+        runs: those that are compared.
+    """
     keys: dict[tuple[str, ...], dict[str, Chart]] = {}
     for run in runs:
         drawn = Counter[tuple[str, ...]]()
@@ -146,8 +171,24 @@ def picture(chart: Chart) -> Picture:
         entries = {label: f"c{i % COLORS}" for i, label in enumerate(grids)}
         drawn = tuple(histogram(panel, entries) for panel in chart.panels)
         titles = tuple(panel.title for panel in chart.panels)
-        return Picture(chart.title, chart.kind, drawn, legend(entries), numbers, titles=titles)
-    return Picture(chart.title, chart.kind, (svg(chart),), _legend_of(chart), numbers)
+        return Picture(
+            chart.title,
+            chart.kind,
+            drawn,
+            legend(entries),
+            numbers,
+            titles=titles,
+            caption=caption(chart),
+        )
+    return Picture(
+        chart.title,
+        chart.kind,
+        (svg(chart),),
+        _legend_of(chart),
+        numbers,
+        narrow=(svg(chart, NARROW),),
+        caption=caption(chart),
+    )
 
 
 def _legend_of(chart: Chart) -> str:
@@ -216,12 +257,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _quoted(part: str) -> str:
-    import shlex
-
-    return shlex.quote(printable(part))
-
-
 def _flat(environment: Mapping[str, Any]) -> dict[str, str]:
     """The environment, one line each."""
     found: dict[str, str] = {}
@@ -273,8 +308,18 @@ def environment(*folders: Path) -> Environment:
     found.globals["is_number"] = _is_number
     found.globals["numeric_columns"] = numeric_columns
     found.filters["printable"] = printable
-    found.filters["lines"] = lambda text: "\n".join(map(printable, text.splitlines()))
+    found.filters["code"] = lambda text: "\n".join(map(printable, text.splitlines()))
+    found.filters["said"] = said
     return found
+
+
+def said(text: str) -> str:
+    """A text of a page: no control characters but line breaks, percent signs apart from numbers.
+
+    >>> said("97.5% of 3 rows, 95 % interval")
+    '97.5 % of 3 rows, 95 % interval'
+    """
+    return "\n".join(PERCENT.sub(r"\1 %", printable(line)) for line in text.split("\n"))
 
 
 def _template() -> Any:

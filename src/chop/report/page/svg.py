@@ -14,10 +14,12 @@ from chop.report.charts import Axis, Bar, BarChart, HeatMap, Histogram, LineChar
 from chop.report.page.ticks import Place
 from chop.tables import printable
 
-WIDTH, HEIGHT = 640.0, 340.0
+WIDE, NARROW, HEIGHT = 900.0, 380.0, 340.0
+"""Charts have two drawings, for a screen and for a telephone: texts of both can be read."""
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 44.0
 BAR, GAP = 20.0, 8.0
 CELL = 24.0
+LEAST_CELL, TOLD_CELL, MARGIN = 6.0, 34.0, 8.0
 LETTER = 6.6
 """Pixels of a letter, a little generous."""
 LONGEST = 40
@@ -47,6 +49,11 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"…{text[-longest + 1 :]}"
 
 
+def _longest(width: float) -> int:
+    """Characters of a name left of a chart that leave it most of its width."""
+    return min(LONGEST, int(0.4 * width / LETTER))
+
+
 def colors_of(series: Sequence[Series]) -> list[int]:
     """The color of each series, one for each family."""
     families = list(dict.fromkeys(each.family or each.label for each in series if not each.faint))
@@ -55,17 +62,17 @@ def colors_of(series: Sequence[Series]) -> list[int]:
     ]
 
 
-def svg(chart: LineChart | BarChart | HeatMap) -> str:
-    """A chart as an SVG element."""
+def svg(chart: LineChart | BarChart | HeatMap, width: float = WIDE) -> str:
+    """A chart as an SVG element, which is drawn for a window of some width."""
     if isinstance(chart, LineChart):
-        return _lines(chart)
-    return _bars(chart) if isinstance(chart, BarChart) else _heat(chart)
+        return _lines(chart, width)
+    return _bars(chart, width) if isinstance(chart, BarChart) else _heat(chart, width)
 
 
 def _element(width: float, height: float, label: str, parts: Iterator[str]) -> str:
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{escape(printable(label))}" style="max-width:{width * 1.25:.0f}px">'
+        f'aria-label="{escape(printable(label))}">'
         f"{''.join(parts)}</svg>"
     )
 
@@ -81,21 +88,21 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _beside(x: float, y: float, label: str) -> str:
+def _beside(x: float, y: float, label: str, width: float) -> str:
     """The name of an upright line: right of it where there is room."""
-    is_left = x + 4 + LETTER * len(label) > WIDTH
+    is_left = x + 4 + LETTER * len(label) > width
     return _text(x - 4 if is_left else x + 4, y, label, "end" if is_left else "start", "name")
 
 
 # --- lines ---------------------------------------------------------------------------------------
 
 
-def _lines(chart: LineChart) -> str:
-    x, y = _places(chart)
-    return _element(WIDTH, HEIGHT, chart.title, _line_parts(chart, x, y))
+def _lines(chart: LineChart, width: float) -> str:
+    x, y = _places(chart, width)
+    return _element(width, HEIGHT, chart.title, _line_parts(chart, x, y))
 
 
-def _places(chart: LineChart) -> tuple[Place, Place]:
+def _places(chart: LineChart, width: float) -> tuple[Place, Place]:
     marks = [mark for series in chart.series for mark in series.marks]
     ends = [end for mark in marks for end in (mark.low, mark.high) if end is not None]
     ys = [*(mark.y for mark in marks), *ends]
@@ -110,7 +117,7 @@ def _places(chart: LineChart) -> tuple[Place, Place]:
     )
     across = axis_scale(xs, logarithm=chart.x.log)
     return (
-        Place(across, LEFT, WIDTH - RIGHT, chart.x.whole),
+        Place(across, LEFT, width - RIGHT, chart.x.whole),
         Place(down, HEIGHT - BOTTOM, TOP),
     )
 
@@ -121,23 +128,23 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     for label, level in chart.levels.items():
         if y.scale.shows(factor * level):
             at = y.of(factor * level)
-            yield _line(LEFT, at, WIDTH - RIGHT, at, "level")
-            yield _text(WIDTH - RIGHT, at - 4, label, "end", "name")
+            yield _line(LEFT, at, x.end, at, "level")
+            yield _text(x.end, at - 4, label, "end", "name")
     for label, limit in chart.limits.items():
         yield _line(x.of(limit), TOP, x.of(limit), HEIGHT - BOTTOM, "limit")
-        yield _beside(x.of(limit), TOP + 10, label)
+        yield _beside(x.of(limit), TOP + 10, label, x.end + RIGHT)
     for series, color in zip(chart.series, colors_of(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
 
 
 def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
     for tick in y.ticks:
-        yield _line(LEFT, y.of(tick), WIDTH - RIGHT, y.of(tick), "grid")
+        yield _line(LEFT, y.of(tick), x.end, y.of(tick), "grid")
         yield _text(LEFT - 6, y.of(tick) + 4, number(tick), "end")
     for tick in x.ticks:
         yield _line(x.of(tick), TOP, x.of(tick), HEIGHT - BOTTOM, "grid")
         yield _text(x.of(tick), HEIGHT - BOTTOM + 16, number(tick))
-    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, across.label, kind="axis")
+    yield _text((LEFT + x.end) / 2, HEIGHT - 8, across.label, kind="axis")
     name = f"{up.label} (%)" if up.percent else up.label
     middle = (TOP + HEIGHT - BOTTOM) / 2
     yield (
@@ -189,16 +196,16 @@ def told(series: Series, mark: Mark, chart: LineChart) -> str:
 # --- bars ----------------------------------------------------------------------------------------
 
 
-def _bars(chart: BarChart) -> str:
-    labels = [shortened(bar.label) for bar in chart.bars]
+def _bars(chart: BarChart, width: float) -> str:
+    labels = [shortened(bar.label, _longest(width)) for bar in chart.bars]
     left = 12 + LETTER * max(map(len, labels), default=0)
     height = TOP + (BAR + GAP) * len(chart.bars) + BOTTOM
     factor = 100 if chart.x.percent else 1
     tops = [factor * max(sum(bar.parts), bar.high or 0) for bar in chart.bars]
     tops += [factor * limit for limit in chart.limits.values()]
     scale = axis_scale([0, max([*tops, 1e-12]) / 1.06], logarithm=False)
-    x = Place(type(scale)(0.0, max(scale.high, max([*tops, 1e-12]))), left, WIDTH - RIGHT)
-    return _element(WIDTH, height, chart.title, _bar_parts(chart, labels, x, height))
+    x = Place(type(scale)(0.0, max(scale.high, max([*tops, 1e-12]))), left, width - RIGHT)
+    return _element(width, height, chart.title, _bar_parts(chart, labels, x, height))
 
 
 def _bar_parts(chart: BarChart, labels: Sequence[str], x: Place, height: float) -> Iterator[str]:
@@ -214,7 +221,7 @@ def _bar_parts(chart: BarChart, labels: Sequence[str], x: Place, height: float) 
         yield from _bar(bar, top, x, factor, chart)
     for label, limit in chart.limits.items():
         yield _line(x.of(factor * limit), TOP, x.of(factor * limit), bottom, "limit")
-        yield _beside(x.of(factor * limit), TOP + 2, label)
+        yield _beside(x.of(factor * limit), TOP + 2, label, x.end + RIGHT)
 
 
 def _bar(bar: Bar, top: float, x: Place, factor: int, chart: BarChart) -> Iterator[str]:
@@ -265,20 +272,24 @@ def _shaded(value: float, log: bool) -> float:
     return math.log10(max(value, 1e-12)) if log else value
 
 
-def _heat(chart: HeatMap) -> str:
+def _heat(chart: HeatMap, whole: float) -> str:
     rows, columns = (
-        [shortened(row) for row in chart.rows],
+        [shortened(row, _longest(whole)) for row in chart.rows],
         [shortened(c, 24) for c in chart.columns],
     )
     left = 12 + LETTER * max(map(len, rows), default=0)
-    is_told = len(rows) * len(columns) <= MOST_TOLD
-    width = max(CELL * (2 if is_told else 1), min(72.0, (WIDTH - left) / max(len(columns), 1)))
+    count = max(len(columns), 1)
+    width = max(LEAST_CELL, (whole - left - MARGIN) / count)
+    is_told = len(rows) * len(columns) <= MOST_TOLD and width >= TOLD_CELL
     slanted = LETTER * max(map(len, columns), default=0) > width - 4
     bottom = (14 + LETTER * max(map(len, columns), default=0) * 0.75) if slanted else 20.0
     bottom += 18.0 if chart.xlabel else 0.0
-    size = left + width * len(columns) + 40, TOP + CELL * len(rows) + bottom
+    # A slanted name of the last column ends beyond it.
+    beyond = LETTER * 0.75 * len(columns[-1]) - width / 2 if slanted and columns else 0.0
+    width = max(LEAST_CELL, min(width, (whole - left - max(MARGIN, beyond)) / count))
+    size = left + width * count + max(MARGIN, beyond), TOP + CELL * len(rows) + bottom
     parts = _heat_parts(chart, rows, columns, (left, width), is_told, slanted)
-    return _element(*size, chart.title, parts)
+    return _element(max(whole, size[0]), size[1], chart.title, parts)
 
 
 def _heat_parts(

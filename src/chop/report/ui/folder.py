@@ -15,6 +15,7 @@ from chop.files.reading import NotReadableError, open_regular
 from chop.report.charts import LineChart
 from chop.report.page.page import PAGE
 from chop.report.search_plots import best_so_far_charts
+from chop.report.ui.found import FoundRun, found_run
 from chop.runs import MANIFEST, read_manifest
 
 DEEPEST = 6
@@ -27,29 +28,6 @@ TAIL = 2**18
 """Bytes of a journal that are read."""
 BESIDE_STORAGE = ("-journal", "-wal", "-shm")
 LINK = "is a link, and links are not followed."
-
-
-@dataclass(frozen=True)
-class FoundRun:
-    """A run in a list.
-
-    Attributes:
-        path: of its folder, below the folder of the list.
-        kind: of command.
-        state: `running`, `finished`, `failed`, `interrupted`, or `broken`.
-        model: that it ran on; "" where the settings name none.
-        started: in UTC, ISO 8601.
-        ended: the same; "" while it runs.
-        error: what it failed with, or why it cannot be read.
-    """
-
-    path: str
-    kind: str
-    state: str
-    model: str = ""
-    started: str = ""
-    ended: str = ""
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,19 +157,9 @@ class RunsFolder:
 
 def _read_run(folder: Path, path: str) -> FoundRun:
     try:
-        manifest = read_manifest(folder)
+        return found_run(path, folder, read_manifest(folder))
     except (CheckpointError, OSError) as error:
         return FoundRun(path, "", "broken", error=str(error))
-    model = manifest.settings.get("model")
-    return FoundRun(
-        path,
-        manifest.kind,
-        manifest.state,
-        model if isinstance(model, str) else "",
-        manifest.started,
-        manifest.ended or "",
-        manifest.error or "",
-    )
 
 
 def open_plain(path: Path, kind: str) -> BinaryIO:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,10 @@ from chop.report.page.page import environment, picture
 from chop.report.report import say
 from chop.report.ui.access import TOKEN, TokenRequired, new_token
 from chop.report.ui.browser import opened
+from chop.report.ui.cells import ListCell, cells_of
+from chop.report.ui.compare import compare
 from chop.report.ui.folder import Progress, RunsFolder
+from chop.report.ui.found import FoundRun
 from chop.tables import shown
 
 if TYPE_CHECKING:
@@ -103,7 +109,7 @@ def _listener(port: int) -> socket.socket:
 
 
 def application(folder: Path, token: str) -> Starlette:
-    """The application: `/`, `/runs`, `/run/PATH` and `/progress/PATH`.
+    """The application: `/`, `/runs`, `/run/PATH`, `/progress/PATH` and `/compare`.
 
     Args:
         folder: the runs are below it; nothing else can be read.
@@ -123,10 +129,15 @@ def application(folder: Path, token: str) -> Starlette:
         return HTMLResponse(_render(name, nonce=nonce, **values), status, {**HEADERS, **policy})
 
     def listed(request: Request) -> Response:
-        return html("list.html.jinja", folder=str(runs.root), runs=runs.runs())
+        found = runs.runs()
+        counts = Counter(run.state for run in found)
+        return html("list.html.jinja", folder=str(runs.root), rows=_rows(found), counts=counts)
 
     def rows(request: Request) -> Response:
-        return JSONResponse({"html": _render("rows.html.jinja", runs=runs.runs())}, 200, HEADERS)
+        found = runs.runs()
+        text = _render("rows.html.jinja", rows=_rows(found))
+        counts = _render("counts.html.jinja", counts=Counter(run.state for run in found))
+        return JSONResponse({"html": text, "counts": counts}, 200, HEADERS)
 
     def page(request: Request) -> Response:
         run = runs.run(request.path_params["path"])
@@ -144,11 +155,18 @@ def application(folder: Path, token: str) -> Starlette:
         found = {"html": _progress(runs, run.path), "state": run.state}
         return JSONResponse(found, 200, HEADERS)
 
+    def compared(request: Request) -> Response:
+        found = compare(runs, request.query_params.getlist("run"))
+        if found is None:
+            return html("missing.html.jinja", 404)
+        return html("compare.html.jinja", found=found)
+
     routes = [
         Route("/", listed),
         Route("/runs", rows),
         Route("/run/{path:path}", page),
         Route("/progress/{path:path}", progress),
+        Route("/compare", compared),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(NAMES), www_redirect=False)
     tokens = Middleware(TokenRequired, token=token, headers=HEADERS, policy=NOTHING)
@@ -166,6 +184,12 @@ def _progress(runs: RunsFolder, path: str) -> str:
         pictures=[picture(chart) for chart in found.charts],
         shown=shown,
     )
+
+
+def _rows(found: Sequence[FoundRun]) -> list[tuple[FoundRun, list[ListCell]]]:
+    """The runs with their cells, all at the same time."""
+    now = datetime.now(UTC)
+    return [(run, cells_of(run, now)) for run in found]
 
 
 def _columns(found: Progress) -> list[str]:

@@ -12,9 +12,17 @@
     return text(x).localeCompare(text(y), "en", { numeric: true });
   }
 
+  // Where there is no room for the columns, each row becomes a card with their names.
+  function labelled(table, names) {
+    if (names.length < 3) return;
+    for (const row of table.tBodies[0].rows) cells(row).forEach((cell, i) => { cell.dataset.label = names[i]; });
+    table.closest(".table")?.classList.add("cards");
+  }
+
   function sortable(table) {
     const body = table.tBodies[0];
     const heads = cells(table.tHead.rows[0]);
+    labelled(table, heads.map((head) => head.textContent.trim() || "name"));
     heads.forEach((head, column) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -48,12 +56,16 @@
   };
 
   async function copy(button) {
+    if (button.dataset.copy === "text") return put(button, button.previousElementSibling.textContent);
     const table = button.closest(".table").querySelector("table");
     const numbers = button.dataset.copy === "csv";
     const shown = (cell) => (numbers && cell.dataset.value !== undefined ? cell.dataset.value : text(cell));
     const head = cells(table.tHead.rows[0]).map((cell) => cell.textContent.trim());
     const rows = [...table.tBodies[0].rows].map((row) => cells(row).map(shown));
-    const written = WRITERS[button.dataset.copy](head, rows);
+    return put(button, WRITERS[button.dataset.copy](head, rows));
+  }
+
+  async function put(button, written) {
     const name = button.textContent;
     try {
       await navigator.clipboard.writeText(written);

@@ -1,0 +1,163 @@
+"""Next steps after a job: command lines and lines of Python that can be pasted, for its page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from chop.report.report import Step
+from chop.runs import command_line
+from chop.workloads.hf_folder import FOLDER
+from chop.workloads.settings import WorkloadConfig
+
+LOAD = "Load the model in PyTorch"
+KEEP = "--keep-best"
+OWN = ("out", "device", "seed")
+"""Settings that another job has of its own."""
+
+
+def quoted(path: str | Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
+def load_step(stem: Path, label: str = LOAD) -> Step:
+    """How a checkpoint is loaded.
+
+    Args:
+        stem: of its two files.
+        label: what is loaded.
+    """
+    code = f"from chop import MaseGraph\n\nmodel = MaseGraph.from_checkpoint({str(stem)!r}).model"
+    return Step(label, code)
+
+
+def steps_after_compression(
+    result: Mapping[str, Any], out: Path, class_name: str, onnx_file: str
+) -> list[Step]:
+    """Where the model is, how it is loaded, exported and measured.
+
+    Args:
+        result: of the job.
+        out: its folder.
+        class_name: of the model; transformers loads it where a folder was written.
+        onnx_file: name of the ONNX file, if one was written.
+    """
+    if result["saved"] is None:
+        return _steps_without_model()
+    found = [Step("The model is in this folder", f"{out}/"), load_step(out / "model")]
+    if not result["why_no_folder"]:
+        code = (
+            f"import chop\nfrom transformers import {class_name}\n\n"
+            f"model = {class_name}.from_pretrained({str(out / FOLDER)!r})"
+        )
+        found.append(Step("Load it with transformers", code))
+    if result["onnx"]:
+        entries = result["onnx"]["session_config"].items()
+        lines = [
+            "import onnxruntime\n",
+            "options = onnxruntime.SessionOptions()",
+            *(f"options.add_session_config_entry({name!r}, {x!r})" for name, x in entries),
+            f"session = onnxruntime.InferenceSession({str(out / onnx_file)!r}, options)",
+        ]
+        found.append(Step("Run it with onnxruntime", "\n".join(lines)))
+    return [*found, *_steps_with_run(out)]
+
+
+def _steps_with_run(out: Path) -> list[Step]:
+    return [
+        Step("Export it for other engines", f"chop export {quoted(out)} --to onnx"),
+        Step("Measure its speed here", f"chop bench model --compressed {quoted(out)}"),
+        Step("Compare its answers with those of float", f"chop evaluate {quoted(out)}"),
+    ]
+
+
+def _steps_without_model() -> list[Step]:
+    again = command_line(sys.argv)
+    if not again.startswith("chop "):
+        return []
+    return [Step("No model was saved: save the nearest all the same", f"{again} {KEEP}")]
+
+
+def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
+    """The same after a compression block by block, which writes a folder of transformers alone."""
+    code = (
+        f"import chop\nfrom transformers import {class_name}\n\n"
+        f"model = {class_name}.from_pretrained({str(out / FOLDER)!r})"
+    )
+    export = f"chop export {quoted(out / FOLDER)} --to compressed-tensors"
+    return [
+        Step("The model is in this folder", f"{out / FOLDER}/"),
+        Step("Load it with transformers", code),
+        Step("Export it for other engines", export),
+    ]
+
+
+def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) -> list[Step]:
+    """How the best of a search is built and loaded, and how the search goes on.
+
+    Args:
+        folder: of the results.
+        model: stem of the best model's checkpoint; None where the search kept none.
+        recipe: settings of `chop compress` that build the best; None where there are none, and an
+            architecture has none at all.
+    """
+    found = []
+    if model is not None:
+        found.append(load_step(model, "Load the best model"))
+    if recipe is not None:
+        found.append(Step("Build the best", f"chop compress --config {quoted(recipe)}"))
+    shown = f"chop search show {quoted(folder)}"
+    return [*found, Step("See the best trials, and which choices matter", shown)]
+
+
+def export_search_step(folder: Path) -> Step:
+    """How the formats of each layer that a search found become a model."""
+    file = quoted(folder / "best.toml")
+    code = f"chop search export {quoted(folder)} {file}\nchop compress --config {file}"
+    return Step("Build the best: write its formats, and compress with them", code)
+
+
+def steps_after_sweep(config: WorkloadConfig, name: str, number_format: str) -> list[Step]:
+    """How a format of a sweep becomes a model.
+
+    Args:
+        config: settings of the sweep.
+        name: of the model that ran; one of a program's own has no command line.
+        number_format: the smallest that loses little; "" where there is none.
+    """
+    if name != config.model or not number_format:
+        return []
+    code = f"chop compress {workload_options(config)} --formats {number_format}"
+    return [Step(f"Compress the model to {number_format}, the smallest that loses little", code)]
+
+
+def steps_after_emit(out: Path) -> list[Step]:
+    """Where the circuit is, and how its checks are repeated."""
+    return [
+        Step("The circuit is in this folder, its top module is top", f"{out / 'rtl'}/"),
+        Step("Repeat all its checks", f"chop emit --check-only --out {quoted(out)}"),
+    ]
+
+
+def steps_with_files(files: Mapping[str, Path]) -> list[Step]:
+    """Where files are, by what they are."""
+    return [Step(label, str(path)) for label, path in files.items()]
+
+
+def workload_options(config: WorkloadConfig) -> str:
+    """Options that name a job's model and data for another job; defaults are left out."""
+    default, parts = WorkloadConfig(), []
+    for each in fields(WorkloadConfig):
+        value = getattr(config, each.name)
+        if each.name in OWN or (each.name != "model" and value == getattr(default, each.name)):
+            continue
+        option = f"--{each.name.replace('_', '-')}"
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        parts += [option] if value is True else [option, quoted(value)]
+    return " ".join(parts)

@@ -1,0 +1,41 @@
+"""Legend of the number formats on a page: what their short names say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+from chop.formats import NumberFormat
+from chop.report.report import Table
+
+INTEGER = (
+    "Fixed point in two's complement: 8.5 has 8 bits, 5 of them behind the binary "
+    "point. 8.auto, 8.mse: the place of the point is chosen for each tensor."
+)
+MOST_LABELS = 6
+
+
+def format_legend(found: Iterable[NumberFormat]) -> Table | None:
+    """A row for each kind of format: its names on the page, and what it is; None of no format.
+
+    Args:
+        found: formats of the page, which may be there twice; floats are left out.
+    """
+    labels: dict[type[NumberFormat], dict[str, None]] = {}
+    for each in found:
+        if not each.is_identity:
+            labels.setdefault(type(each), {})[each.label] = None
+    rows = []
+    for kind, names in labels.items():
+        shown = list(names)[:MOST_LABELS]
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        rows.append({"format": ", ".join(shown) + more, "what it is": _described(kind)})
+    return Table("Formats on this page", rows) if rows else None
+
+
+def _described(kind: type[NumberFormat]) -> str:
+    """The first sentence of a format's definition; of integers, how their names are read."""
+    if kind.name == "integer":
+        return INTEGER
+    first = (inspect.getdoc(kind) or kind.name).split("\n\n")[0]
+    return " ".join(first.split())

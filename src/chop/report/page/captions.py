@@ -1,0 +1,61 @@
+"""Captions of charts: what is seen in them, in one or two sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chop.report.charts import Axis, BarChart, Chart, HeatMap, Histograms, LineChart
+from chop.report.page.svg import number
+
+
+def caption(chart: Chart) -> str:
+    """What a chart shows: its axes, and what its lines, bars and colors are.
+
+    Args:
+        chart: the chart; a graph says it on its own page element.
+    """
+    if isinstance(chart, LineChart):
+        return _of_lines(chart)
+    if isinstance(chart, BarChart):
+        return _of_bars(chart)
+    if isinstance(chart, HeatMap):
+        return _of_cells(chart)
+    if isinstance(chart, Histograms):
+        return (
+            "Gray: how many numbers are in each bin, on a logarithmic scale. Colored: the values "
+            "of the format."
+        )
+    return ""
+
+
+def _of_lines(chart: LineChart) -> str:
+    said = [f"Upwards: {chart.y.label}. To the right: {chart.x.label}."]
+    marks = [mark for each in chart.series for mark in each.marks]
+    if any(mark.low is not None and mark.low != mark.high for mark in marks):
+        said.append("Upright bars: range or interval.")
+    if any(each.faint for each in chart.series):
+        said.append("Gray: everything that was measured.")
+    said += _levels("Dashed", chart.levels, chart.y)
+    said += _levels("Dotted", chart.limits, chart.x)
+    return " ".join(said)
+
+
+def _of_bars(chart: BarChart) -> str:
+    said = [f"Length of a bar: {chart.x.label}."]
+    if any(bar.low is not None for bar in chart.bars):
+        said.append("Thin lines: range or interval.")
+    if any(bar.hollow for bar in chart.bars):
+        said.append("Hollow: no difference is shown.")
+    return " ".join([*said, *_levels("Dotted", chart.limits, chart.x)])
+
+
+def _of_cells(chart: HeatMap) -> str:
+    axes = [f"Rows: {chart.ylabel}."] if chart.ylabel else []
+    axes += [f"Columns: {chart.xlabel}."] if chart.xlabel else []
+    scale = ", by its logarithm" if chart.log else ""
+    return " ".join([*axes, f"The stronger the color, the greater the number{scale}."])
+
+
+def _levels(kind: str, levels: Mapping[str, float], axis: Axis) -> list[str]:
+    named = [f"{label} ({number(value, axis.percent)})" for label, value in levels.items()]
+    return [f"{kind}: {', '.join(named)}."] if named else []

@@ -1,0 +1,137 @@
+"""Cells of a list of runs: what is shown of each number, and what it is sorted by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from chop.report.page.svg import shortened
+from chop.report.ui.found import FoundRun
+
+GREATEST = 1e18
+"""Numbers beyond are of no run, and are not shown."""
+LONGEST = 28
+"""Characters of a path that a cell shows: its end."""
+MINUTE, HOUR, DAY = 60, 3600, 86400
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True)
+class ListCell:
+    """A cell of the list.
+
+    Attributes:
+        column: its name.
+        text: what is shown; "" where nothing is known.
+        value: number that it is sorted by; None: by the text.
+        is_number: it stands at the right.
+        title: the whole text, where a short one is shown.
+    """
+
+    column: str
+    text: str
+    value: float | None = None
+    is_number: bool = False
+    title: str = ""
+
+
+def cells_of(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
+    """The cells of a run behind its name; a run without numbers has empty ones.
+
+    Args:
+        run: the run.
+        now: the time, for the duration of a run that goes on.
+    """
+    found, spent = run.outcome, seconds_of(run, now or datetime.now(UTC))
+    share = found is not None and found.is_share
+    value, reference, bits, size = (
+        _known(getattr(found, name, None)) for name in ("value", "reference", "bits", "size_bytes")
+    )
+    metric = "" if found is None or value is None else f"{found.metric} "
+    return [
+        ListCell("command", run.kind),
+        ListCell("model", shortened(run.model, LONGEST), title=run.model),
+        ListCell("data", shortened(run.data, LONGEST), title=run.data),
+        ListCell("result", metric + metric_text(value, share), value, True),
+        ListCell("float", metric_text(reference, share), reference, True),
+        ListCell("bits", "" if bits is None else f"{bits:.2f}", bits, True),
+        ListCell("size", size_text(size), size, True),
+        ListCell("duration", duration_text(spent), spent, True),
+        ListCell("state", run.state),
+        ListCell("started", time_text(run.started), _timestamp(run.started)),
+    ]
+
+
+def _known(value: float | None) -> float | None:
+    """A number as it can be shown; None of what nothing measures."""
+    # An integer may be too large for a float, and NaN is less than nothing.
+    return float(value) if value is not None and abs(value) < GREATEST else None
+
+
+def metric_text(value: float | None, is_share: bool) -> str:
+    """A metric: shares in percent.
+
+    >>> metric_text(0.96667, True), metric_text(12.3456, False), metric_text(None, True)
+    ('96.67 %', '12.35', '')
+    """
+    if value is None:
+        return ""
+    return f"{100 * value:.2f} %" if is_share else f"{value:.4g}"
+
+
+def size_text(size: float | None) -> str:
+    """Bytes in a unit that leaves few digits.
+
+    >>> size_text(5_000), size_text(12), size_text(2.5e9), size_text(None)
+    ('5.0 kB', '12 B', '2.5 GB', '')
+    """
+    if size is None:
+        return ""
+    factor, unit = next((each for each in UNITS if abs(size) >= each[0]), (1.0, "B"))
+    return f"{size / factor:,.0f} {unit}" if unit == "B" else f"{size / factor:,.1f} {unit}"
+
+
+def seconds_of(run: FoundRun, now: datetime) -> float | None:
+    """How long a run took, or has taken; None where nobody knows, as after a kill."""
+    start = _time(run.started)
+    end = now if run.state == "running" else _time(run.ended)
+    if start is None or end is None or end < start:
+        return None
+    return (end - start).total_seconds()
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def duration_text(seconds: float | None) -> str:
+    """A duration in its two greatest units.
+
+    >>> [duration_text(x) for x in (None, 0.4, 65, 7260, 180000)]
+    ['', '0 s', '1 min 5 s', '2 h 1 min', '2 d 2 h']
+    """
+    if seconds is None:
+        return ""
+    whole = int(seconds)
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} min {whole % MINUTE} s"
+    if whole < DAY:
+        return f"{whole // HOUR} h {whole % HOUR // MINUTE} min"
+    return f"{whole // DAY} d {whole % DAY // HOUR} h"
+
+
+def time_text(text: str) -> str:
+    """A time in UTC to the minute; another text as it is."""
+    found = _time(text)
+    return text if found is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+def _timestamp(text: str) -> float | None:
+    found = _time(text)
+    return None if found is None else found.timestamp()

@@ -1,0 +1,172 @@
+"""Comparison of runs of a list: their numbers, settings that differ, and charts on common axes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chop.errors import CheckpointError, ChopError
+from chop.files.documents import parse_json
+from chop.report.document import FILE, Document, PageTable, parse_document
+from chop.report.page.page import PageRun, Picture, common_charts, compared_tiles, picture
+from chop.report.ui.cells import cells_of
+from chop.report.ui.folder import RunsFolder, open_plain
+from chop.report.ui.found import FoundRun
+from chop.runs import Manifest, read_manifest
+
+MOST_RUNS = 8
+"""Runs that are compared at once."""
+LARGEST_DOCUMENT = 2**24
+MOST_SETTINGS = 200
+LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A row of the comparison.
+
+    Attributes:
+        name: what is compared.
+        texts: of each run; "" where it has none.
+        difference: of the second run from the first, where there are two with numbers.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    difference: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        runs: in the order in which they were named.
+        facts: what the list shows of them.
+        settings: those that differ.
+        tiles: the numbers of their pages; None where no page is there.
+        pictures: charts that several have.
+        notes: why something is not shown.
+    """
+
+    runs: tuple[FoundRun, ...]
+    facts: tuple[Fact, ...]
+    settings: tuple[Fact, ...]
+    tiles: PageTable | None
+    pictures: tuple[Picture, ...]
+    notes: tuple[str, ...]
+
+
+def compare(folder: RunsFolder, paths: Sequence[str]) -> Comparison | None:
+    """Runs of a folder side by side; None where a path has no run, or there are fewer than two.
+
+    Args:
+        folder: of the list.
+        paths: below it; those that are there twice count once.
+    """
+    chosen = list(dict.fromkeys(paths))[:MOST_RUNS]
+    found = [run for path in chosen if (run := folder.run(path)) is not None]
+    if len(found) < 2 or len(found) < len(chosen):
+        return None
+    notes: list[str] = []
+    pages = [page for run in found if (page := _page(folder, run, notes)) is not None]
+    settings = _differing([page.manifest.settings for page in pages])
+    tiles, pictures = _drawn([page for page in pages if page.document.tiles], notes)
+    return Comparison(
+        tuple(found),
+        tuple(_facts(found)),
+        tuple(settings) if len(pages) == len(found) else (),
+        tiles,
+        pictures,
+        tuple(notes),
+    )
+
+
+def _facts(found: Sequence[FoundRun]) -> list[Fact]:
+    columns = zip(*map(cells_of, found), strict=True)
+    facts = []
+    for cells in columns:
+        values = [cell.value for cell in cells]
+        texts = tuple(cell.title or cell.text for cell in cells)
+        if any(texts):
+            name = cells[0].column
+            facts.append(Fact(name, texts, _difference(found, name, values)))
+    return facts
+
+
+def _difference(found: Sequence[FoundRun], name: str, values: Sequence[float | None]) -> str:
+    """The second number against the first: points of a share, else a ratio."""
+    if len(values) != 2 or name in ("duration", "started"):
+        return ""
+    first, second = values
+    if first is None or second is None:
+        return ""
+    if name in ("result", "float"):
+        outcomes = [run.outcome for run in found]
+        kinds = {(each.metric, each.is_share) for each in outcomes if each is not None}
+        if len(kinds) != 1:
+            return ""
+        _, is_share = kinds.pop()
+        gain = second - first
+        return f"{100 * gain:+.2f} points" if is_share else f"{gain:+.4g}"
+    return f"{second / first:.3g} times" if first > 0 else ""
+
+
+def _page(folder: RunsFolder, run: FoundRun, notes: list[str]) -> PageRun | None:
+    """A run with its settings and document; None where its manifest cannot be read."""
+    place = folder.inside(run.path)
+    if place is None or run.state == "broken":
+        notes.append(f"{run.path}: {run.error or 'its folder cannot be read.'}")
+        return None
+    try:
+        manifest = read_manifest(place)
+    except (CheckpointError, OSError) as error:
+        notes.append(f"{run.path}: {error}")
+        return None
+    return PageRun(run.path, manifest, _document(folder, run, manifest, notes))
+
+
+def _document(folder: RunsFolder, run: FoundRun, manifest: Manifest, notes: list[str]) -> Document:
+    if manifest.state != "finished":
+        return Document(run.path)
+    try:
+        with open_plain(folder.root / run.path / FILE, LARGEST_DOCUMENT) as file:
+            return parse_document(parse_json(file.read(LARGEST_DOCUMENT)), FILE)
+    except FileNotFoundError:
+        return Document(run.path)
+    except (ChopError, OSError) as error:
+        notes.append(f"{run.path}: {getattr(error, 'strerror', None) or error}")
+        return Document(run.path)
+
+
+def _drawn(
+    pages: Sequence[PageRun], notes: list[str]
+) -> tuple[PageTable | None, tuple[Picture, ...]]:
+    """Tiles and common charts; a file of somebody else may have numbers that are no places."""
+    if len(pages) < 2:
+        return None, ()
+    try:
+        return compared_tiles(pages), tuple(map(picture, common_charts(pages)))
+    except Exception as error:  # rows of unequal length, among others
+        notes.append(f"Charts cannot be drawn ({type(error).__name__}).")
+        return None, ()
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[Fact]:
+    """Settings that are not the same in all runs; folders of results always differ."""
+    names = [name for name in dict.fromkeys(n for each in settings for n in each) if name != "out"]
+    facts = []
+    for name in names[:MOST_SETTINGS]:
+        texts = tuple(_text(each.get(name)) for each in settings)
+        if len(set(texts)) > 1:
+            facts.append(Fact(name, texts))
+    return facts
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"

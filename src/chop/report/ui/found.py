@@ -1,0 +1,90 @@
+"""Run of a list: what its manifest says, in short."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from chop.runs import Manifest, Outcome, command_line
+from chop.tables import printable
+
+CONTINUED = ("sweep ", "search ", "evaluate")
+"""Kinds of commands that go on where they stopped, or begin of these."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run in a list.
+
+    Attributes:
+        path: of its folder, below the folder of the list.
+        kind: of command.
+        state: `running`, `finished`, `failed`, `interrupted`, or `broken`.
+        model: that it ran on; "" where the settings name none.
+        started: in UTC, ISO 8601.
+        ended: the same; "" while it runs.
+        error: what it failed with, or why it cannot be read.
+        data: that it ran on; "" where neither results nor settings name any.
+        outcome: its numbers; None before it is finished, and of jobs without.
+        command: its command line; "" where there is none.
+        again: the command line that goes on, or starts again, after it was interrupted.
+    """
+
+    path: str
+    kind: str
+    state: str
+    model: str = ""
+    started: str = ""
+    ended: str = ""
+    error: str = ""
+    data: str = ""
+    outcome: Outcome | None = None
+    command: str = ""
+    again: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether `again` keeps what was done; other commands start again."""
+        return self.kind.startswith(CONTINUED)
+
+
+def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
+    """A run from its manifest.
+
+    Args:
+        path: of its folder, below that of the list.
+        folder: the same in full.
+        manifest: of the run.
+    """
+    outcome, command = manifest.outcome, command_line(manifest.command)
+    named = manifest.settings.get("dataset")
+    data = (outcome.data if outcome else "") or (named if isinstance(named, str) else "")
+    model = manifest.settings.get("model")
+    return FoundRun(
+        path,
+        manifest.kind,
+        manifest.state,
+        model if isinstance(model, str) else "",
+        manifest.started,
+        manifest.ended or "",
+        _error(manifest),
+        data,
+        outcome,
+        command,
+        _again(manifest, command, folder) if manifest.state == "interrupted" else "",
+    )
+
+
+def _error(manifest: Manifest) -> str:
+    """What it failed with; the state says that a person has interrupted it."""
+    found = manifest.error or ""
+    return "" if found.startswith("KeyboardInterrupt") else found
+
+
+def _again(manifest: Manifest, command: str, folder: Path) -> str:
+    """A search is found by its folder, from anywhere; other commands are those that ran."""
+    is_search = manifest.kind in ("search precision", "search nas")
+    if is_search and not manifest.settings.get("storage"):
+        return f"chop search resume {shlex.quote(printable(str(folder)))}"
+    return command

@@ -1,0 +1,28 @@
+"""Outcome of a run: the numbers by which a list of runs tells one from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Numbers of a finished run; what a job does not measure is left out.
+
+    Attributes:
+        data: the data set.
+        metric: its name, with the rows that it is of, where these are not test rows.
+        value: the metric of the model that came of the run.
+        reference: the same of the float model.
+        is_share: the metric is a share of 1 and printed in percent.
+        bits: average storage of a weight.
+        size_bytes: of the weights' file, or of the parameters where none is written.
+    """
+
+    data: str = ""
+    metric: str = ""
+    value: float | None = None
+    reference: float | None = None
+    is_share: bool = False
+    bits: float | None = None
+    size_bytes: int | None = None
