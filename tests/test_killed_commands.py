@@ -21,7 +21,7 @@ from tests import programs
 
 PROGRAM = Path(__file__).parent / "killed_programs.py"
 KILLS = 6
-"""Of each command, in the long tests."""
+"""Kills of each command in the long tests."""
 END_SECONDS = 20
 SEEDED = ("kernels-*.so*", "verilator-*.o*", "trained/mlp-*")
 COMMANDS = {
@@ -107,7 +107,7 @@ def lives(process):
 
 
 def check_results(out):
-    """What there is of results is whole, and of one run."""
+    """Checks that results are whole, and of one run."""
     folders = [out, *(path.parent for path in out.rglob("manifest.json"))]
     for folder in {path for path in folders if path.is_dir()}:
         try:
@@ -129,7 +129,7 @@ def check_cache(cache):
 
 
 def check_end(out, folder):
-    """What is left after a run that was not killed: its results, and nothing else."""
+    """Checks that a run that was not killed has left its results, and nothing else."""
     check_results(out)
     left = [path for path in folder.rglob("*") if path.suffix in (".part", ".new", ".old")]
     assert not left

@@ -290,7 +290,7 @@ DAMAGES = {
     "not text": lambda path: path.write_bytes(bytes(range(128, 256)) * 100),
 }
 QUIET = ("a pipe", "a folder", "gone")
-"""What is no file that this user has written is not told: it is made as if it were not there."""
+"""Damages without a line: it is no file that this user has written, and is made as if missing."""
 
 
 @pytest.fixture(scope="module")

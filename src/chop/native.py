@@ -216,7 +216,7 @@ def discard(path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of code may be used: trusted, and as it was written.
+    """Returns whether a file of code may be used: it is trusted, and as it was written.
 
     Args:
         path: of a file that `kept` has made.

@@ -1,7 +1,11 @@
 """A row of `null` ends the process in pyarrow: such files are refused, and others are read."""
 
 import gzip
+import io
 import json
+import tarfile
+import tracemalloc
+import zipfile
 
 import pytest
 
@@ -54,10 +58,66 @@ def test_a_row_of_null_is_refused(text, tmp_path):
 )
 def test_null_in_other_places_is_left_alone(text, tmp_path):
     (tmp_path / "a.jsonl").write_text(text)
-    check_rows(tmp_path / "a.jsonl")
-    check_rows(tmp_path)
+    check_rows([tmp_path / "a.jsonl"])
+    check_rows([tmp_path / "a.jsonl"], are_all_json=True)
 
 
 def test_rows_with_values_of_null_are_read(tmp_path):
     (tmp_path / "a.jsonl").write_text(LINES)
     assert len(load_dataset(str(tmp_path / "a.jsonl"))["train"]) == 8
+
+
+def zipped(name, text):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(name, text)
+    return packed.getvalue()
+
+
+def tarred(name, text):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("text", [b"null\n" + LINES.encode(), b"[null, {}]", b"null\nnull\n"])
+def test_content_tells_what_is_packed_and_not_the_name(text, tmp_path):
+    packed = {
+        "compressed.json": gzip.compress(text),
+        "archive.zip": zipped("rows.jsonl", text),
+        "archive.tar": tarred("rows.json", text),
+        "archive.tar.gz": gzip.compress(tarred("rows.json", text)),
+    }
+    for name, content in packed.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"{name}.*a row is null"):
+            check_rows([tmp_path / name])
+    for name in ("compressed.json", "archive.zip"):
+        folder = tmp_path / name.partition(".")[2]
+        folder.mkdir()
+        (tmp_path / name).rename(folder / name)
+        with pytest.raises(ConfigError, match=rf"{name}.*a row is null"):
+            load_dataset(str(folder))
+
+
+def test_files_that_are_not_read_as_rows_are_left_alone(tmp_path):
+    (tmp_path / "notes.zip").write_bytes(zipped("notes.txt", b"null\n"))
+    (tmp_path / "notes.txt").write_bytes(b"null\n")
+    files = [tmp_path / "notes.zip", tmp_path / "notes.txt", tmp_path / "missing.json"]
+    check_rows(files)
+    with pytest.raises(ConfigError, match="a row is null"):
+        check_rows(files, are_all_json=True)
+
+
+def test_what_unpacks_to_too_much_is_refused_before_its_rows_are_read(tmp_path):
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b" " * (64 * CHUNK) + b"{}]"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="unpacks to more"):
+            load_dataset(str(tmp_path / "a.json.gz"))
+        assert tracemalloc.get_traced_memory()[1] < 40 * CHUNK
+    finally:
+        tracemalloc.stop()

@@ -289,7 +289,7 @@ def test_a_bias_that_an_expert_has_no_place_for_is_refused(tmp_path):
 
 
 def test_matrices_of_another_shape_are_refused(tmp_path):
-    """As many codes and scales, in rows of another length."""
+    """Lays out as many codes and scales in rows of another length."""
     write(tmp_path, "W4A16", "Qwen2Moe")
     name = name_of("Qwen2Moe", 1, 2)
 

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from chop.files import (
     latest,
     recording_writes,
     recover_folder,
+    recover_folders,
     settle,
 )
 from chop.files.atomic import files_of_set
@@ -115,6 +117,46 @@ def test_an_older_folder_of_a_process_that_lives_is_left_alone(tmp_path):
         aside.rename(path)
         (fresh / "a").write_text("new")
     assert tree(path) == {"a": "new"}
+
+
+def test_the_last_of_several_writers_of_a_folder_wins_and_none_fails(tmp_path):
+    def work(text):
+        for _ in range(40):
+            write(tmp_path / "model", text)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, text) for text in "abcd"]:
+            done.result()
+    found = set(tree(tmp_path).items())
+    assert found in [{(f"model/{name}", text) for name in ("a", "deep/b")} for text in "abcd"]
+
+
+def test_an_interrupted_writer_leaves_the_older_folder(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    write(path, "old")
+    rename = Path.rename
+
+    def interrupted(source, target):
+        if source.name.endswith(".part"):
+            raise KeyboardInterrupt
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, "new")
+    assert tree(tmp_path) == {f"model/{name}": "old" for name in ("a", "deep/b")}
+
+
+def test_an_older_folder_gets_its_own_name_back(tmp_path):
+    for name in ("model", "model.large"):
+        write(tmp_path / name, name)
+    steps = 1  # the older folder has been renamed
+    assert killed_at(steps, partial(write, tmp_path / "model.large", "new"))
+    shutil.rmtree(tmp_path / "model")
+    recover_folder(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    recover_folders(tmp_path)
+    assert tree(tmp_path / "model.large")["a"] == "model.large"
 
 
 def test_files_that_are_not_of_the_older_folder_are_kept(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import sys
 
 import pytest
+import torch
 
 from chop import cli
 from chop.files.limits import NO_FILE, NO_MEMORY, NO_PROCESS, reached_limit
@@ -19,6 +20,13 @@ def _caused(error):
         return outer
 
 
+def _raised(work):
+    try:
+        work()
+    except Exception as error:
+        return error
+
+
 LIMITS = {
     "fork": (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), NO_PROCESS),
     "thread": (RuntimeError("can't start new thread"), NO_PROCESS),
@@ -26,6 +34,8 @@ LIMITS = {
     "files_of_all": (OSError(errno.ENFILE, "Too many open files in system"), NO_FILE),
     "memory": (MemoryError(), NO_MEMORY),
     "memory_of_fork": (OSError(errno.ENOMEM, "Cannot allocate memory"), NO_MEMORY),
+    "memory_of_torch": (_raised(lambda: torch.empty(10**15)), NO_MEMORY),
+    "files_of_the_loader": (ImportError("x.so: cannot open: Too many open files"), NO_FILE),
     "behind_an_import": (_caused(OSError(errno.EMFILE, "Too many open files")), NO_FILE),
 }
 
@@ -44,7 +54,14 @@ def test_a_limit_is_one_sentence_of_the_command(error, sentence, monkeypatch, ca
     assert " ".join(capsys.readouterr().err.split()) == f"Stopped: {sentence}"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(errno.EIO, "Input/output error")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("a bug"),
+        OSError(errno.EIO, "Input/output error"),
+        BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 4096),
+    ],
+)
 def test_other_errors_stay_as_they_are(error, monkeypatch):
     def fails():
         raise error

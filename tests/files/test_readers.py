@@ -16,7 +16,7 @@ LOADING = {"torch.load", "np.load", "numpy.load", "json.load", "pickle.load", "o
 LOADING |= {"tomllib.load", "torch.jit.load", "torch.export.load", "yaml.safe_load"}
 DATASETS = "datasets.load_dataset_builder"
 READING = {"read_bytes", "read_text", "open_regular", "require_file", "read_json", "read_toml"}
-"""Of `chop.files.reading` and `chop.files.documents`, called by these names alone."""
+"""Functions of `chop.files.reading` and `chop.files.documents`, called by these names alone."""
 
 OWN = "a file of this package"
 WRITTEN = "a file that this process or its child has just written, in a folder of its own"
@@ -82,7 +82,7 @@ def _calls(module):
 
 
 def _opens(call, name):
-    """Whether a call may open a file for reading otherwise than by `chop.files.reading`."""
+    """Returns whether a call may open a file for reading without `chop.files.reading`."""
     last = name.rpartition(".")[2]
     if name in READING or name == "contextlib.suppress":
         return False

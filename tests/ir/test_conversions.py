@@ -1,4 +1,4 @@
-"""What transformers makes of tensors of files: names, and matrices of experts joined to one."""
+"""Tensors of files in transformers: their names, and matrices of experts joined to one."""
 
 import pytest
 import torch

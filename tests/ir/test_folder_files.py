@@ -1,4 +1,4 @@
-"""What a folder's files say to transformers: names of classes, files and sizes."""
+"""Files of a folder that name classes, files and sizes to transformers."""
 
 import json
 import os

@@ -95,7 +95,7 @@ def answer(found):
 
 
 def after_training(model, name, padding, call=None, steps=2):
-    """What steps on other batches have learned, and the last answers to tokens that count."""
+    """Trains on other batches; returns what was learned, and the answers to tokens that count."""
     for step in range(steps):
         batch, kept = batch_of(name, padding + step)
         y = answer(model(**batch) if call is None else call(model, batch))

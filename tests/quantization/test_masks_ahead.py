@@ -13,7 +13,7 @@ from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel
 from chop import MaseGraph, passes
 from chop.captured.masks import MASKS_AHEAD
 from chop.formats import BlockFP, Integer, MXInt
-from chop.nn.quantized import QuantCall, QuantScores
+from chop.nn.quantized import QuantCall, QuantContext, QuantScores
 from tests.nn.test_masked_scores import WITHIN_A_TOKEN
 from tests.subcases import subcases
 
@@ -208,6 +208,20 @@ def test_checkpoints_and_a_second_pass_keep_the_masks(tmp_path):
     )
     assert sum(isinstance(module, QuantScores) for module in again.model.modules()) == 1
     is_causal(again.model, x, changed)
+
+
+def test_operands_may_be_given_by_name():
+    class Named(Attention):
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = torch.matmul(input=q, other=k.mT).masked_fill(later(x.size(1)), -math.inf)
+            return torch.matmul(other=v, input=scores.softmax(-1))
+
+    x, changed = inputs()
+    model = quantized(Named(None), {"x": x}, MXInt(4)).model
+    kinds = [type(part) for part in model.modules()]
+    assert kinds.count(QuantScores) == kinds.count(QuantContext) == 1
+    assert is_causal(model, x, changed)
 
 
 def test_a_mask_made_of_the_scores_is_named():

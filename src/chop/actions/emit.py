@@ -126,7 +126,7 @@ def _earlier_files(out: Path) -> set[Path]:
 
 
 def _is_kept(path: Path, earlier: Container[Path]) -> bool:
-    """Whether a file was put into the folder while a circuit was emitted, which a line says."""
+    """Returns whether a file was put there while a circuit was emitted, and prints a line if so."""
     if path in earlier:
         return False
     say(f"'{path}' was put there while chop emit ran: it is kept.")

@@ -51,7 +51,7 @@ TRUST_CODE = Annotated[
         show_default="off",
     ),
 ]
-"""Of commands that make a model."""
+"""Option of commands that make a model."""
 FIGURES = Annotated[
     str | None,
     typer.Option(

@@ -24,8 +24,8 @@ CARDS = ("README.md", ".huggingface.yaml")
 """Files of a folder by which `datasets` looks for others."""
 MOST_VALUES = 10**5
 FRONT = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---", re.DOTALL)
-SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|::")
-"""What begins a URL, or joins two as `zip://a::b`."""
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|::")
+"""Begin of a URL, or the mark that joins two as `zip://a::b`. One letter is a drive of Windows."""
 MEMBER = re.compile(r"(?:zip|tar)://(?:(?!://|::).)*::(?P<archive>.+)", re.DOTALL)
 """A file in an archive, as `datasets` names it."""
 HUB = "hf://datasets/"
@@ -120,7 +120,7 @@ def check_card(folder: Path, home: Home) -> None:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values nested ones are, where aliases of YAML are written out."""
+    """Returns the number of nested values, where aliases of YAML are written out."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in known:
@@ -177,13 +177,18 @@ def data_files(builder: DatasetBuilder) -> list[str]:
     return [str(file) for files in found.values() for file in files]
 
 
+def reader_of(builder: DatasetBuilder) -> str:
+    """The name of the reader that a builder of `datasets` is."""
+    return type(builder).__module__.rpartition(".")[2]
+
+
 def check_builder(builder: DatasetBuilder, home: Home) -> None:
     """Checks what a builder is about to read.
 
     Raises:
         ConfigError: a file outside the folder, a URL, or files of a kind that name others.
     """
-    reader = type(builder).__module__.rpartition(".")[2]
+    reader = reader_of(builder)
     if reader not in READERS:
         raise ConfigError(
             f"{home.what} holds files for the reader '{reader}': expected tables or pictures."

@@ -14,6 +14,7 @@ from chop.data.confined import (
     check_saved,
     data_files,
     home_of,
+    reader_of,
 )
 from chop.data.null_rows import check_rows
 from chop.data.unpacked import check_unpacked
@@ -71,7 +72,6 @@ def read_file(path: Path) -> DatasetDict:
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     what = f"file '{path}'"
     try:
-        check_rows(path)
         builder = datasets.load_dataset_builder(
             kind,
             data_files={"train": escape(str(path.absolute()))},  # `datasets` takes patterns
@@ -91,10 +91,12 @@ def prepared(builder: DatasetBuilder) -> DatasetDict:
     """The splits that a builder of `datasets` reads, or has read before.
 
     Raises:
-        ConfigError: files unpack to more than they may.
+        ConfigError: files unpack to more than they may, or have rows that are null.
     """
-    if not Path(builder.cache_dir).exists():  # else nothing is unpacked again
-        check_unpacked(data_files(builder))
+    if not Path(builder.cache_dir).exists():  # else nothing is read again
+        files = data_files(builder)
+        check_unpacked(files)
+        check_rows(files, are_all_json=reader_of(builder) == "json")
     builder.download_and_prepare()
     splits: DatasetDict = builder.as_dataset()
     return splits
@@ -163,7 +165,6 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
 
     home, cache = home_of(folder, what), cache_folder() / "datasets"
     check_card(folder, home)
-    check_rows(folder)
     # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
     builder = datasets.load_dataset_builder(_that_is_no_pattern(folder), cache_dir=str(cache))
     check_builder(builder, home)

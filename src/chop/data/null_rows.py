@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import json
-import lzma
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO
 
+from chop.data.unpacked import JSON, contents
 from chop.errors import ConfigError
 from chop.files.library_errors import library_errors
-from chop.files.reading import open_regular
 
-SUFFIXES = (".json", ".jsonl")
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 CHUNK = 2**20
 """Bytes that are looked at together."""
 INSIDE = (b",", b"[", b":")
@@ -25,29 +20,31 @@ INSIDE = (b",", b"[", b":")
 NULL_ITEM = re.compile(rb"[\[,]\s*null\b")
 
 
-def check_rows(path: Path) -> None:
+def check_rows(files: Iterable[str | Path], are_all_json: bool = False) -> None:
     """Raises ConfigError where a file of JSON has `null` in the place of a row.
 
     Args:
-        path: a file of any kind, or a folder, whose files are looked at.
+        files: of any kind, also compressed ones and archives. `check_unpacked` bounds them.
+        are_all_json: files are read as JSON whatever their names are.
     """
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in files:
-        ends = [end.lower() for end in file.suffixes[-2:]]
-        is_packed = bool(ends) and ends[-1] in OPENERS
-        if ends and ends[-2 if is_packed and len(ends) > 1 else -1] in SUFFIXES and file.is_file():
+
+    def is_wanted(name: str) -> bool:
+        ends = {suffix.lower() for suffix in Path(name).suffixes[-2:]}
+        return are_all_json or not ends.isdisjoint(JSON)
+
+    for file in map(Path, files):
+        if file.is_file():
             with library_errors(file, error=ConfigError):
-                _check_file(file, OPENERS.get(ends[-1]))
+                for text in contents(file, is_wanted):
+                    _check_text(text, file)
 
 
-def _check_file(path: Path, unpacked: Callable[..., Any] | None) -> None:
-    with open_regular(path, "table") as file:
-        text = file if unpacked is None else unpacked(file)
-        first = text.read(CHUNK)
-        if first.lstrip().startswith(b"["):
-            _check_array(first + text.read(), path)
-        elif _has_null_line(first.removeprefix(codecs.BOM_UTF8), text):
-            raise ConfigError(f"file '{path}': a row is null, expected an object in each line.")
+def _check_text(text: IO[bytes], path: Path) -> None:
+    first = text.read(CHUNK)
+    if first.lstrip().startswith(b"["):
+        _check_array(first + text.read(), path)
+    elif _has_null_line(first.removeprefix(codecs.BOM_UTF8), text):
+        raise ConfigError(f"file '{path}': a row is null, expected an object in each line.")
 
 
 def _check_array(content: bytes, path: Path) -> None:
@@ -56,8 +53,8 @@ def _check_array(content: bytes, path: Path) -> None:
         raise ConfigError(f"file '{path}': a row is null, expected an object for each.")
 
 
-def _has_null_line(part: bytes, file: Any) -> bool:
-    """Whether a line is `null`, but for those inside an object of several lines."""
+def _has_null_line(part: bytes, file: IO[bytes]) -> bool:
+    """Returns whether a line is `null`, but for those inside an object of several lines."""
     before = b""
     while part:
         part += file.readline()

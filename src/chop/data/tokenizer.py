@@ -130,7 +130,7 @@ def find_processor(place: str) -> Any:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, *texts: Any, **settings: Any) -> Any:
-    """What a tokenizer makes of texts.
+    """Calls a tokenizer on texts.
 
     Args:
         tokenizer: of a folder that others may have written.

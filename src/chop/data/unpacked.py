@@ -10,8 +10,10 @@ import bz2
 import gzip
 import lzma
 import re
+import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -92,6 +94,44 @@ def _check_cells(file: Path) -> None:
             )
 
 
+def contents(file: Path, is_wanted: Callable[[str], bool]) -> Iterator[IO[bytes]]:
+    """Yields what a file holds: itself, decompressed, or the files of an archive, one by one.
+
+    Args:
+        file: a regular file. Its first bytes tell what it is, as for `datasets`, not its name.
+        is_wanted: takes a name; files that are not wanted are left out.
+    """
+    with _unpacked(file) as opened:
+        if opened.read(len(ZIP)) == ZIP:
+            with zipfile.ZipFile(opened) as archive:
+                for name in filter(is_wanted, archive.namelist()):
+                    with archive.open(name) as member:
+                        yield member
+            return
+        opened.seek(0)
+        try:
+            entries = tarfile.open(fileobj=opened, mode="r:")  # noqa: SIM115
+        except tarfile.ReadError:
+            if is_wanted(file.name):
+                opened.seek(0)
+                yield opened
+            return
+        with entries:
+            for entry in entries:
+                if is_wanted(entry.name) and (found := entries.extractfile(entry)) is not None:
+                    yield found
+
+
+@contextmanager
+def _unpacked(file: Path) -> Iterator[IO[bytes]]:
+    """Opens a file for reading; a compressed one is decompressed."""
+    with open_regular(file, "table") as opened:
+        opener = _opener(opened.read(6))
+        opened.seek(0)
+        with opener(opened) if opener is not None else opened as stream:
+            yield stream
+
+
 def _size(file: Path) -> str:
     size = file.stat().st_size
     return f"{size:,} bytes" if size < 10 * 1024 else f"{size / 1024:,.0f} KiB"
@@ -137,18 +177,15 @@ def _stream_bytes(file: Path, limit: int) -> int:
 
 def _parts(file: Path) -> Iterator[bytes]:
     """The content of a file, which may be compressed, up to where it is broken."""
-    with open_regular(file, "table") as opened:
-        opener = _opener(opened.read(6))
-        opened.seek(0)
-        try:
-            with opener(opened) if opener is not None else opened as stream:
-                while part := stream.read(CHUNK):
-                    yield part
-        except (OSError, EOFError, ValueError, lzma.LZMAError):
-            pass  # what is broken its reader says
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] != "zstandard":
-                raise
+    try:
+        with _unpacked(file) as stream:
+            while part := stream.read(CHUNK):
+                yield part
+    except (OSError, EOFError, ValueError, lzma.LZMAError):
+        pass  # what is broken its reader says
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "zstandard":
+            raise
 
 
 def _zip_bytes(file: Path, limit: int) -> int:

@@ -196,7 +196,7 @@ def _model(
 
 
 def _fitted(found: Read, model: nn.Module, where: str) -> Read:
-    """What a folder holds, as a model has it: experts of one layer are together.
+    """Fits the content of a folder to a model: experts of one layer are put together.
 
     Biases of zeros that the model has no place for are left out: tools write them for every layer.
 

@@ -47,7 +47,7 @@ class _Layer:
 
 
 def join_experts(found: Read, model: nn.Module, where: str) -> Read:
-    """What a folder holds, with the paths of a model, and a layer for all experts of a module.
+    """Fits the content of a folder to a model, which has one layer for all experts.
 
     Args:
         found: with the paths of the folder.
@@ -136,7 +136,7 @@ def _check_complete(layer: _Layer, where: str) -> None:
 def _inputs_of(
     layer: _Layer, inputs: Mapping[str, NumberFormat], where: str
 ) -> NumberFormat | None:
-    """How all experts of a layer round their inputs; None: not at all."""
+    """Returns the format of the inputs of all experts of a layer; None if they are float."""
     given = [inputs.get(path) for path in layer.order]
     first = given[0]
     for path, one in zip(layer.order, given, strict=True):

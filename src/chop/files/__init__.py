@@ -14,7 +14,7 @@ from chop.files.atomic import (
     shared_lock,
     staged_files,
 )
-from chop.files.folders import atomic_folder, recover_folder
+from chop.files.folders import atomic_folder, recover_folder, recover_folders
 from chop.files.pictures import Picture
 from chop.files.refusals import make_folder, names_of_files, writing
 from chop.files.writers import append_line, write_csv, write_json, write_text
@@ -35,6 +35,7 @@ __all__ = [
     "record_writes",
     "recording_writes",
     "recover_folder",
+    "recover_folders",
     "settle",
     "shared_lock",
     "staged_files",

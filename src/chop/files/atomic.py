@@ -146,7 +146,7 @@ def discard_older(fresh: Path, *names: str) -> None:
 
 def files_of_set(fresh: Path) -> list[Path]:
     """The files in the folder of `atomic_files`, and in folders in it."""
-    entries = sorted(path for path in fresh.rglob("*") if GONE not in path.parts)
+    entries = sorted(path for path in fresh.rglob("*") if GONE not in path.relative_to(fresh).parts)
     return [path for path in entries if path.is_file()]
 
 
@@ -214,7 +214,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def latest(path: Path) -> Path:
-    """Where the newest of what `atomic_files` wrote to `path` is: mostly `path` itself.
+    """Returns the place of the newest file that `atomic_files` wrote to `path`: mostly `path`.
 
     Where the newest set has removed it, that is a path at which nothing is.
     """

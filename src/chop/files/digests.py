@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 from chop.files.atomic import atomic_file
+from chop.files.reading import NotReadableError, open_regular
 
 SUFFIX = ".sha256"
 DIGEST_BYTES = 128
-"""Of a file of a digest, which has 64 characters and a size, at most."""
+"""Largest file of a digest, which has 64 characters and a size."""
 
 
 def digest_beside(path: Path) -> Path:
-    """Where the digest of a file is."""
+    """Returns the path of the digest of a file."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -33,9 +33,10 @@ def write_digest(path: Path, content: Path) -> None:
     Raises:
         WriteError: the disk is full or read-only.
     """
-    with content.open("rb+") as file:
+    with open_regular(content, "artifact") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
+    with content.open("ab") as file:  # Windows syncs what is open for writing alone
         os.fsync(file.fileno())
     with atomic_file(digest_beside(path)) as temporary, temporary.open("w") as file:
         file.write(f"{digest} {size}\n")
@@ -45,35 +46,29 @@ def write_digest(path: Path, content: Path) -> None:
 
 
 def damage_of(path: Path) -> str | None:
-    """Why a file is not the one that was written; None: it is.
+    """Compares a file with its digest; returns the damage, or None if there is none.
 
     Args:
         path: of a regular file.
     """
     try:
         expected = _read_digest(digest_beside(path))
-        with path.open("rb") as file:
+        with open_regular(path, "artifact") as file:
             size = os.fstat(file.fileno()).st_size
             if expected is None:
                 return "it has no readable digest"
             if size != expected[1]:
                 return f"it has {size:,} bytes, expected {expected[1]:,}"
             is_same = hashlib.file_digest(file, "sha256").hexdigest() == expected[0]
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+    except (OSError, NotReadableError) as error:
+        return f"it cannot be read: {getattr(error, 'strerror', None) or error}"
     return None if is_same else "its content does not match its digest"
 
 
 def _read_digest(path: Path) -> tuple[str, int] | None:
-    with suppress(OSError, ValueError):
-        # Opening a pipe would wait for its writer.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            if stat.S_ISREG(os.fstat(handle).st_mode):
-                digest, size = os.read(handle, DIGEST_BYTES).decode("ascii").split()
-                return digest, int(size)
-        finally:
-            os.close(handle)
+    with suppress(OSError, ValueError), open_regular(path, "cached") as file:
+        digest, size = file.read(DIGEST_BYTES).decode("ascii").split()
+        return digest, int(size)
     return None
 
 

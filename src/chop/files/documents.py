@@ -24,7 +24,7 @@ MOST_DIGITS = 1000
 """Of an integer. Python itself reads none of more than 4300, and a float holds 308."""
 LARGEST = 10**MOST_DIGITS
 MOST_VALUES = 2**22
-"""Of all objects and arrays. Each takes up to 240 bytes of memory, and two of the file."""
+"""Bound on all values of a document. Each takes up to 240 bytes of memory, and two of the file."""
 KINDS: dict[type, str] = {dict: "an object", list: "an array"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,10 +12,11 @@ from pathlib import Path
 
 from chop.files.atomic import apply_umask, record_writes, without_orphans
 from chop.files.refusals import make_folders, writing
-from chop.files.temporary import is_orphan, remove_orphans, temporary_beside
+from chop.files.temporary import OWNER, is_orphan, remove_orphans, temporary_beside
 
 ASIDE = ".old"
 """Ends the name of an older folder while a new one takes its place."""
+NAME_ASIDE = re.compile(rf"\.(?P<name>.+)\.{OWNER.pattern}{re.escape(ASIDE)}", re.DOTALL)
 
 
 @contextmanager
@@ -57,27 +59,57 @@ def recover_folder(path: Path) -> None:
     Args:
         path: of the folder.
     """
-    for aside in path.parent.glob(f".{glob.escape(path.name)}.*{ASIDE}"):
-        if is_orphan(aside.name) and not os.path.lexists(path):
+    _recover(path.parent, path.name)
+
+
+def recover_folders(parent: Path) -> None:
+    """Puts back all such folders of a folder.
+
+    Args:
+        parent: the folder that they are in.
+    """
+    _recover(parent, None)
+
+
+def _recover(parent: Path, name: str | None) -> None:
+    for aside in parent.glob(f".{glob.escape(name or '')}*{ASIDE}"):
+        found = NAME_ASIDE.fullmatch(aside.name)
+        if found is None or name not in (None, found["name"]):
+            continue
+        place = parent / found["name"]
+        if is_orphan(aside.name) and not os.path.lexists(place):
             with suppress(OSError):  # another process was faster, or the disk is read-only
-                aside.rename(path)
+                aside.rename(place)
         remove_orphans([aside])
 
 
 def _replace(path: Path, fresh: Path, is_foreign: Callable[[Path], bool] | None) -> None:
-    aside = temporary_beside(path).with_suffix(ASIDE)
-    has_older = path.is_dir() and not path.is_symlink()
-    if has_older:
-        path.rename(aside)
+    older: list[Path] = []
     try:
-        fresh.rename(path)
-    except OSError:
-        if has_older:
-            aside.rename(path)
+        while True:
+            if _is_own_folder(path):
+                older.append(temporary_beside(path).with_suffix(ASIDE))
+                with suppress(FileNotFoundError):  # another writer was faster
+                    path.rename(older[-1])
+            try:
+                fresh.rename(path)
+                break
+            except OSError:
+                if not fresh.exists() or not _is_own_folder(path):
+                    raise
+                # Another writer has put its folder there since: the last one wins.
+    except BaseException:
+        if older and older[-1].exists() and not os.path.lexists(path):
+            older[-1].rename(path)
         raise
-    if has_older and is_foreign is not None:
-        _move_foreign(aside, path, is_foreign)
-    shutil.rmtree(aside, ignore_errors=True)
+    for aside in older:
+        if is_foreign is not None:
+            _move_foreign(aside, path, is_foreign)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_own_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _move_foreign(aside: Path, path: Path, is_foreign: Callable[[Path], bool]) -> None:
@@ -91,7 +123,7 @@ def _move_foreign(aside: Path, path: Path, is_foreign: Callable[[Path], bool]) -
 
 
 def _free_place(folder: Path, name: Path) -> Path:
-    """Where a kept file goes: to its own name, or one beside files of that name."""
+    """Returns the place of a kept file: its own name, or one beside files of that name."""
     place = folder
     for number, part in enumerate(name.parts, start=1):
         place, is_last = place / part, number == len(name.parts)

@@ -6,8 +6,9 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from chop.errors import CheckpointError, ChopError, first_line, shorten
@@ -16,6 +17,8 @@ from chop.files.reading import NotReadableError
 RUST = "pyo3_runtime"
 """Module of the class of errors that libraries in Rust panic with; it is no `Exception`."""
 LONGEST_REASON = 300
+_holding = threading.Lock()
+"""Held by the thread that holds back standard error."""
 
 
 @contextmanager
@@ -25,7 +28,7 @@ def library_errors(
     error: type[ChopError] = CheckpointError,
     problem: str = "cannot be read",
 ) -> Iterator[None]:
-    """Around a call of a library, which raises its own errors for what it does not expect.
+    """Turns the errors of a library that reads a file into one sentence that names the file.
 
     Args:
         path: what is read, for messages.
@@ -57,16 +60,25 @@ def without_panic_report() -> Iterator[None]:
     """Holds back what is written to standard error while a library in Rust reads a file.
 
     Before it raises, a library that panics writes a report with a stack. Other text is written when
-    the block ends.
+    the block ends. Standard error belongs to the whole process: of several threads the first one
+    holds it back.
     """
-    try:
-        sys.stderr.flush()
-        kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # closed, or too many files are open
+    if not _holding.acquire(blocking=False):
         yield
         return
-    panicked = False
-    with os.fdopen(kept, "wb", buffering=0) as error, tempfile.TemporaryFile() as held:
+    with ExitStack() as stack:
+        stack.callback(_holding.release)
+        # It may be closed, too many files may be open, or no temporary file may be made.
+        with suppress(OSError, ValueError, AttributeError):
+            stack.enter_context(_held_back())
+        yield
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    sys.stderr.flush()
+    with os.fdopen(os.dup(2), "wb", buffering=0) as error, tempfile.TemporaryFile() as held:
+        panicked = False
         os.dup2(held.fileno(), 2)
         try:
             yield
@@ -74,20 +86,21 @@ def without_panic_report() -> Iterator[None]:
             panicked = type(found).__module__ == RUST
             raise
         finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
+            with suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os.dup2(error.fileno(), 2)
             held.seek(0)
             if not panicked:
                 shutil.copyfileobj(held, error)
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether an error is one of a library: neither Ctrl-C nor the end of the process."""
+    """Returns whether an error is one of a library: neither Ctrl-C nor the end of the process."""
     return isinstance(error, Exception) or type(error).__module__ == RUST
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library says of a file, short and printable, without a full stop.
+    """Returns the reason that a library gives, short and printable, without a full stop.
 
     >>> reason_of(KeyError("model")), reason_of(ValueError("expected a list."))
     ("KeyError: 'model'", 'expected a list')

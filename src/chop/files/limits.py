@@ -6,6 +6,8 @@ import errno
 from collections.abc import Iterator
 
 FILES = (errno.EMFILE, errno.ENFILE)
+TORCH_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
+"""In the message of torch's RuntimeError for a tensor that is too large."""
 NO_PROCESS = (
     "no further process or thread can be started: end others, or raise the limit (ulimit -u, or "
     "that of the container)."
@@ -18,7 +20,7 @@ NO_MEMORY = (
 
 
 def reached_limit(error: BaseException) -> str | None:
-    """What to do about a limit of the machine that an error comes from; None: from something else.
+    """Returns the advice on a limit of the machine that caused an error; None of other errors.
 
     >>> reached_limit(OSError(errno.EMFILE, "Too many open files"))
     'too many files are open at once: raise the limit with ulimit -n 1024.'
@@ -27,16 +29,22 @@ def reached_limit(error: BaseException) -> str | None:
 
 
 def _of_one(error: BaseException) -> str | None:
+    text = str(error)
     if isinstance(error, MemoryError):
         return NO_MEMORY
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return NO_PROCESS
+    if isinstance(error, RuntimeError):
+        if "can't start new thread" in text:
+            return NO_PROCESS
+        return NO_MEMORY if TORCH_ALLOCATOR in text else None
+    if not isinstance(error, OSError | ImportError):
+        return None
+    # The system's loader of libraries says it in words.
+    if getattr(error, "errno", None) in FILES or "Too many open files" in text:
+        return NO_FILE
     if not isinstance(error, OSError):
         return None
-    if error.errno in FILES or "Too many open files" in str(error):
-        return NO_FILE
-    # Of a read or a write EAGAIN is BlockingIOError as well, but nothing of chop's does not block.
-    if error.errno == errno.EAGAIN:
+    # A write to a pipe that its reader has made non-blocking says how much of it was written.
+    if error.errno == errno.EAGAIN and not hasattr(error, "characters_written"):
         return NO_PROCESS
     return NO_MEMORY if error.errno == errno.ENOMEM else None
 

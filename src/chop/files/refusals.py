@@ -73,7 +73,7 @@ def _code_of(error: BaseException | None) -> int | None:
 
 
 def _free_space(path: Path) -> str:
-    """What is free where a path would be, to be said."""
+    """Returns the free space of the disk of a path, for a message."""
     there = next((each for each in (path, *path.absolute().parents) if each.exists()), None)
     with suppress(OSError, TypeError):
         return f" ({shutil.disk_usage(there).free / 1e6:,.1f} MB are free)"  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ SHARED = "CHOP_SHARED_TEMPORARY"
 """Environment variable of a command's processes: the folder of temporary files before. The cache
 folder that stands in for one below the home folder is there, see `chop.hub`."""
 PATH_BYTES = 72
-"""Of a folder of temporary files: sockets that processes make below it have names of 104 bytes."""
+"""Longest path of a folder of temporary files: names of sockets below it have 104 bytes at most."""
 TEMPORARY = r"\..*\.part"
 """Names of folders whose files are not in their places yet."""
 

@@ -77,7 +77,7 @@ def constructor_of(model_class: Any) -> Callable[..., Any]:
 
 
 def is_model_class(found: Any) -> bool:
-    """Whether something is a class of models, or an auto class that chooses one."""
+    """Returns whether something is a class of models, or an auto class that chooses one."""
     from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 

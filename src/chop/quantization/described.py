@@ -19,7 +19,7 @@ FRACTION = re.compile(r"(?<=\d)\.-?\d+$")
 
 
 class Summary:
-    """What `extra_repr` of a quantized model is: the first line of its text, computed when asked.
+    """First line of the text of a quantized model, its `extra_repr`, computed when asked.
 
     It is an attribute of the model, which keeps its class; copies and pickles take it along. It
     does not keep the model alive.

@@ -67,7 +67,8 @@ def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: Masks
         return twin
     if MASKS_AHEAD in node.kwargs:
         return QuantScores(twin.function, twin.arguments, twin.spec)
-    if node.args and ahead.are_weights(node.args[0]):
+    first = node.args[0] if node.args else node.kwargs.get(next(iter(twin.arguments)))
+    if ahead.are_weights(first):
         return QuantContext(twin.function, twin.arguments, twin.spec)
     return twin
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 
 from chop.errors import ConfigError
-from chop.files import atomic_folder
+from chop.files import atomic_folder, recover_folders
 from chop.files.temporary import remove_orphans
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
@@ -57,7 +57,8 @@ class Artifacts:
 
     def remove_orphans(self) -> None:
         """Removes what killed workers of this machine have half written."""
-        remove_orphans([*self.folder.glob(".*.part"), *self.folder.glob(".*.old")])
+        recover_folders(self.folder)
+        remove_orphans(self.folder.glob(".*.part"))
 
     def incomplete(self) -> list[Path]:
         """The folders that are being written, or were when their worker was killed."""

@@ -109,6 +109,6 @@ def headline(result: Result) -> str:
 
 
 def _values(result: Result, trial: TrialRecord) -> str:
-    """What a trial has for each goal; "" of one without values."""
+    """Formats the value of a trial for each goal; "" for one without values."""
     found = trial.values
     return ", ".join(f"{g.name} {found[g.name]:.4g}" for g in result.goals if g.name in found)

@@ -21,7 +21,7 @@ FLOAT, START = "float", "start"
 """Stages of the float model, and of the graph that a sweep starts from where that is another."""
 
 BACKWARD = 3
-"""How many times as long as evaluating a row training on it takes."""
+"""Time of training on a row, as a multiple of the time of evaluating it."""
 Results = dict[str, float]
 """What is measured of a graph: the metric, `low` and `high`, the ends of its 95 % interval,
 `seconds`, and what the sweep describes."""
@@ -98,7 +98,7 @@ class Sweep(Generic[S]):
         return found
 
     def _costs(self) -> dict[str, float]:
-        """How long points of each stage take: a row that is trained on goes backward, too."""
+        """Relative duration of points of each stage: rows that are trained on go backward, too."""
         trained = BACKWARD * self.experiment.training["epochs"] * len(self.workload.train)
         judging = (self.workload.test, self.workload.validation)
         evaluated = sum(len(rows) for rows in judging if rows is not None)

@@ -25,7 +25,7 @@ Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
 
 
 def why_missing() -> str:
-    """Why onnxruntime cannot be imported here; "" where it can."""
+    """Returns the reason why onnxruntime cannot be imported; "" if it can."""
     try:
         importlib.import_module("onnxruntime")
     except Exception as error:  # compiled code that does not fit the machine raises what it likes

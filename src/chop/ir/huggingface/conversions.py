@@ -38,7 +38,7 @@ class ExpertMatrix:
 
 
 class Conversions:
-    """How transformers reads the tensors of files into a model.
+    """Rules by which transformers reads the tensors of files into a model.
 
     Args:
         model: on the meta device.

@@ -90,7 +90,7 @@ def _has_card(folder: Path) -> bool:
 
 
 def _is_own(card: Path) -> bool:
-    """Whether a model card is ours."""
+    """Returns whether chop wrote a model card."""
     from chop.ir.huggingface.card import MARK
 
     try:

@@ -28,7 +28,7 @@ KINDS = {
     "*.bin": "weights",
     "*.gguf": "gguf",
 }
-"""What transformers may open in a folder: by pattern of a name, the kind in `BOUNDS`."""
+"""Files that transformers may open in a folder: pattern of a name -> kind in `BOUNDS`."""
 PICKLED = ".bin"
 
 

@@ -17,7 +17,7 @@ from chop.files.reading import open_regular
 
 ZIP, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 END_BYTES, LOCATOR_BYTES, ZIP64_BYTES = 22, 20, 56
-"""Of the record that ends a zip archive without a comment; of those before it in large ones."""
+"""Sizes of the record that ends a zip archive without a comment, and of those before it."""
 IN_ZIP64 = 2**32 - 1
 LARGEST_DIRECTORY = 2**26
 """Bytes of names and places of an archive's members: about a million of them."""

@@ -109,7 +109,7 @@ class RunsFolder:
         return Progress(run, points, count, charts, counts, tuple(notes))
 
     def _why_no_storage(self, folder: Path) -> list[str]:
-        """Why the storage of a search is not read: it is no file below the root, or a link."""
+        """Returns the reasons not to read the storage of a search: it is elsewhere, or a link."""
         from chop.search.location import storage_file
         from chop.search.reading import find_storage
 
@@ -179,7 +179,7 @@ def open_plain(path: Path, kind: str) -> BinaryIO:
 
 
 def _why_not_read(path: Path) -> list[str]:
-    """Why a file is not shown; empty where it can be, or there is none."""
+    """Returns the reasons why a file is not shown; empty if it can be, or if there is none."""
     try:
         open_plain(path, "page" if path.name == PAGE else "artifact").close()
     except FileNotFoundError:
