@@ -1,4 +1,4 @@
-"""Notices: loggers of the package, and warnings given once for a process or a model."""
+"""Notices: loggers, warnings given once for a process or a model, and assumptions of a job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from chop.errors import ConfigError, bounded, did_you_mean
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A thing that a job took for granted, or noticed.
+
+    Attributes:
+        text: a sentence, with the way to say otherwise.
+        about: a constant by which code finds it; "" for most.
+    """
+
+    text: str
+    about: str = ""
 
 
 class AdjustedWarning(UserWarning):
@@ -21,6 +36,7 @@ ROOT = "chop"
 _GIVEN: set[str] = set()
 _GIVEN_OF: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 """By model, or what stands for it: what was said of it."""
+_assumed: ContextVar[tuple[list[Assumption], ...]] = ContextVar("lists of assumptions", default=())
 
 
 def warn_once(
@@ -78,6 +94,34 @@ def forget_notices() -> None:
     """Lets every message be given again."""
     _GIVEN.clear()
     _GIVEN_OF.clear()
+
+
+def assume(text: str, log: logging.Logger | None = None, about: str = "") -> None:
+    """Notes an assumption, which the report of the job has that runs.
+
+    Args:
+        text: a sentence: what was taken for granted, and how to say otherwise.
+        log: also warns at once, unless the job has noted the same before; None leaves that out.
+        about: see `Assumption`.
+    """
+    lists, noted = _assumed.get(), Assumption(text, about)
+    is_new = not any(noted in found for found in lists)
+    for found in lists:
+        if noted not in found:
+            found.append(noted)
+    if log is not None and is_new:
+        log.warning("%s", text)
+
+
+@contextlib.contextmanager
+def collected_assumptions() -> Iterator[list[Assumption]]:
+    """Context whose list gets what is assumed inside, each once; lists around it get it too."""
+    found: list[Assumption] = []
+    token = _assumed.set((*_assumed.get(), found))
+    try:
+        yield found
+    finally:
+        _assumed.reset(token)
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -103,7 +103,9 @@ def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
     assert type(found.model) is Net and found.result["saved"]["format"] == "integer 8.auto"
     assert "<h3>Net on own data</h3>" in found._repr_html_()
     assert str(found) == repr(found) == str(found.result)
-    assert str(found).startswith("saved integer 8.auto (PTQ): ") and "float" in str(found)
+    assert str(found).startswith(
+        "No test rows were given, so these numbers may be too good: saved integer"
+    ) and "float" in str(found)
     assert (found.folder / "model.pt").exists() and found.result["row_counts"]["test"] == 24
     agree = (found.model(X).argmax(1) == trained(X).argmax(1)).float().mean()
     assert agree > 0.9

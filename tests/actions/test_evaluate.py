@@ -147,7 +147,7 @@ def test_results_are_written_and_the_same_command_goes_on(folders, tmp_path, mon
         str(folders / "texts.jsonl"),
     )
     table = (tmp_path / "table.md").read_text()
-    assert "| packed |" in table and "5 test rows" in table
+    assert "| packed |" in table and "5 split-off rows" in table
     manifest = runs.read_manifest(tmp_path)
     assert (manifest.kind, manifest.state) == ("evaluate", "finished")
     page = json.loads((tmp_path / "report.json").read_text())

@@ -48,7 +48,7 @@ def test_the_main_job_on_numbers(line, tmp_path):
     assert evaluate(saved, test) == pytest.approx(result["saved"]["r2"], abs=1e-4)
     assert (tmp_path / "r2.svg").is_file() and not (tmp_path / "accuracy.svg").exists()
     told = (tmp_path / "table.md").read_text()
-    assert told.startswith("r2:\n") and "% |" not in told
+    assert told.startswith("Assumptions:\n") and "\nr2:\n" in told and "% |" not in told
     assert json.loads((tmp_path / "result.json").read_text())["config"]["model"] == "line"
 
 

@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from chop import passes
 from chop.actions.compress import compress as run_compression
 from chop.actions.compress_results import MODEL_FILES
 from chop.actions.settings.compress import CompressConfig
-from chop.captured.wrappers import check_is_module
+from chop.captured.wrappers import check_is_module, check_is_unwrapped
 from chop.config import convert, parse
-from chop.data import label_column
 from chop.errors import ChopError, ConfigError
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
@@ -28,18 +25,14 @@ from chop.nn.quantized import QuantizedOperator
 from chop.quantization.described import add_summary, example_of
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
-from chop.train import Metric, Rows, Task, read_rows, split_rows
+from chop.train import Metric, Rows, Task
 from chop.train.calibration import calibrated, example_inputs
 from chop.train.dtypes import in_dtype_of
-from chop.train.model_io import LABELS
-from chop.train.reading import as_column
+from chop.train.unlabeled import read_inputs
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-TEST_SHARE = 0.2
-"""Of rows that come without test rows, drawn by a fixed seed."""
 
 
 def quantize(
@@ -59,8 +52,9 @@ def quantize(
     Args:
         model: stays as it is; parameters are copied.
         format: as `chop.formats.parse_format_string` reads it, "8.auto" or "mxint:width=4".
-        data: rows that show the model's inputs and calibrate scales: `(X, y)`, X alone, a mapping
-            of columns, a DataLoader or a data set. None: inputs are guessed from the model, and
+        data: rows that show the model's inputs and calibrate scales: `(X, y)`, X alone, a frame of
+            pandas, a mapping of columns, a list of rows or batches with labels or without, a
+            DataLoader or a data set. None: inputs are guessed from the model, and
             scales that wait for data follow each batch.
         operators: to quantize, by name: linear, conv2d ... Default: all with a weight, but calls of
             functions that the model's code makes itself and no module can round for it, such as
@@ -142,7 +136,10 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
 
 def _rows_of(model: nn.Module, data: Any) -> Rows | None:
     """Rows for a model, in its dtype; None of none."""
-    return None if data is None else in_dtype_of(model, {"": _unlabeled_rows(data)})[""]
+    if data is None:
+        return None
+    check_is_unwrapped(model, "chop.quantize with data")
+    return in_dtype_of(model, {"": read_inputs(model, data)})[""]
 
 
 @dataclass(frozen=True)
@@ -186,7 +183,8 @@ def compress(
         model: trained; it stays as it is.
         data: labeled rows as `chop.train.read_rows` takes them, `(X, y)` for example, to calibrate,
             choose and train on; or splits by name, "train", "test" and "validation".
-        test: labeled rows to report on. Default: a fifth of `data`.
+        test: labeled rows to report on. Default: a fifth of `data`, on which the model may have
+            been trained; the report says so first.
         max_drop: largest loss of the metric against float on validation rows.
         out: folder of the results.
         task: default, what the labels are.
@@ -234,7 +232,7 @@ def _check_has_layers(model: nn.Module, who: str) -> None:
 
 
 def _splits(data: Any, test: Any) -> dict[str, Any]:
-    """Rows by split; test rows are drawn where there are none."""
+    """Rows by split."""
     if isinstance(data, Mapping) and "train" in data:
         unknown = sorted(data.keys() - {"train", "test", "validation"})
         if unknown:
@@ -246,16 +244,4 @@ def _splits(data: Any, test: Any) -> dict[str, Any]:
         splits = {"train": data}
     if test is not None:
         splits["test"] = test
-    if "test" not in splits:
-        splits["train"], splits["test"] = split_rows(read_rows(splits["train"]), TEST_SHARE)
     return splits
-
-
-def _unlabeled_rows(data: Any) -> Rows:
-    """Rows whose labels, which calibration does not read, may be missing."""
-    if isinstance(data, Tensor | np.ndarray):
-        data = (data, torch.zeros(len(data)))
-    elif isinstance(data, Mapping) and "train" not in data and label_column(list(data)) is None:
-        data = {name: as_column(column) for name, column in data.items()}
-        data[LABELS] = torch.zeros(len(next(iter(data.values()))))
-    return read_rows(data["train"] if isinstance(data, Mapping) and "train" in data else data)

@@ -82,12 +82,11 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     baseline, rounded, trained = _measure_all(config, workload)
     candidates = [baseline, *rounded, *trained]
     measured = show(
-        terminal_table(f"{title}: {metric.title}", candidates, metric),
+        terminal_table(f"{title}: {metric.title}", candidates, metric, workload.name_of("test")),
         *map(Note, footnotes(candidates)),
         Note(about_operators(candidates), is_written=False),
         Note(about_rows(workload)),
         Note(_about_training(rounded, trained, config), is_written=False),
-        Note(_about(workload), is_written=False),
     )
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
@@ -98,7 +97,7 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
         if config.samples:
             report = with_texts(report, baseline, saved, workload, config)
         closing += [
-            verdict_of(saved, baseline, report.result, metric),
+            verdict_of(saved, baseline, report.result, workload),
             *points_of(report.result, config),
         ]
     return replace(report, closing=closing)
@@ -130,7 +129,7 @@ def _measure_all(
     kinds, steps = _expected(config)
     with Stages(kinds, _costs(config, workload), steps) as stages:
         baseline = measure(mg, FLOAT, FLOAT, workload, stages)
-        check_scores(baseline.scores, workload, config.force)
+        check_scores(baseline.scores, workload, config)
         warn_of_large_drop(baseline.scores["validation"], workload, config.max_drop)
         rounded = [_round(mg, text, workload, config, recipe, stages) for text in config.formats]
         if mixed is not None:
@@ -168,17 +167,6 @@ def _about_training(
         return "No QAT: --qat-epochs is 0."
     kept = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
     return f"No QAT: {kept} within --max-drop {config.max_drop:g} of float on the validation rows."
-
-
-def _about(workload: Workload) -> str | None:
-    """What there is to know of the validation rows of models that were trained elsewhere."""
-    if not workload.has_seen_validation:
-        return None
-    count = 0 if workload.validation is None else len(workload.validation)
-    return (
-        f"The {count} validation rows are held out of the training rows: a model that was trained "
-        "on them elsewhere loses less there. Rows of a split 'validation' are taken instead."
-    )
 
 
 def _expected(config: CompressConfig) -> tuple[list[str], int]:

@@ -239,7 +239,9 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     output.enter(_no_files_after(walk))
     discard_older(output.results, *MODEL_FILES, ONNX_FILE, GRAPH_FILE)
     measured = show(
-        terminal_table(f"{workload.title}: {metric.title}", candidates, metric),
+        terminal_table(
+            f"{workload.title}: {metric.title}", candidates, metric, workload.name_of("test")
+        ),
         *map(Note, footnotes(candidates)),
     )
     write_folder(mg, config, output.results / FOLDER, SHARD)

@@ -24,7 +24,6 @@ from chop.report.format_legend import format_legend
 from chop.report.graph_chart import graph_chart
 from chop.report.report import Cell, Table, Tile
 from chop.runs import Outcome
-from chop.train import Metric
 from chop.train.feed import module_mode
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ MOST_VALUES = 100
 
 
 def tiles_of(
-    result: Mapping[str, Any], saved: Candidate, exact: Candidate, metric: Metric
+    result: Mapping[str, Any], saved: Candidate, exact: Candidate, workload: Workload
 ) -> list[Tile]:
     """The metric, bits, file and speed of the saved model beside float.
 
@@ -48,11 +47,12 @@ def tiles_of(
         result: of the job.
         saved: the model.
         exact: the float model.
-        metric: of the task.
+        workload: its task has the metric, and it knows what its rows are.
     """
+    metric = workload.task.metric
     mine, reference = saved.scores["test"], exact.scores["test"]
     size, whole = (result[name]["model.pt"] for name in ("saved_bytes", "float_bytes"))
-    about = f"float {metric.format_value(reference.value)}, {mine.rows} test rows"
+    about = f"float {metric.format_value(reference.value)}, {workload.count_test(mine.rows)}"
     tiles = [
         Tile(f"{metric.name} (95 % interval)", Cell(mine.value, mine.format_cell(metric)), about),
         Tile("bits per weight", Cell.of(saved.row.bits, ".2f"), f"float {exact.row.bits:.0f}"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from chop import passes
+from chop.actions.compress_doubts import note_doubts
 from chop.actions.compress_page import (
     charts_of_model,
     layer_table,
@@ -92,6 +93,7 @@ def report_of(
         WriteError: the disk is full or read-only.
     """
     rows, metric = [candidate.row for candidate in candidates], workload.task.metric
+    note_doubts(candidates, workload)
     saved = _packed(chosen) if chosen else None
     result: dict[str, Any] = {
         "config": {
@@ -117,7 +119,7 @@ def report_of(
         blocks += _save(candidates[0], saved, result, workload, config, output)
         page = {
             "warnings": warnings_of(result, chosen),
-            "tiles": tiles_of(result, chosen, candidates[0], metric),
+            "tiles": tiles_of(result, chosen, candidates[0], workload),
             "tables": [
                 *([layer_table(result, chosen.graph)] if result["layers"] else []),
                 *legend_of(config.formats, chosen.graph),
@@ -133,7 +135,7 @@ def report_of(
         curves_of(rows),
         floats,
         xlabel="average bits per parameter",
-        title=f"{workload.title}: {metric.title} on {len(workload.test)} test rows",
+        title=f"{workload.title}: {metric.title} on {workload.count_test()}",
         metric=metric,
     )
     return Report(

@@ -64,14 +64,25 @@ class Candidate:
     scores: Mapping[str, Score]
 
 
-def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, Any]]:
-    """The candidates as people read them; see `footnotes` for the marks."""
+def table_of(
+    candidates: Sequence[Candidate], metric: Metric, test: str = "test"
+) -> list[dict[str, Any]]:
+    """The candidates as people read them; see `footnotes` for the marks.
+
+    Args:
+        candidates: what was measured.
+        metric: of the task.
+        test: what test rows are called, see `Workload.name_of`.
+    """
+    names = {"test": test}
     return [
         {
             "method": row.method,
             "format": row.format + POOR_FIT * bool(row.poor_fit),
             **{
-                f"{name} (95 % interval)": Cell(score.value, score.format_cell(metric))
+                f"{names.get(name, name)} (95 % interval)": Cell(
+                    score.value, score.format_cell(metric)
+                )
                 for name, score in scores.items()
             },
             "bits": Cell.of(row.bits, ".2f"),
@@ -82,9 +93,11 @@ def table_of(candidates: Sequence[Candidate], metric: Metric) -> list[dict[str, 
     ]
 
 
-def terminal_table(title: str, candidates: Sequence[Candidate], metric: Metric) -> Table:
+def terminal_table(
+    title: str, candidates: Sequence[Candidate], metric: Metric, test: str = "test"
+) -> Table:
     """The table for 80 columns: `about_operators` has the column that the document alone has."""
-    rows = table_of(candidates, metric)
+    rows = table_of(candidates, metric, test)
     return Table(title, rows, [name for name in rows[0] if name != OPERATORS])
 
 

@@ -15,19 +15,19 @@ from chop.actions.compress_results import (
 )
 from chop.actions.latency import Fastest, describe_speed, fastest_of, no_gain
 from chop.actions.ways import LOADED, ONNXRUNTIME, SAVED, in_folder
-from chop.train import Metric
 from chop.workloads.hf_folder import FOLDER
 
 if TYPE_CHECKING:
     from chop.actions.compress_table import Candidate
     from chop.actions.settings.compress import CompressConfig
+    from chop.workloads.workload import Workload
 
 
 def verdict_of(
     saved: Candidate,
     exact: Candidate,
     result: Mapping[str, Any],
-    metric: Metric,
+    workload: Workload,
 ) -> str:
     """The saved model beside float in one sentence: size, metric on test rows, and speed.
 
@@ -35,13 +35,14 @@ def verdict_of(
         saved: the model.
         exact: the float model.
         result: of the job.
-        metric: of the task.
+        workload: its task has the metric, and it knows what its rows are.
     """
+    metric = workload.task.metric
     row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
     best = fastest_of(result["speed"])
     return (
         f"saved {row.format} ({row.method}): {_smaller(result, best)}, "
-        f"{metric.name} {mine.format(metric)} on {mine.rows} test rows against "
+        f"{metric.name} {mine.format(metric)} on {workload.count_test(mine.rows)} against "
         f"{reference.format(metric)} float, {_faster(best)}."
     )
 

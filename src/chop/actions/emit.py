@@ -353,7 +353,7 @@ def _sentence(result: Mapping[str, Any]) -> str:
     sentences = [_proven(result)]
     if result["accuracy"]:
         accuracies = format_accuracies(result)
-        sentences.append(f"Accuracy on {result['samples']} test rows: {accuracies}.")
+        sentences.append(f"Accuracy on {result['samples']} rows: {accuracies}.")
     return " ".join([*sentences, *_warnings(result)])
 
 

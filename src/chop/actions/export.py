@@ -215,7 +215,7 @@ def _on_rows(
             contestants.append(Contestant(own[key], runner_of(exact[key].model), CHOP))
         contestants.append(Contestant(name, each.run, own[key]))
     with (
-        stages.stage(RUNNING, f"comparing {len(rows)} test rows") as advance,
+        stages.stage(RUNNING, f"comparing {workload.count_test(len(rows))}") as advance,
         surroundings(config.threads, inference=True),
     ):
         found = compare_on_rows(contestants, loaded.mg, workload, rows, advance)
@@ -318,7 +318,7 @@ def _row_blocks(loaded: Loaded, rows: Mapping[str, RowResult]) -> list[Block]:
     count = next(iter(rows.values())).score.rows
     return [
         Table(
-            f"{workload.title}: {workload.task.metric.title}, {count} test rows",
+            f"{workload.title}: {workload.task.metric.title}, {workload.count_test(count)}",
             [row.formatted(workload) for row in rows.values()],
         ),
         Note(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.compressed_run import compressed_run, workload_config
 from chop.actions.settings.export import ExportConfig
+from chop.data.builtin_names import plain_name
 from chop.data.tokenizer import find_processor
 from chop.errors import CheckpointError, ChopError, ConfigError, first_line
 from chop.export.flat import map_tensors, named_tensors
@@ -22,7 +23,7 @@ from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import layers_of
 from chop.ir.propagate import example_inputs
-from chop.models import BUILTIN_MODELS, load_model
+from chop.models import builtin_model, load_model
 from chop.models.places import place_of
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
@@ -92,8 +93,8 @@ def load_graph(config: ExportConfig) -> Loaded:
         source = MaseGraph.from_checkpoint(checkpoint)
     elif workload is not None:
         source = MaseGraph(workload.model)
-    elif config.model in BUILTIN_MODELS:
-        source = MaseGraph(load_trained(config.model, progress=True))
+    elif builtin_model(config.model):
+        source = MaseGraph(load_trained(plain_name(config.model), progress=True))
     else:
         source = MaseGraph(load_model(config.model))
     modules = (module for module in source.model.modules() if isinstance(module, QuantizedOperator))
@@ -164,7 +165,7 @@ def _workload_settings(config: ExportConfig) -> WorkloadConfig | None:
     given: dict[str, Any] = {} if config.dataset is None else {"dataset": config.dataset}
     path = Path(config.model).expanduser()
     run = path if path.is_dir() else path.parent
-    if config.model in BUILTIN_MODELS:
+    if builtin_model(config.model):
         return WorkloadConfig(model=config.model, device="cpu", out=config.out, **given)
     if checkpoint_of(config.model) is not None:
         return _settings_of_run(run, given)
@@ -191,12 +192,12 @@ def tokenizer_of(config: ExportConfig) -> Any:
 
         return read_tokenizer(place_of(str(path)))
     places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
-    found = map(find_processor, [] if config.model in BUILTIN_MODELS else places)
+    found = map(find_processor, [] if builtin_model(config.model) else places)
     return next((processor for processor in found if processor is not None), None)
 
 
 def is_gguf(name: str) -> bool:
     """Whether a model is a file of GGUF, or a folder with one."""
-    if name in BUILTIN_MODELS or checkpoint_of(name) is not None:
+    if builtin_model(name) or checkpoint_of(name) is not None:
         return False
     return gguf_file(place_of(str(Path(name).expanduser()))) is not None

@@ -6,7 +6,7 @@ the manifest, and the report, which is printed and written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from chop import runs
+from chop.data.load import SPLIT_OFF
 from chop.files import names_of_files
 from chop.kernels.matmul_precision import matmul_precision
+from chop.notices import Assumption, assume, collected_assumptions
 from chop.report.notebook import with_display
 from chop.report.page.files import add_page
 from chop.report.page.page import PAGE
-from chop.report.report import Report, say, show, write_report
+from chop.report.report import Report, assumptions_text, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
 from chop.trust import trust_named
 from chop.workloads.chance import check_float_model
 from chop.workloads.workload import Workload, settings_with, workload_for
 
+NO_TEST_ROWS = "No test rows were given, so these numbers may be too good: "
+"""Before the outcome of a model on rows that it may have been trained on."""
 C = TypeVar("C")
 W = TypeVar("W")
 R = TypeVar("R")
@@ -90,25 +94,50 @@ def run_job(
         trust_named(vars(config)),
         matmul_precision(getattr(config, "matmul_precision", None)),
         with_interruption_note(lambda: job.kept(config)),
+        collected_assumptions() as assumed,
     ):
         placed = config if folder is None else replace(settings, out=folder)
+        for each in () if workload is None else workload.assumptions:
+            assume(each.text, about=each.about)
         loaded = job.load(placed, workload)
         with (
             runs.start(job.name, job.settings(config, loaded), folder or job.folder(config)) as run,
             ExitStack() as stack,
         ):
             output = Output(run, stack)
-            report = job.run(config, loaded, output)
+            report = with_assumptions(job.run(config, loaded, output), assumed)
             show(*report.blocks)
             write_report(report, output.results)
             run.rows, run.outcome = report.rows, report.outcome
             run.written += report.written
             add_page(report, run, output.results)
+    if report.assumptions:
+        say(str(assumptions_text(report)).replace("\n\n", "\n"))
     for sentence in report.closing:
         say(sentence)
     say(f"Page of these results: {job.folder(config) / PAGE}", is_whole=True)
     result: R = with_display(report, job.folder(config))
     return result
+
+
+def with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Report[R]:
+    """The report with what was assumed, in its result too; rows split off are said first.
+
+    Args:
+        report: of a job.
+        assumed: by the job and what it loaded.
+    """
+    is_split_off = any(each.about == SPLIT_OFF for each in assumed)
+    texts = [each.text for each in sorted(assumed, key=lambda each: each.about != SPLIT_OFF)]
+    if not texts:
+        return report
+    verdict, closing, result = report.verdict, [*report.closing], report.result
+    if is_split_off:
+        verdict = verdict and NO_TEST_ROWS + verdict
+        closing[:1] = [NO_TEST_ROWS + text for text in closing[:1]]
+    if isinstance(result, dict):
+        result["assumptions"] = texts
+    return replace(report, verdict=verdict, closing=closing, assumptions=texts)
 
 
 def load_checked(config: Any, workload: Workload | None) -> Workload:
@@ -130,7 +159,14 @@ def load_with_validation(config: Any, workload: Workload | None) -> Workload:
         ConfigError: settings, model and data set do not go together.
         UnavailableError: model or data set are not there.
     """
-    return workload_for(config, workload).with_validation()
+    found = workload_for(config, workload).with_validation()
+    if found.has_seen_validation and found.validation is not None:
+        assume(
+            f"No validation rows were given: {len(found.validation)} of the training rows choose "
+            "the format. A model that was trained on them, elsewhere, loses less there; give a "
+            "split 'validation'."
+        )
+    return found
 
 
 def load_nothing(config: Any, workload: Workload | None) -> None:

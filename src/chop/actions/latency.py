@@ -355,9 +355,7 @@ def _times(row: Mapping[str, Any], of: str = "") -> str:
 def _rows_of(workload: Workload) -> Inputs:
     def inputs(rows: int) -> Mapping[str, Tensor]:
         if rows > len(workload.test):
-            raise ConfigError(
-                f"batch {rows}: the data set has only {len(workload.test)} test rows."
-            )
+            raise ConfigError(f"batch {rows}: the data set has only {workload.count_test()}.")
         check_batch(workload.test, rows)
         return example_inputs(workload.model, workload.test, rows)
 

@@ -67,7 +67,8 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
         "accuracy_interval_95": lowering.accuracy_intervals,
     }
     accuracies = format_accuracies(result)
-    about = f"accuracy on {rows} test rows: {accuracies}" if accuracies else f"{rows} test rows"
+    counted = workload.count_test(rows)
+    about = f"accuracy on {counted}: {accuracies}" if accuracies else counted
     table = Table(title, [_shown(row) for row in info["operators"]])
     return Report(
         title,

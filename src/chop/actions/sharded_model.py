@@ -16,7 +16,7 @@ from chop.captured.specs import TensorSpec, map_specs
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line
 from chop.hub import hub_is_reachable
 from chop.ir.graph import MaseGraph, dummy_inputs
-from chop.models import BUILTIN_MODELS, is_own, load_model
+from chop.models import BUILTIN_MODELS, builtin_model, is_own, load_model
 
 if TYPE_CHECKING:
     from chop.distributed.source import TensorSource
@@ -57,7 +57,7 @@ class ShardedModel:
                 "name, or a checkpoint; export its graph with MaseGraph(model).export(PATH), and "
                 "give that."
             )
-        if config.model in BUILTIN_MODELS:
+        if builtin_model(config.model):
             if config.task is not None:
                 raise ConfigError(f"task: built-in model '{config.model}' has one of its own.")
             mg = _without_cache(load_model(config.model, seed=config.seed))

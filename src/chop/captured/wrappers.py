@@ -53,6 +53,26 @@ instance, Linear(...).
     raise ConfigError(f"{where}: expected an nn.Module, got {got}{way_out and f'; {way_out}'}.")
 
 
+def check_is_unwrapped(model: nn.Module, where: str) -> None:
+    """Checks that a model is called as it was written: rows are matched with its `forward`.
+
+    Args:
+        model: of a user.
+        where: what it was given to, for the message.
+    Raises:
+        ConfigError: torch has compiled, traced or wrapped it; the message has the way to the model.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        kind, way_out = "TorchScript has compiled or traced", "the model that it was made from"
+    elif is_compiled_wrapper(model):
+        kind, way_out = "torch.compile has wrapped", "net._orig_mod"
+    elif isinstance(model, _PARALLEL):
+        kind, way_out = f"{type(model).__name__} has wrapped", "net.module"
+    else:
+        return
+    raise ConfigError(f"{where}: got a model that {kind}; pass {way_out}, and wrap the result.")
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model that `torch.compile`, `DataParallel` or `DistributedDataParallel` has wrapped.
 

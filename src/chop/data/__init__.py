@@ -11,6 +11,7 @@ from chop.data.catalogue import (
     describe_dataset,
     get_dataset_info,
 )
+from chop.data.cells import with_plain_cells
 from chop.data.labels import check_classes, class_names, with_numbered_labels
 from chop.data.load import (
     BUILTIN_DATASETS,
@@ -49,5 +50,6 @@ __all__ = [
     "strided_windows",
     "with_numbered_labels",
     "with_pixels",
+    "with_plain_cells",
     "with_vectors",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from chop.data.load import label_column, num_labels
+from chop.data.builtin_names import builtin_name, plain_name
+from chop.data.load import has_data, label_column, num_labels
 from chop.data.pictures import decoded, picture_column, with_files
 from chop.data.tokenize import TEXT_COLUMNS
 from chop.data.tokenizer import STORY_VOCABULARY
@@ -68,19 +69,21 @@ def get_dataset_info(name: str) -> DatasetInfo:
     Raises:
         ConfigError: the name is not in the table; the message names the nearest.
     """
-    check_known(name, DATASETS, "unknown data set")
-    return DATASETS[name]
+    plain = plain_name(name)
+    check_known(plain, DATASETS, "unknown data set")
+    return DATASETS[plain]
 
 
 def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
-    """The row of a data set, or for one that is not in the table, one made from its columns.
+    """The row of a data set, or for one that is on disk or not in the table, one of its columns.
 
     Raises:
         ConfigError: it has neither texts, nor pictures, nor one column of vectors; or its first
             picture is broken.
     """
-    if name in DATASETS:
-        return DATASETS[name]
+    known = builtin_name(name, DATASETS, "data set", has_data)
+    if known is not None:
+        return DATASETS[known]
     train = splits["train"]
     columns = train.column_names
     inputs = [column for column in columns if column != label_column(columns)]

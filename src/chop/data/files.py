@@ -215,7 +215,9 @@ def _that_is_no_pattern(folder: Path) -> str:
 def _checked(splits: DatasetDict, what: str) -> DatasetDict:
     """Raises ConfigError where all columns of a table were read as one."""
     for split in splits.values():
-        name = split.column_names[0] if len(split.column_names) == 1 else ""
+        first, *others = split.column_names or [""]
+        # Decimal commas make pandas take what is before them for an index.
+        name = first if all(other.startswith("__index_level_") for other in others) else ""
         found = next((mark for mark in SEPARATORS if mark in name), None)
         if found is not None:
             raise ConfigError(

@@ -6,8 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from chop.data.bars import without_bars
 from chop.data.load import label_column
 from chop.errors import ConfigError, enumerate_names
+from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -34,6 +36,7 @@ def class_names(splits: DatasetDict) -> list[str] | None:
     return sorted({text for split in splits.values() for text in split.unique(column)})
 
 
+@without_bars()
 def check_classes(splits: DatasetDict, name: str) -> None:
     """Looks at the classes of a data set: warnings of the logger `chop.data` say what looks wrong.
 
@@ -57,11 +60,10 @@ def check_classes(splits: DatasetDict, name: str) -> None:
     }
     known, rows = set(classes["train"]), len(splits["train"])
     if len(known) >= LEAST_SUSPICIOUS and 2 * len(known) > rows:
-        log.warning(
-            "%d classes in %d training rows: --label-column names another column, and "
-            "--task regression takes labels as numbers",
-            len(known),
-            rows,
+        assume(
+            f"{len(known)} classes in {rows} training rows: --label-column names another column, "
+            "and --task regression takes labels as numbers",
+            log,
         )
     for key, found in classes.items():
         others = [str(value) for value in found if value not in known]
@@ -73,14 +75,14 @@ def check_classes(splits: DatasetDict, name: str) -> None:
                 f"training rows ({trained}); name classes alike in all splits, or give more rows."
             )
         if others:
-            log.warning("no training row has the class %s of the split '%s'", listed, key)
+            assume(f"no training row has the class {listed} of the split '{key}'", log)
     for alike in _alike([value for value in known if isinstance(value, str)]):
         shown = " and ".join(map(repr, sorted(alike)))
-        log.warning("classes %s differ in case or spaces alone, and are several", shown)
+        assume(f"classes {shown} differ in case or spaces alone, and are several", log)
     numbers = [value for value in known if isinstance(value, int)]
     if numbers and min(numbers) > 0:
-        log.warning(
-            "labels begin at %d: they are numbered from 0, and no row has class 0", min(numbers)
+        assume(
+            f"labels begin at {min(numbers)}: they are numbered from 0, and no row has class 0", log
         )
 
 
@@ -92,6 +94,7 @@ def _alike(names: list[str]) -> list[list[str]]:
     return [group for group in found.values() if len(group) > 1]
 
 
+@without_bars()
 def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -> DatasetDict:
     """The same with classes numbered as the model numbers those names.
 
@@ -112,11 +115,14 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
     if wanted == names and not is_text:
         return splits
     if is_text and known and sorted(wanted) != sorted(known, key=str) and not _are_plain(known):
-        log.warning(
-            "the labels %s are numbered in this order; the model's own classes are %s",
-            ", ".join(wanted),
-            ", ".join(sorted(known, key=known.__getitem__)),
+        own = ", ".join(sorted(known, key=known.__getitem__))
+        assume(
+            f"the labels {', '.join(wanted)} are numbered in this order; the model's own classes "
+            f"are {own}",
+            log,
         )
+    elif is_text:
+        assume(f"Classes are numbered in this order: {enumerate_names(wanted, SHOWN)}.")
     number = {name: wanted.index(name) for name in wanted}
     feature = ClassLabel(names=wanted)
     found = {}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chop.data.bars import without_bars
+from chop.data.builtin_names import advice_of_builtin, builtin_name, tell_which
 from chop.data.confined import Home, check_hub_files, check_pictures
 from chop.data.digits import digits
 from chop.data.files import check_is_there, prepared, read_file, read_folder
@@ -24,11 +26,15 @@ from chop.errors import (
 )
 from chop.files.library_errors import library_errors
 from chop.hub import hub_is_reachable, offline_errors
+from chop.notices import assume
+from chop.runs import MANIFEST
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 HELD_OUT_SHARE = 0.2
+SPLIT_OFF = "test rows are split off"
+"""Assumption about data without test rows, by which jobs know of it."""
 SPLITS = ("train", "validation", "test")
 
 BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
@@ -38,11 +44,13 @@ BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
     "toy": toy,
 }
 FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
+_BUILT_IN = BUILTIN_DATASETS | FETCHED_DATASETS
 TEXT_DATASETS = frozenset({"reviews", "stories"})
 LABEL_ADVICE = "--label-column names the one with the labels, label= in Python"
 UNLABELED_DATASETS = frozenset({"stories"})
 
 
+@without_bars()
 def load_dataset(
     name_or_path: str | Path | DatasetDict,
     *,
@@ -53,10 +61,12 @@ def load_dataset(
     """A data set with the splits `train`, `test` and, where it has one, `validation`.
 
     Args:
-        name_or_path: `digits`, `reviews`, `stories`, `toy`; `jsc`, fetched from OpenML; a file
+        name_or_path: a file
             (parquet; csv, tsv, json, jsonl, or txt, whose rows are lines, also compressed); a
             folder of them, of pictures in a folder for each class, or one written by
-            `save_to_disk`; a name on the hub; or a DatasetDict.
+            `save_to_disk`; `digits`, `reviews`, `stories`, `toy`; `jsc`, fetched from OpenML; a
+            name on the hub; or a DatasetDict. What is on disk wins over a built-in name;
+            `builtin:digits` is always the built-in one.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class); of lines of text, all.
         label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
@@ -75,20 +85,43 @@ def load_dataset(
         given = _with_label(name_or_path, label)
         return _shorten(_train_and_test(given, "as given", labeled), limit)
     name = str(name_or_path)
-    labeled = labeled and name not in UNLABELED_DATASETS
-    known = BUILTIN_DATASETS | FETCHED_DATASETS
-    if name in known:
-        splits = known[name]()
-    elif name and Path(name).is_dir():
-        splits = read_folder(Path(name))
-    elif Path(name).is_file():
-        splits = read_file(Path(name))
+    builtin = builtin_dataset(name)
+    tell_which(name, _BUILT_IN, "data set", builtin)
+    labeled = labeled and builtin not in UNLABELED_DATASETS
+    if builtin is not None:
+        splits = _BUILT_IN[builtin]()
+    elif name and (Path(name).is_dir() or Path(name).is_file()):
+        splits = _read_path(Path(name))
     else:
         check_is_there(name)
         splits = _from_hub(name)
     # What a folder of save_to_disk holds is read by now, and not before.
     with library_errors(name, error=ConfigError, problem="cannot be read"):
         return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
+
+
+def _read_path(path: Path) -> DatasetDict:
+    try:
+        return read_folder(path) if path.is_dir() else read_file(path)
+    except ConfigError as error:
+        advice = advice_of_builtin(path, _BUILT_IN)
+        raise (ConfigError(f"{error}{advice}") if advice else error) from error.__cause__
+
+
+def builtin_dataset(name: object) -> str | None:
+    """The built-in data set that a name means; None where it means another's.
+
+    What is on disk wins, unless it is the output folder of a run.
+
+    Raises:
+        ConfigError: there is no built-in one of a name such as `builtin:mnist`.
+    """
+    return builtin_name(name, _BUILT_IN, "data set", has_data)
+
+
+def has_data(path: Path) -> bool:
+    """Whether a path is one to read rows of: all but output folders of runs."""
+    return path.exists() and not (path / MANIFEST).is_file()
 
 
 def label_column(columns: list[str]) -> str | None:
@@ -236,6 +269,10 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
     if "test" in labeled:
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
     if "validation" in labeled:
+        assume(
+            f"Data set '{name}' has no test rows: its validation rows stand for them. A model that "
+            "was chosen by them is worse on new rows than these numbers say."
+        )
         return DatasetDict(train=labeled["train"], test=labeled["validation"])
     rows = len(labeled["train"])
     if rows < 2:
@@ -243,7 +280,34 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
             f"data set '{name}' has {rows} rows: expected at least 2, of which some are held out."
         )
     order = not is_running_text(splits)
+    assume_split_off(HELD_OUT_SHARE, _rows_beside(name))
     return labeled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0, shuffle=order)
+
+
+def assume_split_off(share: float, advice: str = "") -> None:
+    """Notes that rows which stand for test rows were split off the data.
+
+    Args:
+        share: of the rows.
+        advice: where test rows are; "" says how to give them.
+    """
+    assume(
+        f"No test rows were given: {share:.0%} of the rows were split off and stand for them. A "
+        "model that was trained on them, elsewhere, is worse on new rows than these numbers say. "
+        + (advice or "Give a split 'test', as a folder with train.csv and test.csv has it."),
+        about=SPLIT_OFF,
+    )
+
+
+def _rows_beside(name: str) -> str:
+    """Says where test rows are beside the training rows that were given alone; else ""."""
+    path = Path(name)
+    if not path.stem.startswith("train") or not path.exists():
+        return ""
+    beside = path.with_name(path.name.replace("train", "test", 1))
+    if not beside.exists():
+        return ""
+    return f"'{beside}' is beside it: give the folder '{path.absolute().parent.name}', with both."
 
 
 def _shorten(splits: DatasetDict, limit: int | None) -> DatasetDict:

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chop.data.bars import without_bars
+from chop.data.cells import check_cells
 from chop.data.load import label_column
-from chop.errors import ConfigError, enumerate_names
+from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 NUMBERS = ("int", "uint", "float", "bool")
-SHOWN = 8
-"""Columns that a message names."""
 log = logging.getLogger(__name__)
 
 
+@without_bars()
 def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDict:
     """The same with all columns of numbers as one column `x` of vectors, in their order.
 
@@ -28,7 +29,7 @@ def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDic
         parameters: of the model: where one of them has the name of a column, or there is only one
             column beside the labels, the data set stays as it is.
     Raises:
-        ConfigError: a cell is blank or NaN.
+        ConfigError: a cell is blank, NaN or infinite.
     """
     from datasets import DatasetDict
 
@@ -44,9 +45,9 @@ def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDic
         return splits
     others = [name for name in features if name != label and name not in numbers]
     if others:
-        log.warning("no inputs, as they hold no numbers: columns %s", ", ".join(others))
+        assume(f"no inputs, as they hold no numbers: columns {', '.join(others)}", log)
     values = {key: _numbers(split, numbers) for key, split in splits.items()}
-    _check_no_gaps(numbers, np.concatenate([*values.values()]))
+    check_cells(numbers, np.concatenate([*values.values()]))
     return DatasetDict({key: _vectors(split, values[key], label) for key, split in splits.items()})
 
 
@@ -54,21 +55,6 @@ def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
     """Rows of numbers, float32 (rows, columns); a blank cell is NaN."""
     table = split.with_format("numpy")
     return np.stack([np.asarray(table[name][:], np.float32) for name in names], 1)
-
-
-def _check_no_gaps(names: Sequence[str], values: np.ndarray) -> None:
-    gaps = np.isnan(values)
-    if not gaps.any():
-        return
-    counts = dict(zip(names, gaps.sum(0).tolist(), strict=True))
-    counted = [f"'{name}' ({count})" for name, count in counts.items() if count]
-    rows = np.flatnonzero(gaps.any(1))
-    first = [f"{name}={value:g}" for name, value in zip(names, values[rows[0]], strict=True)]
-    raise ConfigError(
-        f"data: {len(rows)} of {len(values)} rows have blank cells or NaN, in the columns "
-        f"{enumerate_names(counted, SHOWN)}; one of them is {enumerate_names(first, SHOWN)}. Fill "
-        "them or leave these rows out."
-    )
 
 
 def _vectors(split: Dataset, values: np.ndarray, label: str | None) -> Dataset:

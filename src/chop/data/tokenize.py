@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.data.load import UNLABELED_DATASETS, label_column, load_dataset
+from chop.data.bars import without_bars
+from chop.data.load import UNLABELED_DATASETS, builtin_dataset, label_column, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, encode, get_tokenizer
 from chop.data.windows import NO_LABEL, is_running_text, windowed
 from chop.errors import ConfigError
@@ -21,6 +22,7 @@ WORD_COLUMNS = ("tokens", "words")
 SECOND_COLUMNS = {"premise": "hypothesis", "sentence1": "sentence2"}
 
 
+@without_bars()
 def get_tokenized_dataset(
     dataset: str | Path | DatasetDict,
     checkpoint: str | Path | PreTrainedTokenizerBase,
@@ -59,7 +61,7 @@ def get_tokenized_dataset(
     tokenizer = get_tokenizer(checkpoint)
     drawn = limit if stride is None else None
     splits = load_dataset(dataset, limit=drawn, labeled=labeled)
-    labeled = labeled and str(dataset) not in UNLABELED_DATASETS
+    labeled = labeled and builtin_dataset(dataset) not in UNLABELED_DATASETS
     columns = _text_columns(splits["train"], text_column)
     _check_texts(splits, columns)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length

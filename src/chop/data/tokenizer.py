@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.data.builtin_names import builtin_name
 from chop.data.reviews import vocabulary
 from chop.data.stories import END, story_words
 from chop.errors import (
@@ -52,8 +53,9 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
     if not isinstance(checkpoint, str | Path):
         return checkpoint
     name = str(checkpoint)
-    if name in BUILTIN_TOKENIZERS:
-        return BUILTIN_TOKENIZERS[name]()
+    builtin = builtin_tokenizer(name)
+    if builtin is not None:
+        return BUILTIN_TOKENIZERS[builtin]()
     from transformers import AutoTokenizer
 
     folder = Path(name) if Path(name).is_dir() else None
@@ -73,6 +75,19 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
             f"'{name}': no tokenizer found{reach}; give a local folder that has one (for a command "
             f"--tokenizer), or a built-in: {did_you_mean(name, BUILTIN_TOKENIZERS)}"
         ) from error
+
+
+def builtin_tokenizer(name: object) -> str | None:
+    """The built-in tokenizer that a name means; None where it means another's, or one on disk.
+
+    Raises:
+        ConfigError: there is no built-in one of a name with the prefix `builtin:`.
+    """
+    return builtin_name(name, BUILTIN_TOKENIZERS, "tokenizer", _has_tokenizer)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in FILES)
 
 
 @contextmanager

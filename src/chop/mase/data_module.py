@@ -22,6 +22,8 @@ from chop.data import (
     required_label_column,
     with_pixels,
 )
+from chop.data.builtin_names import PREFIX
+from chop.data.load import builtin_dataset
 from chop.errors import ConfigError
 from chop.models import find_model_info, get_tokenizer
 from chop.train.model_io import LABELS
@@ -115,12 +117,17 @@ class MaseDataModule:
         """
         if self._tokenizer is not None:
             return self._tokenizer
-        name = self.model_name or (self.name if self.name in TEXT_DATASETS else None)
+        name = self.model_name or self._own_tokenizer()
         if name is None:
             raise ConfigError(
                 f"data set '{self.name}' holds texts: give tokenizer= or model_name=."
             )
         return get_tokenizer(name)
+
+    def _own_tokenizer(self) -> str | None:
+        """That of a built-in data set of texts."""
+        builtin = builtin_dataset(self.name)
+        return f"{PREFIX}{builtin}" if builtin in TEXT_DATASETS else None
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Batches of the training rows, in an order drawn from torch's global generator."""

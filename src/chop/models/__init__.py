@@ -6,11 +6,11 @@
 `BUILTIN_MODELS[name]` says each built-in model's data set and training recipe.
 """
 
-from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe
+from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe, builtin_model
 from chop.models.catalogue import MODELS, ModelInfo, find_model_info, get_model_info
 from chop.models.load import AUTO_CLASSES, load_model, read_config
 from chop.models.named import get_model, get_tokenizer
-from chop.models.own import is_own, reason_of_user_code
+from chop.models.own import check_own, is_own, reason_of_user_code
 from chop.models.plain import VGG7, ToyConvNet, ToyCustomFnNet, ToyNet
 from chop.models.registry import ModelFactory, register_mase_checkpoint, register_mase_model
 
@@ -26,6 +26,8 @@ __all__ = [
     "ToyConvNet",
     "ToyCustomFnNet",
     "ToyNet",
+    "builtin_model",
+    "check_own",
     "find_model_info",
     "get_model",
     "get_model_info",

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chop.data.builtin_names import builtin_name
 from chop.data.stories import END
 from chop.data.tokenizer import STORY_LIMIT, STORY_TOKENS, STORY_VOCABULARY
+from chop.runs import MANIFEST
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+HELD = ("config.json", "*.safetensors", "*.gguf", "pytorch_model*.bin")
+"""Files of which a folder has some that is a model's."""
 
 
 @dataclass(frozen=True)
@@ -125,3 +132,22 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
         _gpt_tiny, "stories", STORY_VOCABULARY, Recipe(4, lr=4e-3, batch_size=32), "causal-lm"
     ),
 }
+
+
+def builtin_model(name: object) -> str | None:
+    """The built-in model that a name means; None where it means another's.
+
+    A folder on disk wins that holds a model of Hugging Face or one of GGUF; the prefix `builtin:`
+    always means the built-in one.
+
+    Raises:
+        ConfigError: there is no built-in one of a name such as `builtin:resnet18`.
+    """
+    return builtin_name(name, BUILTIN_MODELS, "model", has_model)
+
+
+def has_model(path: Path) -> bool:
+    """Whether a path is a folder with the configuration or the weights of a model."""
+    if not path.is_dir() or (path / MANIFEST).is_file():
+        return False
+    return any(any(path.glob(pattern)) for pattern in HELD)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from chop.data.builtin_names import advice_of_builtin, tell_which
 from chop.errors import (
     CheckpointError,
     ChopError,
@@ -31,7 +32,7 @@ from chop.ir.huggingface.config_file import (
 )
 from chop.ir.huggingface.generation_file import check_generation_config, read_generation_config
 from chop.ir.huggingface.unread import Unread
-from chop.models.builtin import BUILTIN_MODELS
+from chop.models.builtin import BUILTIN_MODELS, builtin_model
 from chop.models.own import build_own, is_own
 from chop.models.places import place_of
 from chop.models.stored_numbers import check_numbers
@@ -74,7 +75,8 @@ def load_model(
             `chop.train.load_trained` trains them), a folder written by `save_pretrained`, a folder
             of compressed-tensors, GPTQ or AWQ, a file of GGUF or a folder with one alone, a name on
             the hub, of one of these as well, `org/name/file.gguf` there, `file.py:Net` or
-            `timm:NAME`.
+            `timm:NAME`. A folder that holds a model wins over a built-in name; `builtin:cnn` is
+            always the built-in one.
         num_labels: classes of the classification head; default, what the model has.
         task: `text-classification`, `image-classification`, `token-classification`,
             `text-generation`, `fill-mask` or `feature-extraction`; default, the class that the
@@ -99,8 +101,10 @@ def load_model(
         raise ConfigError(f"weights: '{name}' has its own; they go with file.py:Net or timm:NAME.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name in BUILTIN_MODELS:
-            return _build(name, num_labels).eval()
+        builtin = builtin_model(name)
+        tell_which(name, BUILTIN_MODELS, "model", builtin)
+        if builtin is not None:
+            return _build(builtin, num_labels).eval()
         if is_own(name):
             return build_own(name, num_labels, weights, pretrained).eval()
         return _from_checkpoint(name, num_labels, task, pretrained).eval()
@@ -202,7 +206,10 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
         )
     if is_folder and not (Path(name) / "config.json").is_file():
         saved = "the run in it saved none, or did not end; " * (Path(name) / MANIFEST).is_file()
-        raise ConfigError(f"folder '{name}' holds no model: {saved}expected a config.json in it.")
+        raise ConfigError(
+            f"folder '{name}' holds no model: {saved}expected a config.json in it."
+            f"{advice_of_builtin(name, BUILTIN_MODELS)}"
+        )
     if is_folder:
         check_config(Path(name))
     labels = {} if num_labels is None else {"num_labels": num_labels}

@@ -9,8 +9,9 @@ import torch
 
 from chop.data import DatasetInfo, get_dataset_info
 from chop.data import get_tokenizer as find_tokenizer
+from chop.data.builtin_names import PREFIX, plain_name
 from chop.errors import ConfigError, UnavailableError, did_you_mean
-from chop.models.builtin import BUILTIN_MODELS
+from chop.models.builtin import BUILTIN_MODELS, has_model
 from chop.models.catalogue import MODELS, ModelInfo, find_model_info
 from chop.models.load import AUTO_CLASSES, load_model
 from chop.models.registry import ModelFactory
@@ -81,7 +82,7 @@ def _named(
             f"@register_mase_checkpoint('{name}')."
         )
     labels = None if dataset_info is None else dataset_info.num_classes
-    info = find_model_info(name)
+    info = None if has_model(Path(name)) else find_model_info(plain_name(name))
     if info is None:
         kind = dataset_info.kind if dataset_info else "nlp"
         if kind == "physical":
@@ -94,7 +95,7 @@ def _named(
         return make(info, _auto_task(task, info.kind, info.config), labels, seed).eval()
     _check_own(info, pretrained, task, dataset_info)
     if info.plain is None:
-        return load_model(info.name, num_labels=labels, seed=seed)
+        return load_model(f"{PREFIX}{info.name}", num_labels=labels, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return info.plain(dataset_info or get_dataset_info(str(info.default_dataset))).eval()
@@ -128,7 +129,7 @@ def get_tokenizer(name: str, checkpoint: str | None = None) -> PreTrainedTokeniz
     Raises:
         UnavailableError: it is not there and the hub cannot be reached.
     """
-    info = find_model_info(name)
+    info = None if has_model(Path(name)) else find_model_info(name)
     return find_tokenizer(checkpoint or (info.hub if info and info.hub else name))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import nn
 
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
 from chop.installed import how_to_get
-from chop.models.weights import load_weights
+from chop.models.weights import check_readable, load_weights
 from chop.trust import OF_FILE, TIMM, names_code, running
 
 if TYPE_CHECKING:
@@ -55,6 +56,30 @@ def build_own(
     if weights is not None:
         load_weights(model, weights)
     return model
+
+
+def check_own(name: str, weights: str | Path | None) -> None:
+    """Checks what can be known of such a model without running code, before data are read.
+
+    Args:
+        name: see `build_own`.
+        weights: likewise.
+    Raises:
+        ConfigError: there is no such file, or it does not have the name.
+        CheckpointError: there are no such weights, or they cannot be read.
+    """
+    found = OF_FILE.fullmatch(name)
+    if found is not None and not name.startswith(TIMM):
+        path, wanted = Path(found["file"]), found["name"]
+        if not path.is_file():
+            raise ConfigError(f"model file '{path}' does not exist.")
+        source = path.read_text(encoding="utf-8", errors="replace")
+        makes_names = re.search(r"import \*|__getattr__|globals\(\)|setattr|exec\(", source)
+        if not makes_names and not re.search(rf"\b{wanted}\b", source):
+            own = re.findall(r"^(?:class|def)\s+(\w+)", source, re.MULTILINE)
+            raise ConfigError(f"'{path}' has no '{wanted}': {did_you_mean(wanted, own)}")
+    if weights is not None:
+        check_readable(weights)
 
 
 def _of_file(name: str, num_labels: int | None) -> nn.Module:

@@ -20,6 +20,8 @@ LoadType = Literal["mz", "pt", "pl"]
 NESTED = ("state_dict", "model")
 """Where training scripts keep the tensors in a file that holds more."""
 NO_CODE = "expected tensors alone, as torch.save(model.state_dict(), ...) or safetensors write them"
+READ_TWICE = 2**28
+"""Bytes of a file of weights below which it is read before the data, too."""
 MAX_NAMES = 5
 
 
@@ -75,6 +77,17 @@ def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Mod
     return model
 
 
+def check_readable(path: str | Path) -> None:
+    """Checks that a file or folder of weights is there and, unless it is large, can be read.
+
+    Raises:
+        CheckpointError: it is missing or broken, or would run code.
+    """
+    path = Path(path)
+    if not path.is_dir() and (not path.is_file() or path.stat().st_size < READ_TWICE):
+        _read_state(path)
+
+
 def _prefix_of(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     """What is before every name of a model in a file; empty where some name has it not."""
     first = next(iter(own), "")
@@ -90,11 +103,21 @@ def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
         "unexpected": state.keys() - own.keys(),
         "of another shape": {key for key in both if _shape(own[key]) != _shape(state[key])},
     }
-    return [
+    texts = [
         f"{what} {enumerate_names(sorted(names), MAX_NAMES)}"
         for what, names in found.items()
         if names
     ]
+    shapes = [
+        f"{name} {_shown(state[name])} in the file, {_shown(own[name])} in the model"
+        for name in sorted(found["of another shape"])[:MAX_NAMES]
+    ]
+    return [*texts[:-1], f"{texts[-1]} ({'; '.join(shapes)})"] if shapes else texts
+
+
+def _shown(value: Any) -> str:
+    shape = _shape(value)
+    return "no tensor" if shape is None else str(tuple(shape))
 
 
 def _shape(value: Any) -> torch.Size | None:

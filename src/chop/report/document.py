@@ -78,6 +78,7 @@ class Document:
         title: of the run.
         verdict: the outcome in one sentence.
         warnings: what a reader must know before the numbers.
+        assumptions: what the job took for granted.
         tiles: the numbers that matter most.
         blocks: tables and sentences, in order.
         charts: the figures.
@@ -94,6 +95,7 @@ class Document:
     charts: tuple[Chart, ...] = ()
     tables: tuple[PageTable, ...] = ()
     steps: tuple[Step, ...] = ()
+    assumptions: tuple[str, ...] = ()
     format: int = FORMAT
 
 
@@ -112,6 +114,7 @@ def document_of(report: Report[Any]) -> Document:
         tuple(in_words_of(finite(chart)) for chart in (*charts, *report.charts)),
         tuple(map(page_table, report.tables)),
         tuple(report.steps),
+        tuple(report.assumptions),
     )
 
 

@@ -146,6 +146,7 @@ class Report(Generic[R]):
         written: files of the run that other processes or steps have written.
         verdict: the outcome in one sentence; "" takes the first closing sentence.
         warnings: what a reader must know before the numbers.
+        assumptions: what the job took for granted, in the order of importance.
         tiles: the numbers that matter most.
         charts: what only the page shows, beside the charts of the figures.
         tables: what only the page shows.
@@ -169,6 +170,7 @@ class Report(Generic[R]):
     tables: Sequence[Table] = ()
     outcome: Outcome | None = None
     steps: Sequence[Step] = ()
+    assumptions: Sequence[str] = ()
 
     @property
     def blocks(self) -> list[Block]:
@@ -221,10 +223,28 @@ def write_report(report: Report[Any], folder: Path) -> None:
     """
     for name, write in {**report.files, **_in_further_kinds(report.figures)}.items():
         write(folder / name)
-    for name, blocks in report.documents.items():
-        write_document(folder / name, blocks)
+    for place, (name, blocks) in enumerate(report.documents.items()):
+        first = [] if place else [Note(assumptions_text(report))]
+        write_document(folder / name, [*first, *blocks])
     if report.result_file:
-        write_json(folder / report.result_file, report.result)
+        write_json(folder / report.result_file, _result_document(report))
+
+
+def _result_document(report: Report[Any]) -> Any:
+    """The result as plain values; a mapping has the assumptions, too."""
+    result = report.result
+    is_record = dataclasses.is_dataclass(result) and not isinstance(result, type)
+    found = dataclasses.asdict(result) if is_record else result
+    if not report.assumptions or not isinstance(found, dict):
+        return found
+    return {**found, "assumptions": list(report.assumptions)}
+
+
+def assumptions_text(report: Report[Any]) -> str | None:
+    """The assumptions of a report as one list; None where there are none."""
+    if not report.assumptions:
+        return None
+    return "\n".join(["Assumptions:", "", *(f"- {text}" for text in report.assumptions)])
 
 
 @contextmanager

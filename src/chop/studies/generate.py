@@ -164,9 +164,9 @@ def _in_llama_cpp(
 
 
 def _task(name: str) -> str | None:
-    from chop.models import BUILTIN_MODELS
+    from chop.models import builtin_model
 
-    return None if name in BUILTIN_MODELS else LOAD_AS
+    return None if builtin_model(name) else LOAD_AS
 
 
 def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from chop.notices import assume
 from chop.train.reading import Column
 from chop.train.rows import Rows
 
@@ -30,7 +31,7 @@ def in_dtype_of(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]
     (dtype,) = dtypes
     found = {name: _converted(rows, dtype) for name, rows in splits.items()}
     if any(rows is not splits[name] for name, rows in found.items()):
-        log.warning("inputs are converted to %s, the dtype of the model's parameters", dtype)
+        assume(f"inputs are converted to {dtype}, the dtype of the model's parameters", log)
     return found
 
 

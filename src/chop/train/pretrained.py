@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
+from chop.data.builtin_names import PREFIX, plain_name
 from chop.errors import ConfigError, check_known, did_you_mean
 from chop.files import atomic_file, build_lock
 from chop.hub import cache_folder
@@ -39,15 +40,16 @@ def load_trained(
     Raises:
         ConfigError: there is no such built-in model.
     """
+    name = plain_name(name)
     if name not in BUILTIN_MODELS:
         raise ConfigError(
             f"no built-in model '{name}' to train: {did_you_mean(name, BUILTIN_MODELS)}"
         )
-    model = load_model(name, seed=seed)
+    model = load_model(f"{PREFIX}{name}", seed=seed)
     path = _weights_path(name, model, seed, held_out)
     if not _read_into(model, path):
         with build_lock(path):  # another process may be training the same
-            model = load_model(name, seed=seed)
+            model = load_model(f"{PREFIX}{name}", seed=seed)
             if not _read_into(model, path):
                 model = _trained(name, seed, progress, held_out)
                 _write(model, path)
@@ -55,7 +57,7 @@ def load_trained(
 
 
 def _trained(name: str, seed: int, progress: bool, held_out: float) -> nn.Module:
-    model = load_model(name, seed=seed)
+    model = load_model(f"{PREFIX}{name}", seed=seed)
     builtin = BUILTIN_MODELS[name]
     label = f"training {name} on {builtin.dataset}" if progress else None
     rows = read_rows(default_dataset(name)["train"], TASKS[builtin.task])
@@ -78,13 +80,13 @@ def default_dataset(
         limit: keep that many rows of each split.
         max_length: of texts, tokens of a row at most.
     """
+    name = plain_name(name)
     check_known(name, BUILTIN_MODELS, "unknown built-in model")
     dataset = BUILTIN_MODELS[name].dataset
+    source = f"{PREFIX}{dataset}"
     if dataset in TEXT_DATASETS:
-        return get_tokenized_dataset(
-            dataset, checkpoint=dataset, limit=limit, max_length=max_length
-        )
-    return load_dataset(dataset, limit=limit)
+        return get_tokenized_dataset(source, checkpoint=source, limit=limit, max_length=max_length)
+    return load_dataset(source, limit=limit)
 
 
 def _weights_path(name: str, model: nn.Module, seed: int, held_out: float) -> Path:

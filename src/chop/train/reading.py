@@ -21,7 +21,9 @@ from torch.utils.data import (
 )
 
 from chop.data import label_column
-from chop.errors import ConfigError
+from chop.data.bars import without_bars
+from chop.errors import MOST_NAMES, ConfigError, enumerate_names
+from chop.train.frames import array_of, is_frame, is_series, matrix_of, split_frame
 from chop.train.model_io import LABELS, POSITION
 
 if TYPE_CHECKING:
@@ -49,8 +51,18 @@ def read_columns(dataset: Any) -> dict[str, Column]:
     if isinstance(dataset, DataLoader):
         batched = dataset.batch_sampler is not None
         with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
-            loaded = _in_order(dataset)
+            loaded = in_order(dataset)
             return _of_items(row for batch in loaded for row in _rows_of(batch, batched))
+    if is_frame(dataset):
+        inputs, labels = split_frame(dataset)
+        if labels is None:
+            raise ConfigError(
+                "expected a frame with a column 'labels' or 'label', or (frame, labels), got the "
+                f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}."
+            )
+        return _of_arrays((inputs, labels))
+    if _is_named_pair(dataset):
+        return _of_named(*dataset)
     if isinstance(dataset, tuple):
         are_rows = all(isinstance(part, tuple) for part in dataset)
         return _of_items(dataset) if are_rows else _of_arrays(dataset)
@@ -75,6 +87,39 @@ def read_columns(dataset: Any) -> dict[str, Column]:
     )
 
 
+def _is_named_pair(value: Any) -> bool:
+    """Whether a value is a mapping of inputs with their labels."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return isinstance(value[0], Mapping) and not isinstance(value[1], Mapping)
+
+
+def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
+    """Columns by name, and the labels of their rows."""
+    found = {name: as_column(_array(column)) for name, column in inputs.items()}
+    found[LABELS] = as_column(_labels_of(labels))
+    lengths = {name: len(column) for name, column in found.items()}
+    if len(set(lengths.values())) > 1 or len(found) < 2:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ConfigError(f"expected inputs and labels of as many rows, got rows: {listed}.")
+    return found
+
+
+def _array(value: Any) -> Any:
+    """Arrays of frames and series; anything else as it is."""
+    if is_frame(value):
+        return matrix_of(value)
+    return array_of(value) if is_series(value) else value
+
+
+def _labels_of(value: Any) -> Any:
+    """The same of labels: a frame of one column is a series."""
+    if is_frame(value) and value.shape[1] == 1:
+        value = value.iloc[:, 0]
+    return array_of(value, str(value.name or LABELS)) if is_series(value) else _array(value)
+
+
+@without_bars()
 def _of_table(dataset: Dataset) -> dict[str, Column]:
     names = [name for name in dataset.column_names if is_numeric(dataset, name)]
     table = dataset.select_columns(names).with_format("numpy")[:]
@@ -115,6 +160,7 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
 
 def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [list(array) if isinstance(array, Iterator) else array for array in arrays]
+    arrays = [*map(_array, arrays[:-1]), *map(_labels_of, arrays[-1:])]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
         raise ConfigError(
@@ -124,8 +170,8 @@ def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     return {name: as_column(array) for name, array in _by_position(arrays).items()}
 
 
-def _in_order(loader: DataLoader[Any]) -> Iterable[Any]:
-    """Every row once: a loader that merely shuffles or drops is read as its data set stands."""
+def in_order(loader: DataLoader[Any]) -> Iterable[Any]:
+    """Batches with every row once: one that merely shuffles or drops is read as its data stand."""
     sampler = loader.sampler
     is_shuffled = (
         isinstance(sampler, RandomSampler)
@@ -165,6 +211,7 @@ def as_column(values: Any) -> Column:
     """
     if isinstance(values, Tensor):
         return values.detach().cpu()
+    values = _array(values)
     if isinstance(values, np.ndarray) and values.dtype != object:
         return _numbers(values)
     rows = [_numbers(row) for row in values]

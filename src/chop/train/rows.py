@@ -187,6 +187,8 @@ def read_rows(
 def check_no_gaps(name: str, column: Column) -> None:
     """Checks that a column has no NaN, which is what readers make of blank cells.
 
+    Nor may one of a number or vector for each row be infinite; larger ones may be masks.
+
     Raises:
         ConfigError: it has; the message has their number and the first rows.
     """
@@ -197,11 +199,19 @@ def check_no_gaps(name: str, column: Column) -> None:
         gaps = rows.isnan() if rows.dim() == 1 else rows.isnan().any(1)
     else:
         gaps = torch.tensor([bool(torch.as_tensor(row).isnan().any()) for row in rows])
-    found = [str(number + 1) for number in gaps.nonzero().flatten().tolist()]
+    _check_none(name, gaps, "blank cells or NaN", "fill them")
+    if isinstance(column, Tensor) and column.dim() <= 2 and "mask" not in name:
+        _check_none(
+            name, column.reshape(len(column), -1).isinf().any(1), "infinite numbers", "replace them"
+        )
+
+
+def _check_none(name: str, bad: Tensor, what: str, advice: str) -> None:
+    found = [str(number + 1) for number in bad.nonzero().flatten().tolist()]
     if found:
         raise ConfigError(
-            f"column '{name}': {len(found)} of {len(gaps)} rows have blank cells or NaN (row "
-            f"{enumerate_names(found, SHOWN_ROWS)}): fill them or leave these rows out."
+            f"column '{name}': {len(found)} of {len(bad)} rows have {what} (row "
+            f"{enumerate_names(found, SHOWN_ROWS)}): {advice} or leave these rows out."
         )
 
 
@@ -254,6 +264,11 @@ def _as_labels(column: Tensor) -> Tensor:
     if missing:
         raise ConfigError(
             f"labels: {missing} of {len(column)} rows have none (NaN): leave them out."
+        )
+    endless = int(column.isinf().sum())
+    if endless:
+        raise ConfigError(
+            f"labels: {endless} of {len(column)} rows have infinite numbers: leave them out."
         )
     return column.long() if _are_classes(column) else column
 

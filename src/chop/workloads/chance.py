@@ -9,8 +9,10 @@ from rich.console import Console
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.models import is_own
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import CONSTANTS, FEW_ROWS, Score
+from chop.trust import TIMM
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
@@ -23,7 +25,7 @@ ROUNDING = 1e-9
 def check_float_model(workload: Workload, config: WorkloadConfig) -> None:
     """Measures the float model on at most `LOOKED_AT` test rows, see `check_scores`."""
     rows = workload.test.spread(LOOKED_AT)
-    check_scores({"test": workload.score(workload.model, rows)}, workload, config.force)
+    check_scores({"test": workload.score(workload.model, rows)}, workload, config)
 
 
 def check_answers(
@@ -33,10 +35,10 @@ def check_answers(
     labels = evaluator.labels
     predictions = workload.task.metric.predict(logits, labels)
     score = workload.score_of(predictions.cpu(), labels.cpu(), len(evaluator))
-    check_scores({"search": score}, workload, config.force)
+    check_scores({"search": score}, workload, config)
 
 
-def check_scores(scores: Mapping[str, Score], workload: Workload, force: bool) -> None:
+def check_scores(scores: Mapping[str, Score], workload: Workload, config: WorkloadConfig) -> None:
     """Says which numbers of the float model are uninformative, and stops at them.
 
     A model is better than a constant answer where its 95 % interval is: a format that breaks a
@@ -45,24 +47,29 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, force: bool) -
     Args:
         scores: of the float model, by the name of the rows.
         workload: the model and its rows.
-        force: says the same and goes on.
+        config: its `force` says the same and goes on.
     Raises:
         ConfigError: a number is NaN, or no better than that of a constant answer.
     """
     for name, score in scores.items():
         if math.isnan(score.value):
             raise ConfigError(
-                f"the {workload.task.metric.name} of the float model on the {name} rows is NaN, "
+                f"the {workload.task.metric.name} of the float model on the "
+                f"{workload.name_of(name)} rows is NaN, "
                 "with which no format can be compared: look at its outputs on these rows."
             )
-    few = [f"{score.rows} {name} rows" for name, score in scores.items() if score.rows < FEW_ROWS]
+    few = [
+        f"{score.rows} {workload.name_of(name)} rows"
+        for name, score in scores.items()
+        if score.rows < FEW_ROWS
+    ]
     if few:
         text = f"Few rows: {' and '.join(few)}; at least {FEW_ROWS} tell formats apart that differ."
         Console().print(text, highlight=False, markup=False)
     for name, score in scores.items():
         reason = _why_uninformative(name, score, workload)
-        if reason and not force:
-            raise ConfigError(f"{reason} {_way_out(workload)}")
+        if reason and not config.force:
+            raise ConfigError(f"{reason} {_way_out(workload, config)}")
         if reason:
             Console().print(
                 f"{reason} Going on, because of --force.", highlight=False, markup=False
@@ -90,7 +97,7 @@ def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> Non
 
 
 def _why_uninformative(name: str, score: Score, workload: Workload) -> str | None:
-    metric, rows = workload.task.metric, f"{score.rows} {name} rows"
+    metric, rows = workload.task.metric, f"{score.rows} {workload.name_of(name)} rows"
     if score.has_one_class:
         return f"all labels of the {rows} are one class: no {metric.name} on them tells anything."
     if score.constant is None or math.isnan(score.constant):
@@ -110,7 +117,14 @@ def _why_uninformative(name: str, score: Score, workload: Workload) -> str | Non
     )
 
 
-def _way_out(workload: Workload) -> str:
+def _way_out(workload: Workload, config: WorkloadConfig) -> str:
+    is_drawn = is_own(workload.name) and not workload.name.startswith(TIMM)
+    if is_drawn and config.weights is None and not config.train_epochs:
+        return (
+            f"No --weights were given, so '{workload.name}' has the numbers that its code gave it, "
+            "which are random unless that code reads a file: give --weights FILE, or train it "
+            "(--train-epochs); --force goes on."
+        )
     scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""
     return (
         f"Look at the weights, the labels and how inputs are prepared{scaling}, give more rows, or "

@@ -12,6 +12,7 @@ from rich import get_console
 from torch import nn
 
 from chop.data import (
+    BUILTIN_TOKENIZERS,
     check_classes,
     check_vocabulary,
     class_names,
@@ -23,13 +24,17 @@ from chop.data import (
     picture_column,
     with_numbered_labels,
     with_pixels,
+    with_plain_cells,
     with_vectors,
 )
-from chop.errors import ConfigError, did_you_mean
+from chop.data.builtin_names import PREFIX
+from chop.errors import MOST_NAMES, ConfigError, did_you_mean, enumerate_names
 from chop.files import make_folder
-from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
+from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
+from chop.notices import assume
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
+from chop.train.reading import is_numeric
 from chop.workloads.pictures import SETTINGS, pictures_for
 
 if TYPE_CHECKING:
@@ -67,6 +72,8 @@ def load_checkpoint(
             f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
             f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
         )
+    if is_own(config.model):
+        check_own(config.model, config.weights)
     make_folder(config.out)
     data = _load_data(config)
     task = _task_of(config, data)
@@ -84,6 +91,16 @@ def load_checkpoint(
     return model, _as_numbers(config, model, data, task), task.with_metric(config.metric)
 
 
+def tokenizer_name(config: WorkloadConfig) -> str:
+    """The tokenizer of the settings; default, the model's own, not a built-in one of its name."""
+    if config.tokenizer is not None:
+        return config.tokenizer
+    builtin = builtin_model(config.model)
+    if builtin is not None:
+        return f"{PREFIX}{builtin}"
+    return f"./{config.model}" if config.model in BUILTIN_TOKENIZERS else config.model
+
+
 def _load_data(config: WorkloadConfig) -> DatasetDict:
     """With labels, unless the task or the model asks for text alone.
 
@@ -98,6 +115,7 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
             return data
     labeled = asked is None or asked.labels_from is None
     data = load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
+    data = with_plain_cells(data)
     names = data["train"].column_names
     if names == [label_column(names)]:
         raise ConfigError(
@@ -153,6 +171,7 @@ def _as_numbers(
     if picture_column(data) is not None:
         pictures = pictures_for(config, model, describe_dataset(str(config.dataset), data))
         get_console().print(str(pictures), highlight=False, markup=False)
+        assume(f"{str(pictures)[0].upper()}{str(pictures)[1:]}.")
         return with_pixels(data, pictures.info, pictures.size)
     for name in SETTINGS:
         if getattr(config, name) is not None:
@@ -161,11 +180,12 @@ def _as_numbers(
     if not reads_tokens and config.tokenizer is None:
         if config.text_column is not None:
             raise ConfigError("text_column: a model of your own needs --tokenizer beside it.")
+        _check_has_numbers(config, data)
         return with_vectors(data, [*inspect.signature(model.forward).parameters])
     is_running = config.stride is not None or is_running_text(data)
     data, tokenizer = get_tokenized_dataset(
         data,
-        config.tokenizer or config.model,
+        tokenizer_name(config),
         True,
         max_length=config.max_length,
         limit=config.limit if is_running else None,
@@ -176,3 +196,16 @@ def _as_numbers(
     own = getattr(model, "config", None)
     check_vocabulary(tokenizer, own.get_text_config().vocab_size if reads_tokens and own else None)
     return data
+
+
+def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:
+    """Raises ConfigError where all inputs are texts, and no tokenizer makes numbers of them."""
+    train = data["train"]
+    label = label_column(train.column_names)
+    inputs = [name for name in train.column_names if name != label]
+    if inputs and not any(is_numeric(train, name) for name in inputs):
+        listed = enumerate_names(list(map(repr, inputs)), MOST_NAMES)
+        raise ConfigError(
+            f"data set '{config.dataset}' has texts in {listed}, of which no numbers are made: "
+            f"give the tokenizer of '{config.model}' by --tokenizer, a folder or a hub name."
+        )

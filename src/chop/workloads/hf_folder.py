@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.data.tokenizer import BUILTIN_TOKENIZERS, find_processor, get_tokenizer
+from chop.data.tokenizer import builtin_tokenizer, find_processor, get_tokenizer
 from chop.errors import ChopError, UnavailableError, WriteError
 from chop.files import discard_older
 from chop.ir.graph import MaseGraph
-from chop.models import BUILTIN_MODELS, is_own
+from chop.models import builtin_model, is_own
 
 if TYPE_CHECKING:
     from chop.workloads.settings import WorkloadConfig
@@ -71,11 +71,11 @@ def write_folder(
 
 def _processor(config: WorkloadConfig) -> Any:
     """The tokenizer or processor that came with the model; None where none did."""
-    if config.model in BUILTIN_MODELS or is_own(config.model):
+    if builtin_model(config.model) or is_own(config.model):
         return None
     if config.tokenizer is None:
         return find_processor(config.model)
-    if config.tokenizer in BUILTIN_TOKENIZERS:
+    if builtin_tokenizer(config.tokenizer):
         return None
     try:
         return get_tokenizer(config.tokenizer)

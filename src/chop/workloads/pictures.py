@@ -114,7 +114,7 @@ def _of_model(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pi
     if mean and std:
         info = dataclasses.replace(info, pixel_mean=mean, pixel_std=std)
         source = f"as {where} says"
-    elif info.name in DATASETS:
+    elif info is DATASETS.get(info.name):
         source = f"as is usual for {info.name}"
     else:
         source = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from chop.config import MORE, check_fields, check_text
+from chop.data.builtin_names import plain_name
 from chop.errors import ConfigError
 
 
@@ -17,6 +18,7 @@ def short_name(name: str) -> str:
     >>> short_name("/home/me/net.py:Net"), short_name("runs/../my-bert/"), short_name("org/bert")
     ('net.py:Net', 'my-bert', 'org/bert')
     """
+    name = plain_name(name)
     path = Path(name).expanduser()
     is_path = path.is_absolute() or ".." in path.parts or name.startswith((".", "~"))
     if is_path or Path(name.partition(":")[0]).exists():

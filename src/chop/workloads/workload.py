@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -16,12 +16,14 @@ from rich import get_console
 from torch import Tensor, nn
 
 from chop import passes
-from chop.captured.wrappers import check_is_module
+from chop.captured.wrappers import check_is_module, check_is_unwrapped
+from chop.data.builtin_names import MARK, plain_name, tell_which
+from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off, builtin_dataset
 from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
-from chop.models import BUILTIN_MODELS
-from chop.notices import warn_once
+from chop.models import BUILTIN_MODELS, builtin_model
+from chop.notices import Assumption, assume, collected_assumptions, warn_once
 from chop.train import (
     VALIDATION_SHARE,
     Metric,
@@ -96,6 +98,7 @@ class Workload:
         validation: rows to choose by, which are not among `train`; None where none were kept.
         has_seen_validation: the model may have been trained on them, elsewhere.
         task: what the model is asked to do.
+        assumptions: what was taken for granted; reports have it.
     """
 
     model: nn.Module
@@ -109,6 +112,7 @@ class Workload:
     validation: Rows | None = None
     has_seen_validation: bool = False
     task: Task = CLASSIFICATION
+    assumptions: Sequence[Assumption] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError where the metric's name can be that of no column and file."""
@@ -134,7 +138,7 @@ class Workload:
         cls,
         model: nn.Module,
         train: Any,
-        test: Any,
+        test: Any = None,
         *,
         validation: Any = None,
         task: str | Task | None = None,
@@ -149,7 +153,8 @@ class Workload:
             model: stays as it is; the workload has a copy.
             train: rows to calibrate and train on, as `chop.train.read_rows` takes them: `(X, y)`,
                 a TensorDataset, a DataLoader, a data set.
-            test: rows to report on.
+            test: rows to report on. Default: a fifth of `train`, which reports say first, as the
+                model may have been trained on them.
             validation: rows to choose by; default, a share of `train` where a job needs some.
             task: a name of `chop.train.TASKS` or a `Task`; default, what the labels are.
             metric: what the model is judged by; default, the task's own. Its name is that of
@@ -161,10 +166,29 @@ class Workload:
             ConfigError: rows that cannot be read or that the model cannot take, an unknown task or
                 metric, or one with a name that no column and file can have.
         """
+        with collected_assumptions() as assumed:
+            found = cls._of(model, (train, test, validation), task, metric, (name, dataset), device)
+        return replace(found, assumptions=assumed)
+
+    @classmethod
+    def _of(
+        cls,
+        model: nn.Module,
+        given: tuple[Any, Any, Any],
+        task: str | Task | None,
+        metric: str | Metric | Callable[..., float] | None,
+        names: tuple[str | None, str],
+        device: str | None,
+    ) -> Workload:
         check_is_module(model, "model")
+        check_is_unwrapped(model, "model")
+        name, dataset = names
         asked = None if task is None else find_task(task)
-        given = {"train": train, "test": test, "validation": validation}
-        read = {k: read_rows(split, asked) for k, split in given.items() if split is not None}
+        splits = dict(zip(("train", "test", "validation"), given, strict=True))
+        read = {k: read_rows(split, asked) for k, split in splits.items() if split is not None}
+        if "test" not in read:
+            read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE)
+            assume_split_off(HELD_OUT_SHARE, OWN_TEST)
         rows = in_dtype_of(model, read)
         place, own = usable_device(device), copy.deepcopy(model)
         name = name or type(model).__name__
@@ -190,9 +214,26 @@ class Workload:
         return replace(self, train=train, validation=validation, has_seen_validation=True)
 
     @property
+    def has_seen_test(self) -> bool:
+        """Whether no test rows were given: the model may have been trained on those of `test`."""
+        return any(each.about == SPLIT_OFF for each in self.assumptions)
+
+    def name_of(self, rows: str) -> str:
+        """What rows are called: those of `test` are no test rows where `has_seen_test`.
+
+        Args:
+            rows: `test`, `validation` ...
+        """
+        return "split-off" if rows == "test" and self.has_seen_test else rows
+
+    def count_test(self, count: int | None = None) -> str:
+        """So many test rows, all by default, with what they are: `246 test rows`."""
+        return f"{len(self.test) if count is None else count} {self.name_of('test')} rows"
+
+    @property
     def about_test(self) -> str:
         """How many rows numbers are of, and what their intervals are, for a line below a table."""
-        return f"{len(self.test)} test rows. {interval_note(self.task.metric)}"
+        return f"{self.count_test()}. {interval_note(self.task.metric)}"
 
     @property
     def chance(self) -> float | None:
@@ -256,6 +297,10 @@ class Workload:
         return example_inputs(self.model, self.train)
 
 
+OWN_TEST = "Give test=(X, y)."
+"""How rows of one's own come with test rows."""
+
+
 def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
     """The given workload, judged as `config` says; what `config` names where there is none.
 
@@ -275,7 +320,8 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
 
 def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
     """The settings of a job for its manifest; the model is the workload's."""
-    return {**vars(config), "model": workload.name}
+    is_same = workload.name == plain_name(config.model)
+    return {**vars(config), "model": config.model if is_same else workload.name}
 
 
 def load_workload(config: WorkloadConfig) -> Workload:
@@ -292,22 +338,30 @@ def load_workload(config: WorkloadConfig) -> Workload:
     place = usable_device(config.torch_device)
     if config.metric is not None:
         check_metric_name(config.metric)
-    get_console().print(f"loading {config.model} and its rows", highlight=False, markup=False)
-    if config.model in BUILTIN_MODELS:
-        _check_is_of_builtin(config)
-        builtin = BUILTIN_MODELS[config.model]
+    name = builtin_model(config.model)
+    title = config.model if name is None else f"{name}{MARK}"
+    get_console().print(f"loading {title} and its rows", highlight=False, markup=False)
+    with collected_assumptions() as assumed:
+        return replace(_load(config, place, name), assumptions=assumed)
+
+
+def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Workload:
+    """The workload of the settings; `name` is that of a built-in model, else None."""
+    tell_which(config.model, BUILTIN_MODELS, "model", name)
+    if name is not None:
+        _check_is_of_builtin(config, name)
+        builtin = BUILTIN_MODELS[name]
         task, own = find_task(builtin.task).with_metric(config.metric), builtin.dataset
-        if config.dataset not in (None, own):
+        if config.dataset is not None and builtin_dataset(config.dataset) != own:
             raise ConfigError(
-                f"built-in model '{config.model}' is trained on '{own}', not on "
+                f"built-in model '{name}' is trained on '{own}', not on "
                 f"'{config.dataset}'; give a model of your own by --model FOLDER."
             )
         make_folder(config.out)
-        data = default_dataset(config.model, max_length=config.max_length)
+        assume(f"Model: {name}{MARK}; data: {own}{MARK}.")
+        data = default_dataset(name, max_length=config.max_length)
         rows = _limited(rows_of(data, task), config.limit)
-        model = load_trained(
-            config.model, progress=True, held_out=VALIDATION_SHARE, seed=config.seed
-        )
+        model = load_trained(name, progress=True, held_out=VALIDATION_SHARE, seed=config.seed)
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
@@ -317,9 +371,11 @@ def load_workload(config: WorkloadConfig) -> Workload:
             _fine_tune(model, rows["train"], config, place, task)
         dataset, epochs, lr = str(config.dataset), CHECKPOINT_EPOCHS, CHECKPOINT_LR
         has_seen = "validation" not in data
+        if (own_data := builtin_dataset(config.dataset)) is not None:
+            assume(f"Data: {own_data}{MARK}.")
     return Workload(
         model.to(place).eval(),
-        config.model,
+        name or config.model,
         dataset,
         train=rows["train"],
         test=rows["test"],
@@ -380,13 +436,13 @@ def raise_for_integers(workload: Workload) -> MaseGraph:
     return mg
 
 
-def _check_is_of_builtin(config: WorkloadConfig) -> None:
+def _check_is_of_builtin(config: WorkloadConfig, model: str) -> None:
     """Raises ConfigError where settings are given that say how to read a model of one's own."""
-    own = {None, BUILTIN_MODELS[config.model].task}
+    own = {None, BUILTIN_MODELS[model].task}
     for name in OF_CHECKPOINTS:
         if getattr(config, name) not in (own if name == "task" else {None}):
             raise ConfigError(
-                f"{name}: built-in model '{config.model}' has data, weights and a task of its "
+                f"{name}: built-in model '{model}' has data, weights and a task of its "
                 "own; give a model of your own by --model."
             )
 

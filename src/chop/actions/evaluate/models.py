@@ -12,14 +12,15 @@ from torch import nn
 from chop.actions.compressed_run import compressed_run, no_model, settings_of_run
 from chop.actions.export_model import CHECKPOINT, checkpoint_of
 from chop.actions.settings.evaluate import EvaluateConfig
+from chop.data.builtin_names import PREFIX
 from chop.data.tokenizer import get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.ir.graph import MaseGraph
-from chop.models import BUILTIN_MODELS, is_own, load_model, read_config
+from chop.models import builtin_model, is_own, load_model, read_config
 from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_output
 from chop.trust import identity_of as named_as
-from chop.workloads.checkpoint import AUTO_TASKS
+from chop.workloads.checkpoint import AUTO_TASKS, tokenizer_name
 from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload, load_workload
@@ -71,7 +72,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
     elif run is not None:
         model = _named(str(_folder_of(run)), workload)
     reference, name = _reference(config, settings, workload, model)
-    tokenizer = get_tokenizer(settings.tokenizer or settings.model) if is_language else None
+    tokenizer = get_tokenizer(tokenizer_name(settings)) if is_language else None
     judged = Judged(model.to(workload.device).eval(), reference, name, workload, tokenizer)
     _check_comparable(config, judged)
     return judged
@@ -80,11 +81,11 @@ def load_judged(config: EvaluateConfig) -> Judged:
 def _run_of(name: str) -> Path | None:
     """The output folder of `chop compress` that a path is, or whose model for transformers it is.
 
-    A built-in model wins over a folder of its name.
+    It wins over a built-in model of its name, which `builtin:NAME` means.
     """
     path = Path(name).expanduser().resolve()
     places = [path] if path.name != CHECKPOINT else [path, path.parent]
-    for place in [] if name in BUILTIN_MODELS else places:
+    for place in [] if name.startswith(PREFIX) else places:
         try:
             compressed_run(place)
         except CheckpointError:
@@ -114,7 +115,7 @@ def _settings(config: EvaluateConfig, run: Path | None, checkpoint: Path | None)
             f"'{config.model}' is a checkpoint of a graph, without data: give --reference "
             "FLOAT_MODEL, whose rows and tokenizer it is judged with."
         )
-    if config.dataset is None and base not in BUILTIN_MODELS and _continues_texts(base):
+    if config.dataset is None and builtin_model(base) is None and _continues_texts(base):
         given["dataset"] = STORIES
     return WorkloadConfig(model=base, out=config.out, **given)
 
@@ -125,7 +126,7 @@ def _continues_texts(name: str) -> bool:
 
 
 def _named(name: str, workload: Workload) -> nn.Module:
-    if name in BUILTIN_MODELS:
+    if builtin_model(name):
         return load_trained(name, progress=True, held_out=VALIDATION_SHARE)
     return load_model(name, task=None if is_own(name) else AUTO_TASKS.get(workload.task.name))
 

@@ -9,7 +9,6 @@ from typing import Any
 from chop.actions.evaluate.rows import Measured, RowResult
 from chop.actions.evaluate.tasks import TaskScore
 from chop.displayed import Displayed
-from chop.files import write_json
 from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
 from chop.runs import Outcome
@@ -69,10 +68,8 @@ def report_of(
         found,
         found.numbers(),
         figures=figures,
-        files={"result.json": lambda path: write_json(path, asdict(found))},
-        result_file="",
-        verdict=_verdict(found, workload.task.metric),
-        tiles=_tiles(found, workload.task.metric),
+        verdict=_verdict(found, workload),
+        tiles=_tiles(found, workload),
         outcome=_outcome(found, workload.task.metric),
     )
 
@@ -83,22 +80,26 @@ def _outcome(found: Evaluation, metric: Metric) -> Outcome:
     return Outcome(found.dataset, metric.name, rows.own.value, exact, metric.is_share)
 
 
-def _verdict(found: Evaluation, metric: Metric) -> str:
-    rows = found.rows
+def _verdict(found: Evaluation, workload: Workload) -> str:
+    rows, metric = found.rows, workload.task.metric
     said = f"{metric.title} {format_cell(rows.own.value, rows.own.interval, metric)}"
     if rows.reference is not None:
         said += f", float {format_cell(rows.reference.value, rows.reference.interval, metric)}"
     if rows.kl is not None and rows.flips is not None:
         said += f"; KL divergence {_nats(rows.kl)} nats, flips {_share(rows.flips)}"
-    return f"{said}, on {rows.rows:,} test rows, intervals at 95 %."
+    return f"{said}, on {_counted(rows, workload)}, intervals at 95 %."
 
 
-def _tiles(found: Evaluation, metric: Metric) -> list[Tile]:
+def _counted(rows: RowResult, workload: Workload) -> str:
+    return f"{rows.rows:,} {workload.name_of('test')} rows"
+
+
+def _tiles(found: Evaluation, workload: Workload) -> list[Tile]:
     """The metric of the rows, and how far the answers are from the float model's."""
-    rows = found.rows
+    rows, metric = found.rows, workload.task.metric
     exact = "" if rows.reference is None else f"float {metric.format_value(rows.reference.value)}, "
     own = Cell(rows.own.value, format_cell(rows.own.value, rows.own.interval, metric))
-    tiles = [Tile(f"{metric.name} (95 % interval)", own, f"{exact}{rows.rows:,} test rows")]
+    tiles = [Tile(f"{metric.name} (95 % interval)", own, f"{exact}{_counted(rows, workload)}")]
     if rows.kl is None or rows.same is None or rows.flips is None:
         return tiles
     return [
@@ -135,7 +136,9 @@ def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block
 
 def _about_rows(found: Evaluation, workload: Workload) -> str:
     rows = found.rows
-    said = [f"{rows.rows:,} test rows with {rows.answers:,} answers; intervals at 95 %, over rows."]
+    said = [
+        f"{_counted(rows, workload)} with {rows.answers:,} answers; intervals at 95 %, over rows."
+    ]
     if rows.kl is not None:
         said.append(
             "KL divergence: from the float model's distribution, mean in nats of an answer. Same "

@@ -129,7 +129,9 @@ def report(
     count = _labeled(validation)
     title = f"{short_name(config.model)}: architectures, best first"
     rows = [_row(search, trial, count) for trial in result.ranked]
-    table = MeasuredTable(title, rows, note=_note(count, _labeled(workload.test)))
+    table = MeasuredTable(
+        title, rows, note=_note(count, workload.count_test(_labeled(workload.test)))
+    )
     shown = show(*table.blocks)
     if result.best is None:
         closing = "none keeps within the budgets; the nearest come first in the table"
@@ -174,12 +176,12 @@ def _best_line(config: NasConfig, best: TrialRecord, noted: Mapping[str, Any]) -
     )
 
 
-def _note(validation: int, test: int) -> str:
+def _note(validation: int, test: str) -> str:
     """What stands below the table."""
     return (
         f"validation: {validation} of the training rows, which no trial was trained on. Trials are "
         "chosen by them, so that the accuracy of the best is likely too high there. "
-        f"test: {test} test rows, which no choice was made by; best.json has the accuracy of the "
+        f"test: {test}, which no choice was made by; best.json has the accuracy of the "
         "best on them. Intervals are Wilson's, at 95 %."
     )
 

@@ -167,7 +167,8 @@ def report(
         for label, values in evaluation.values.items()
     ]
     title, count = f"{workload.title}: mixed precision beside uniform", len(tested)
-    note = note_of(searched, count, held_out, shown_of(result), evaluation.compared)
+    counted = workload.count_test(count)
+    note = note_of(searched, count, counted, held_out, shown_of(result), evaluation.compared)
     columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
     table = MeasuredTable(title, lines, columns, note)
     figures = precision_figures(config.sampler, found, result, begin, lines, workload.title)
@@ -186,11 +187,11 @@ def report(
     closing = (
         f"best: {values['bits']:.2f} bits per weight, {metric.name} "
         f"{metric.format_value(values[metric.name])} on {len(rows)} rows of the search and "
-        f"{evaluation.scores[evaluation.best].formatted(metric)} on {count} test rows"
+        f"{evaluation.scores[evaluation.best].formatted(metric)} on {counted}"
         f"{evaluation.verdict}; {config.folder}{where_model_is(config, result.best)}"
     )
     tested_best = evaluation.scores[evaluation.best]
-    about = f"float {evaluation.scores['float'].format_cell(metric)}, {count} test rows"
+    about = f"float {evaluation.scores['float'].format_cell(metric)}, {counted}"
     tile = Tile(
         f"{metric.name} of the best (95 % interval)",
         Cell(tested_best.value, tested_best.format_cell(metric)),

@@ -66,18 +66,24 @@ def table_row(
 
 
 def note_of(
-    searched: str, count: int, held_out: Evaluator, front: list[TrialRecord], compared: str
+    searched: str,
+    count: int,
+    tested: str,
+    held_out: Evaluator,
+    front: list[TrialRecord],
+    compared: str,
 ) -> str:
     """What stands below the table.
 
     Args:
         searched: which rows trials were measured on, and how many.
         count: of the test rows.
+        tested: the same with what they are.
         held_out: those.
         front: what was found.
         compared: what the search gains.
     """
-    parts = [f"search: {searched}.", f"test: {count} test rows, which no choice was made by."]
+    parts = [f"search: {searched}.", f"test: {tested}, which no choice was made by."]
     parts.append(interval_note(held_out.task.metric))
     if len(held_out.labels) > count:
         parts.append("Tokens of one text count as independent.")

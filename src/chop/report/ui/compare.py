@@ -18,7 +18,6 @@ from chop.runs import Manifest, read_manifest
 
 MOST_RUNS = 8
 """Runs that are compared at once."""
-LARGEST_DOCUMENT = 2**24
 MOST_SETTINGS = 200
 LONGEST_TEXT = 200
 
@@ -132,8 +131,8 @@ def _document(folder: RunsFolder, run: FoundRun, manifest: Manifest, notes: list
     if manifest.state != "finished":
         return Document(run.path)
     try:
-        with open_plain(folder.root / run.path / FILE, LARGEST_DOCUMENT) as file:
-            return parse_document(parse_json(file.read(LARGEST_DOCUMENT)), FILE)
+        with open_plain(folder.root / run.path / FILE, "report") as file:
+            return parse_document(parse_json(file.read()), FILE)
     except FileNotFoundError:
         return Document(run.path)
     except (ChopError, OSError) as error:

@@ -1,0 +1,99 @@
+"""Doubts about a compression that its own numbers raise, which its report has first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chop.actions.compress_table import Candidate
+from chop.notices import assume
+from chop.train import Metric
+from chop.train.intervals import Score
+
+if TYPE_CHECKING:
+    from chop.workloads.workload import Workload
+
+
+def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
+    """Notes what looks wrong in the scores as assumptions of the job.
+
+    These are intervals of the float model on validation and test rows that do not meet, and
+    quantized models that are better than float beyond the interval of float.
+
+    Args:
+        candidates: what was measured, float first.
+        workload: the model and its rows.
+    """
+    exact, metric = candidates[0], workload.task.metric
+    for text in (_about_splits(exact, workload), _about_better(candidates, workload, metric)):
+        if text:
+            assume(text)
+
+
+def _about_splits(exact: Candidate, workload: Workload) -> str:
+    chosen, tested = exact.scores["validation"], exact.scores["test"]
+    if not _is_beyond(chosen, tested, metric := workload.task.metric) and not _is_beyond(
+        tested, chosen, metric
+    ):
+        return ""
+    name = workload.name_of("test")
+    apart = (
+        f"Float {metric.name} is {chosen.format(metric)} on validation rows and "
+        f"{tested.format(metric)} on {name} rows"
+    )
+    if _is_beyond(tested, chosen, metric):
+        return f"{apart}: the two are not of one kind, and a format is chosen by the first."
+    return (
+        f"{apart}: the model has probably seen the validation rows. A format is chosen by them, "
+        "and may lose more on new rows; give a split 'validation' that the model was not trained "
+        "on."
+    )
+
+
+def _is_beyond(better: Score, worse: Score, metric: Metric) -> bool:
+    """Whether the interval of one score is better than that of another, as a whole."""
+    if better.interval is None or worse.interval is None:
+        return False
+    if metric.higher_is_better:
+        return better.interval[0] > worse.interval[1]
+    return better.interval[1] < worse.interval[0]
+
+
+def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: Metric) -> str:
+    """On quantized models that are better than float by more than its interval."""
+    exact, *others = candidates
+    end = 1 if metric.higher_is_better else 0
+    for name in ("test", "validation"):
+        interval = exact.scores[name].interval
+        if interval is None:
+            continue
+        found = [
+            candidate
+            for candidate in others
+            if metric.gain(candidate.scores[name].value, interval[end]) > 0
+        ]
+        if found:
+            listed = ", ".join(
+                f"{c.row.format} ({c.row.method}) {metric.format_value(c.scores[name].value)}"
+                for c in found
+            )
+            return (
+                f"Better than float, beyond its interval, on {workload.name_of(name)} rows: "
+                f"{listed}, float {exact.scores[name].format(metric)}. {_reason(found, workload)}"
+            )
+    return ""
+
+
+def _reason(found: Sequence[Candidate], workload: Workload) -> str:
+    if all(candidate.row.method == "QAT" for candidate in found):
+        return (
+            "Training with rounding has trained the model further: train float as long "
+            "(--train-epochs) to compare."
+        )
+    inputs = (
+        "pixels are scaled" if "pixel_values" in workload.test.columns else "inputs are prepared"
+    )
+    return (
+        "Rounding adds no knowledge: the float model probably sees other inputs than it was "
+        f"trained on. Look at how {inputs}, and at the weights."
+    )

@@ -1,0 +1,21 @@
+"""Progress bars of `datasets`, which a job of seconds needs no line of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Context, or decorator of a function, in which `datasets` draws no progress bars."""
+    import datasets
+
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()

@@ -1,0 +1,71 @@
+"""Names of built-in data sets, models and tokenizers: what is on disk by the same name wins.
+
+`builtin:NAME` always means the built-in one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from chop.errors import check_known
+from chop.notices import assume
+
+PREFIX = "builtin:"
+MARK = " (built in)"
+"""Behind the name of a built-in model or data set, where a reader may take it for another."""
+
+
+def builtin_name(
+    name: object, known: Collection[str], kind: str, has: Callable[[Path], bool]
+) -> str | None:
+    """The built-in thing that a name means; None where it means something else.
+
+    Args:
+        name: as a user gives it.
+        known: names of the built-in ones.
+        kind: of them, for the message.
+        has: whether a path on disk is one of that kind.
+    Raises:
+        ConfigError: there is no built-in one of a name with the prefix.
+    """
+    text = str(name)
+    if text.startswith(PREFIX):
+        plain = text.removeprefix(PREFIX)
+        check_known(plain, known, f"no built-in {kind}")
+        return plain
+    return text if text in known and not has(Path(text)) else None
+
+
+def plain_name(name: str) -> str:
+    """A name without the prefix.
+
+    >>> plain_name("builtin:vit"), plain_name("./vit")
+    ('vit', './vit')
+    """
+    return name.removeprefix(PREFIX)
+
+
+def tell_which(name: object, known: Collection[str], kind: str, chosen: str | None) -> None:
+    """Says which one a name means, where there is something on disk beside the built-in one.
+
+    Args:
+        name: as a user gives it.
+        known: names of the built-in ones.
+        kind: of them.
+        chosen: what `builtin_name` answered.
+    """
+    text = str(name)
+    if text not in known or not Path(text).exists():
+        return
+    log = logging.getLogger(__name__)
+    if chosen is None:
+        assume(f"{kind} '{text}' is './{text}' on disk; {PREFIX}{text} is the built-in one.", log)
+    else:
+        assume(f"{kind} '{text}' is the built-in one: './{text}' on disk holds no {kind}.", log)
+
+
+def advice_of_builtin(name: object, known: Collection[str]) -> str:
+    """The way to the built-in one of that name, behind an error on what is on disk; or ""."""
+    return f" The built-in one is {PREFIX}{name}." if str(name) in known else ""

@@ -1,0 +1,119 @@
+"""Cells of tables as people save them: indices, decimal commas, gaps and infinite numbers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chop.data.bars import without_bars
+from chop.errors import ConfigError, enumerate_names
+from chop.notices import assume
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+SHOWN = 8
+"""Columns that a message names."""
+INDICES = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
+"""Columns that pandas' `to_csv` and `to_parquet` make of an index without a name."""
+DECIMAL = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
+WHOLE = re.compile(r"\s*[+-]?\d+\s*")
+THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*")
+log = logging.getLogger(__name__)
+
+
+@without_bars()
+def with_plain_cells(splits: DatasetDict) -> DatasetDict:
+    """The same without pandas' index, and with numbers where texts have a decimal comma.
+
+    Args:
+        splits: what `load_dataset` gives.
+    Raises:
+        ConfigError: a column has commas that may be decimal or between thousands.
+    """
+    from datasets import DatasetDict
+
+    train = splits["train"]
+    indices = [n for n in train.column_names if INDICES.fullmatch(n) and _is_integer(train, n)]
+    if indices and len(indices) < len(train.column_names):
+        listed = ", ".join(map(repr, indices))
+        assume(f"column {listed} is the index that pandas has written, and no input", log)
+        splits = DatasetDict({k: s.remove_columns(indices) for k, s in splits.items()})
+    commas = [name for name in splits["train"].column_names if _has_commas(splits, name)]
+    if not commas:
+        return splits
+    listed = enumerate_names(list(map(repr, commas)), SHOWN)
+    assume(f"columns {listed} have decimal commas, and are read as numbers", log)
+    return DatasetDict({key: _converted(split, commas) for key, split in splits.items()})
+
+
+def _is_integer(split: Dataset, name: str) -> bool:
+    return str(getattr(split.features[name], "dtype", "")).startswith(("int", "uint"))
+
+
+def _has_commas(splits: DatasetDict, name: str) -> bool:
+    """Whether a column holds numbers with decimal commas, and no other text."""
+    train = splits["train"]
+    if getattr(train.features[name], "dtype", None) not in ("string", "large_string"):
+        return False
+    if not len(train) or not _is_number(train.select_columns([name])[0][name]):
+        return False
+    texts = [x for s in splits.values() for x in s.with_format(None)[name] if x]
+    if not all(map(_is_number, texts)):
+        return False
+    marked = [text for text in texts if "," in text]
+    if marked and all(map(THOUSANDS.fullmatch, marked)):
+        raise ConfigError(
+            f"column '{name}': {marked[0]!r} has a decimal comma or one between thousands; save "
+            f"it as {marked[0].replace(',', '.')} or {marked[0].replace(',', '')}."
+        )
+    return bool(marked)
+
+
+def _is_number(text: str | None) -> bool:
+    return not text or bool(DECIMAL.fullmatch(text) or WHOLE.fullmatch(text))
+
+
+def _converted(split: Dataset, names: Iterable[str]) -> Dataset:
+    from datasets import Value
+
+    for name in names:
+        place = split.column_names.index(name)
+        texts = split.with_format(None)[name]
+        numbers = [float(text.replace(",", ".")) if text else None for text in texts]
+        order = split.column_names
+        split = split.remove_columns(name).add_column(name, numbers, feature=Value("float64"))
+        assert split.column_names[-1] == order[place]
+        split = split.select_columns(order)
+    return split
+
+
+def check_cells(names: Sequence[str], values: np.ndarray) -> None:
+    """Checks that all cells of a table of numbers are finite.
+
+    Args:
+        names: of the columns.
+        values: (rows, columns); a blank cell is NaN.
+    Raises:
+        ConfigError: some are not; the message has their number by column, and one of the rows.
+    """
+    problems = (
+        (np.isnan(values), "blank cells or NaN", "Fill them"),
+        (np.isinf(values), "infinite numbers", "Replace them"),
+    )
+    for bad, what, advice in problems:
+        if not bad.any():
+            continue
+        counts = dict(zip(names, bad.sum(0).tolist(), strict=True))
+        counted = [f"'{name}' ({count})" for name, count in counts.items() if count]
+        rows = np.flatnonzero(bad.any(1))
+        first = [f"{name}={value:g}" for name, value in zip(names, values[rows[0]], strict=True)]
+        raise ConfigError(
+            f"data: {len(rows)} of {len(values)} rows have {what}, in the columns "
+            f"{enumerate_names(counted, SHOWN)}; one of them is {enumerate_names(first, SHOWN)}. "
+            f"{advice} or leave these rows out."
+        )

@@ -1,0 +1,80 @@
+"""Frames and series of pandas as columns of numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chop.data import label_column
+from chop.data.cells import check_cells
+from chop.errors import ConfigError
+
+MODULE = "pandas"
+
+
+def is_frame(value: Any) -> bool:
+    """Whether a value is a DataFrame of pandas."""
+    return _is_of_pandas(value) and hasattr(value, "columns")
+
+
+def is_series(value: Any) -> bool:
+    """Whether a value is a Series of pandas."""
+    return _is_of_pandas(value) and hasattr(value, "to_frame") and hasattr(value, "dtype")
+
+
+def _is_of_pandas(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == MODULE
+
+
+def split_frame(frame: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """The inputs of a frame, and its labels; None where no column is called so.
+
+    Args:
+        frame: with a column `labels` or `label`, or without.
+    Raises:
+        ConfigError: a column holds no numbers, or a cell is blank, NaN or infinite.
+    """
+    label = label_column(list(frame.columns))
+    if label is None:
+        return matrix_of(frame), None
+    return matrix_of(frame.drop(columns=label)), array_of(frame[label], label)
+
+
+def matrix_of(frame: Any) -> np.ndarray:
+    """The numbers of a frame, float32 (rows, columns), in the order of its columns.
+
+    Raises:
+        ConfigError: a column holds no numbers, or a cell is blank, NaN or infinite.
+    """
+    names = list(map(str, frame.columns))
+    if not names:
+        raise ConfigError("expected a frame with columns of numbers beside the labels, got none.")
+    columns = [array_of(frame.iloc[:, i], name) for i, name in enumerate(names)]
+    values = np.stack([column.astype(np.float32) for column in columns], 1)
+    check_cells(names, values)
+    return values
+
+
+def array_of(series: Any, name: str | None = None) -> np.ndarray:
+    """The numbers of a series; missing ones are NaN.
+
+    Args:
+        series: of pandas.
+        name: for the message; None takes its own.
+    Raises:
+        ConfigError: it holds no numbers.
+    """
+    kind = getattr(series.dtype, "kind", "O")
+    if kind not in "biuf":
+        found = next(iter(series.dropna()), None)
+        raise ConfigError(
+            f"column '{name or series.name}': expected numbers, got {found!r:.60}; number its "
+            "values (series.astype('category').cat.codes) or leave it out."
+        )
+    if _is_of_pandas(series.dtype):  # of pandas' own, with NA
+        whole = kind in "biu" and not series.isna().any()
+        if whole:
+            return np.asarray(series.to_numpy(dtype=np.int64 if kind != "b" else bool))
+        return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+    return np.asarray(series.to_numpy())

@@ -1,0 +1,155 @@
+"""Rows without labels, which show a model's inputs: tensors, lists of rows or batches, loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from chop.data import label_column
+from chop.errors import ConfigError
+from chop.train.frames import is_frame, is_series, split_frame
+from chop.train.model_io import LABELS, POSITION, input_columns, read_output
+from chop.train.reading import as_column, in_order
+from chop.train.rows import Rows, check_no_gaps, read_rows
+
+FIRST = POSITION.format(0)
+
+
+def read_inputs(model: nn.Module, data: Any) -> Rows:
+    """Rows whose labels may be missing; those that are made up are zeros.
+
+    Args:
+        model: tells rows from batches in a list: it is called on the first item, as one of them.
+        data: what `read_rows` takes; or one tensor or array, a frame, a mapping of columns, or a
+            list, an iterator or a DataLoader of tensors, tuples of one, or mappings, each a row
+            or a batch.
+    Raises:
+        ConfigError: it is none of these, or has no rows.
+    """
+    if isinstance(data, Mapping) and "train" in data:
+        data = data["train"]
+    if isinstance(data, TensorDataset) and len(data.tensors) == 1:
+        data = data.tensors[0]
+    if is_frame(data):
+        inputs, labels = split_frame(data)
+        return read_rows((inputs, np.zeros(len(inputs)) if labels is None else labels))
+    if is_series(data) or isinstance(data, Tensor | np.ndarray):
+        return _zeros({FIRST: data})
+    if isinstance(data, Mapping):
+        return _zeros(data) if label_column(list(data)) is None else read_rows(data)
+    if isinstance(data, DataLoader):
+        return _of_loader(data)
+    if isinstance(data, Iterator):
+        data = list(data)
+    if isinstance(data, list):
+        return _of_list(model, data)
+    return read_rows(data)
+
+
+def _zeros(columns: Mapping[str, Any]) -> Rows:
+    """Columns with labels that nothing reads."""
+    read = {name: as_column(column) for name, column in columns.items()}
+    for name, column in read.items():
+        check_no_gaps(name, column)
+    count = len(next(iter(read.values()), ()))
+    if not count:
+        raise ConfigError("data: expected rows that show the model's inputs, got none.")
+    return read_rows({**read, LABELS: torch.zeros(count)})
+
+
+def _of_loader(loader: DataLoader[Any]) -> Rows:
+    """The rows of all batches; as labeled ones where they have labels."""
+    items = list(in_order(loader))
+    if not items or _named(items[0]) is None or loader.batch_sampler is None:
+        return read_rows(loader)
+    return _joined([found for item in items if (found := _named(item)) is not None], True)
+
+
+def _of_list(model: nn.Module, items: list[Any]) -> Rows:
+    if not items:
+        raise ConfigError("data: expected rows that show the model's inputs, got an empty list.")
+    if all(isinstance(item, int | float) for item in items):
+        return _zeros({FIRST: items})
+    if _are_lists_of_numbers(items):
+        return _zeros({FIRST: [torch.tensor(item) for item in items]})
+    named = [_named(item) or _without_labels(item) for item in items]
+    known = [each for each in named if each is not None]
+    if len(known) < len(items):
+        return read_rows(items)
+    is_labeled = _named(items[0]) is None
+    if is_labeled and np.ndim(items[0][1]) == 0:
+        return read_rows(items)
+    return _joined(known, _is_batch(model, known))
+
+
+def _are_lists_of_numbers(items: list[Any]) -> bool:
+    return all(
+        isinstance(item, list) and item and all(isinstance(x, int | float) for x in item)
+        for item in items
+    )
+
+
+def _named(item: Any) -> Mapping[str, Any] | None:
+    """The inputs of an item without labels, by name; None of one with labels."""
+    if isinstance(item, tuple | list) and len(item) == 1:
+        (item,) = item
+    if isinstance(item, Mapping):
+        return item if label_column(list(item)) is None else None
+    return {FIRST: item} if isinstance(item, Tensor | np.ndarray) else None
+
+
+def _without_labels(item: Any) -> Mapping[str, Any] | None:
+    """The inputs of a pair of tensors or of a mapping and labels."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        return None
+    return item[0] if isinstance(item[0], Mapping) else _named(item[0])
+
+
+def _joined(items: list[Mapping[str, Any]], are_batches: bool) -> Rows:
+    names = list(items[0])
+    if any(list(item) != names for item in items):
+        raise ConfigError(f"data: expected the same inputs in each item, {names} of the first.")
+    parts: Iterable[Mapping[str, Any]] = items
+    if are_batches:
+        parts = (
+            {name: item[name][i] for name in names}
+            for item in items
+            for i in range(len(item[names[0]]))
+        )
+    rows = list(parts)
+    return _zeros({name: [row[name] for row in rows] for name in names})
+
+
+def _is_batch(model: nn.Module, items: list[Mapping[str, Any]]) -> bool:
+    """Whether items are batches: of one dimension they are rows, else the model tells."""
+    first = {name: torch.as_tensor(x) for name, x in items[0].items()}
+    if any(x.dim() == 0 for x in first.values()) or len({len(x) for x in first.values()}) > 1:
+        return False
+    if all(x.dim() == 1 for x in first.values()):
+        return False
+    return _takes(model, first) or not _takes(model, {n: x[None] for n, x in first.items()})
+
+
+def _takes(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+    """Whether a model answers a batch with as many rows."""
+    was_training = model.training
+    place = next(model.parameters(), torch.empty(0))
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            fed = {
+                name: batch[column].to(place.device)
+                for name, column in input_columns(model.eval(), batch).items()
+            }
+            kind = place.dtype
+            fed = {n: x.to(kind) if x.is_floating_point() else x for n, x in fed.items()}
+            answer = read_output(model(**fed))[1]
+        return len(answer) == len(next(iter(batch.values())))
+    except Exception:  # whatever the model raises for inputs of a wrong shape
+        return False
+    finally:
+        model.train(was_training)
