@@ -13,6 +13,7 @@ pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
 
 from chop import runs
+from chop.files.reading import BOUNDS
 from chop.report.ui.cells import cells_of
 from chop.report.ui.folder import RunsFolder
 from chop.report.ui.found import FoundRun
@@ -192,7 +193,7 @@ def test_files_of_compared_runs_are_read_within_bounds(root, ask, tmp_path, monk
         file = root / "small" / "report.json"
         file.unlink()
         make(file)
-        monkeypatch.setattr("chop.report.ui.compare.LARGEST_DOCUMENT", 100)
+        monkeypatch.setitem(BOUNDS, "report", 100)
         status, text = ask("/compare?run=small&run=large")
         assert status == 200 and "secret" not in text and "small: " in text
     outside = tmp_path / "outside"

@@ -78,12 +78,12 @@ class Document:
         title: of the run.
         verdict: the outcome in one sentence.
         warnings: what a reader must know before the numbers.
-        assumptions: what the job took for granted.
         tiles: the numbers that matter most.
         blocks: tables and sentences, in order.
         charts: the figures.
         tables: what only the page has.
         steps: what a reader does next.
+        assumptions: what the job took for granted; the page begins with them.
         format: version of the file's format.
     """
 

@@ -146,12 +146,12 @@ class Report(Generic[R]):
         written: files of the run that other processes or steps have written.
         verdict: the outcome in one sentence; "" takes the first closing sentence.
         warnings: what a reader must know before the numbers.
-        assumptions: what the job took for granted, in the order of importance.
         tiles: the numbers that matter most.
         charts: what only the page shows, beside the charts of the figures.
         tables: what only the page shows.
         outcome: the numbers by which a list of runs tells this one from others.
         steps: what a reader does next, at the end of the page.
+        assumptions: what the job took for granted, in the order of importance.
     """
 
     title: str
