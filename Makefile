@@ -18,8 +18,9 @@ demo: $(PRODUCT)  ## train, quantise and retrain the built-in model; writes runs
 	$(BIN)/chop demo --out runs/demo
 
 docs: $(PRODUCT)  ## the documentation site, which `chop docs` opens and a wheel then has
-	$(INSTALL) -e ".[docs]"
-	$(BIN)/python -m docs.site
+	@echo "installing Sphinx, MyST and furo, if they are missing"
+	@$(INSTALL) -e ".[docs]"
+	@$(BIN)/python -m docs.site
 
 # Types are checked beside the tests, and what mypy says is shown after them.
 test: test-tools  ## style, spelling, types, layers, unit tests, doctests

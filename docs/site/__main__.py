@@ -3,8 +3,8 @@
 python -m docs.site --out FOLDER      (default: src/chop/site, where `chop docs` looks)
 python -m docs.site --no-runs         (without pages of runs and outputs of notebooks)
 
-Runs and notebooks take ten times as long as `chop demo`. Notebooks that ran are kept
-in `build/notebooks`, until they or chop change.
+It says what it is doing, and at first how many minutes it will take. Notebooks that ran are
+kept in `build/notebooks`, until they or chop change.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import argparse
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from chop.files import atomic_folder
 from chop.files.temporary import scratch_folder
 from docs.site import execute, links, notebooks, reports
+from docs.site.progress import Progress, minutes
 from docs.site.stage import stage
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "src/chop/site"
 CACHE = HERE.parents[1] / "build/notebooks"
+SPHINX_SECONDS = 40.0
+"""Of one core, for the pages, without runs and notebooks."""
 NOT_SERVED = (".buildinfo", "objects.inv", ".doctrees")
 REPORTS = "docs/reports"
 CAPTION = '<p class="caption" role="heading"'
@@ -31,12 +35,13 @@ LONG = re.compile(r'<span class="pre">(?=[^<]{24,}<)')
 """A word of code that a narrow column has to break."""
 
 
-def build(out: Path, with_runs: bool = True) -> list[str]:
+def build(out: Path, with_runs: bool = True, progress: Progress | None = None) -> list[str]:
     """Makes the site; that of an earlier call is replaced once the new one is whole.
 
     Args:
         out: its folder.
         with_runs: runs the commands whose pages it shows, and the notebooks.
+        progress: is told each step; default, one on standard output.
     Returns: what is wrong with its links.
 
     Raises:
@@ -44,13 +49,21 @@ def build(out: Path, with_runs: bool = True) -> list[str]:
     """
     from sphinx.cmd.build import build_main
 
+    progress = progress or Progress()
+    made = _notebooks() if with_runs else {}
+    _announce(progress, out, made)
     with scratch_folder("docs") as work:
-        shown = reports.made(work / "runs", work / "pages") if with_runs else {}
-        stage(work / "source", shown, _executed() if with_runs else {})
+        shown, executed = {}, {}
+        if with_runs:
+            shown = reports.made(work / "runs", work / "pages", progress.step)
+            executed = execute.executed(made, CACHE, progress.step)
+        progress.step(f"pages by Sphinx, {minutes(SPHINX_SECONDS)} or less")
+        stage(work / "source", shown, executed)
         options = ["-W", "--keep-going", "-q", "-b", "html", "-c", str(HERE)]
         options += ["-d", str(work / "doctrees"), str(work / "source"), str(work / "site")]
         if code := build_main(options):
             raise SystemExit(code)
+        progress.step("links of all pages")
         for file in NOT_SERVED:
             (work / "site" / file).unlink(missing_ok=True)
         for page in (work / "site").rglob("*.html"):
@@ -65,9 +78,20 @@ def build(out: Path, with_runs: bool = True) -> list[str]:
     return wrong
 
 
-def _executed() -> dict[str, execute.Notebook]:
-    made = {notebooks.name_of(script): notebooks.notebook(script) for script in notebooks.scripts()}
-    return execute.executed(made, CACHE)
+def _notebooks() -> dict[str, execute.Notebook]:
+    return {notebooks.name_of(script): notebooks.notebook(script) for script in notebooks.scripts()}
+
+
+def _announce(progress: Progress, out: Path, made: Mapping[str, execute.Notebook]) -> None:
+    """Says what is made, and about how long it takes."""
+    what, seconds = [f"the site in {out}"], SPHINX_SECONDS
+    if made:
+        times = execute.times(made, CACHE)
+        ran = len(made) - len(times)
+        kept = f", {ran} more are kept" * bool(ran)
+        what += [f"with pages of {len(reports.RUNS)} runs, {len(times)} notebooks to run{kept}"]
+        seconds += reports.SECONDS + sum(times.values()) / execute.PROCESSES
+    progress.announce(", ".join(what), seconds)
 
 
 def main() -> int:

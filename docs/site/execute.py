@@ -25,8 +25,11 @@ from typing import Any
 import chop
 from chop.errors import UnavailableError
 from chop.files import write_text
+from docs.site.progress import Tell
 
 PROCESSES = 2
+SECONDS = 40.0
+"""Of one core, for a notebook that never ran here."""
 COLUMNS = "100"
 """Width of printed tables."""
 RICH = {"image/svg+xml": "_repr_svg_", "image/png": "_repr_png_", "text/html": "_repr_html_"}
@@ -37,24 +40,49 @@ SOURCES = (".py", ".h", ".cpp", ".cu", ".cuh", ".sv", ".jinja")
 Notebook = dict[str, Any]
 
 
-def executed(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, Notebook]:
+def times(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, float]:
+    """Seconds of one core that each notebook will about take, of those that have to run.
+
+    Args:
+        notebooks: by their names.
+        cache: folder of those that ran: one that ran before a change tells its time.
+    """
+    found = {}
+    for name, file in _files(notebooks, cache).items():
+        if not file.is_file():
+            older = next(iter(sorted(cache.glob(f"{name}-*.ipynb"))), None)
+            noted = {} if older is None else json.loads(older.read_text())["metadata"]
+            found[name] = noted.get("chop", {}).get("seconds", SECONDS)
+    return found
+
+
+def _files(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, Path]:
+    """Where each notebook is kept once it ran."""
+    package = _fingerprint_of_package()
+    return {
+        name: cache / f"{name}-{_digest(package, json.dumps(notebook))}.ipynb"
+        for name, notebook in notebooks.items()
+    }
+
+
+def executed(
+    notebooks: Mapping[str, Notebook], cache: Path, tell: Tell = lambda line: None
+) -> dict[str, Notebook]:
     """Notebooks with outputs; those that ran before are read, if neither they nor chop changed.
 
     Args:
         notebooks: by their names.
         cache: folder of those that ran.
+        tell: takes a line for each notebook that is done. Default: nobody.
     Returns: those that ran; the others need a tool that is not there, which is told.
     Raises:
         SystemExit: a cell failed.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    package = _fingerprint_of_package()
-    files = {
-        name: cache / f"{name}-{_digest(package, json.dumps(notebook))}.ipynb"
-        for name, notebook in notebooks.items()
-    }
+    files = _files(notebooks, cache)
     missing = {name: notebooks[name] for name, file in files.items() if not file.is_file()}
-    for name, found in zip(missing, _run_all(missing), strict=True):
+    for number, (name, found) in enumerate(zip(missing, _run_all(missing), strict=True), 1):
+        tell(f"notebook {number} of {len(missing)}: {name}")
         if isinstance(found, str):
             sys.stdout.write(f"left out: outputs of {name}: {found}\n")
             continue

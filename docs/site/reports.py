@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from docs.site.progress import Tell
+
 RUNS: Mapping[str, str] = {
     "demo": "chop compress --model vit --limit 400 --formats 8.auto,6.auto,4.auto,4.2 "
     "--qat-epochs 1 --max-drop 0.05 --keep-best --bench-seconds 0.2",
@@ -24,9 +26,11 @@ PAGE = "report.html"
 TIMED = ("demo",)
 """Pages with speeds: their commands run alone."""
 PROCESSES = 2
+SECONDS = 60.0
+"""Of two cores, for all of them."""
 
 
-def made(folder: Path, into: Path) -> dict[str, str]:
+def made(folder: Path, into: Path, tell: Tell = lambda line: None) -> dict[str, str]:
     """Runs the commands and copies their pages.
 
     Without the simulators of circuits `chop emit` leaves no page, which is told.
@@ -34,17 +38,23 @@ def made(folder: Path, into: Path) -> dict[str, str]:
     Args:
         folder: of the runs.
         into: of the pages.
+        tell: takes a line for each run that is done. Default: nobody.
     Returns: a line of Markdown for each page.
     Raises:
         SystemExit: another command failed.
     """
     into.mkdir(parents=True, exist_ok=True)
-    found = {}
-    pages = {name: _run(RUNS[name], folder / name) for name in TIMED}
+    found, done = {}, iter(range(1, len(RUNS) + 1))
+
+    def run(name: str) -> Path | None:
+        page = _run(RUNS[name], folder / name)
+        tell(f"run {next(done)} of {len(RUNS)}: {RUNS[name].partition(' --')[0]}, for {name}.html")
+        return page
+
+    pages = {name: run(name) for name in TIMED}
     others = [name for name in RUNS if name not in TIMED]
     with ThreadPoolExecutor(PROCESSES) as pool:
-        ran = pool.map(lambda name: _run(RUNS[name], folder / name), others)
-        pages |= zip(others, ran, strict=True)
+        pages |= zip(others, pool.map(run, others), strict=True)
     for name, command in RUNS.items():
         page = pages[name]
         if page is None and name != "emit":

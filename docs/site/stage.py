@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,9 @@ from docs.site import api, commands, course, errors, notebook_pages, notebooks
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
 INDEX = "docs/index.md"
+HOME = "README.md"
+"""The page that a reader of the site sees first."""
 OTHERS = (
-    "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "LICENSE",
@@ -35,7 +37,7 @@ GENERATED = {
 }
 """Section of the index -> generated pages that it lists, with their lines."""
 EXAMPLES = "docs/examples.md"
-TO_INDEX = re.compile(r"\]\((?:\.\./)*(?:docs/)?index\.md\)")
+TO_HOME = re.compile(r"\]\((?:\.\./)*README\.md(?=[#)])")
 
 
 def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -56,8 +58,7 @@ def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
     made[course.PAGE] += (
         f"\n{_toctree([path for path in made if path.startswith(f'{course.FOLDER}/')])}"
     )
-    made["index.md"] = _contents(made[INDEX])
-    del made[INDEX]
+    made["index.md"] = _home((ROOT / HOME).read_text(), made[INDEX])
     return made
 
 
@@ -78,17 +79,19 @@ def _with_commands() -> str:
     return f"{text}\n## All commands\n\n{listed}\n"
 
 
-def _contents(index: str) -> str:
-    """The first page: the index, with its sections as the contents of all pages."""
-    text = index.replace("](../", "](").replace("# All pages", "# chop", 1)
-    text = re.sub(r"\]\((?=(?:[a-z-]+/)*[a-z-]+\.md)", "](docs/", text)
-    text = text.replace("](docs/benchmarks/", "](benchmarks/")
-    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
+def _home(readme: str, index: str) -> str:
+    """The first page: the README, with the sections of the index as the contents of all pages.
+
+    Args:
+        readme: its text, whose links are those of the tree's root.
+        index: text of the page that lists all others.
+    """
+    parts = re.split(r"^## (.*)\n", index, flags=re.MULTILINE)
     trees = []
     for title, section in zip(parts[1::2], parts[2::2], strict=True):
-        first = ["README.md"] if not trees else []
-        trees.append(_toctree(first + ENTRY.findall(section), title))
-    return f"{text.rstrip()}\n\n" + "\n".join(trees)
+        pages = [posixpath.normpath(DOCS + path) for path in ENTRY.findall(section)]
+        trees.append(_toctree(pages if trees else [INDEX, *pages], title))
+    return f"{readme.rstrip()}\n\n" + "\n".join(trees)
 
 
 def _toctree(paths: list[str], caption: str = "") -> str:
@@ -118,7 +121,6 @@ def stage(
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    (folder / INDEX).unlink()
     shown = notebook_pages.pages(course.page_of_scripts(), executed or {})
     for name, text in {**pages(reports), **shown}.items():
         target = folder / name
@@ -129,7 +131,7 @@ def stage(
     security = folder / "SECURITY.md"  # one link leads there, from the page on trust
     security.write_text(ORPHAN + security.read_text())
     for path in folder.rglob("*.md"):
-        path.write_text(TO_INDEX.sub("](/index.md)", path.read_text()))
+        path.write_text(TO_HOME.sub("](/index.md", path.read_text()))
 
 
 def _files() -> Iterator[Path]:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import multiprocessing
+import re
 import shutil
 import warnings
 from functools import partial
@@ -15,6 +17,8 @@ from torch import nn
 from chop import __version__, runs
 from chop.actions.emit import _sentence, emit
 from chop.actions.emit_page import dataflow_chart, tiles_of, utilization_chart
+from chop.actions.emit_timing import timing_of
+from chop.actions.lower import accuracy_sentence
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.simulate import simulate
 from chop.errors import CheckpointError, ConfigError, UnavailableError, VerificationError
@@ -27,6 +31,7 @@ from chop.report.document import read_document
 from chop.workloads.workload import Workload
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
+PLACED = {"frequency_mhz": 147.06, "device": "ecp5-85", "samples_per_second": 9191250}
 SETTINGS = {
     "fold": 12,
     "samples": 12,
@@ -91,11 +96,67 @@ def test_the_page_has_the_verdict_the_numbers_and_the_dataflow(emitted):
     assert chart.nodes[-1].kind == "output" and len(chart.nodes[-1].reads) == 1
 
 
-def test_the_dataflow_marks_what_bounds_it_and_how_full_fifos_were(emitted):
+def test_the_report_and_the_source_tell_what_each_port_takes(emitted):
+    out, _ = emitted
+    ports = json.loads(read(out, "design.json"))
+    report, top = read(out, "report.md"), read(out, "rtl/top.sv")
+    comments = " ".join(re.findall(r"^ *// (.*)$", top, re.MULTILINE))
+    assert max(map(len, top.split(");")[0].splitlines())) <= 100
+    for port in ports["ports"]:
+        codes = ports["codes"][port["name"]]
+        step = f"2^{math.log2(codes['step']):.0f}"
+        row = next(x for x in report.splitlines() if x.startswith(f"| {port['name']} | "))
+        assert row.split(" | ")[3:6] == [str(port[key]) for key in ("lanes", "width", "beats")]
+        assert f" | {step} | " in row and row.endswith("from the first element to the last |")
+        (said,) = re.findall(rf"put {port['name']}: .*?last\.", comments)
+        assert f"{port['lanes']} lane of {port['width']} bits" in said
+        assert f"{port['beats']} beats a sample" in said and f"Value of a code: {step}." in said
+
+
+def test_latency_is_told_in_cycles_and_in_microseconds(emitted):
+    out, result = emitted
+    first, timing = result["verification"][0], result["timing"]
+    # Samples follow one another at the interval, and nothing stalls.
+    assert first["latency"] + 11 * result["interval"] == first["cycles"]
+    assert timing["latency_us"] == first["latency"] / 100 and not timing["is_placed"]
+    line = f"| latency, first beat in to last beat out | {first['latency']} | "
+    assert line in read(out, "report.md")
+    assert "100 MHz (assumed)" in read(out, "report.md")
+    tile = next(tile for tile in read_document(out).tiles if tile.label == "latency")
+    assert tile.value == pytest.approx(first["latency"] / 100)
+    placed = timing_of(emit_design(MaseGraph.from_checkpoint(out / "model"), 12), first, PLACED, 1)
+    assert placed["latency_us"] == first["latency"] / 147.06 and placed["is_placed"]
+
+
+def test_a_bottleneck_is_marked_only_where_there_is_one(emitted):
+    mg = MaseGraph.from_checkpoint(emitted[0] / "model")
+    assert not [node for node in read_document(emitted[0]).charts[-1].nodes if node.marks]
+    design = emit_design(mg, 12, folds={"first": 24})
+    assert [part.plan.cycles for part in design.netlist.instances] == [24, 4, 4, 12]
+    assert marked(dataflow_chart(design)) == marked(dataflow_chart(design, simulated=24.0))
+    assert marked(dataflow_chart(design)) == ["first"]
+    late = dataflow_chart(design, simulated=30.0)
+    assert marked(late) == [] and "bottleneck" not in late.marks
+
+
+def marked(chart):
+    return [node.path[0] for node in chart.nodes if "bottleneck" in node.marks]
+
+
+def test_few_rows_have_no_accuracy(emitted):
+    out, result = emitted
+    report = read(out, "report.md")
+    right = round(12 * result["accuracy"]["integer"])
+    assert f"integer {right}. That is too few rows for an accuracy" in report
+    assert "Right answers on 12 test rows: float " in report and "95 %" not in report
+    many = {"accuracy": {"float": 0.5}, "accuracy_interval_95": {"float": (0.4, 0.6)}}
+    assert accuracy_sentence(many, 100).startswith("Accuracy on 100 test rows: float 50.00%")
+    assert accuracy_sentence({"accuracy": {}}, 100) == ""
+
+
+def test_the_dataflow_tells_how_full_fifos_were(emitted):
     out, result = emitted
     chart = read_document(out).charts[-1]
-    slowest = {row["component"] for row in result["components"] if row["cycles"] == 12}
-    assert {node.path[0] for node in chart.nodes if "bottleneck" in node.marks} == slowest != set()
     depths = {fifo["name"]: fifo["depth"] for fifo in json.loads(read(out, "design.json"))["fifos"]}
     fills = {row["profile"]: row["fills"] for row in result["verification"][:4]}
     fifos = [node for node in chart.nodes if node.kind == "FIFO"]
@@ -111,7 +172,7 @@ def test_the_dataflow_marks_what_bounds_it_and_how_full_fifos_were(emitted):
 
 def test_the_slowest_path_is_marked_where_a_part_of_it_is(emitted):
     mg = MaseGraph.from_checkpoint(emitted[0] / "model")
-    design = emit_design(mg, 12)
+    design = emit_design(mg, 12, folds={"first": 24})
     path = ["first_in_0_buffer", "first", "act_in_0_buffer", "no_such"]
     chart = dataflow_chart(design, path=path)
     marked = [node.path[0] for node in chart.nodes if "critical path" in node.marks]
@@ -141,8 +202,7 @@ def read(out, name):
 
 def test_the_clock_is_among_the_numbers_of_a_placed_circuit(emitted):
     used = {"MULT18X18D": {"used": 39, "available": 156}, "DCC": {"used": 0, "available": 0}}
-    placement = {"frequency_mhz": 147.06, "device": "ecp5-85", "samples_per_second": 9191250}
-    result = {**emitted[1], "placement": {**placement, "utilization": used}}
+    result = {**emitted[1], "placement": {**PLACED, "utilization": used}}
     clock, pace = tiles_of(result)[-2:]
     assert (clock.label, str(clock.value), clock.note) == (
         "clock after routing",

@@ -165,7 +165,9 @@ def test_depths_stay_as_planned_where_less_is_a_deadlock(shrunk, tmp_path, monke
 
 
 def ran(check, interval, fills):
-    return Verification("verilator", "5", check.profile.name, 0, 4, 12, 100, interval, 32, fills)
+    return Verification(
+        "verilator", "5", check.profile.name, 0, 4, 12, 100, 40, interval, 32, fills
+    )
 
 
 @pytest.mark.parametrize(

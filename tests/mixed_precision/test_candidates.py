@@ -14,9 +14,16 @@ from chop.formats import (
     MinifloatIEEE,
     MXInt,
     formats,
+    get_format,
     parse_format_string,
 )
-from chop.mixed_precision.candidates import DERIVED_FIELDS, fitted, format_candidates
+from chop.mixed_precision.candidates import (
+    DERIVED_FIELDS,
+    every_format,
+    fitted,
+    format_candidates,
+    short_texts,
+)
 from tests.subcases import subcases
 
 
@@ -31,6 +38,26 @@ def test_every_format_can_be_searched_by_its_name(kind):
         assert {getattr(fmt, name) for fmt in options.values()} <= set(kind.search_space[name]) | {
             (value,) for value in kind.search_space[name]
         }
+
+
+def test_formats_have_texts_that_fit_a_cell():
+    several = {
+        "8.4": Integer(8, 4),
+        "4.auto": Integer(4, "auto"),
+        "mxint": get_format("mxint")(width=4),
+        "wide": get_format("mxint")(width=16),
+        "binary": get_format("binary")(),
+    }
+    texts, meaning = short_texts(several)
+    assert list(texts) == list(several)
+    assert list(texts.values()) == ["8.4", "4.auto", "mxint 4", "mxint 16", "binary"]
+    assert meaning == "integer width.fraction, mxint width"
+    one = {"a": get_format("mxint")(width=4)}
+    assert short_texts(one) == ({"a": "mxint"}, "")
+    every = format_candidates([name for name in every_format() if name != "float"])
+    short, meaning = short_texts(every)
+    assert short.keys() == every.keys() and meaning == ""  # of so many no title can say it
+    assert len(set(short.values())) == len(short)
 
 
 def test_ranges_take_the_place_of_search_spaces():

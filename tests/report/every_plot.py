@@ -5,10 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from chop.report.bench_plots import plot_ratios
+from chop.report.best_so_far import plot_best_so_far
 from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
-from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
+from chop.report.search_plots import Cloud, plot_front, plot_importances
 from chop.report.value_grids import EvenGrid, Histogram, plot_value_grids
 
 

@@ -13,8 +13,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from chop.errors import ConfigError
-from chop.report.plots import Curve, plot_accuracy
-from chop.report.search_plots import Cloud, plot_best_so_far, plot_front
+from chop.report.best_so_far import plot_best_so_far
+from chop.report.charts import charts_of
+from chop.report.layer_maps import plot_layer_map
+from chop.report.plots import Curve, Trials, plot_accuracy
+from chop.report.search_plots import Cloud, plot_front
 from chop.report.value_grids import EvenGrid, Histogram, plot_value_grids
 from chop.train import Metric
 from tests import programs
@@ -86,7 +89,7 @@ def seen(monkeypatch):
         figures.append(figure)
         return path
 
-    for module in ("plots", "search_plots", "value_grids"):
+    for module in ("best_so_far", "layer_maps", "plots", "search_plots", "value_grids"):
         monkeypatch.setattr(f"chop.report.{module}.save_figure", keep)
     return figures
 
@@ -229,9 +232,11 @@ def test_divergences_are_logarithmic_and_shares_never(seen):
     plot_best_so_far("x.svg", close, ylabel="kl", title="T", percent=False)
     kinds = [figure.axes[0].get_yscale() for figure in seen]
     assert kinds == ["log", "linear", "symlog", "linear"]
-    for figure in seen:  # the whole curve is on the axis
+    # The whole curve is on the axis, but for the first of several levels of shares.
+    for figure, first in zip(seen, (0, 1, 0, 0), strict=True):
         low, high = figure.axes[0].get_ylim()
-        assert all(low < y < high for y in figure.axes[0].lines[0].get_ydata())
+        shown = [low < y < high for y in figure.axes[0].lines[0].get_ydata()]
+        assert shown == [False] * first + [True] * (len(shown) - first)
 
 
 def test_a_collapse_at_the_start_is_cut_off_and_told(seen):
@@ -240,6 +245,77 @@ def test_a_collapse_at_the_start_is_cut_off_and_told(seen):
     low, high = axes.get_ylim()
     assert 89 < low < 90.4 and 97.8 < high < 99
     assert axes.get_ylabel() == "accuracy (%)\ndown to 10 % below the axis"
+
+
+def arrows(axes):
+    """Where arrows stand: trial, and whether they point down; and the texts beside them."""
+    found = [text for text in axes.texts if text.arrow_patch is not None and not text.get_text()]
+    named = [text.get_text() for text in axes.texts if text.get_text()]
+    return [(text.xy[0], text.xy[1] < 0.5) for text in found], named
+
+
+def test_the_axis_begins_at_the_second_level_and_an_arrow_tells_the_first(seen):
+    curves = {"tpe": [[(0, 0.1), (2, 0.9), (5, 0.95), (9, 0.97)]], "grid": [[(0, 0.93)]]}
+    plot_best_so_far("x.svg", curves, ylabel="accuracy", title="T", baselines={"float": 0.96})
+    check_layout(seen[0])
+    axes = seen[0].axes[0]
+    low, high = axes.get_ylim()
+    assert 89 < low < 90 and 97 < high < 98
+    assert arrows(axes) == ([(2, True)], ["10 %", "grid", "tpe"])
+    assert axes.get_ylabel().endswith("down to 10 % below the axis")
+    losses = {"tpe": [[(3, 4.0), (4, 0.9), (5, 0.6), (9, 0.55)]]}
+    plot_best_so_far("x.svg", losses, ylabel="loss", title="T", percent=False)
+    assert arrows(seen[1].axes[0]) == ([(4, False)], ["4"])
+
+
+@pytest.mark.parametrize(
+    "levels", [[0.1, 0.9], [0.9, 0.91, 0.97], [0.5], [0.93, 0.95, 0.97]], ids=str
+)
+def test_nothing_is_cut_of_few_levels_or_of_near_ones(seen, levels):
+    curves = {"tpe": [list(enumerate(levels))]}
+    plot_best_so_far("x.svg", curves, ylabel="accuracy", title="T")
+    axes = seen[0].axes[0]
+    low, high = axes.get_ylim()
+    is_near = levels[0] + (levels[-1] - levels[1 % len(levels)]) / 2 >= levels[1 % len(levels)]
+    assert (arrows(axes)[0] == []) == (len(levels) < 3 or is_near)
+    assert all(low < 100 * level < high for level in levels[1:])
+
+
+def test_many_arrows_have_no_texts_that_would_overlap(seen):
+    curves = {name: [[(0, 0.1), (1 + i, 0.9), (20, 0.95)]] for i, name in enumerate("abcdefgh")}
+    plot_best_so_far("x.svg", curves, ylabel="accuracy", title="T")
+    check_layout(seen[0])
+    places, named = arrows(seen[0].axes[0])
+    assert places == [(1 + i, True) for i in range(8)] and "10 %" not in named
+
+
+def test_every_trial_is_a_grey_point_behind_the_curves(seen):
+    trials = Trials([(4.0, 0.1), (6.0, math.nan), (8.0, 0.9)], ["trial 0", "trial 1", "trial 2"])
+    curves = [Curve("best", [(8.0, 0.9), (5.0, 0.8)], joined=False)]
+    told = {"xlabel": "bits", "title": "T", "trials": trials}
+    plot_accuracy("x.svg", curves, **told)
+    check_layout(seen[0])
+    axes = seen[0].axes[0]
+    assert axes.collections[0].get_offsets().tolist() == [[4, 10], [8, 90]]
+    assert axes.lines[0].get_linestyle() == "None"
+    assert [t.get_text() for t in seen[0].legends[0].get_texts()] == ["every trial", "best"]
+    (chart,) = charts_of(plot_accuracy, curves, **told)
+    grey, best = chart.series
+    assert (grey.faint, grey.line, best.line, chart.x.log) == (True, "none", "none", False)
+    assert [(mark.x, mark.y, mark.text) for mark in grey.marks] == [
+        (4.0, 0.1, "trial 0"),
+        (8.0, 0.9, "trial 2"),
+    ]
+
+
+def test_cells_of_a_map_have_the_texts_that_they_are_given(seen):
+    cells = {("fc1", "trial 3"): 16.0, ("fc2", "trial 3"): 8.0}
+    texts = {("fc1", "trial 3"): "16.8", ("fc2", "trial 3"): "8.4"}
+    told = {"xlabel": "", "measure": "bits", "title": "T", "texts": texts}
+    plot_layer_map("x.svg", cells, **told)
+    assert [text.get_text() for text in seen[0].axes[0].texts] == ["16.8", "8.4"]
+    (chart,) = charts_of(plot_layer_map, cells, **told)
+    assert chart.texts == (("16.8",), ("8.4",)) and chart.values == ((16.0,), (8.0,))
 
 
 def test_seeds_are_a_band_that_the_axis_explains(seen):

@@ -3,13 +3,12 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from chop.errors import ConfigError
+from chop.report.best_so_far import plot_best_so_far, spread_of
 from chop.report.search_plots import (
     Cloud,
     importance_charts,
-    plot_best_so_far,
     plot_front,
     plot_importances,
-    spread_of,
 )
 
 

@@ -90,9 +90,15 @@ def test_every_script_of_the_course_says_how_long_its_calls_take(made):
 
 def test_every_page_of_the_index_is_in_the_contents(made):
     trees = re.findall(r"^/(\S+)$", made["index.md"], re.M)
-    assert {"README", "docs/start", "docs/reference/passes", "benchmarks/RESULTS"} <= {*trees}
+    assert {"docs/index", "docs/start", "docs/reference/passes", "benchmarks/RESULTS"} <= {*trees}
     captions = re.findall(r":caption: (.*)", made["index.md"])
     assert captions == re.findall(r"^## (.*)", (ROOT / stage.INDEX).read_text(), re.M)
+
+
+def test_the_first_page_is_the_readme(made):
+    readme = (ROOT / stage.HOME).read_text().rstrip()
+    assert made["index.md"].startswith(readme) and stage.HOME not in made
+    assert made[stage.INDEX].startswith("# All pages\n") and "toctree" not in made[stage.INDEX]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from chop import runs
-from chop.actions.emit_page import SOFT, charts_of_circuit, equal_outputs, fifo_blocks, tiles_of
+from chop.actions.emit_page import (
+    HANDSHAKE,
+    SOFT,
+    TOLERANCE,
+    charts_of_circuit,
+    equal_outputs,
+    fifo_blocks,
+    interface_table,
+    tiles_of,
+)
+from chop.actions.emit_timing import timing_blocks, timing_of
 from chop.actions.job import Job, Output, load_checked, run_job
-from chop.actions.lower import Lowering, format_accuracies, integer_outcome, lower_workload
+from chop.actions.lower import (
+    Lowering,
+    accuracy_sentence,
+    integer_outcome,
+    lower_workload,
+)
 from chop.actions.next_steps import steps_after_emit
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.starting_run import check_saved_model, config_of_run
@@ -46,8 +61,6 @@ from chop.report.report import Block, Cell, Heading, Note, Report, Table, say
 from chop.workloads.workload import Workload
 
 ALL_ROWS = 10**9
-TOLERANCE = 0.03
-"""Of the measured interval, as a share of the planned one, before the report speaks of it."""
 
 
 Lower = Callable[[Workload, EmitConfig, int], Lowering]
@@ -178,6 +191,7 @@ def _emit(
         "accuracy_interval_95": lowering.accuracy_intervals,
         "pytorch": compare_outputs(lowering.integer, lowering.quantized, lowering.batch),
         "verification": [asdict(row) for row in found],
+        "timing": timing_of(design, asdict(found[0]), placement, config.clock_mhz),
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
         "uncounted": uncounted,
@@ -190,7 +204,7 @@ def _emit(
     written = [path for path in folder.rglob("*") if path.is_file()]
     return Report(
         title,
-        {"report.md": _blocks(title, result, equal_outputs(design, result["verification"]))},
+        {"report.md": _blocks(title, result, design)},
         result,
         _rows(result),
         written=written,
@@ -278,15 +292,19 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     return codes
 
 
-def _blocks(title: str, result: Mapping[str, Any], equal: Table) -> list[Block]:
+def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block]:
     sentence = _sentence(result)
     verified = [_shown(row) for row in result["verification"]]
     blocks = [
         Heading(title, level=1),
         Note(sentence, is_printed=False),
+        Heading("Interface"),
+        Note(HANDSHAKE, is_printed=False),
+        interface_table(design),
+        *timing_blocks(result["timing"]),
         Heading("Verification"),
         Table(f"{title}: RTL beside the integer graph", verified),
-        equal,
+        equal_outputs(design, result["verification"]),
         Note(sentence, is_written=False),
     ]
     blocks += fifo_blocks(result)
@@ -350,11 +368,8 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sentence(result: Mapping[str, Any]) -> str:
     """What is proven, how accurate the circuit is, and by how much it differs from its plan."""
-    sentences = [_proven(result)]
-    if result["accuracy"]:
-        accuracies = format_accuracies(result)
-        sentences.append(f"Accuracy on {result['samples']} rows: {accuracies}.")
-    return " ".join([*sentences, *_warnings(result)])
+    sentences = [_proven(result), accuracy_sentence(result, result["samples"]), *_warnings(result)]
+    return " ".join(filter(None, sentences))
 
 
 def _proven(result: Mapping[str, Any]) -> str:

@@ -1,14 +1,16 @@
-"""Page of an emitted circuit: tiles, equal outputs, and the dataflow as a chart."""
+"""Page of an emitted circuit: tiles, interface, equal outputs, and the dataflow as a chart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chop.actions.emit_timing import latency_tile
 from chop.hardware.connect import Link
 from chop.hardware.dataflow import Dataflow, dataflow_of
 from chop.hardware.design import Design
 from chop.hardware.estimate import ESTIMATED
+from chop.hardware.interface import interface_of
 from chop.hardware.netlist import Instance
 from chop.ir.graph import MaseGraph
 from chop.report.charts import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
@@ -16,13 +18,23 @@ from chop.report.report import Block, Cell, Heading, Note, Table, Tile
 
 SOFT = "soft_multipliers"
 """The column of components' products in lookup tables."""
+HANDSHAKE = (
+    "A beat moves at a rising edge of clk_i where valid and ready are high; rst_ni is low for a "
+    "reset. A beat has a code for each lane, lane 0 in the lowest bits, in two's complement. The "
+    "element at place p of the order is in lane p % lanes of beat p // lanes; dimensions are "
+    "counted from 0."
+)
 BOTTLENECK, CRITICAL = "bottleneck", "critical path"
+NEAR = 0.9
+"""Share of the interval from which on a component is as slow as the slowest."""
+TOLERANCE = 0.03
+"""Of the measured interval, as a share of the planned one, before the report speaks of it."""
 MOST_BARS = 24
 """Components whose cycles are drawn: the slowest."""
 
 
 def tiles_of(result: Mapping[str, Any]) -> list[Tile]:
-    """Equal outputs, interval, multipliers, and the clock where the circuit is placed.
+    """Equal outputs, latency, interval, multipliers, and the clock where the circuit is placed.
 
     Args:
         result: of the job.
@@ -39,6 +51,7 @@ def tiles_of(result: Mapping[str, Any]) -> list[Tile]:
     beside += f", and {soft:,} products in lookup tables" * (soft > 0)
     tiles = [
         Tile("equal outputs", Cell.of(equal, ","), simulations),
+        latency_tile(result["timing"]),
         Tile("interval (cycles)", interval, plan),
         Tile("multipliers", Cell.of(multipliers, ","), beside),
     ]
@@ -49,6 +62,16 @@ def tiles_of(result: Mapping[str, Any]) -> list[Tile]:
         tiles.append(Tile("clock after routing", clock, placement["device"]))
         tiles.append(Tile("samples per second", pace, "by clock and simulated interval"))
     return tiles
+
+
+def interface_table(design: Design) -> Table:
+    """The ports: signals, lanes, bits, beats, what a code is worth, and the order of a sample.
+
+    Args:
+        design: the circuit.
+    """
+    rows = [about.row for about in interface_of(design.netlist)]
+    return Table("Ports of the circuit", rows, is_printed=False)
 
 
 def equal_outputs(design: Design, verification: Sequence[Mapping[str, Any]]) -> Table:
@@ -134,10 +157,11 @@ def charts_of_circuit(design: Design, integer: MaseGraph, result: Mapping[str, A
     """
     path = result["placement"].get("critical_path", {}).get("through", ())
     fills = {row["profile"]: row["fills"] for row in result["verification"] if row["fills"]}
-    charts: list[Chart] = [cycles_chart(design, result["verification"][0]["interval"])]
+    simulated = result["verification"][0]["interval"]
+    charts: list[Chart] = [cycles_chart(design, simulated)]
     used = utilization_chart(result)
     charts += [used] if used.bars else []
-    return [*charts, dataflow_chart(design, paths_of(integer), fills, path)]
+    return [*charts, dataflow_chart(design, paths_of(integer), fills, path, simulated)]
 
 
 def cycles_chart(design: Design, simulated: float | None) -> BarChart:
@@ -190,6 +214,7 @@ def dataflow_chart(
     paths: Mapping[str, tuple[str, ...]] | None = None,
     fills: Mapping[str, Mapping[str, int]] | None = None,
     path: Sequence[str] = (),
+    simulated: float | None = None,
 ) -> GraphChart:
     """The dataflow of a design as a chart, with what bounds it.
 
@@ -198,13 +223,15 @@ def dataflow_chart(
         paths: node of the graph -> the modules that it is in, and its own name.
         fills: profile of stalls -> FIFO -> the most beats that it held.
         path: instances on the slowest path after routing.
+        simulated: interval; None where one sample was simulated.
     """
     found = dataflow_of(design)
     reads: dict[int, list[int]] = {place: [] for place in range(len(found.boxes))}
     for source, users in found.uses.items():
         for user in users:
             reads[user].append(source)
-    marked = {BOTTLENECK: found.slowest, CRITICAL: {found.homes.get(name) for name in path}}
+    slowest = bottlenecks(design, found, simulated)
+    marked = {BOTTLENECK: slowest, CRITICAL: {found.homes.get(name) for name in path}}
     parts = {part.name: part for part in design.netlist.instances}
     places = _paths_of_boxes(design, found, paths or {})
     nodes = []
@@ -219,11 +246,28 @@ def dataflow_chart(
         kind = "FIFO" if fifo is not None else str(box.kind)
         read = tuple(reads[place])
         nodes.append(GraphNode(places[name], kind, lines, read, brief=brief, marks=marks))
-    means = {BOTTLENECK: f"sets the interval of {design.interval:,} cycles"}
+    means = {BOTTLENECK: f"sets the interval of {design.interval:,} cycles"} if slowest else {}
     means |= {CRITICAL: "on the slowest path after routing"} if path else {}
     components = f"{len(parts)} component{'s' * (len(parts) != 1)}"
     title = f"dataflow of {components}, a sample every {design.interval:,} cycles"
     return GraphChart(title, tuple(nodes), marks=means)
+
+
+def bottlenecks(design: Design, found: Dataflow, simulated: float | None = None) -> frozenset[str]:
+    """The boxes that alone keep the circuit from a shorter interval.
+
+    There is none in a balanced circuit, half of whose components or more take as long as the
+    slowest, within a tenth; nor in one that is slower than any component, as a FIFO is too short.
+
+    Args:
+        design: the circuit.
+        found: its boxes.
+        simulated: interval; None where one sample was simulated.
+    """
+    cycles = [part.plan.cycles for part in design.netlist.instances]
+    near = sum(taken >= NEAR * design.interval for taken in cycles)
+    is_late = simulated is not None and simulated > (1 + TOLERANCE) * design.interval
+    return frozenset() if is_late or 2 * near >= len(cycles) else found.slowest
 
 
 def _paths_of_boxes(

@@ -30,7 +30,7 @@ from chop.report.report import Cell, Note, Report, Table, announce
 from chop.runs import Outcome
 from chop.statistics.intervals import Interval, wilson_of_share
 from chop.train.calibration import calibrated, calibration_batches
-from chop.train.intervals import format_interval
+from chop.train.intervals import FEW_ROWS, format_interval
 from chop.train.tasks import CLASSIFICATION
 from chop.workloads.workload import Workload, raise_for_integers
 
@@ -66,9 +66,8 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
         **info,
         "accuracy_interval_95": lowering.accuracy_intervals,
     }
-    accuracies = format_accuracies(result)
     counted = workload.count_test(rows)
-    about = f"accuracy on {counted}: {accuracies}" if accuracies else counted
+    about = accuracy_sentence(result, rows, counted) or counted
     table = Table(title, [_shown(row) for row in info["operators"]])
     return Report(
         title,
@@ -135,13 +134,30 @@ class Lowering:
         return golden
 
 
-def format_accuracies(result: Mapping[str, Any]) -> str:
-    """Each graph's accuracy with its interval, for a sentence; "" where there is none."""
-    metric, ends = CLASSIFICATION.metric, result["accuracy_interval_95"]
-    return ", ".join(
-        f"{name} {share:.2%}{format_interval(ends[name], metric)}"
-        for name, share in result["accuracy"].items()
+def accuracy_sentence(result: Mapping[str, Any], rows: int, counted: str = "") -> str:
+    """Each graph's accuracy with its interval, and of few rows how many each answers right.
+
+    Args:
+        result: of the job, with `accuracy` and `accuracy_interval_95`.
+        rows: test rows that were compared.
+        counted: number of rows and what they are; default, "... test rows".
+    Returns: a sentence; "" where there is no accuracy.
+    """
+    shares, metric = result["accuracy"], CLASSIFICATION.metric
+    if not shares:
+        return ""
+    counted = counted or f"{rows} test row{'s' * (rows != 1)}"
+    if rows < FEW_ROWS:
+        right = ", ".join(f"{name} {round(share * rows)}" for name, share in shares.items())
+        return (
+            f"Right answers on {counted}: {right}. That is too few rows "
+            f"for an accuracy, which takes at least {FEW_ROWS}."
+        )
+    ends = result["accuracy_interval_95"]
+    told = (
+        f"{name} {share:.2%}{format_interval(ends[name], metric)}" for name, share in shares.items()
     )
+    return f"Accuracy on {counted}: {', '.join(told)}."
 
 
 def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,12 +15,14 @@ from chop.hardware.connect import (
     output_signal,
     with_depths,
 )
+from chop.hardware.interface import PortDescription, interface_of
 from chop.hardware.netlist import Instance, Netlist
 from chop.hardware.port import Port
 from chop.hardware.settings import TOP
 from chop.hardware.verilog import FOLDER, FileIn, instance, sources
 
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+COMMENT_COLUMNS = 98
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,7 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     """Text of the top module."""
     parts = len(netlist.instances)
     interval = max(netlist.interval, connections.interval)
-    declared = [line for port in ports for line in port.declaration()]
+    declared = [line for about in interface_of(netlist) for line in _documented(about)]
     head = ["input  logic clk_i", "input  logic rst_ni", *declared]
     has_memories = any(part.plan.memories for part in netlist.instances)
     lines = [f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n"]
@@ -121,6 +124,15 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     lines += [_link(link) for link in connections.links]
     lines += [_component(part) for part in netlist.instances]
     return "".join([*lines, "endmodule\n"])
+
+
+def _documented(about: PortDescription) -> list[str]:
+    """The declaration of a port, below what its codes are."""
+    first, *others = about.port.declaration()
+    comment = textwrap.wrap(
+        about.comment, COMMENT_COLUMNS, initial_indent="// ", subsequent_indent="// "
+    )
+    return ["\n  ".join([*comment, first]), *others]
 
 
 def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:

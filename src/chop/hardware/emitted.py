@@ -35,7 +35,7 @@ from chop.native import cores
 KIND = "emit"
 """Of the manifest."""
 INPUTS = "inputs."
-MEASURED = ("equal", "cycles", "interval", "planned")
+MEASURED = ("equal", "cycles", "latency", "interval", "planned")
 """What a simulation finds again, whatever the version of the simulator."""
 BENCH = "testbench"
 FOLDS = "folds.json"

@@ -54,6 +54,8 @@ class Simulation:
         samples: how many.
         codes: how many left and were compared.
         cycles: until the last code left; None where the run was given up.
+        latency: cycles until the last code of the first sample left, which the circuit has to
+            itself at first; None where the run was given up.
         interval: cycles between two samples, over the second half of them; None for fewer than
             two, or where the run was given up.
         differences: the first one of each output that has any.
@@ -67,6 +69,7 @@ class Simulation:
     samples: int
     codes: int
     cycles: int | None
+    latency: int | None
     interval: float | None
     differences: tuple[Difference, ...]
     problems: tuple[str, ...]
@@ -141,6 +144,7 @@ class Stimulus:
             self.samples,
             codes,
             None if last is None else 1 + int(last[-1]),
+            None if last is None else 1 + int(last[0]),
             None if last is None else _interval(last),
             tuple(differences),
             tuple(problems),

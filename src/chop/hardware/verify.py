@@ -58,6 +58,7 @@ class Verification:
         samples: how many.
         equal: codes that left and were as expected: all of them.
         cycles: until the last one left.
+        latency: cycles until the last code of the first sample left.
         interval: cycles between two samples; None for a single one.
         planned: the same by the model of the components, without stalls.
         fills: FIFO -> the most beats that it held; of Verilator alone.
@@ -70,6 +71,7 @@ class Verification:
     samples: int
     equal: int
     cycles: int
+    latency: int
     interval: float | None
     planned: int
     fills: Mapping[str, int] = field(default_factory=dict)
@@ -108,7 +110,7 @@ def run_check(folder: Path, project: Project, codes: Codes, check: Check) -> Ver
     found = simulate(folder, project, inputs, expected, check.profile, check.simulator, check.seed)
     if not found.passed:
         raise VerificationError(f"{check.title}: {_reason(found)}")
-    assert found.cycles is not None
+    assert found.cycles is not None and found.latency is not None
     return Verification(
         found.simulator,
         version(PROGRAMS[found.simulator]),
@@ -117,6 +119,7 @@ def run_check(folder: Path, project: Project, codes: Codes, check: Check) -> Ver
         found.samples,
         found.codes,
         found.cycles,
+        found.latency,
         found.interval,
         project.interval,
         found.fills,

@@ -41,6 +41,8 @@ MAX_SAMPLES = 2**16
 SATURATING = 4
 """Binades beyond the largest magnitude's in which the least squared error is sought."""
 PERCENTILE = 0.999
+MOST_MEANINGS = 3
+"""Kinds of formats up to which a title says what their numbers are."""
 
 
 def format_candidates(
@@ -106,6 +108,43 @@ def varied_fields(options: Iterable[NumberFormat]) -> str:
             found.append(value)
     varied = {name: sorted(found, key=_place) for name, found in values.items() if len(found) > 1}
     return "; ".join(f"{name} {', '.join(map(str, found))}" for name, found in varied.items())
+
+
+def short_texts(options: Mapping[str, NumberFormat]) -> tuple[dict[str, str], str]:
+    """Texts of formats that fit the cell of a map, and what their numbers are.
+
+    Integers are `width.fraction`; of other formats the fields in which they differ are joined by
+    '/', behind the name where there are several kinds.
+
+    Args:
+        options: the formats by their texts.
+    Returns: the short text of each, and a sentence for a title.
+
+    >>> short_texts(format_candidates(["8.4", "16.8"]))
+    ({'8.4': '8.4', '16.8': '16.8'}, 'width.fraction')
+    >>> ranges = {"width": (4, 8), "block_size": (16, 32)}
+    >>> texts, meaning = short_texts(format_candidates(["mxint"], ranges))
+    >>> sorted(texts.values()), meaning
+    (['16/4', '16/8', '32/4', '32/8'], 'block_size/width')
+    """
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for fmt in options.values():
+        kinds.setdefault(fmt.name, []).append(dataclasses.asdict(fmt))  # type: ignore[call-overload]
+    varied = {
+        name: [field for field in rows[0] if len({str(row[field]) for row in rows}) > 1]
+        for name, rows in kinds.items()
+    }
+    texts, meanings = {}, {}
+    for text, fmt in options.items():
+        name, fields = f"{fmt.name} " * (len(kinds) > 1), varied[fmt.name]
+        if (written := format_string(fmt))[0].isdigit():
+            texts[text], meanings[fmt.name] = written, f"{name}width.fraction"
+            continue
+        values = "/".join(str(getattr(fmt, field)) for field in fields)
+        texts[text] = f"{name}{values}".strip() or fmt.name
+        if fields:
+            meanings[fmt.name] = f"{name}{'/'.join(fields)}"
+    return texts, ", ".join(meanings.values()) if len(meanings) <= MOST_MEANINGS else ""
 
 
 def _place(value: Any) -> tuple[bool, Any]:

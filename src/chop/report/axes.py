@@ -18,8 +18,12 @@ BASELINE_STYLES = (("black", "--"), ("0.5", "-."), ("0.5", ":"))
 DECADE = 10
 MARGIN = 0.06
 """The share of the span that is left free above and below."""
+CUT_MARGINS = 2.0
+"""As many margins where the axis is cut: arrows stand there."""
 FLATTENED = 1 / 8
 """The share of the span below which numbers beyond the widest gap are flattened by the others."""
+OPTIONAL = 1 / 2
+"""The share of the span by which optional numbers may lengthen an axis."""
 LEAST_LEVELS = 3
 """Levels that must remain where others are cut off."""
 LEAST_PERCENT = 2.0
@@ -31,6 +35,12 @@ END_POINTS, END_INCHES = 7.5, 1.6
 END_HEIGHT = 0.042
 """A line of such a name, as a share of a panel's height."""
 MOST_ENDS = 24
+TRIALS = "trial"
+"""Name of the axis of trial numbers, which are those of tables and of `--trial`."""
+ARROW_POINTS = 7.5
+"""Size of the value beside an arrow."""
+MOST_ARROWS = 6
+"""Arrows up to which each has its value beside it."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ def axis_scale(
     values: Sequence[float],
     *,
     kept: Sequence[float] = (),
+    optional: Sequence[float] = (),
     baselines: Sequence[float] = (),
     percent: bool = False,
     logarithm: bool = True,
@@ -70,19 +81,24 @@ def axis_scale(
 
     Numbers that are no shares and span more than a decade take logarithms. On a linear axis,
     numbers are cut off where the others, all of `kept` among them, would take less than an eighth
-    of it. A baseline is on the axis unless it is more than twice the span of the numbers away.
+    of it; those of `optional` where they would lengthen it by more than a half. A baseline is on
+    the axis unless it is more than twice the span of the numbers away.
 
     Args:
         values: to be shown; those that are not finite are not looked at.
         kept: those of them that must be on the axis; none: all must.
+        optional: further numbers, which may lie off the axis.
         baselines: levels to be shown beside them.
         percent: the numbers are percentages.
         logarithm: whether logarithms may be taken.
     """
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0, 1.0]
-    if logarithm and not percent and _spans_a_decade(finite):
-        return _logarithmic(finite, baselines)
+    further = [value for value in optional if math.isfinite(value)]
+    whole = sorted([*finite, *further])
+    if logarithm and not percent and _spans_a_decade(whole):
+        return _logarithmic(whole, baselines)
     shown = _without_far(finite, [value for value in kept if math.isfinite(value)])
+    shown = _with_near(shown, further)
     low, high = shown[0], shown[-1]
     span = max(high - low, LEAST_PERCENT if percent else 0.02 * max(abs(low), abs(high)) or 1.0)
     near = [b for b in baselines if low - FARTHEST * span <= b <= high + FARTHEST * span]
@@ -90,11 +106,13 @@ def axis_scale(
     missing = max(0.0, span - (high - low)) / 2
     low, high = low - missing, high + missing
     margin = MARGIN * (high - low)
+    below = tuple(value for value in whole if value < shown[0])
+    above = tuple(value for value in whole if value > shown[-1])
     return AxisScale(
-        low - margin,
-        high + margin,
-        below=tuple(value for value in finite if value < shown[0]),
-        above=tuple(value for value in finite if value > shown[-1]),
+        low - margin * (CUT_MARGINS if below else 1),
+        high + margin * (CUT_MARGINS if above else 1),
+        below=below,
+        above=above,
     )
 
 
@@ -111,6 +129,13 @@ def _logarithmic(finite: Sequence[float], baselines: Sequence[float]) -> AxisSca
     if finite[0] > 0:
         return AxisScale(low / room, high * room, "log")
     return AxisScale(-low / 4, high * room, "symlog", threshold=low)
+
+
+def _with_near(shown: list[float], optional: list[float]) -> list[float]:
+    """The numbers shown, with the optional ones that lie near, the least first."""
+    room = OPTIONAL * (shown[-1] - shown[0])
+    near = [value for value in optional if shown[0] - room <= value <= shown[-1] + room]
+    return sorted([*shown, *near])
 
 
 def _without_far(finite: Sequence[float], kept: Sequence[float]) -> list[float]:
@@ -169,6 +194,45 @@ def draw_baselines(
             text += ", off the axis"
         entries.append((line, f"{label} ({text})"))
     return entries
+
+
+def draw_arrows(
+    axes: Axes, off: Sequence[tuple[float, float, Any]], scale: AxisScale, percent: bool
+) -> None:
+    """Draws an arrow at the end of an axis for each number beyond it, with the number.
+
+    Args:
+        axes: with its limits and scales.
+        off: x, the number and the color of each.
+        scale: of the upright axis.
+        percent: the numbers are percentages.
+    """
+    low, high = axes.get_xlim()
+    for i, (x, value, color) in enumerate(off):
+        is_below = value < scale.low
+        end, start = (0.005, 0.09) if is_below else (0.995, 0.91)
+        axes.annotate(
+            "",
+            (x, end),
+            xytext=(x, start),
+            xycoords=("data", "axes fraction"),
+            textcoords=("data", "axes fraction"),
+            arrowprops={"arrowstyle": "-|>", "color": color, "shrinkA": 0, "shrinkB": 0},
+        )
+        if len(off) > MOST_ARROWS:
+            continue
+        others = [x for x, other, _ in off[:i] if (other < scale.low) == is_below]
+        row = sum(abs(x - other) < (high - low) / 5 for other in others)
+        axes.annotate(
+            f"{value:.4g} %" if percent else f"{value:.4g}",
+            (x, (0.02 + 0.05 * row) if is_below else (0.95 - 0.05 * row)),
+            xytext=(5, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            fontsize=ARROW_POINTS,
+            color=color,
+            bbox={"color": "white", "alpha": 0.8, "pad": 0.5},
+        )
 
 
 def axis_label(name: str, scale: AxisScale, percent: bool, *notes: str) -> str:
@@ -264,4 +328,4 @@ def trial_axis(axes: Axes, first: int, last: int) -> None:
     room = max(0.5, 0.02 * (last - first))
     axes.set_xlim(first - room, last + room)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    axes.set_xlabel("trials")
+    axes.set_xlabel(TRIALS)

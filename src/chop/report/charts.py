@@ -40,6 +40,7 @@ class Mark:
         low: end of its interval or range; None without one.
         high: the other end.
         text: shown with the numbers when it is pointed at.
+        optional: it may lie off the axis, where an arrow stands for it.
     """
 
     x: float
@@ -47,6 +48,7 @@ class Mark:
     low: float | None = None
     high: float | None = None
     text: str = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class HeatMap:
         ylabel: what the rows are.
         percent: the numbers are shares of 1.
         log: colors follow the logarithm.
+        texts: written into the cells, by row, then column; () takes the numbers.
         kind: for JSON.
     """
 
@@ -167,6 +170,7 @@ class HeatMap:
     ylabel: str = ""
     percent: bool = False
     log: bool = False
+    texts: tuple[tuple[str, ...], ...] = ()
     kind: Literal["heat"] = "heat"
 
     @property
@@ -278,6 +282,7 @@ def heat_map(
     ylabel: str = "",
     percent: bool = False,
     log: bool = False,
+    texts: Mapping[tuple[str, str], str] | None = None,
 ) -> HeatMap:
     """A heat map of cells by (row, column), in their order; NaN and missing ones are blank.
 
@@ -287,7 +292,12 @@ def heat_map(
     rows = tuple(dict.fromkeys(row for row, _ in cells))
     columns = tuple(dict.fromkeys(column for _, column in cells))
     values = tuple(tuple(_known(cells.get((row, column))) for column in columns) for row in rows)
-    return HeatMap(title, rows, columns, values, xlabel, ylabel, percent, log)
+    written = (
+        tuple(tuple(texts.get((row, column), "") for column in columns) for row in rows if texts)
+        if texts
+        else ()
+    )
+    return HeatMap(title, rows, columns, values, xlabel, ylabel, percent, log, written)
 
 
 def _known(value: float | None) -> float | None:

@@ -30,6 +30,8 @@ HANDLE_INCHES = 0.7
 LINE_INCHES = 0.19
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP*X"
+FAINT = "0.65"
+"""Grey of what was measured, behind what it led to."""
 DARK = {
     "#ffffff": "#14181d",
     "#000000": "#e8ebee",

@@ -9,11 +9,12 @@ from typing import Any
 
 from chop.errors import ConfigError
 from chop.report.charts import HeatMap, charted_as, heat_map
-from chop.report.figures import new_figure, on_cell, plain, save_figure
+from chop.report.figures import new_figure, on_cell, plain, save_figure, text_inches
 
 MOST_TOLD = 12
 """Columns up to which cells have their numbers written in."""
 LOG_FLOOR = 1e-12
+CELL_POINTS = 7
 
 
 def layer_map_charts(
@@ -23,10 +24,11 @@ def layer_map_charts(
     measure: str,
     title: str,
     log: bool = False,
+    texts: Mapping[tuple[str, str], str] | None = None,
 ) -> list[HeatMap]:
     """The chart of `plot_layer_map`, which takes the same arguments."""
-    name = title if measure in title else f"{title}: {measure}"
-    return [heat_map(cells, title=name, xlabel=xlabel, log=log)]
+    name = title if texts or measure in title else f"{title}: {measure}"
+    return [heat_map(cells, title=name, xlabel=xlabel, log=log, texts=texts)]
 
 
 @charted_as(layer_map_charts)
@@ -38,6 +40,7 @@ def plot_layer_map(
     measure: str,
     title: str,
     log: bool = False,
+    texts: Mapping[tuple[str, str], str] | None = None,
 ) -> Path:
     """Draws a number for each layer and each of some options.
 
@@ -49,6 +52,7 @@ def plot_layer_map(
         measure: what the numbers are.
         title: above the map.
         log: colors follow the logarithm; what is not positive has the darkest.
+        texts: (layer, option) -> what is written into the cell. Default: its number.
     Returns: `path`.
     Raises:
         ConfigError: there is no number.
@@ -59,7 +63,9 @@ def plot_layer_map(
         raise ConfigError("plot_layer_map: expected at least one number.")
     values = [[cells.get((layer, option), math.nan) for option in options] for layer in layers]
     shades = [[_shade(value, log) for value in row] for row in values]
-    width = 2.2 + 0.085 * max(map(len, layers)) + 0.75 * len(options)
+    written = texts or {pair: f"{value:.2g}" for pair, value in cells.items()}
+    widest = max(text_inches(text, CELL_POINTS) for text in written.values())
+    width = 2.2 + 0.085 * max(map(len, layers)) + max(0.75, widest + 0.2) * len(options)
     figure = new_figure(title, max(width, 4.5), 1.8 + 0.28 * len(layers))
     axes = figure.subplots()
     image = axes.imshow(shades, cmap="viridis", aspect="auto")
@@ -72,9 +78,9 @@ def plot_layer_map(
             for j, value in enumerate(row):
                 if not math.isnan(value):
                     ink = "white" if shades[i][j] < middle else "black"
-                    text = f"{value:.2g}"
+                    text = plain(written.get((layers[i], options[j]), ""))
                     placed: dict[str, Any] = {"ha": "center", "va": "center", "gid": on_cell(i, j)}
-                    axes.text(j, i, text, color=ink, fontsize=7, **placed)
+                    axes.text(j, i, text, color=ink, fontsize=CELL_POINTS, **placed)
     axes.set(xlabel=plain(xlabel))
     figure.colorbar(image, label=f"log10 of {measure}" if log else measure)
     return save_figure(figure, Path(path))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chop.report.axes import apply_scale, axis_label, axis_scale, draw_baselines
 from chop.report.charts import Axis, HeatMap, LineChart, Mark, Series, charted_as, heat_map
 from chop.report.figures import (
+    FAINT,
     add_legend,
     line_style,
     new_figure,
@@ -38,6 +39,7 @@ class Curve:
         family: curves of one family share color and marker; default, the label.
         dashed: for the weaker member of a family.
         ranges: x -> least and greatest accuracy there, drawn as an error bar.
+        joined: a line goes from point to point.
     """
 
     label: str
@@ -45,6 +47,29 @@ class Curve:
     family: str | None = None
     dashed: bool = False
     ranges: Mapping[float, tuple[float, float]] = field(default_factory=dict)
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What a search measured, drawn as grey points behind the curves of a plot.
+
+    Attributes:
+        points: (x, accuracy from 0 to 1) of each.
+        texts: of each of the points, shown where it is pointed at; () has none.
+        label: what the legend says.
+    """
+
+    points: Sequence[Point]
+    texts: Sequence[str] = ()
+    label: str = "every trial"
+
+    @property
+    def finite(self) -> list[tuple[float, float, str]]:
+        """x, accuracy and text of each point that has a place on a plot."""
+        texts = [*self.texts, *[""] * (len(self.points) - len(self.texts))]
+        whole = zip(self.points, texts, strict=True)
+        return [(x, y, text) for (x, y), text in whole if math.isfinite(x) and math.isfinite(y)]
 
 
 def accuracy_charts(
@@ -56,6 +81,7 @@ def accuracy_charts(
     ticks: Sequence[float] | None = None,
     metric: Metric = ACCURACY,
     marks: Mapping[str, float] | None = None,
+    trials: Trials | None = None,
 ) -> list[LineChart]:
     """The chart of `plot_accuracy`, which takes the same arguments."""
     families = {curve.family or curve.label for curve in curves}
@@ -67,12 +93,20 @@ def accuracy_charts(
                 for x, y in sorted(curve.points)
                 if math.isfinite(y)
             ),
+            "straight" if curve.joined else "none",
             family=(curve.family or curve.label) if len(families) > 1 else "",
             dashed=curve.dashed,
         )
         for curve in curves
     ]
-    x = Axis(xlabel, whole=ticks is not None and all(float(tick).is_integer() for tick in ticks))
+    if trials is not None:
+        behind = tuple(Mark(x, y, text=text) for x, y, text in trials.finite)
+        series.insert(0, Series(trials.label, behind, "none", faint=True))
+    x = Axis(
+        xlabel,
+        log=trials is None,
+        whole=ticks is not None and all(float(tick).is_integer() for tick in ticks),
+    )
     y = Axis(metric.name, percent=metric.is_share)
     return [LineChart(title, x, y, tuple(series), dict(baselines or {}), dict(marks or {}))]
 
@@ -88,6 +122,7 @@ def plot_accuracy(
     ticks: Sequence[float] | None = None,
     metric: Metric = ACCURACY,
     marks: Mapping[str, float] | None = None,
+    trials: Trials | None = None,
 ) -> Path:
     """Draws accuracies, or another metric, as lines.
 
@@ -101,12 +136,15 @@ def plot_accuracy(
         ticks: marks of the horizontal axis; default, matplotlib's choice.
         metric: what the points are; shares are drawn in percent.
         marks: label -> x, drawn upright.
+        trials: what a search measured, behind the curves. Default: nothing.
     Returns: `path`.
     """
     factor = 100 if metric.is_share else 1
     levels = {label: factor * value for label, value in (baselines or {}).items()}
     values = [factor * value for curve in curves for _, value in curve.points]
     values += [factor * y for curve in curves for ends in curve.ranges.values() for y in ends]
+    behind = [] if trials is None else [(x, factor * y) for x, y, _ in trials.finite]
+    values += [y for _, y in behind]
     best = [max((y for _, y in curve.points), key=metric.key) for curve in curves]
     scale = axis_scale(
         values,
@@ -118,12 +156,18 @@ def plot_accuracy(
     axes = figure.subplots()
     families = list(dict.fromkeys(curve.family or curve.label for curve in curves))
     entries: list[tuple[Artist, str]] = []
+    if trials is not None and behind:
+        xs, ys = zip(*behind, strict=True)
+        cloud = axes.scatter(xs, ys, s=14, color=FAINT, zorder=1)
+        entries.append((cloud, trials.label))
     for curve in curves:
         position = families.index(curve.family or curve.label)
         x, accuracy = zip(*sorted(curve.points), strict=True)
         (line,) = axes.plot(x, [factor * value for value in accuracy], **line_style(position))
         if curve.dashed:
             line.set(linestyle="--", markerfacecolor="white")
+        if not curve.joined:
+            line.set(linestyle="none")
         _draw_ranges(axes, curve, factor, str(line.get_color()))
         entries.append((line, curve.label))
     entries += draw_baselines(axes, levels, scale, metric.is_share)

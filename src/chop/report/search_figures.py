@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Collection
 
+from chop.report.best_so_far import plot_best_so_far
 from chop.report.report import Cell, Tile, Writer, figure_files
-from chop.report.search_plots import Cloud, plot_best_so_far, plot_front, plot_importances
+from chop.report.search_plots import Cloud, plot_front, plot_importances
 from chop.search import Result, SearchSpace, TrialRecord
 from chop.search.importance import importance_errors, importances
 from chop.search.objective import Goals, constraints_of, objectives_of
@@ -35,7 +36,7 @@ def search_figures(
         title: above each figure.
         percent: numbers that are shares of 1.
     """
-    goal, run = objectives_of(result.goals)[0].name, result.best_so_far()
+    goal, run = objectives_of(result.goals)[0].name, result.best_by_trial()
     if not any(math.isfinite(value) for _, value in run):
         return {}
     files = figure_files(
@@ -43,16 +44,21 @@ def search_figures(
         plot_best_so_far,
         {sampler: [run]},
         ylabel=f"best {goal} so far",
-        title="\n".join(filter(None, (title, within(result.goals)))),
+        title="\n".join(
+            filter(None, (f"{title}: best {goal} so far, by {sampler}", within(result.goals)))
+        ),
         percent=goal in percent,
     )
     clouds, shares = clouds_of(result), importances(result, space)
     if clouds:
-        about = {"ylabel": goal, "title": title, "percent": goal in percent}
-        files |= figure_files("front", plot_front, clouds, **about)
+        others = ", ".join(cloud.xlabel for cloud in clouds)
+        about = f"{title}: {goal} against {others}, every trial"
+        axes = {"ylabel": goal, "title": about, "percent": goal in percent}
+        files |= figure_files("front", plot_front, clouds, **axes)
     if shares:
         errors = importance_errors(result, space)
-        files |= figure_files("importance", plot_importances, shares, errors, title=title)
+        about = f"{title}: importance of each choice for {goal}"
+        files |= figure_files("importance", plot_importances, shares, errors, title=about)
     return files
 
 
@@ -80,14 +86,14 @@ def clouds_of(result: Result) -> list[Cloud]:
         return [(trial.values[name], trial.values[first]) for trial in trials]
 
     measured, front = result.measured, result.front
-    texts = list(map(told, measured))
+    texts = list(map(about_trial, measured))
     return [
         Cloud(name, points(measured, name), points(front, name), bounds.get(name), texts)
         for name in dict.fromkeys(names)
     ]
 
 
-def told(trial: TrialRecord) -> str:
+def about_trial(trial: TrialRecord) -> str:
     """What a trial chose, in lines: each choice, or of many how often each option was taken."""
     chosen = trial.config
     if len(chosen) > MOST_TOLD:

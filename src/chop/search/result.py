@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
@@ -195,13 +195,19 @@ class Result(Displayed):
 
         Measured, pruned and failed trials count.
         """
+        return [(count, best) for count, _, best in self._bests()]
+
+    def best_by_trial(self) -> list[tuple[int, float]]:
+        """The same curve by trial number, as tables have it: (number, best until this trial)."""
+        return [(number, best) for _, number, best in self._bests()]
+
+    def _bests(self) -> Iterator[tuple[int, int, float]]:
+        """Trials ended, number of the last of them, and the best, once there is one."""
         goal = self._objectives[0]
-        points: list[tuple[int, float]] = []
         best = float("inf")
         ended = (t for t in self.trials if t.outcome in ("measured", "pruned", "failed"))
         for count, trial in enumerate(ended, start=1):
             if trial.outcome == "measured" and self.excess(trial) == 0:
                 best = min(best, goal.loss(trial.values[goal.name]))
             if best < float("inf"):
-                points.append((count, goal.loss(best)))
-        return points
+                yield count, trial.number, goal.loss(best)

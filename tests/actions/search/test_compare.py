@@ -10,6 +10,7 @@ from chop.actions.search.compare import compare_searches
 from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
 from chop.notices import AdjustedWarning
+from chop.report.document import read_document
 from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.search.reading import load_search
@@ -63,7 +64,7 @@ def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
     assert (manifest.kind, manifest.state) == ("search compare", "finished")
     assert list(manifest.rows) == rows and manifest.settings["searches"] == six
     artifacts = {"best-so-far.svg", "best-so-far.png", "table.csv", "table.md"}
-    artifacts |= {"report.html", "report.json"}
+    artifacts |= {"trials.svg", "trials.png", "report.html", "report.json"}
     assert {artifact.path for artifact in manifest.artifacts} == artifacts
     assert (
         [row["searches"] for row in rows]
@@ -80,7 +81,8 @@ def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
         seconds = [sum(t.seconds or 0 for t in load_search(folder)[1].trials) for folder in group]
         assert float(row["seconds"]) == pytest.approx(np.median(seconds), abs=0.06)
     text = (tmp_path / "best-so-far.svg").read_text()
-    told = ("random", "tpe", "vit", "within bits at most 6", "median and range of the seeds")
+    told = ("random", "tpe", "vit on digits: best accuracy so far", "median and range of the seeds")
+    told += ("30 trials, within bits at most 6",)
     assert all(f"<!-- {label} -->" in text for label in told)
     assert (tmp_path / "best-so-far.png").stat().st_size > 1000
     spelled = (tmp_path / "table.md").read_text().splitlines()
@@ -93,6 +95,38 @@ def test_compared_again_the_figure_has_the_same_bytes(six, tmp_path):
         compare_searches(six, out=tmp_path / name)
     for file in ("best-so-far.svg", "best-so-far.png", "table.csv", "table.md"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_every_trial_of_all_searches_is_a_grey_point_in_bits(tmp_path):
+    folders = [begin(tmp_path / name, name, epochs=1) for name in ("random", "grid")]
+    compare_searches(folders, out=tmp_path / "out")
+    best, trials = read_document(tmp_path / "out").charts
+    assert best.title == (
+        "vit on digits: best accuracy so far\n12 trials, each trained for 1 epoch, "
+        "within bits at most 6"
+    )
+    assert trials.title == "vit on digits: accuracy against bits per weight, every trial"
+    results = [load_search(folder)[1] for folder in folders]
+    grey, *bests = trials.series
+    measured = [trial for result in results for trial in result.measured]
+    assert [(m.x, m.y) for m in grey.marks] == [
+        (trial.values["bits"], trial.values["accuracy"]) for trial in measured
+    ]
+    assert [m.text.splitlines()[0] for m in grey.marks] == [f"trial {t.number}" for t in measured]
+    assert [series.label for series in bests] == ["best of random", "best of grid"]
+    for series, result in zip(bests, results, strict=True):
+        (mark,) = series.marks
+        assert (mark.x, mark.y) == (result.best.values["bits"], result.best.values["accuracy"])
+    # The axis has the numbers of trials that tables have: the last point is the last trial's.
+    last = [result.best_by_trial()[-1][0] for result in results]
+    assert [int(series.marks[-1].x) for series in best.series] == last
+
+
+def test_searches_without_bits_have_no_figure_of_them(tmp_path):
+    folder = begin(tmp_path / "a")
+    compare_searches([folder], goal="bits", out=tmp_path / "bits")
+    assert not (tmp_path / "bits/trials.svg").exists()
+    assert (tmp_path / "bits/best-so-far.svg").exists()
 
 
 def test_curves_are_labeled_by_the_settings_that_differ(tmp_path):

@@ -71,6 +71,21 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     marks = [mark for chart in charts for series in chart.series for mark in series.marks]
     chosen = "".join(f"\n{name}: {option}" for name, option in result.best.config.items())
     assert f"trial {result.best.number}{chosen}" in {mark.text for mark in marks}
+    accuracy = next(chart for chart in charts if "every trial" in chart.title)
+    points = {series.label: [(m.x, m.y) for m in series.marks] for series in accuracy.series}
+    assert points["every trial"] == [
+        (trial.values["bits"], trial.values["accuracy"]) for trial in result.measured
+    ]
+    (tested,) = points[f"trial {result.best.number} on the test rows"]
+    assert tested == (result.best.values["bits"], noted["test_accuracy"])
+    (map_of_layers,) = (chart for chart in page.charts if chart.kind == "heat")
+    assert map_of_layers.title.endswith("format of each layer (width.fraction)")
+    column = map_of_layers.columns.index(f"trial {result.best.number}")
+    written = {
+        row: texts[column]
+        for row, texts in zip(map_of_layers.rows, map_of_layers.texts, strict=True)
+    }
+    assert written == dict(result.best.config)
     # The same model three times: as it is saved, as it is exported, as it was measured.
     assert noted["key"] == result.best.key
     saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / noted["key"] / "model")

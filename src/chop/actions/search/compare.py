@@ -11,16 +11,19 @@ from typing import Any
 
 from chop.actions.job import Job, load_nothing, run_job
 from chop.errors import ConfigError, check_known
+from chop.report.best_so_far import Run, plot_best_so_far, value_at
 from chop.report.measured import MeasuredTable, report_of_tables
-from chop.report.report import figure_files
-from chop.report.search_figures import within
-from chop.report.search_plots import Run, plot_best_so_far, value_at
-from chop.search import Goal
+from chop.report.plots import Curve, Trials, plot_accuracy
+from chop.report.report import Writer, figure_files
+from chop.report.search_figures import about_trial, within
+from chop.search import Goal, TrialRecord
 from chop.search.comparison import Compared, curves_of, judged, read_compared, title_of
 from chop.search.objective import Direction, objectives_of
-from chop.train import TASKS
+from chop.train import TASKS, Metric
 
 OUT = Path("runs/search-compare")
+BITS = "bits"
+"""The number of a trial that the figure of all trials is drawn against."""
 COUNTS = (25, 50, 100)
 """Trials after which the table tells the best."""
 SHARES = {name for task in TASKS.values() for name, m in task.metrics.items() if m.is_share}
@@ -61,7 +64,8 @@ def compare_searches(
     Args:
         searches: output folders, files or URLs; with `:NAME` behind, or as a pair with NAME, one
             study of that storage, else every study.
-        out: folder for `best-so-far` (.svg, .png), `table` (.csv, .md) and `manifest.json`.
+        out: folder for `best-so-far` (.svg, .png), `table` (.csv, .md) and `manifest.json`; where
+            trials have bits, for `trials` (.svg, .png) too, in bits against what is compared.
         name: the study to take from storages that are given without one.
         labels: one for each search, equal ones are one curve; or one for each curve.
         goal: what is compared: a number that every search measured; None takes the first
@@ -82,6 +86,7 @@ def compare_searches(
     chosen = _common_goal(found, goal)
     curves = curves_of([judged(each, chosen) for each in found], labels)
     series = {key: [each.result.best_so_far() for each in group] for key, group in curves.items()}
+    by_trial = {k: [each.result.best_by_trial() for each in group] for k, group in curves.items()}
     further = columns or {}
     rows = [
         {**_row(label, group, series[label]), **further.get(label, {})}
@@ -93,21 +98,85 @@ def compare_searches(
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
-    heading = title if title is not None else title_of(shown)
-    budgets = {within(each.result.goals) for each in shown}
+    heading = title if title is not None else title_of(shown, _data_of)
     table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers)
     figures = figure_files(
         "best-so-far",
         plot_best_so_far,
-        series,
+        by_trial,
         ylabel=f"best {chosen.name} so far",
-        title="\n".join([heading, *(budgets if len(budgets) == 1 else ())]),
+        title=f"{heading}: best {chosen.name} so far\n{about_searches(shown)}".strip(),
         baselines=baselines,
         percent=percent,
     )
+    named = dataclasses.replace(metric, name=chosen.name)
+    figures |= _trials_figure(curves, named, baselines, heading)
     report = report_of_tables({"table": table}, rows, figures)
     compared: Job[Settings, None, Rows] = Job("search compare", lambda *_: report, load_nothing)
     return run_job(compared, Settings(tuple(searches), name, tuple(labels), goal, Path(out)))
+
+
+def about_searches(found: Sequence[Compared]) -> str:
+    """What all searches have in common, for a title: sampler, trials, training and budgets.
+
+    Args:
+        found: the searches.
+    """
+    lengths = {len(each.result.measured) for each in found}
+    parts = [f"sampler {name}" for name in _common(found, "sampler")]
+    parts += [f"{count} trials" for count in lengths if len(lengths) == 1]
+    parts += [
+        f"each trained for {count} epoch{'s' * (count != 1)}" for count in _common(found, "epochs")
+    ]
+    budgets = {within(each.result.goals) for each in found}
+    return ", ".join([*parts, *(text for text in budgets if text and len(budgets) == 1)])
+
+
+def _common(found: Sequence[Compared], setting: str) -> list[Any]:
+    """The value of a setting that all searches have; none where they differ, or it is none."""
+    values = [(each.settings or {}).get(setting) for each in found]
+    return values[:1] if values[0] and values.count(values[0]) == len(values) else []
+
+
+def _data_of(model: str) -> str | None:
+    """The data that a built-in model is for."""
+    from chop.models.builtin import BUILTIN_MODELS
+
+    return BUILTIN_MODELS[model].dataset if model in BUILTIN_MODELS else None
+
+
+def _trials_figure(
+    curves: Mapping[str, Sequence[Compared]],
+    metric: Metric,
+    baselines: Mapping[str, float] | None,
+    title: str,
+) -> dict[str, Writer]:
+    """Every trial as a grey point, and the best of each search, in bits against what is compared.
+
+    There is none where a search has no bits, or bits are what is compared.
+    """
+    searches = [each for group in curves.values() for each in group]
+    trials = [trial for each in searches for trial in each.result.measured]
+    if metric.name == BITS or not all(BITS in trial.values for trial in trials):
+        return {}
+
+    def place(trial: TrialRecord) -> tuple[float, float]:
+        return trial.values[BITS], trial.values[metric.name]
+
+    best = {
+        label: [place(each.result.best) for each in group if each.result.best is not None]
+        for label, group in curves.items()
+    }
+    return figure_files(
+        "trials",
+        plot_accuracy,
+        [Curve(f"best of {k}", points, joined=False) for k, points in best.items() if points],
+        baselines,
+        xlabel="bits per weight",
+        title=f"{title}: {metric.name} against bits per weight, every trial",
+        metric=metric,
+        trials=Trials(list(map(place, trials)), list(map(about_trial, trials))),
+    )
 
 
 def _common_goal(found: Sequence[Compared], name: str | None) -> Goal:

@@ -83,10 +83,15 @@ def find_job(name: str) -> SearchJob:
     return job
 
 
-def run_search(job: SearchJob, config: SearchConfig) -> Result:
+def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
     """Searches until `config.trials` configurations are measured, and writes the result.
 
     Called again with the same settings it goes on where the last run stopped.
+
+    Args:
+        job: the kind of search.
+        config: its settings.
+        others: searches of the same command that come after it.
     """
 
     def searched(config: SearchConfig, search: Search, output: Output) -> Report[Result]:
@@ -101,7 +106,7 @@ def run_search(job: SearchJob, config: SearchConfig) -> Result:
         f"search {job.name}",
         searched,
         load=lambda config, _: job.prepare(config),
-        kept=_kept,
+        kept=lambda config: _kept(config, others),
         settings=lambda config, _: settings_of(config),
         folder=lambda config: config.folder,
     )
@@ -110,7 +115,12 @@ def run_search(job: SearchJob, config: SearchConfig) -> Result:
     return result
 
 
-def _kept(config: SearchConfig) -> str:
+def _kept(config: SearchConfig, others: int) -> str:
+    if others:
+        return (
+            f"finished trials are kept; the same command goes on from there, with {others} more "
+            f"search{'es' * (others != 1)}. chop search compare draws what there is."
+        )
     url = storage_url(config.storage, config.out)
     where = without_password(url) if config.storage else str(config.folder)
     name = f" --name {shlex.quote(config.study)}" if config.storage else ""

@@ -81,6 +81,7 @@ def emit_best(
         formats=label,
         fold=fold,
         calibration_rows=config.calibration_rows,
+        clock_mhz=config.clock_mhz,
         place=config.place,
         place_on=config.device if config.place else None,
     )

@@ -15,13 +15,14 @@ from chop.actions.search.job import best_model
 from chop.actions.search.precision_recipe import RECIPE_FILE, PrecisionResult
 from chop.actions.settings.search import PrecisionConfig
 from chop.mixed_precision import PrecisionProblem
+from chop.mixed_precision.candidates import short_texts
 from chop.mixed_precision.held_out import HeldOutScore
 from chop.mixed_precision.warm_start import LABEL
 from chop.report.format_legend import format_legend
 from chop.report.layer_maps import plot_layer_map
-from chop.report.plots import Curve, plot_accuracy
+from chop.report.plots import Curve, Trials, plot_accuracy
 from chop.report.report import Step, Table, Writer, figure_files
-from chop.report.search_figures import search_figures
+from chop.report.search_figures import about_trial, search_figures
 from chop.search import Config, Result, TrialRecord
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
@@ -110,9 +111,9 @@ def precision_figures(
 ) -> dict[str, Writer]:
     """Figures of a search over formats, those of `search_figures` among them.
 
-    `accuracy` (named by the metric): that on the test rows against average bits, of the best,
-    beside the same format everywhere and what needs no search; with several goals on the rows of
-    the search, of the front. `formats`: the bits of each layer.
+    `accuracy` (named by the metric): that on the rows of the search against average bits, of every
+    trial, of the front, of the same format everywhere and of what needs no search; of the best on
+    the test rows as well. `formats`: the bits of each layer, with its format in the cell.
 
     Args:
         sampler: label of the curve.
@@ -124,24 +125,32 @@ def precision_figures(
         title: above each figure.
     """
     metric, shown = found.evaluator.task.metric, shown_of(result)
-    where = "search" if len(shown) > 1 else "test"
     uniform = [row for row in rows if row["formats"] in found.options]
     ahead = [row for row in rows if row["formats"] in begin]
     searched = rows[1 + len(uniform) + len(ahead) :]
     parts = {"the same everywhere": uniform, LABEL: ahead, "searched": searched}
     curves = [
-        Curve(label, [(row["bits"], row[f"{where} {metric.name}"]) for row in part])
+        Curve(label, [(row["bits"], row[f"search {metric.name}"]) for row in part])
         for label, part in parts.items()
         if part
     ]
+    best, name = searched[0], f"test {metric.name}"
+    if best[name] is not None:
+        point = [(best["bits"], best[name])]
+        curves.append(Curve(f"{best['formats']} on the test rows", point, "searched", dashed=True))
+    trials = Trials(
+        [(trial.values["bits"], trial.values[metric.name]) for trial in result.measured],
+        [about_trial(trial) for trial in result.measured],
+    )
     accuracy = figure_files(
         metric.name,
         plot_accuracy,
         curves,
-        {"float": rows[0][f"{where} {metric.name}"]},
+        {"float": rows[0][f"search {metric.name}"]},
         xlabel="bits per weight",
-        title=f"{title}: {metric.name} on the {where} rows",
+        title=f"{title}: {metric.name} on the rows of the search against bits, every trial",
         metric=metric,
+        trials=trials,
     )
     mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in shown}}
     cells = {
@@ -149,13 +158,16 @@ def precision_figures(
         for name in found.targets
         for label, chosen in mixed.items()
     }
+    short, meaning = short_texts(found.options)
+    written = {(name, label): short[mixed[label][name]] for name, label in cells}
     formats = figure_files(
         "formats",
         plot_layer_map,
         cells,
         xlabel="",
         measure="bits",
-        title=f"{title}: bits of each layer",
+        title=f"{title}: format of each layer{f' ({meaning})' * bool(meaning)}",
+        texts=written,
     )
     shares = (metric.name,) if metric.is_share else ()
     return {**accuracy, **formats, **search_figures(sampler, result, found.space, title, shares)}

@@ -88,7 +88,7 @@ def run_several(job: SearchJob, config: SearchConfig) -> list[dict[str, Any]]:
         if not _is_written(job, each):
             title = f"search {number} of {len(every)}: {each.study}"
             get_console().print(title, highlight=False, markup=False)
-            run_search(job, each)
+            run_search(job, each, others=len(every) - number)
     goal = objectives_of(_noted(every[0])["goals"])[0].name
     return compare_searches(
         [(_storage(each), each.study) for each in every],

@@ -38,6 +38,8 @@ class EmitConfig(LoweringConfig):
         place_on: device of place, as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6) and
             ice40-hx8k. Default: that of device, else ecp5-85.
         place_seeds: how often; the median counts. Default: 3.
+        clock_mhz: the clock at which latency and interval are told in microseconds, where the
+            circuit is not placed.
         wave: writes a trace of the first sample, `wave.vcd`.
         check_only: repeats the checks of what is in `out`. They are the hashes of all files, the
             circuit, which is emitted again and compared byte for byte, every simulation with its
@@ -51,6 +53,7 @@ class EmitConfig(LoweringConfig):
         "samples": (1, 10**9),
         "icarus_samples": (0, 10**9),
         "place_seeds": (1, 1000),
+        "clock_mhz": (1e-3, 1e5),
     }
 
     out: Path = Path("runs/emit")
@@ -63,6 +66,7 @@ class EmitConfig(LoweringConfig):
     place: bool = False
     place_on: str | None = None
     place_seeds: int | None = field(default=None, metadata=MORE)
+    clock_mhz: float = field(default=100.0, metadata=MORE)
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
 

@@ -11,6 +11,7 @@ from html import escape
 
 from chop.report.axes import axis_scale
 from chop.report.charts import Axis, Bar, BarChart, HeatMap, Histogram, LineChart, Mark, Series
+from chop.report.page.arrows import arrows_of, hidden_of, visible_steps
 from chop.report.page.ticks import Place
 from chop.tables import printable
 
@@ -104,17 +105,21 @@ def _lines(chart: LineChart, width: float) -> str:
 
 def _places(chart: LineChart, width: float) -> tuple[Place, Place]:
     marks = [mark for series in chart.series for mark in series.marks]
-    ends = [end for mark in marks for end in (mark.low, mark.high) if end is not None]
-    ys = [*(mark.y for mark in marks), *ends]
-    strong = [mark.y for each in chart.series if not each.faint for mark in each.marks]
-    xs = [*(mark.x for mark in marks), *chart.limits.values()]
+    ys, optional = (
+        [y for mark in marks if mark.optional is kind for y in (mark.y, mark.low, mark.high)]
+        for kind in (False, True)
+    )
+    strong = [mark.y for s in chart.series if not s.faint for mark in s.marks if not mark.optional]
+    factor = 100 if chart.y.percent else 1
     down = axis_scale(
-        [100 * y for y in ys] if chart.y.percent else ys,
+        [factor * y for y in ys if y is not None],
         kept=() if chart.y.percent else strong,
-        baselines=[(100 if chart.y.percent else 1) * level for level in chart.levels.values()],
+        optional=[factor * y for y in optional if y is not None],
+        baselines=[factor * level for level in chart.levels.values()],
         percent=chart.y.percent,
         logarithm=chart.y.log,
     )
+    xs = [*(mark.x for mark in marks), *chart.limits.values()]
     across = axis_scale(xs, logarithm=chart.x.log)
     return (
         Place(across, LEFT, width - RIGHT, chart.x.whole),
@@ -133,8 +138,12 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     for label, limit in chart.limits.items():
         yield _line(x.of(limit), TOP, x.of(limit), HEIGHT - BOTTOM, "limit")
         yield _beside(x.of(limit), TOP + 10, label, x.end + RIGHT)
+    arrows: list[float] = []
     for series, color in zip(chart.series, colors_of(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
+        for arrow in arrows_of(series, chart.y, x, y, arrows):
+            tip, shown = told(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
+            yield arrow.drawn("faint" if color < 0 else f"c{color}", tip, shown, x.end)
 
 
 def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
@@ -157,11 +166,15 @@ def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) ->
     factor = 100 if chart.y.percent else 1
     points = [(x.of(mark.x), y.of(factor * mark.y)) for mark in series.marks]
     kind = "faint" if color < 0 else f"c{color}"
+    hidden = hidden_of(series.marks, y, chart.y)
     if series.line != "none" and len(points) > 1:
         classes = f"line {kind}{' dashed' * series.dashed}"
-        yield f'<path class="{classes}" d="{_way(points, series.line)}"/>'
+        shown = visible_steps(points, hidden) if series.line == "steps" else points
+        yield f'<path class="{classes}" d="{_way(shown, series.line)}"/>'
     few = len(points) <= 60 or series.line == "none"
-    for mark, (at, height) in zip(series.marks, points, strict=True):
+    for mark, (at, height), is_hidden in zip(series.marks, points, hidden, strict=True):
+        if is_hidden:
+            continue
         ends = [y.of(factor * end) for end in (mark.low, mark.high) if end is not None]
         if len(ends) == 2 and few:
             yield _line(at, ends[0], at, ends[1], f"range {kind}")
@@ -280,7 +293,9 @@ def _heat(chart: HeatMap, whole: float) -> str:
     left = 12 + LETTER * max(map(len, rows), default=0)
     count = max(len(columns), 1)
     width = max(LEAST_CELL, (whole - left - MARGIN) / count)
-    is_told = len(rows) * len(columns) <= MOST_TOLD and width >= TOLD_CELL
+    longest = max((len(text) for row in chart.texts or () for text in row), default=0)
+    least = max(TOLD_CELL, 8 + LETTER * longest)
+    is_told = len(rows) * len(columns) <= MOST_TOLD and width >= least
     slanted = LETTER * max(map(len, columns), default=0) > width - 4
     bottom = (14 + LETTER * max(map(len, columns), default=0) * 0.75) if slanted else 20.0
     bottom += 18.0 if chart.xlabel else 0.0
@@ -310,6 +325,7 @@ def _heat_parts(
                 continue
             text = number(value, chart.percent)
             tip = f"{printable(chart.rows[i])}\n{printable(chart.columns[j])}\n{text}"
+            tip += f"\n{printable(chart.texts[i][j])}" if chart.texts else ""
             x = left + width * j
             yield (
                 f'<rect class="cell h{kind}" x="{x:.1f}" y="{top:.1f}" width="{width - 1:.1f}" '
@@ -317,6 +333,7 @@ def _heat_parts(
             )
             if is_told:
                 brief = f"{100 * value:.1f}" if chart.percent else f"{value:.2g}"
+                brief = chart.texts[i][j] if chart.texts else brief
                 yield _text(x + width / 2, top + CELL / 2 + 4, brief, kind=f"on{kind}")
     foot = TOP + CELL * len(rows) + 14
     for j, column in enumerate(columns):

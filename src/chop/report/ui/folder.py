@@ -12,9 +12,9 @@ from chop.errors import CheckpointError, ChopError, ConfigError
 from chop.files import latest
 from chop.files.documents import parse_json
 from chop.files.reading import NotReadableError, open_regular
+from chop.report.best_so_far import best_so_far_charts
 from chop.report.charts import LineChart
 from chop.report.page.page import PAGE
-from chop.report.search_plots import best_so_far_charts
 from chop.report.ui.found import FoundRun, found_run
 from chop.runs import MANIFEST, read_manifest
 
@@ -235,7 +235,7 @@ def _search(folder: Path) -> tuple[tuple[LineChart, ...], dict[str, int] | None]
         noted, result = load_search(str(folder))
     except (ChopError, OSError, ValueError, KeyError):
         return (), None
-    run = result.best_so_far()
+    run = result.best_by_trial()
     name = objectives_of(noted["goals"])[0].name
     if not run:
         return (), dict(result.counts)

@@ -1,0 +1,95 @@
+"""Arrows of a line chart: where marks lie beyond the upright axis, and where their numbers go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from chop.report.axes import MOST_ARROWS
+from chop.report.charts import Axis, Mark, Series
+from chop.report.page.ticks import Place
+
+ROOM = 80.0
+"""Pixels of an arrow with its number."""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """An arrow to an end of the upright axis.
+
+    Attributes:
+        mark: that lies beyond the end.
+        at: pixels to the right of its point.
+        end: pixels downwards of its point.
+        back: pixels from its point to its base.
+        row: of its number, of those that would overlap; None where there is no room for it.
+    """
+
+    mark: Mark
+    at: float
+    end: float
+    back: float
+    row: int | None
+
+    def drawn(self, kind: str, tip: str, text: str, right: float) -> str:
+        """The arrow as an SVG element, with its number beside it.
+
+        Args:
+            kind: class of its color.
+            tip: shown where it is pointed at.
+            text: its number.
+            right: pixels of the right end of the chart.
+        """
+        shape = f"M{self.at:.1f},{self.end:.1f}l-5,{self.back}h10z"
+        arrow = f'<path class="mark {kind}" d="{shape}" data-tip="{escape(tip)}"/>'
+        if self.row is None:
+            return arrow
+        side, anchor = (-8, "end") if self.at + ROOM > right else (8, "start")
+        x, y = self.at + side, self.end + self.back * (0.25 + 1.5 * self.row)
+        named = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="name on-line"'
+        return f"{arrow}<text {named}>{escape(text)}</text>"
+
+
+def visible_steps(
+    points: Sequence[tuple[float, float]], hidden: Sequence[bool]
+) -> list[tuple[float, float]]:
+    """Points of steps from where they come onto the axis, at the end that they come from."""
+    if not hidden[0] or all(hidden):
+        return list(points)
+    first = hidden.index(False)
+    return [(points[first][0], points[0][1]), *points[first:]]
+
+
+def hidden_of(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
+    """Whether each mark lies beyond the upright axis."""
+    factor = 100 if axis.percent else 1
+    return [not y.scale.shows(factor * mark.y) for mark in marks]
+
+
+def arrows_of(
+    series: Series, axis: Axis, x: Place, y: Place, others: list[float]
+) -> Iterator[Arrow]:
+    """An arrow for each mark beyond the axis; of a level of steps one, where the next level begins.
+
+    Args:
+        series: whose marks they are.
+        axis: upwards.
+        x: places to the right.
+        y: places upwards.
+        others: places of the chart's earlier arrows, to which these are added.
+    """
+    marks, hidden = series.marks, hidden_of(series.marks, y, axis)
+    for i, mark in enumerate(marks):
+        is_step = series.line == "steps" and i + 1 < len(marks)
+        if not hidden[i] or (is_step and hidden[i + 1]):
+            continue
+        at, end = (
+            x.of(marks[i + 1].x if is_step else mark.x),
+            y.of((100 if axis.percent else 1) * mark.y),
+        )
+        row = sum(abs(at - other) < ROOM for other in others)
+        others.append(at)
+        is_below = abs(end - y.start) < abs(end - y.end)
+        is_told = series.line != "none" and row < MOST_ARROWS
+        yield Arrow(mark, at, end, -8.0 if is_below else 8.0, row if is_told else None)
