@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 
 from chop.data import load_dataset, unpacked
+from chop.data.confined import Home
+from chop.data.load import _hub_caches
 from chop.errors import ConfigError
 from chop.memory import memory_bytes
 
@@ -297,3 +299,14 @@ def test_the_memory_is_that_of_the_machine_or_of_a_limit(monkeypatch, tmp_path):
     (tmp_path / "max").write_text("12345\n")
     monkeypatch.setattr("chop.memory.LIMITS", [str(tmp_path / "none"), str(tmp_path / "max")])
     assert memory_bytes() == 12345
+
+
+@pytest.mark.parametrize(
+    "name", ["huggingface_hub.constants.HF_HUB_CACHE", "datasets.config.HF_DATASETS_CACHE"]
+)
+def test_files_of_the_hub_may_be_in_each_of_its_caches(name, tmp_path, monkeypatch):
+    picture = str(tmp_path / "own" / "blobs" / "a.png")
+    with pytest.raises(ConfigError, match=OUTSIDE):
+        Home(_hub_caches(), "set").check(picture, "a row")
+    monkeypatch.setattr(name, str(tmp_path / "own"))
+    Home(_hub_caches(), "set").check(picture, "a row")

@@ -43,6 +43,7 @@ EXCEPTIONS = {
     "export/pt2.py": WRITTEN,
     "export/reader.py": WRITTEN,
     "files/atomic.py": SYSTEM,
+    "files/digests.py": "a folder, which is synced",
     "files/locks.py": "a folder, or a lock that is opened for writing",
     "files/reading.py": "the function itself",
     "files/temporary.py": SYSTEM,
@@ -68,7 +69,6 @@ EXCEPTIONS = {
     "report/figures.py": WRITTEN,
     "report/format_page.py": OWN,
     "report/page/page.py": OWN,
-    "report/ui/server.py": NO_FILE,
     "runs/environment.py": SYSTEM,
     "studies/weight_memory.py": WRITTEN,
 }

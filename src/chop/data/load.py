@@ -186,8 +186,7 @@ def _from_hub(name: str) -> DatasetDict:
             builder = datasets.load_dataset_builder(name)
             check_hub_files(builder, name)
             found = prepared(builder)
-            caches = map(Path, (datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE))
-            check_pictures(found, Home(caches, f"data set '{name}'"))
+            check_pictures(found, Home(_hub_caches(), f"data set '{name}'"))
             return found
     except ConfigError:
         raise
@@ -198,6 +197,15 @@ def _from_hub(name: str) -> DatasetDict:
             f"not on the hub{reach}; give a local folder, or a built-in: "
             f"{did_you_mean(name, BUILTIN_DATASETS)}"
         ) from error
+
+
+def _hub_caches() -> list[Path]:
+    """Folders that files of the hub are in; variables of the environment name each of them."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    downloads = (constants.HF_HUB_CACHE, config.DOWNLOADED_DATASETS_PATH)
+    return [Path(each) for each in (*downloads, config.HF_CACHE_HOME, config.HF_DATASETS_CACHE)]
 
 
 def _is_labeled(split: Dataset) -> bool:

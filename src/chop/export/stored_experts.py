@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from chop.captured.experts import matrices_of
 from chop.errors import CheckpointError, ConfigError
-from chop.export.reader import Read
 from chop.export.stored import Stored, numbers_of, stored_integers
 from chop.formats import FP8, NumberFormat, ScaleInteger
 from chop.formats.groups import WHOLE_TENSOR
 from chop.ir.huggingface.conversions import EXPERT, Conversions, ExpertMatrix
 from chop.private.modules import parameters_of
+
+if TYPE_CHECKING:
+    from chop.export.reader import Read
 
 
 @dataclass(frozen=True)
