@@ -14,10 +14,11 @@ pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop
 
 from chop import runs
 from chop.files.reading import BOUNDS
+from chop.report.command_line import command_line
 from chop.report.ui.cells import cells_of
 from chop.report.ui.folder import RunsFolder
 from chop.report.ui.found import FoundRun
-from chop.runs import MANIFEST, Outcome, command_line, read_manifest
+from chop.runs import MANIFEST, Outcome, read_manifest
 from tests.actions.test_job import Settings
 from tests.report.serving import serving
 from tests.report.test_browser import BROWSER, opened

@@ -298,7 +298,7 @@ def _outcome(
     size = exported[0].size_bytes if len(exported) == 1 else None
     workload, found = loaded.workload, rows.get(exported[0].target)
     if workload is None or found is None:
-        return Outcome(size_bytes=size)
+        return Outcome("", size_bytes=size)
     metric, exact = workload.task.metric, rows.get(FLOAT)
     return Outcome(
         data=workload.dataset,

@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from chop.report.command_line import command_line
 from chop.report.report import Step
-from chop.runs import command_line
 from chop.workloads.hf_folder import FOLDER
 from chop.workloads.settings import WorkloadConfig
 

@@ -105,7 +105,7 @@ def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[s
         verdict=_verdict(result),
         warnings=_failures(result),
         tiles=_tiles(result),
-        outcome=Outcome(size_bytes=result["size_bytes"]),
+        outcome=Outcome("", size_bytes=result["size_bytes"]),
         steps=steps_with_files({"The plan is in this file": config.out / "plan.json"}),
     )
 

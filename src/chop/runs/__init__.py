@@ -3,7 +3,6 @@
 A job writes a manifest (`start`, `read_manifest`) and, where it is made of points, a `Journal`.
 """
 
-from chop.runs.command_line import command_line
 from chop.runs.environment import processor_name, read_environment
 from chop.runs.journal import Journal, key_of
 from chop.runs.manifest import (
@@ -28,7 +27,6 @@ __all__ = [
     "Run",
     "as_json",
     "class_name",
-    "command_line",
     "key_of",
     "process_id",
     "process_status",

@@ -10,7 +10,7 @@ class Outcome:
     """Numbers of a finished run; what a job does not measure is left out.
 
     Attributes:
-        data: the data set.
+        data: the data set; "" where the job has none.
         metric: its name, with the rows that it is of, where these are not test rows.
         value: the metric of the model that came of the run.
         reference: the same of the float model.
@@ -19,7 +19,7 @@ class Outcome:
         size_bytes: of the weights' file, or of the parameters where none is written.
     """
 
-    data: str = ""
+    data: str
     metric: str = ""
     value: float | None = None
     reference: float | None = None

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from chop.files.documents import dump_toml
 from chop.report.charts import Chart, GraphChart, Histograms, LineChart
+from chop.report.command_line import command_line
 from chop.report.document import Document, PageTable, page_table
 from chop.report.merge_charts import merged
 from chop.report.page.captions import caption
 from chop.report.page.numbers import numbers_of
 from chop.report.page.svg import COLORS, NARROW, colors_of, histogram, legend, shades, svg
 from chop.report.report import Cell, Table
-from chop.runs import Manifest, as_json, command_line
+from chop.runs import Manifest, as_json
 from chop.tables import printable
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from chop.runs import Manifest, Outcome, command_line
+from chop.report.command_line import command_line
+from chop.runs import Manifest, Outcome
 from chop.tables import printable
 
 CONTINUED = ("sweep ", "search ", "evaluate")
