@@ -138,3 +138,22 @@ def test_timm_that_is_missing_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UnavailableError, match=r"needs the package timm: pip install .*\[timm\]'"):
         load_model("timm:resnet18")
+
+
+@pytest.mark.parametrize(
+    "itself, told",
+    [
+        ("2.13.0+cu130", "2.13.0+cu130"),  # a wheel for CUDA from PyPI
+        ("2.13.0", "2.13.0"),
+        ("2.13.01+x", "2.13.0"),  # another version's folder on the path
+        (None, "2.13.0"),  # not imported
+    ],
+)
+def test_a_version_names_the_build_of_a_package_that_is_imported(itself, told, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
+    if itself is None:
+        monkeypatch.delitem(sys.modules, "torch")
+    else:
+        monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=itself))
+    assert installed.version("torch") == told
+    assert misfit("torch<2.14,>=2.13") is None and misfit("torch>=2.14") == ">=2.14"

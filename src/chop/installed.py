@@ -56,11 +56,17 @@ def _is_checkout() -> bool:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package; None where there is none."""
+    """The installed version of a package; None where there is none.
+
+    A package that is imported may name its build as well: wheels of torch for CUDA from PyPI are
+    2.13.0 to pip and 2.13.0+cu130 to themselves.
+    """
     try:
-        return importlib.metadata.version(package)
+        found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+    with_build = str(getattr(sys.modules.get(package), "__version__", found))
+    return with_build if with_build.startswith(f"{found}+") else found
 
 
 def misfit(requirement: str) -> str | None:

@@ -1,5 +1,6 @@
 """Interruptions and errors at every stage of a search, its saves and its callbacks."""
 
+import gc
 import os
 import random
 import signal
@@ -63,6 +64,7 @@ def test_an_interruption_at_any_line(storage, tmp_path, unbroken):
         assert table(result) == unbroken[:until]
     if storage is None:
         killed.check_end()
+    gc.collect()  # warns here of files that were left open
 
 
 def test_callbacks_and_saves_that_raise(tmp_path, unbroken):

@@ -471,6 +471,7 @@ def test_a_jump_of_the_wall_clock_makes_nobody_look_dead(monkeypatch, tmp_path):
     monkeypatch.setattr(time, "time", lambda: 2e12)
     ledger.heartbeat(FAR)
     monitor.poll(ledger, "me")
+    ledger.engine.dispose()
     assert not monitor.is_dead(FAR)
 
 

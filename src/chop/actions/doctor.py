@@ -50,11 +50,12 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything that matters, the fatal things first."""
+    accelerator = _accelerator()  # imports torch, which then says of what build it is
     return [
         Finding("python", OK, platform.python_version()),
         _import_name(),
         *_packages(),
-        _accelerator(),
+        accelerator,
         _compiler(),
         _cpu_kernels(),
         *_hardware_tools(),

@@ -136,7 +136,7 @@ class Stimulus:
             fills: FIFO -> the most beats that it held.
         """
         complete = all(len(ends.get(port.name, ())) == self.samples for port in self.outputs)
-        last = np.max(list(ends.values()), axis=0) if complete else None
+        last = np.stack(list(ends.values())).max(axis=0) if complete else None
         return Simulation(
             simulator,
             self.profile.name,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from chop.installed import version
 
 PACKAGES = ("torch", "mase-chop", "transformers", "triton")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
@@ -29,14 +30,6 @@ def read_environment() -> dict[str, Any]:
 def now() -> str:
     """The time in UTC, in ISO 8601 to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def version(package: str) -> str | None:
-    """Version of an installed package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def processor_name() -> str:

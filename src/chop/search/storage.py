@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,19 +57,19 @@ def open_engine(url: str, *, create: bool = True, read_only: bool = False) -> sa
             is missing.
         WriteError: the file cannot be made.
     """
-    import sqlalchemy as sa
-
     if url == MEMORY:
-        return sa.create_engine(
-            "sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False}
-        )
+        return _memory_engine(_in_memory())
     file = storage_file(url)
     with storage_errors(url, begun=False):
         if file is None:
             engine = _server_engine(url, read_only)
         else:
             engine = _file_engine(file, create and not read_only, read_only)
-        _check_tables(engine, url)
+        try:
+            _check_tables(engine, url)
+        except BaseException:
+            engine.dispose()
+            raise
     return engine
 
 
@@ -90,10 +91,26 @@ def _file_engine(file: Path, create: bool, read_only: bool) -> sa.Engine:
     file = Path(os.path.realpath(file))  # SQLite keeps its log beside the file that a link means
     _check_file(file, create)
     if read_only:
-        copy = _copy_in_memory(file)
-        return sa.create_engine("sqlite://", creator=lambda: copy, poolclass=sa.StaticPool)
+        return _memory_engine(_copy_in_memory(file))
     engine = sa.create_engine("sqlite://", creator=lambda: _connect(file), poolclass=sa.QueuePool)
     _refuse_another_file(engine, file)
+    return engine
+
+
+def _in_memory() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", check_same_thread=False)
+
+
+def _memory_engine(connection: sqlite3.Connection) -> sa.Engine:
+    """An engine of the one connection that a database in memory has, closed with the engine.
+
+    Nobody has to dispose of what is in memory: it is gone with the last reference to it. Python
+    warns of connections that are collected open.
+    """
+    import sqlalchemy as sa
+
+    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=sa.StaticPool)
+    weakref.finalize(engine, connection.close)
     return engine
 
 
@@ -105,8 +122,18 @@ def _connect(file: Path) -> sqlite3.Connection:
     """
     uri = f"{file.as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
-    connection.execute("PRAGMA synchronous=NORMAL")
+    with _closed_on_error(connection):
+        connection.execute("PRAGMA synchronous=NORMAL")
     return connection
+
+
+@contextlib.contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _check_file(file: Path, create: bool) -> None:
@@ -142,7 +169,6 @@ def _check_tables(engine: sa.Engine, url: str) -> None:
         whose = "another program"
     else:
         return
-    engine.dispose()
     raise UnavailableError(
         f"storage {without_password(url)} is of {whose}: name another folder, file or database."
     )
@@ -191,8 +217,8 @@ def _copy_in_memory(file: Path) -> sqlite3.Connection:
 
 
 def _loaded(file: Path) -> sqlite3.Connection:
-    memory = sqlite3.connect(":memory:", check_same_thread=False)
-    with contextlib.closing(_connect(file)) as source:
+    memory = _in_memory()
+    with _closed_on_error(memory), contextlib.closing(_connect(file)) as source:
         source.execute("SELECT COUNT(*) FROM sqlite_master")  # `backup` waits for locks forever
         source.backup(memory)
     return memory

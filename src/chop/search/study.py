@@ -26,6 +26,7 @@ from chop.search.storage import open_engine, storage_errors
 from chop.search.workers import HeartbeatMonitor, new_worker, run_workers
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from optuna import Study
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
@@ -110,6 +111,8 @@ class Search:
         self.artifacts = self._artifacts(save, keep)
         self._check(pruner)
         self._ledger: Ledger | None = None
+        self._users: set[object] = set()
+        self._engines: list[sa.Engine] = []  # several where threads have begun at once
         self._optuna_study: InMemoryStudy | None = None
 
     @property
@@ -190,22 +193,29 @@ class Search:
 
     def close(self) -> None:
         """Lets go of the storage; the next call opens it again."""
-        if self._ledger is not None and self.is_shared:
-            self._ledger.engine.dispose()
+        if self.is_shared:
             self._ledger = self._optuna_study = None
+            engines, self._engines = self._engines, []
+            for engine in engines:
+                engine.dispose()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Ledger]:
-        """Inside, the storage stays open, so that each call reads only what is new."""
-        opened_here = self._ledger is None
+        """Inside, the storage stays open, so that each call reads only what is new.
+
+        The last user closes it: threads may run the same search, and begin and end at any time.
+        """
+        user = object()
         with storage_errors(self.url):
             try:
+                self._users.add(user)
                 yield self._open()
             except BaseException:
                 self._optuna_study = None  # may hold half a trial
                 raise
             finally:
-                if opened_here:
+                self._users.discard(user)
+                if not self._users:
                     self.close()
 
     def _check(self, pruner: object) -> None:
@@ -228,10 +238,12 @@ class Search:
     def _open(self) -> Ledger:
         if self._ledger is None:
             ledger = Ledger(open_engine(self.url), self.name)
+            self._engines.append(ledger.engine)
             with storage_errors(self.url, begun=False):
                 make_tables(ledger.engine)
                 self._begin(ledger)
             self._ledger = ledger
+            return ledger
         return self._ledger
 
     def _make_optuna_study(self) -> InMemoryStudy:
