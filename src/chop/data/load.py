@@ -24,7 +24,7 @@ from chop.errors import (
     did_you_mean,
     enumerate_names,
 )
-from chop.files.library_errors import library_errors
+from chop.files.library_errors import library_errors, reason_of
 from chop.hub import hub_is_reachable, offline_errors
 from chop.notices import assume
 from chop.runs import MANIFEST
@@ -190,6 +190,8 @@ def _from_hub(name: str) -> DatasetDict:
             return found
     except ConfigError:
         raise
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise ConfigError(f"data set '{name}' cannot be read: {reason_of(error)}.") from error
     except (OSError, ValueError) as error:
         reach = "" if hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(

@@ -6,7 +6,7 @@ import base64
 import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ STORABLE = frozenset(
 )
 
 MAX_DIMENSIONS = 64
+_PROBLEM = "is no readable safetensors file"
 INLINE_FREE, INLINE_RATIO = 2**27, 64
 """Bytes that tensors in the text unpack to, and how many times their own size besides."""
 
@@ -177,7 +178,7 @@ def read_file(path: Path, without: Collection[str] = ()) -> dict[str, Tensor]:
     Raises:
         CheckpointError: it is none, or cut off.
     """
-    with open_file(path) as file:
+    with open_file(path) as file, library_errors(path, problem=_PROBLEM):
         return {name: file.get_tensor(name) for name in file.offset_keys() if name not in without}
 
 
@@ -190,10 +191,9 @@ def open_file(path: Path) -> Iterator[Any]:
     """
     from safetensors import safe_open
 
-    with (
-        library_errors(path, problem="is no readable safetensors file"),
-        safe_open(require_file(path, "weights"), framework="pt") as file,
-    ):
+    with ExitStack() as stack:
+        with library_errors(path, problem=_PROBLEM):
+            file = stack.enter_context(safe_open(require_file(path, "weights"), framework="pt"))
         yield file
 
 
