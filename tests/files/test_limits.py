@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chop import cli
-from chop.files.limits import NO_FILE, NO_MEMORY, NO_PROCESS, reached_limit
+from chop.files.limits import LOOP, NO_FILE, NO_MEMORY, NO_PROCESS, NO_SPACE, reached_limit
 
 
 def _caused(error):
@@ -36,6 +36,8 @@ LIMITS = {
     "memory_of_fork": (OSError(errno.ENOMEM, "Cannot allocate memory"), NO_MEMORY),
     "memory_of_torch": (_raised(lambda: torch.empty(10**15)), NO_MEMORY),
     "files_of_the_loader": (ImportError("x.so: cannot open: Too many open files"), NO_FILE),
+    "full_output": (OSError(errno.ENOSPC, "No space left on device"), NO_SPACE),
+    "link": (RuntimeError("Symlink loop from '/x/y'"), LOOP.format("'/x/y'")),
     "behind_an_import": (_caused(OSError(errno.EMFILE, "Too many open files")), NO_FILE),
 }
 
@@ -60,6 +62,7 @@ def test_a_limit_is_one_sentence_of_the_command(error, sentence, monkeypatch, ca
         RuntimeError("a bug"),
         OSError(errno.EIO, "Input/output error"),
         BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 4096),
+        OSError(errno.ENOSPC, "No space left on device", "/x/y"),
     ],
 )
 def test_other_errors_stay_as_they_are(error, monkeypatch):

@@ -393,3 +393,16 @@ def test_results_of_something_else_are_named_before_they_are_replaced(
         warned = [str(each.message) for each in recwarn]
     assert len(warned) == (message is not None)
     assert message is None or re.search(message, warned[0])
+
+
+@pytest.mark.parametrize("name", ["loop", "loop/points.jsonl", "a\0b", "../../x"])
+def test_a_run_starts_where_the_earlier_manifest_names_no_file_of_the_folder(tmp_path, name):
+    with runs.start("study", {}, tmp_path):
+        pass
+    (tmp_path / "loop").symlink_to("loop")
+    document = json.loads((tmp_path / MANIFEST).read_text())
+    document["artifacts"] = [{"path": name, "size_bytes": 1, "sha256": "0"}]
+    (tmp_path / MANIFEST).write_text(json.dumps(document))
+    with runs.start("study", {}, tmp_path):
+        pass
+    assert read_manifest(tmp_path).state == "finished"

@@ -1,4 +1,4 @@
-"""Limits of the machine: processes, threads, open files and memory, as one sentence."""
+"""Limits of the machine: processes, threads, open files, memory, space, links; as one sentence."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ NO_MEMORY = (
     "there is not enough memory: take a smaller model, fewer rows or smaller batches, or raise the "
     "limit (ulimit -v, or that of the container)."
 )
+NO_SPACE = "this command's output cannot be written: no space is left where it goes; free some."
+LOOP = "a link leads to itself ({}): remove it."
 
 
 def reached_limit(error: BaseException) -> str | None:
@@ -35,6 +37,8 @@ def _of_one(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError):
         if "can't start new thread" in text:
             return NO_PROCESS
+        if text.startswith("Symlink loop"):  # Path.resolve
+            return LOOP.format(text.removeprefix("Symlink loop from "))
         return NO_MEMORY if TORCH_ALLOCATOR in text else None
     if not isinstance(error, OSError | ImportError):
         return None
@@ -43,6 +47,9 @@ def _of_one(error: BaseException) -> str | None:
         return NO_FILE
     if not isinstance(error, OSError):
         return None
+    # An error about a file names it, and is a WriteError: this is standard output.
+    if error.errno == errno.ENOSPC and error.filename is None:
+        return NO_SPACE
     # A write to a pipe that its reader has made non-blocking says how much of it was written.
     if error.errno == errno.EAGAIN and not hasattr(error, "characters_written"):
         return NO_PROCESS

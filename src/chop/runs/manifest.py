@@ -7,6 +7,7 @@ and other jobs read it by `read_manifest`.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -362,7 +363,9 @@ def _folders_of(folder: Path, results: Manifest | None) -> set[Path]:
     """The folders below one that results have files in; a manifest may name anything."""
     inside = folder.resolve()
     artifacts = () if results is None else results.artifacts
-    found = {(inside / artifact.path).resolve().parent for artifact in artifacts}
+    # realpath survives links that lead to themselves, and no file has a NUL byte in its name.
+    names = (artifact.path for artifact in artifacts if "\0" not in artifact.path)
+    found = {Path(os.path.realpath(inside / name)).parent for name in names}
     return {place for place in found - {inside} if place.is_relative_to(inside) and place.is_dir()}
 
 
