@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from chop.formats import MXFP, Integer, MXInt
+from chop.installed import misfit
 from tests.fresh import printed_by
 
 HERE = Path(__file__).parent
@@ -110,7 +111,8 @@ def test_packed_products_read_words_and_convert_no_integer(compiled):
     packed = MXInt(4).encode(torch.randn(64, 512))
     x = torch.randn(64, 512, dtype=torch.bfloat16)
     ptx = instructions(compiled(linear, x[:1], packed, MXInt(4)))
-    assert "ld.global.v2.b32" in ptx
+    # Triton 3.7, which torch's builds for CUDA bring along, reads the same codes byte by byte.
+    assert "ld.global.v2.b32" in ptx or misfit("triton>=3.9")
     assert "cvt.rn.f32" not in ptx  # an eighth of the rate of additions
     large = MXInt(8, block_size=256)
     instructions(compiled(linear, x, large.encode(torch.randn(64, 512)), large))
