@@ -234,11 +234,11 @@ def test_a_stopped_search_says_what_its_resumption_needs(begun, monkeypatch, tmp
     monkeypatch.setattr("chop.actions.search.job.finished_trials", lambda url, study: 1)
     own = {"model": "net.py:Net", "dataset": "rows.csv"}
     config = JOB.config(**own, out=Path("a"))
-    assert "chop search resume a/precision --trust-code, goes on" in _kept(config)
+    assert "chop search resume a/precision --trust-code, goes on" in _kept(config, 0)
     config = JOB.config(**own, out=Path("a"), storage="b/x.db")
-    assert "--name precision --trust-code --out a, goes on" in _kept(config)
+    assert "--name precision --trust-code --out a, goes on" in _kept(config, 0)
     config = JOB.config(model="mlp", out=Path("b/c"), storage="b/x.db")
-    assert "--name precision, goes on" in _kept(config)
+    assert "--name precision, goes on" in _kept(config, 0)
 
 
 @pytest.mark.parametrize("key", ["out", "storage"])

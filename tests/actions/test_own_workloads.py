@@ -57,7 +57,7 @@ def test_a_model_that_is_one_layer_has_a_page(tmp_path):
     rows = torch.randn(40, 4), torch.randn(40)
     workload = Workload.of(nn.Linear(4, 1), rows, rows)
     compress(settings(tmp_path, keep_best=True, force=True), workload)
-    (table,) = read_document(tmp_path).tables
+    table, _ = read_document(tmp_path).tables
     (row,) = table.values
     assert row[table.columns.index("layer")] == "weight" and row[table.columns.index("bits")] == 8
 

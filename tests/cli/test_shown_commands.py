@@ -38,14 +38,17 @@ def parse(name, words):
     """
     takes_value = {o for p in COMMANDS[name].params for o in p.opts if not is_flag(p)}
     words = words[:-1] if words and words[-1] in takes_value else words
-    return COMMANDS[name].make_context(name, [word for word in words if word != "--help"])
+    return COMMANDS[name].make_context(
+        name, [word for word in words if word not in ("--help", "--help-all")]
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_take_the_options_that_a_page_shows(page, monkeypatch):
     monkeypatch.setenv("CHOP_STORAGE", "postgresql://chop@db/chop")
     for name, words in filter(None, map(words_of, shown_on(page))):
-        assert parse(name, words).command is COMMANDS[name]
+        # A sentence may name a command without what it needs.
+        assert not words or parse(name, words).command is COMMANDS[name]
 
 
 def test_pages_show_commands_and_a_wrong_option_is_found():

@@ -325,7 +325,7 @@ def test_a_reader_that_is_killed_leaves_no_copy_once_another_has_read(tmp_path, 
 
     def killed():
         # When the copy is whole, and transformers is about to read it.
-        reader.check_config = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
+        reader.without_load_report = lambda: os.kill(os.getpid(), signal.SIGKILL)
         load_model(path)
 
     process = multiprocessing.get_context("fork").Process(target=killed)

@@ -101,13 +101,13 @@ def test_code_of_a_folder_is_not_asked_for(is_coded, tmp_path, monkeypatch):
         assert set(packed_layers(load_model(tmp_path)))
 
 
-def test_a_lack_of_memory_is_no_fault_of_a_folder(tmp_path, monkeypatch):
+def test_a_lack_of_memory_is_one_sentence(tmp_path, monkeypatch):
     def full(*_, **__):
         raise MemoryError
 
     write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", full)
-    with pytest.raises(MemoryError):
+    with pytest.raises(CheckpointError, match="there is not enough memory for it"):
         load(tmp_path)
 
 

@@ -68,6 +68,7 @@ def quantize(
         CaptureError: the model cannot be captured.
 
     Example:
+        >>> import torch
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> type(quantize(net, "mxint:width=4", torch.randn(64, 4))[0]).__name__
         'QuantLinear'

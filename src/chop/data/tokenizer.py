@@ -21,7 +21,6 @@ from chop.errors import (
 )
 from chop.files.library_errors import library_errors, without_panic_report
 from chop.hub import hub_is_reachable
-from chop.ir.huggingface.folder_files import check_folder_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,6 +100,9 @@ def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
         UnavailableError: there is none.
         CheckpointError: its files cannot be read.
     """
+    # It imports torch, which help of commands does without.
+    from chop.ir.huggingface.folder_files import check_folder_files
+
     if folder is not None:
         check_folder_files(folder)
     has_files = folder is not None and any(

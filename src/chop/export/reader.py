@@ -29,6 +29,7 @@ from chop.ir.huggingface.config_file import CONFIG, check_config, without_fetche
 from chop.ir.huggingface.generation_file import read_generation_config
 from chop.ir.huggingface.misfits import other_shape
 from chop.ir.huggingface.unread import Unread
+from chop.ir.ops import of_layer
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.private.transformers_api import without_load_report
 
@@ -217,7 +218,8 @@ def _fitted(found: Read, model: nn.Module, where: str) -> Read:
     fitted = join_experts(replace(found, tensors=kept), model, where)
     for path, module in model.named_modules(remove_duplicate=False):
         shape = fitted.packed[path].shape if path in fitted.packed else None
-        is_known = isinstance(module, nn.Linear | nn.Embedding)
+        weight = of_layer(module).weight
+        is_known = weight is not None and not weight.is_transposed
         if shape is not None and is_known and module.weight.shape != shape:
             raise other_shape(f"{path}.weight", shape, module.weight.shape, where)
     return fitted

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from chop.errors import CheckpointError, ChopError, first_line, shorten
+from chop.errors import CheckpointError, ChopError, WriteError, first_line, shorten
 from chop.files.reading import NotReadableError
 
 RUST = "pyo3_runtime"
@@ -43,6 +43,8 @@ def library_errors(
         yield
     except NotReadableError as found:
         raise error(f"'{path}' {problem}: {found}.") from None
+    except WriteError:  # a full disk is no fault of what is read
+        raise
     except ChopError as found:
         if not temporary or temporary not in str(found):
             raise

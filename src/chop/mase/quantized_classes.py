@@ -137,7 +137,7 @@ MODULES: dict[str, tuple[type[QuantizedOperator], ...]] = {
     "selu": (ops.QuantSELU,),
     "sigmoid": (ops.QuantSigmoid,),
     "silu": (ops.QuantSiLU,),
-    "softmax": (ops.QuantSoftmax,),
+    "softmax": (ops.QuantLogSoftmax, ops.QuantSoftmax),
     "softplus": (ops.QuantSoftplus,),
     "softsign": (ops.QuantSoftsign,),
     "tanh": (ops.QuantTanh,),

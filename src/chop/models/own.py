@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
+from chop.files.reading import read_text
 from chop.installed import how_to_get
 from chop.models.weights import check_readable, load_weights
 from chop.trust import OF_FILE, TIMM, names_code, running
@@ -73,7 +74,7 @@ def check_own(name: str, weights: str | Path | None) -> None:
         path, wanted = Path(found["file"]), found["name"]
         if not path.is_file():
             raise ConfigError(f"model file '{path}' does not exist.")
-        source = path.read_text(encoding="utf-8", errors="replace")
+        source = read_text(path, "source", errors="replace")
         makes_names = re.search(r"import \*|__getattr__|globals\(\)|setattr|exec\(", source)
         if not makes_names and not re.search(rf"\b{wanted}\b", source):
             own = re.findall(r"^(?:class|def)\s+(\w+)", source, re.MULTILINE)

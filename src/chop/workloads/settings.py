@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from chop.config import MORE, check_fields, check_text
-from chop.data.builtin_names import plain_name
 from chop.errors import ConfigError
 
 
@@ -18,6 +17,9 @@ def short_name(name: str) -> str:
     >>> short_name("/home/me/net.py:Net"), short_name("runs/../my-bert/"), short_name("org/bert")
     ('net.py:Net', 'my-bert', 'org/bert')
     """
+    # Imports torch, which help of commands does without.
+    from chop.data.builtin_names import plain_name
+
     name = plain_name(name)
     path = Path(name).expanduser()
     is_path = path.is_absolute() or ".." in path.parts or name.startswith((".", "~"))

@@ -75,7 +75,7 @@ def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload
     assert float(best["lut"]) == result.best.values["lut"]
     assert best["dsp"] == f"{result.best.values['dsp']:.0f}" and not table["float"]["lut"]
     page = (tmp_path / "precision" / "report.html").read_text()
-    assert "lut" in page and "latency_us" in page
+    assert "lookup tables" in page and "latency (µs)" in page
     with pytest.raises(ConfigError, match="begun with other"):
         run_search(JOB, replace(config, folds=(16,)))
 

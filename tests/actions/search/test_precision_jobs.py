@@ -65,7 +65,7 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     first = page.tiles[0]
     assert first.label.startswith("accuracy of the best") and first.note.startswith("float")
     assert first.value == noted["test_accuracy"]
-    (formats,) = page.tables
+    formats, _ = page.tables
     assert {row[0] for row in formats.texts} == set(result.best.config)
     charts = [chart for chart in page.charts if isinstance(chart, LineChart)]
     marks = [mark for chart in charts for series in chart.series for mark in series.marks]

@@ -392,7 +392,8 @@ class Sizes:
 def _always_true(condition: sympy.Basic, least: int = 1) -> bool:
     ranges = {symbol: ValueRanges(least, int_oo) for symbol in condition.free_symbols}
     try:
-        if condition.doit() is sympy.true:  # torch leaves it open whether a size equals itself
+        # torch leaves it open whether a size equals itself, and takes each for positive.
+        if isinstance(condition, sympy.Eq) and sympy.expand(condition.lhs - condition.rhs) == 0:
             return True
         bounds = bound_sympy(condition, ranges)
         return bounds.is_singleton() and bool(bounds.lower)
