@@ -34,7 +34,7 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 """
 SIMULATORS = pytest.mark.tools("verilator", "iverilog", "yosys")
 NEEDS = {"how-to/add-a-circuit": SIMULATORS, "guide/circuit": SIMULATORS}
-PRINTS_MORE = {"guide/python", "guide/passes", "own-model"}
+PRINTS_MORE = {"evaluate", "guide/python", "guide/passes", "own-model"}
 """Pages with code that prints tables or measured numbers, too."""
 TIMES = "guide/bench"
 """What it prints depends on the machine; `tests/bench/test_docs.py` runs it."""

@@ -124,6 +124,16 @@ def collected_assumptions() -> Iterator[list[Assumption]]:
         _assumed.reset(token)
 
 
+def forget_assumptions(about: str) -> None:
+    """Takes back what was assumed about something that turned out not to matter.
+
+    Args:
+        about: see `Assumption`.
+    """
+    for found in _assumed.get():
+        found[:] = [each for each in found if each.about != about]
+
+
 def get_logger(name: str) -> logging.Logger:
     """The logger of that name below `chop`; the first call attaches one handler for all.
 

@@ -8,6 +8,7 @@ command line names it too, with `--trust-code`, or in Python inside `trust_code(
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -125,13 +126,29 @@ def running(name: str) -> Iterator[None]:
         _is_trusted.reset(token)
 
 
-def confirmation(model: str, option: str = TRUST) -> str:
-    """The option that a command needs where a file names this model for it, after a space; or "".
+def confirmation(settings: Any) -> str:
+    """The option that a command needs where a file names code for it, after a space; or "".
+
+    Args:
+        settings: the name of a model, or nested settings.
 
     >>> confirmation("net.py:Net"), confirmation("cnn")
     (' --trust-code', '')
     """
-    return f" {option}" if names_code(model) else ""
+    return f" {TRUST}" if any(code_names(settings)) else ""
+
+
+def options_naming(settings: Mapping[str, Any]) -> str:
+    """The options that a command needs where a file has these settings, after a space; or "".
+
+    >>> options_naming({"model": "net.py:Net", "evaluate": None})
+    ' --model net.py:Net'
+    >>> options_naming({"model": "cnn", "evaluate": "judge.py:score"})
+    ' --evaluate judge.py:score'
+    """
+    named = {name: settings.get(name) for name in ("model", "evaluate", "loss")}
+    options = [f"--{name} {shlex.quote(x)}" for name, x in named.items() if x and names_code(x)]
+    return "".join(f" {option}" for option in options)
 
 
 def check_place(place: str | Path, file: str | Path, option: str, *homes: Path) -> None:

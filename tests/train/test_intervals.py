@@ -36,6 +36,8 @@ def answers(metric, count):
     labels = torch.randint(4, (count,), generator=draw)
     if metric.name == "perplexity":
         return torch.rand(count, generator=draw), labels
+    if metric.name == "roc_auc":  # of yes and no
+        return torch.randn(count, generator=draw) + labels, labels // 2
     if metric.name in NUMBERS:
         noise = torch.randn(count, generator=draw)
         return labels + 0.5 * noise, labels.float()
@@ -89,3 +91,8 @@ def test_the_best_answer_that_looks_at_nothing(metric, expected):
         labels = labels.double()
     unseen = torch.zeros(4, dtype=torch.long)
     assert constant_score(metric, labels, lambda: unseen) == pytest.approx(expected, abs=1e-12)
+
+
+def test_answers_that_are_all_right_are_in_their_own_interval():
+    for count in range(1, 400):
+        assert wilson(count, count)[1] == 1.0 and wilson(0, count)[0] == 0.0, count

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from chop import passes
 from chop.actions.compress import compress as run_compression
@@ -176,6 +176,9 @@ def compress(
     out: str | Path = "runs/compress",
     task: str | Task | None = None,
     metric: str | Metric | Callable[..., float] | None = None,
+    evaluate: Callable[[nn.Module], Any] | str | None = None,
+    loss: Callable[[Any, Tensor], Tensor] | str | None = None,
+    lower_is_better: bool = False,
     **settings: Any,
 ) -> Compressed:
     """The smallest quantized model within `max_drop` of float: the job of `chop compress`.
@@ -190,6 +193,15 @@ def compress(
         out: folder of the results.
         task: default, what the labels are.
         metric: default, the task's own.
+        evaluate: a function that judges the model, of whatever task: it takes the model, of its own
+            class and in evaluation mode, and gives a number, or numbers, one for each row, whose
+            mean counts and has an interval. Formats are chosen by it; `data` need no labels and are
+            not split, and `max_drop` is a share of float's number. `metric="map"` names the number.
+            Or the text `file.py:fn`.
+        loss: a function that quantization-aware training minimizes: it takes what the model returns
+            and the labels of a batch, and gives their mean loss. Default: that of the task; with
+            `evaluate` and no `task` there is none, and nothing is trained.
+        lower_is_better: of the numbers of `evaluate`.
         settings: of `chop.actions.settings.compress.CompressConfig`, `formats=("8.auto",)`.
     Raises:
         ConfigError: rows or settings that cannot be used.
@@ -198,9 +210,21 @@ def compress(
     check_is_module(model, "chop.compress")
     _check_has_layers(model, "chop.compress")
     named = {"max_drop": max_drop, "out": out}
+    code = {"evaluate": evaluate, "loss": loss}
+    named |= {name: each for name, each in code.items() if isinstance(each, str)}
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     with _options_as_keywords():
-        workload = Workload.of(model, **_splits(data, test), task=task, metric=metric)
+        trains = task or loss
+        splits = _splits(data, test) if evaluate is None else _inputs(model, data, test, trains)
+        workload = Workload.of(
+            model,
+            **splits,
+            task=task,
+            metric=metric,
+            evaluate=evaluate,
+            lower_is_better=lower_is_better,
+            loss=loss,
+        )
         result = run_compression(config, workload)
     if result["saved"] is None:
         return Compressed(None, config.out, result)
@@ -246,3 +270,14 @@ def _splits(data: Any, test: Any) -> dict[str, Any]:
     if test is not None:
         splits["test"] = test
     return splits
+
+
+def _inputs(model: nn.Module, data: Any, test: Any, trains: Any) -> dict[str, Any]:
+    """Rows for a model that a function judges: labels are read where something trains by them."""
+    if test is not None:
+        raise ConfigError(
+            "test: evaluate judges on rows of its own; expected data to calibrate with alone."
+        )
+    if isinstance(data, Mapping) and "train" in data:
+        data = data["train"]
+    return {"train": data if trains else read_inputs(model, data)}

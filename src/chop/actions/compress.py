@@ -78,6 +78,11 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
             "expected --qat-epochs 0."
         )
     check_samples(config, workload)
+    if config.qat_epochs and not workload.task.can_train:
+        raise ConfigError(
+            "--qat-epochs: --evaluate judges the model, and no loss is known to train it by: give "
+            "--loss file.py:fn or --task, or --qat-epochs 0."
+        )
     announce(title, "raising the model to a graph")
     baseline, rounded, trained = _measure_all(config, workload)
     candidates = [baseline, *rounded, *trained]
@@ -85,8 +90,8 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
         terminal_table(f"{title}: {metric.title}", candidates, metric, workload.name_of("test")),
         *map(Note, footnotes(candidates)),
         Note(about_operators(candidates), is_written=False),
-        Note(about_rows(workload)),
-        Note(_about_training(rounded, trained, config), is_written=False),
+        Note(about_rows(workload, baseline.scores["test"])),
+        Note(_about_training(rounded, trained, config, workload), is_written=False),
     )
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
@@ -126,10 +131,11 @@ def _measure_all(
         if config.layers
         else None
     )
-    kinds, steps = _expected(config)
+    kinds, steps = _expected(config, workload.task.can_train)
     with Stages(kinds, _costs(config, workload), steps) as stages:
         baseline = measure(mg, FLOAT, FLOAT, workload, stages)
-        check_scores(baseline.scores, workload, config)
+        scores = {"": baseline.scores["test"]} if baseline.is_judged else baseline.scores
+        check_scores(scores, workload, config)
         warn_of_large_drop(baseline.scores["validation"], workload, config.max_drop)
         rounded = [_round(mg, text, workload, config, recipe, stages) for text in config.formats]
         if mixed is not None:
@@ -143,10 +149,11 @@ def _nothing_within(
 ) -> str:
     row, (mine, reference) = nearest.row, (c.scores["validation"] for c in (nearest, exact))
     lost = metric.format_loss(row.validation, exact.row.validation)
+    where = "" if nearest.is_judged else " on the validation rows"
     outcome = (
-        f"No format keeps within {metric.format_drop(config.max_drop)} of float on the validation "
-        f"rows: the nearest, {row.format} ({row.method}), loses {lost}, {mine.format(metric)} "
-        f"against {reference.format(metric)} on {mine.rows} rows"
+        f"No format keeps within {metric.format_drop(config.max_drop)} of float{where}: the "
+        f"nearest, {row.format} ({row.method}), loses {lost}, {mine.format(metric)} against "
+        f"{reference.format(metric)}{f' on {mine.rows} rows' if mine.rows else ''}"
     )
     if config.keep_best:
         return f"{outcome}; it is saved because --keep-best asks for it."
@@ -158,24 +165,35 @@ def _nothing_within(
 
 
 def _about_training(
-    rounded: Sequence[Candidate], trained: Sequence[Candidate], config: CompressConfig
+    rounded: Sequence[Candidate],
+    trained: Sequence[Candidate],
+    config: CompressConfig,
+    workload: Workload,
 ) -> str | None:
     """Why no format was trained back, where none was."""
     if trained:
         return None
     if config.qat_epochs == 0:
         return "No QAT: --qat-epochs is 0."
+    if not workload.task.can_train:
+        return (
+            "No QAT: --evaluate judges the model, and no loss is known: --loss file.py:fn or "
+            "--task gives one."
+        )
     kept = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
-    return f"No QAT: {kept} within --max-drop {config.max_drop:g} of float on the validation rows."
+    where = "" if workload.judge else " on the validation rows"
+    return f"No QAT: {kept} within --max-drop {config.max_drop:g} of float{where}."
 
 
-def _expected(config: CompressConfig) -> tuple[list[str], int]:
+def _expected(config: CompressConfig, can_train: bool) -> tuple[list[str], int]:
     """Kinds of stages, before it is known which formats are trained back, and how many steps.
 
     Training formats back is one step: how many it takes shows when they are measured.
     """
     formats = len(config.formats) + bool(config.layers)
-    trained = 0 if config.qat_epochs == 0 else formats if config.qat == "all" else 1
+    trained = (
+        0 if config.qat_epochs == 0 or not can_train else formats if config.qat == "all" else 1
+    )
     kinds = [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
     return kinds, 1 + formats + bool(trained)
 
@@ -256,7 +274,7 @@ def _train_back(
     ]
     lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
     training = workload.tuning(config.qat_epochs, config.qat_lr, config)
-    if not lost or not training["epochs"]:
+    if not lost or not training["epochs"] or not workload.task.can_train:
         stages.expect(())
         return []
     trained: list[Candidate] = []

@@ -77,9 +77,10 @@ def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: M
                 f"{c.row.format} ({c.row.method}) {metric.format_value(c.scores[name].value)}"
                 for c in found
             )
+            where = "" if workload.judge else f", on {workload.name_of(name)} rows"
             return (
-                f"Better than float, beyond its interval, on {workload.name_of(name)} rows: "
-                f"{listed}, float {exact.scores[name].format(metric)}. {_reason(found, workload)}"
+                f"Better than float, beyond its interval{where}: {listed}, float "
+                f"{exact.scores[name].format(metric)}. {_reason(found, workload)}"
             )
     return ""
 

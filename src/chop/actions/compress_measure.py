@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from chop import passes
 from chop.actions.compress_table import Candidate, Row
+from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.quantization.unreached import describe_unreached
+from chop.report.report import say
 from chop.runs.progress import Stages
 from chop.train.intervals import Score
 from chop.workloads.workload import Workload
@@ -21,8 +25,12 @@ def scores_of(
 ) -> dict[str, Score]:
     """The metric of a graph on validation rows and on test rows, as one stage."""
     workload = workload.with_validation()
-    scores = {}
+    scores: dict[str, Score] = {}
     with stages.stage(kind, title) as advance:
+        if (
+            workload.judge is not None
+        ):  # it has rows of its own, the same for choosing and reporting
+            return dict.fromkeys(("validation", "test"), _judged(mg, workload, kind, title))
         for number, name in enumerate(("validation", "test")):
             scores[name] = workload.score(
                 mg.model,
@@ -30,6 +38,17 @@ def scores_of(
                 lambda share, number=number: advance((number + share) / 2),  # type: ignore[misc]
             )
     return scores
+
+
+def _judged(mg: MaseGraph, workload: Workload, kind: str, title: str) -> Score:
+    """The score of a function of the user's; NaN, the worst, where it fails on a rounded model."""
+    try:
+        return workload.score(mg.model, workload.test)
+    except ConfigError as error:
+        if kind == FLOAT:
+            raise
+        say(f"{error} {title} counts as the worst.")
+        return Score(math.nan, None, None, 0)
 
 
 def measure(

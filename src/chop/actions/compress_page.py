@@ -52,9 +52,11 @@ def tiles_of(
     metric = workload.task.metric
     mine, reference = saved.scores["test"], exact.scores["test"]
     size, whole = (result[name]["model.pt"] for name in ("saved_bytes", "float_bytes"))
-    about = f"float {metric.format_value(reference.value)}, {workload.count_test(mine.rows)}"
+    counted = saved.tested_on(workload).replace(" on", ",")
+    about = f"float {metric.format_value(reference.value)}{counted}"
+    interval = " (95 % interval)" if mine.interval or not saved.is_judged else ""
     tiles = [
-        Tile(f"{metric.name} (95 % interval)", Cell(mine.value, mine.format_cell(metric)), about),
+        Tile(f"{metric.name}{interval}", Cell(mine.value, mine.format_cell(metric)), about),
         Tile("bits per weight", Cell.of(saved.row.bits, ".2f"), f"float {exact.row.bits:.0f}"),
         Tile(
             "weights' file",

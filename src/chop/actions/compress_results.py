@@ -42,6 +42,7 @@ from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import plot_accuracy
 from chop.report.report import Block, Note, Report, announce, figure, say
 from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
+from chop.train.intervals import Score
 from chop.train.rows import has_pictures_in_text
 from chop.workloads.hf_folder import write_model_folder
 from chop.workloads.workload import Workload
@@ -103,7 +104,7 @@ def report_of(
         },
         "dataset": workload.dataset,
         "task": workload.task.name,
-        "metric": {"name": metric.name, "higher_is_better": metric.higher_is_better},
+        "metric": _about_metric(workload),
         "row_counts": _row_counts(workload),
         "rows": [printed_row(row, metric) for row in rows],
         "saved": None,
@@ -135,7 +136,7 @@ def report_of(
         curves_of(rows),
         floats,
         xlabel="average bits per parameter",
-        title=f"{workload.title}: {metric.title} on {workload.count_test()}",
+        title=f"{workload.title}: {metric.title}{workload.judged_on}",
         metric=metric,
     )
     return Report(
@@ -153,8 +154,23 @@ def _row_counts(workload: Workload) -> dict[str, int]:
     return {name: len(rows) for name, rows in splits.items() if rows is not None}
 
 
-def about_rows(workload: Workload) -> str:
-    """How many rows judge, and what the intervals are, for a line below a table."""
+def _about_metric(workload: Workload) -> dict[str, Any]:
+    metric, judge = workload.task.metric, workload.judge
+    found = {"name": metric.name, "higher_is_better": metric.higher_is_better}
+    return found if judge is None else found | {"evaluate": judge.code or judge.name}
+
+
+def about_rows(workload: Workload, score: Score) -> str:
+    """How many rows judge, and what the intervals are, for a line below a table.
+
+    Args:
+        workload: has the rows.
+        score: of the float model.
+    """
+    if workload.judge is not None:
+        kind = f"Intervals are at 95 %, of {score.rows} numbers, one for each row."
+        single = "It gives one number, which has no interval."
+        return f"{workload.about_test} {kind if score.rows else single}"
     counts = _row_counts(workload)
     return f"{counts['validation']} validation and {workload.about_test}"
 
@@ -236,7 +252,7 @@ def _layers(
         [row["layer"] for row in worst],
         workload.train,
         workload.task,
-        evaluated=len(result["rows"]) * (counts["validation"] + counts["test"]),
+        evaluated=len(result["rows"]) * (counts.get("validation", 0) + counts["test"]),
         exact=weights,
     )
     if not found:

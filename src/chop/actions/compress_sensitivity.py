@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.actions.ptq import ROUNDING
+from chop.errors import ConfigError, GuardError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator, leaf_operators
@@ -86,7 +87,13 @@ def layer_sensitivities(
     evaluator = Evaluator(mg.model, found, task=task).part(0)
     compare, metric = (kl_divergence, KL) if task.is_categorical else (_mean_square, MSE)
     with parts.all_float():
-        reference = evaluator.logits()
+        try:
+            reference = evaluator.logits()
+        except (
+            ConfigError,
+            GuardError,
+        ):  # no numbers for each row, or one row is special
+            return None
         for layer in chosen:
             with parts.rounding(layer):
                 values[layer] = compare(reference, evaluator.logits())

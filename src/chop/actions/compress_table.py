@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chop.ir.graph import MaseGraph
 from chop.report.plots import Curve
@@ -14,6 +14,9 @@ from chop.report.report import Cell, Table
 from chop.statistics.intervals import Interval
 from chop.train import Metric
 from chop.train.intervals import Score
+
+if TYPE_CHECKING:
+    from chop.workloads.workload import Workload
 
 POOR_FIT = " *"
 """Behind a format that takes most of the weights of some layers."""
@@ -63,6 +66,16 @@ class Candidate:
     graph: MaseGraph
     scores: Mapping[str, Score]
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether a function of the user's judges, on rows of its own: those of both names."""
+        return self.scores["validation"] is self.scores["test"]
+
+    def tested_on(self, workload: Workload) -> str:
+        """The rows that are reported on, behind a value; "" where there is one number of them."""
+        rows = self.scores["test"].rows
+        return f" on {workload.count_test(rows)}" if rows else ""
+
 
 def table_of(
     candidates: Sequence[Candidate], metric: Metric, test: str = "test"
@@ -74,16 +87,18 @@ def table_of(
         metric: of the task.
         test: what test rows are called, see `Workload.name_of`.
     """
-    names = {"test": test}
+    names = {"validation": "validation", "test": test}
+    titles = {name: f"{title} (95 % interval)" for name, title in names.items()}
+    if candidates[0].is_judged:
+        has_interval = any(candidate.scores["test"].interval for candidate in candidates)
+        titles = {"test": f"{metric.name} (95 % interval)" if has_interval else metric.name}
     return [
         {
             "method": row.method,
             "format": row.format + POOR_FIT * bool(row.poor_fit),
             **{
-                f"{names.get(name, name)} (95 % interval)": Cell(
-                    score.value, score.format_cell(metric)
-                )
-                for name, score in scores.items()
+                title: Cell(scores[name].value, scores[name].format_cell(metric))
+                for name, title in titles.items()
             },
             "bits": Cell.of(row.bits, ".2f"),
             OPERATORS: row.quantized,

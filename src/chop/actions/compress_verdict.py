@@ -42,7 +42,7 @@ def verdict_of(
     best = fastest_of(result["speed"])
     return (
         f"saved {row.format} ({row.method}): {_smaller(result, best)}, "
-        f"{metric.name} {mine.format(metric)} on {workload.count_test(mine.rows)} against "
+        f"{metric.name} {mine.format(metric)}{saved.tested_on(workload)} against "
         f"{reference.format(metric)} float, {_faster(best)}."
     )
 

@@ -160,7 +160,7 @@ def load_with_validation(config: Any, workload: Workload | None) -> Workload:
         UnavailableError: model or data set are not there.
     """
     found = workload_for(config, workload).with_validation()
-    if found.has_seen_validation and found.validation is not None:
+    if found.has_seen_validation and found.validation is not None and found.judge is None:
         assume(
             f"No validation rows were given: {len(found.validation)} of the training rows choose "
             "the format. A model that was trained on them, elsewhere, loses less there; give a "

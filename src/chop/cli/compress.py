@@ -29,11 +29,10 @@ COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, 
 the split 'validation', or a fifth of the training rows. Test rows are only reported. If no format
 is within --max-drop, no model is saved and the exit code is 3, unless --keep-best is set.
 
-[bold]Output[/] in --out: model.pt and model.mz (the chosen model with packed weights), graph.svg,
-accuracy.svg, table.md, result.json; of a Hugging Face model also model/, a folder that transformers
-loads packed after import chop. All files are replaced together: a run that is killed or fails
-leaves those of the previous run. To load the model: mg = MaseGraph.from_checkpoint("OUT/model").
-To train it, unpack it first: mg, _ = pack_transform_pass(mg, {"unpack": True}).
+[bold]Output[/] in --out: model.pt and model.mz (the chosen model, packed), figures, table.md and
+result.json; of a Hugging Face model also model/, which transformers loads after import chop. A run
+that is killed or fails leaves the files of the run before. To load it:
+MaseGraph.from_checkpoint("OUT/model"); to train it: pack_transform_pass(mg, {"unpack": True}).
 
 [bold]Layers[/] on the page have their sensitivity: how the answers to up to 32 training rows change
 where that layer alone is rounded. This runs 5 % more rows than were evaluated at most, first the

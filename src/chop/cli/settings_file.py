@@ -23,7 +23,9 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     from chop.config import load_toml
 
     of_file = {name: value for name, value in load_toml(file).items() if name not in given}
-    check_code(of_file, file, "--model")
+    for name, value in of_file.items():
+        option = name if name in ("evaluate", "loss") else "model"
+        check_code({name: value}, file, f"--{option}")
     out = of_file.get("out")
     if isinstance(out, str):
         check_place(out, file, "--out")

@@ -17,7 +17,7 @@ from chop.mixed_precision.problem import PrecisionProblem
 from chop.private.modules import parameters_of
 from chop.train.evaluator import Evaluator
 from chop.train.feed import eval_mode
-from chop.train.model_io import read_output
+from chop.train.model_io import loss_and_answers
 
 LossIncreases = dict[tuple[str, str], float]
 """By choice and option: the predicted increase of the loss while everything else is float."""
@@ -47,9 +47,8 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
         with torch.enable_grad(), eval_mode(rows.model):
             for number, (inputs, labels) in enumerate(rows.batches):
                 with following(rows.model, inputs) as given:
-                    _, logits = read_output(rows.model(**given))
-                answers, expected = rows.task.compare(logits, labels)
-                loss = rows.task.loss(answers, expected)
+                    output = rows.model(**given)
+                loss, answers = loss_and_answers(output, labels, rows.task)
                 if not loss.requires_grad:
                     raise ConfigError("the loss has no gradient: the model detaches its answers.")
                 check_loss(loss, inputs, number, "the Fisher information")

@@ -18,7 +18,15 @@ DIRECTIONS: dict[str, Direction] = {
 
 
 def precision_goals(
-    names: Iterable[str], budgets: Mapping[str, float]
+    names: Iterable[str],
+    budgets: Mapping[str, float],
+    further: Mapping[str, Direction] | None = None,
 ) -> tuple[Goal | Constraint, ...]:
-    """Objectives and budgets of a search over formats, see `named_goals`."""
-    return named_goals(names, budgets, DIRECTIONS, sizes=COSTS)
+    """Objectives and budgets of a search over formats, see `named_goals`.
+
+    Args:
+        names: of the objectives.
+        budgets: bound of each constraint, by name.
+        further: directions of numbers of a user's function, by name.
+    """
+    return named_goals(names, budgets, {**DIRECTIONS, **(further or {})}, sizes=COSTS)

@@ -15,6 +15,7 @@ from chop.train import Metric
 from chop.train.evaluator import Evaluator
 from chop.train.evaluator import divergences as row_divergences
 from chop.train.intervals import format_cell, format_interval, interval_of
+from chop.train.judge import interval_of_rows
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,16 @@ class HeldOutRows:
         self.found, self.held_out = found, held_out
         self.metric: Metric = held_out.task.metric
         self.goal = goal if goal in SCORES else self.metric.name
-        self.reference = held_out.of(found.model(None)).logits()
+        self.is_judged, self.has_rows = found.judge is not None, True
+        if not self.is_judged:
+            self.reference = held_out.of(found.model(None)).logits()
 
     def score(self, config: Config | None) -> HeldOutScore:
         """Of None, the float model."""
+        if self.found.judge is not None:
+            rows, self.has_rows = self.found.judge.rows(self.found.model(config))
+            interval = interval_of_rows(rows) if self.has_rows else None
+            return HeldOutScore(self.metric.score(rows, rows), interval, rows, None)
         logits = self.held_out.of(self.found.model(config)).logits()
         labels, divergences = self.held_out.labels, None
         if self.held_out.task.is_categorical:
@@ -98,6 +105,13 @@ class HeldOutRows:
                 f", as of {label}",
                 f"The best is {label} itself: the search found nothing better.",
             )
+        if not self.has_rows or mine.predictions.shape != other.predictions.shape:
+            gain = self.metric.gain(mine.value, other.value)
+            text = f"{'better' if gain > 0 else 'no better'} than {label}"
+            return (
+                f", {text}, of no known error",
+                f"Gained on {label}: {self.metric.name} {gain:+.3g}; one number has no interval.",
+            )
         gains = self._gains(mine, other)
         signs = {name: sign_of(ends) for name, ends in gains.items()}
         verdict = verdict_of(signs, self.goal, label)
@@ -107,12 +121,14 @@ class HeldOutRows:
             factor, unit = scales.get(name, (1, ""))
             ends = f"{factor * low:+.3g} to {factor * high:+.3g}{unit}"
             parts.append(f"{name} {ends} ({words[signs[name]]})")
-        gained = f"Gained on {label} on the test rows, 95 % intervals of paired rows: "
+        where = "" if self.is_judged else " on the test rows"
+        gained = f"Gained on {label}{where}, 95 % intervals of paired rows: "
         return f", {verdict}", f"{gained}{'; '.join(parts)}: {verdict}."
 
     def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
         """The interval of what is gained, by the name of the number."""
-        labels, metric = self.held_out.labels, self.metric
+        metric = self.metric
+        labels = mine.predictions if self.is_judged else self.held_out.labels
         ends = bootstrap(
             lambda i: metric.gain(
                 metric.score(mine.predictions[i], labels[i]),

@@ -8,6 +8,7 @@ never rounded that way, and runs the model on batches that were made once.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,11 +23,13 @@ from chop.mixed_precision.candidates import Ranges, Rule, format_candidates
 from chop.mixed_precision.costs import COSTS, Costs, bits_of
 from chop.mixed_precision.layers import FLOAT, Formats, Layers
 from chop.nn import cached_weights
-from chop.search.objective import Goals, Report
+from chop.search.objective import Goals, NotANumberError, Report
 from chop.search.space import Choice, Config, SearchSpace
 from chop.train import Task, calibration_batches, find_task, fit_and_report, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
+from chop.train.judge import Judge
 from chop.train.rows import take_split
+from chop.train.tasks import UNTOLD_TASK
 
 if TYPE_CHECKING:
     from chop.mixed_precision.circuit import CircuitCosts, CircuitSettings
@@ -85,6 +88,8 @@ class PrecisionProblem:
         training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
             trained on `train` in the formats of each configuration before it is measured, from the
             same weights each time. None measures the rounded model as it is.
+        evaluate: a function of the model, or `chop.train.Judge`, that gives the number by which
+            trials are judged instead of by answers to `rows`; its name is that of the number.
         circuit: what a circuit is made for, whose costs are measured, too. All operators have
             formats then, those that no choice is about that of `circuit.others`.
     Raises:
@@ -119,11 +124,17 @@ class PrecisionProblem:
         task: str | Task | None = None,
         training: Mapping[str, Any] | None = None,
         circuit: CircuitSettings | None = None,
+        evaluate: Judge | Callable[[nn.Module], Any] | None = None,
     ) -> None:
         for operand in operands:
             check_known(operand, INPUT_OPERANDS, "operands: unknown")
         check_known(per, PER, "per: got")
         self.options = format_candidates(formats, ranges, rule)
+        self.judge: Judge | None = None
+        if evaluate is not None:
+            self.judge = evaluate if isinstance(evaluate, Judge) else Judge.of(evaluate)
+            own = UNTOLD_TASK if task is None else find_task(task)
+            task = dataclasses.replace(own, metric=self.judge.metric)
         asked = None if task is None else find_task(task)
         table = read_rows(take_split(train, "train"), asked)
         self.training, self._train_rows = training, table
@@ -149,12 +160,15 @@ class PrecisionProblem:
         if self.goal is not None and self.goal not in self.scores:
             raise ConfigError(f"goal: got '{goal}': {did_you_mean(goal, self.scores)}")
         self.layers.switch({})
-        self.reference = self.evaluator.logits()
+        # A judge needs no answers, which may be of a shape that cannot be compared.
+        self.reference = self.evaluator.logits() if self.judge is None else torch.empty(0)
 
     @property
     def scores(self) -> tuple[str, ...]:
         """What is measured of answers, by name."""
         task = self.evaluator.task
+        if self.judge is not None:
+            return (task.metric.name,)
         return (task.metric.name, *SCORES) if task.is_categorical else (task.metric.name, "loss")
 
     def _find_targets(self, operands: Sequence[str], per: str) -> Targets:
@@ -336,13 +350,13 @@ class PrecisionProblem:
         if self.training is None:
             return self.layers.graph(self.formats(config))
         if self._trained is None or self._trained[0] != config:
-            mg, evaluator = self.layers.graph(self.formats(config)), self.evaluator
+            mg = self.layers.graph(self.formats(config))
 
             def value() -> float:
-                return self._scores(evaluator.of(mg.model).logits())[self.goal or METRIC]
+                return self._numbers(mg.model)[self.goal or METRIC]
 
             reporter = report if self.goal is not None else None
-            training = {**self.training, "task": evaluator.task}
+            training = {**self.training, "task": self.evaluator.task}
             fit_and_report(mg.model, self._train_rows, training, reporter, value)
             self._trained = dict(config), mg
         return self._trained[1]
@@ -376,7 +390,7 @@ class PrecisionProblem:
         costs = self.costs_of(config)  # a mix without a circuit is not run
         model = self.model(config, report)
         on_batch = None if self.training else self._reporter(report)
-        numbers = self._scores(self.evaluator.of(model).logits(on_batch)) | costs
+        numbers = self._numbers(model, on_batch) | costs
         if self.custom_metrics:
             mg = self.graph(config)
             numbers |= {name: float(metric(mg)) for name, metric in self.custom_metrics.items()}
@@ -385,7 +399,24 @@ class PrecisionProblem:
     def score(self, formats: Mapping[str, Formats]) -> dict[str, float]:
         """Metric, loss and divergence of the model in these formats, as it is rounded."""
         self.layers.switch(formats)
-        return self._scores(self.evaluator.logits())
+        return self._numbers(self.layers.mg.model)
+
+    def _numbers(
+        self, model: nn.Module, on_batch: Callable[[list[Tensor]], None] | None = None
+    ) -> dict[str, float]:
+        """The scores of a model, by its answers or by the judge.
+
+        Raises:
+            NotANumberError: the judge fails on it: so does the trial, and no other.
+        """
+        if self.judge is None:
+            return self._scores(self.evaluator.of(model).logits(on_batch))
+        metric = self.evaluator.task.metric
+        try:
+            rows, _ = self.judge.rows(model)
+        except ConfigError as error:
+            raise NotANumberError(str(error)) from error
+        return {metric.name: metric.score(rows, rows)}
 
     def _scores(self, logits: Tensor) -> dict[str, float]:
         """Of the first rows, if there are fewer answers."""

@@ -106,7 +106,12 @@ def _loss_increases(
         what = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
         get_console().print(f"{LABEL}: measuring {what}", highlight=False, markup=False)
         kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
-        found[kind] = measured_loss_increases(problem, part)
+        try:
+            found[kind] = measured_loss_increases(problem, part)
+        except ConfigError as error:
+            get_console().print(
+                f"{LABEL}: without measured increases: {error}", highlight=False, markup=False
+            )
     return found
 
 

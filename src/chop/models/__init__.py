@@ -10,7 +10,13 @@ from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe, builtin_mo
 from chop.models.catalogue import MODELS, ModelInfo, find_model_info, get_model_info
 from chop.models.load import AUTO_CLASSES, load_model, read_config
 from chop.models.named import get_model, get_tokenizer
-from chop.models.own import check_own, is_own, reason_of_user_code
+from chop.models.own import (
+    check_is_in_file,
+    check_own,
+    function_of_file,
+    is_own,
+    reason_of_user_code,
+)
 from chop.models.plain import VGG7, ToyConvNet, ToyCustomFnNet, ToyNet
 from chop.models.registry import ModelFactory, register_mase_checkpoint, register_mase_model
 
@@ -27,8 +33,10 @@ __all__ = [
     "ToyCustomFnNet",
     "ToyNet",
     "builtin_model",
+    "check_is_in_file",
     "check_own",
     "find_model_info",
+    "function_of_file",
     "get_model",
     "get_model_info",
     "get_tokenizer",

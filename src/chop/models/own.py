@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
-from chop.files.reading import read_text
+from chop.files.reading import read_bytes
 from chop.installed import how_to_get
 from chop.models.weights import check_readable, load_weights
 from chop.trust import OF_FILE, TIMM, names_code, running
@@ -22,6 +24,10 @@ from chop.trust import OF_FILE, TIMM, names_code, running
 if TYPE_CHECKING:
     from types import ModuleType
 
+SOURCE = "__chop_source__"
+"""Attribute of a module that was run: its file, and the text that was run."""
+MAKES_NAMES = re.compile(rb"__getattr__|globals\(\)|setattr|exec\(")
+"""Code by which a file gets names that are not written in it."""
 CLASSES = ("num_classes", "num_labels")
 """Arguments that a model's class may need, and the data tell."""
 
@@ -71,16 +77,100 @@ def check_own(name: str, weights: str | Path | None) -> None:
     """
     found = OF_FILE.fullmatch(name)
     if found is not None and not name.startswith(TIMM):
-        path, wanted = Path(found["file"]), found["name"]
+        path = Path(found["file"])
         if not path.is_file():
             raise ConfigError(f"model file '{path}' does not exist.")
-        source = read_text(path, "source", errors="replace")
-        makes_names = re.search(r"import \*|__getattr__|globals\(\)|setattr|exec\(", source)
-        if not makes_names and not re.search(rf"\b{wanted}\b", source):
-            own = re.findall(r"^(?:class|def)\s+(\w+)", source, re.MULTILINE)
-            raise ConfigError(f"'{path}' has no '{wanted}': {did_you_mean(wanted, own)}")
+        if isinstance(top := _top_of(path), list):  # else running it says where it is no Python
+            kinds = ast.FunctionDef, ast.ClassDef
+            _check_defines(path, top, found["name"], f"'{path}'", kinds)
     if weights is not None:
         check_readable(weights)
+
+
+def check_is_in_file(name: str, setting: str) -> None:
+    """Checks that a file of code is there and defines the name, before anything runs.
+
+    Raises:
+        ConfigError: the text is not `file.py:name`, or there is no such file or name.
+    """
+    found = OF_FILE.fullmatch(name)
+    if found is None:
+        raise ConfigError(f"{setting}: expected file.py:function, got '{name}'.")
+    path = Path(found["file"]).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{setting}: '{path}' does not exist.")
+    top = _top_of(path)
+    if not isinstance(top, list):
+        raise ConfigError(f"{setting}: '{path}' is no Python: {first_line(top)}")
+    _check_defines(path, top, found["name"], f"{setting}: '{path}'", (ast.FunctionDef,))
+
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def _top_of(path: Path) -> list[ast.stmt] | Exception:
+    """The statements of a file, which is not run, or why it has none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # running it gives them
+            return ast.parse(read_bytes(path, "source"), str(path)).body
+    except (SyntaxError, ValueError) as error:
+        return error
+
+
+def _check_defines(
+    path: Path, top: list[ast.stmt], name: str, file: str, kinds: tuple[type[Definition], ...]
+) -> None:
+    """Raises ConfigError where a file cannot have a name; it is not run.
+
+    Args:
+        path: of the file.
+        top: its statements.
+        name: what is wanted.
+        file: the file, for the message.
+        kinds: of what the message suggests.
+    """
+    nodes = [node for statement in top for node in ast.walk(statement)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.name for node in top if isinstance(node, Definition)}
+    names |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    if name in names or "*" in names or MAKES_NAMES.search(read_bytes(path, "source")):
+        return
+    own = [node.name for node in top if isinstance(node, kinds)]
+    nearest = did_you_mean(name, own) if own else "it defines none."
+    raise ConfigError(f"{file} has no '{name}': {nearest}")
+
+
+def function_of_file(name: str, setting: str) -> Callable[..., Any]:
+    """The function that `file.py:fn` names; a file that was run for a model is not run again.
+
+    Args:
+        name: the text.
+        setting: that has it, for messages.
+    Raises:
+        ConfigError: as `check_is_in_file`; or a file names it and the command does not (see
+            `chop.trust`).
+    """
+    check_is_in_file(name, setting)
+    found = OF_FILE.fullmatch(name)
+    assert found is not None
+    path = Path(found["file"]).expanduser()
+    with running(name):
+        module = sys.modules.get(_title(path))
+        if module is None or getattr(module, SOURCE, None) != _source(path):
+            module = _run_file(path)
+    function = getattr(module, found["name"], None)
+    if not callable(function):
+        raise ConfigError(f"{setting}: '{name}' is no function.")
+    return function  # type: ignore[no-any-return]
+
+
+def _title(path: Path) -> str:
+    """The name of the module of a file."""
+    return f"chop_model_{path.stem}"
+
+
+def _source(path: Path) -> tuple[Path, bytes]:
+    return path.resolve(), read_bytes(path, "source")
 
 
 def _of_file(name: str, num_labels: int | None) -> nn.Module:
@@ -102,15 +192,17 @@ def _of_file(name: str, num_labels: int | None) -> nn.Module:
 def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"model file '{path}' does not exist.")
-    title = f"chop_model_{path.stem}"
+    title = _title(path)
     spec = importlib.util.spec_from_file_location(title, path.absolute())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    setattr(module, SOURCE, _source(path))
     sys.modules[title] = module
     sys.path.insert(0, str(path.parent.absolute()))  # its neighbors, as when it is run itself
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        del sys.modules[title]
         raise ConfigError(f"'{path}' cannot be run: {reason_of_user_code(error, path)}") from error
     finally:
         sys.path.pop(0)

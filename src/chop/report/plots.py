@@ -19,7 +19,8 @@ from chop.report.figures import (
     plain,
     save_figure,
 )
-from chop.train.tasks import CLASSIFICATION, Metric
+from chop.train.metric import Metric
+from chop.train.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -31,7 +31,8 @@ def wilson(right: float, count: int) -> Interval:
     z2, share = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2, right / count
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * count)) / count) / (1 + z2 / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not leave a share of 0 or 1 outside of its own interval.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def wilson_of_share(share: float, count: int) -> Interval:

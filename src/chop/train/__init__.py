@@ -10,12 +10,14 @@
 
 from chop.train.calibration import calibration_batches
 from chop.train.device import usable_device
+from chop.train.judge import Judge
+from chop.train.metric import Metric
 from chop.train.metrics import METRICS, find_metric
 from chop.train.pretrained import default_dataset, load_trained
 from chop.train.pruning import PRUNING_SCHEDULES, GradualPruning
 from chop.train.rows import VALIDATION_SHARE, Rows, read_label_column, read_rows, split_rows
 from chop.train.seeds import seed_everything
-from chop.train.tasks import CAUSAL_LM, TASKS, Metric, Task, find_task
+from chop.train.tasks import CAUSAL_LM, TASKS, Task, find_task
 from chop.train.train_loop import SCHEDULES, evaluate, fit, fit_and_report, predict
 from chop.train.trainer import get_trainer
 
@@ -27,6 +29,7 @@ __all__ = [
     "TASKS",
     "VALIDATION_SHARE",
     "GradualPruning",
+    "Judge",
     "Metric",
     "Rows",
     "Task",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.train.model_io import LABELS, fed_columns, read_output
 from chop.train.rows import padding_token, read_rows
-from chop.train.tasks import Task, find_task
+from chop.train.tasks import Task, check_is_clear, find_task
 
 
 class Feed:
@@ -42,6 +42,8 @@ class Feed:
         asked = None if task is None else find_task(task)
         self.rows = read_rows(rows, asked)
         self.task = asked or self.rows.task
+        if asked is None:
+            check_is_clear(self.task, self.rows.labels)
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
         self.task.check_labels(self.rows.labels)
@@ -68,7 +70,7 @@ class Feed:
         """The model's output for each batch, and the batch's labels."""
         for step, (fed, labels) in enumerate(self.batches(shuffle)):
             output = self._run(fed)
-            if step == 0:
+            if step == 0 and self.task.is_categorical:
                 self.task.check(read_output(output)[1], self.rows.labels)
             yield output, labels
             del output  # large logits are gone before the next ones are made

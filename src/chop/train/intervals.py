@@ -14,7 +14,8 @@ from torch import Tensor
 
 from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train import metrics
-from chop.train.tasks import IGNORED, Metric, classes, surprise, values
+from chop.train.metric import Metric, classes, confidences, positives, surprise, values
+from chop.train.tasks import IGNORED
 
 METRIC_DRAWS, LEAST_DRAWS, DRAWN_ANSWERS = 400, 100, 10**7
 """Of a bootstrap, see `draws_for`."""
@@ -31,7 +32,8 @@ class Score:
         interval: at the level `LEVEL`; None where it is unknown.
         constant: the metric of the best answer that looks at no input, see `constant_score`; None
             where that is unknown.
-        rows: how many there are; each may have several answers, as texts have.
+        rows: how many there are; each may have several answers, as texts have; 0 where a function
+            of the user's gives one number only.
         has_one_class: all labels are one class.
     """
 
@@ -105,7 +107,9 @@ def draws_for(answers: int) -> int:
 
 CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], str] = {
     classes: "always answering the commonest class",
+    positives: "always answering the commonest class",
     values: "always answering the mean",
+    confidences: "the same confidence for every row",
     surprise: "guessing each token by its frequency in the training rows",
 }
 """By what a metric takes: the best answer that looks at no input."""
@@ -130,8 +134,10 @@ def constant_score(
             return None
         counts = (frequencies() + 1).double()
         answers = (counts.sum() / counts).log()[labels]
-    elif metric.predict is values:
+    elif metric.predict in (values, confidences):
         answers = labels.double().mean(0, keepdim=True).expand_as(labels)
+    elif metric.predict is positives:
+        answers = (labels.double().mean(0, keepdim=True) > 0.5).long().expand_as(labels)
     else:
         answers = torch.full_like(labels, int(labels.mode().values))
     try:

@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
+from chop.nested import tree_parts
 from chop.train.tasks import CLASSIFICATION, Task
 
 LABELS = "labels"
@@ -114,6 +116,50 @@ def loss_and_logits(
     if loss is None or not task.takes_model_loss:
         loss = task.loss(*task.compare(logits, labels))
     return loss, logits
+
+
+def loss_of(output: Any, labels: Tensor, task: Task) -> Tensor:
+    """The loss of a model's output, that of the user where there is one; see `loss_and_logits`."""
+    if task.output_loss is not None:
+        return task.output_loss(output, labels)
+    return loss_and_logits(output, labels, task)[0]
+
+
+def loss_and_answers(output: Any, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """The loss of the task or of the user, which the model's own does not replace, and the answers
+    or labels that it is the mean of, (K, ...)."""
+    if task.output_loss is not None:
+        return task.output_loss(output, labels), labels
+    answers, expected = task.compare(answers_of(output, task, len(labels)), labels)
+    return task.loss(answers, expected), answers
+
+
+def answers_of(output: Any, task: Task, rows: int) -> Tensor:
+    """The answers of a model's output that a task compares.
+
+    Args:
+        output: as for `read_output`; of a task that reads all, nested tensors of whatever shape.
+        task: what the model is asked to do.
+        rows: in the batch.
+    Raises:
+        ConfigError: the output has no logits; of a task that reads all, no number for each row.
+    """
+    if not task.reads_all:
+        return read_output(output)[1]
+    parts = [x for x in _tensors(output) if x.is_floating_point()]
+    if not parts or any(x.dim() == 0 or len(x) != rows for x in parts):
+        raise ConfigError(
+            f"expected outputs with numbers for each of the {rows} rows of a batch, got shapes "
+            f"{[tuple(x.shape) for x in parts]}."
+        )
+    return torch.cat([x.reshape(rows, -1).float() for x in parts], 1)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    parts = (tree_parts(output) or {}).values()
+    return [x for part in parts for x in _tensors(part)]
 
 
 def read_output(output: Any) -> tuple[Tensor | None, Tensor]:

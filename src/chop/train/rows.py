@@ -158,7 +158,7 @@ def read_rows(
             mapping of columns, or a DataLoader: every row is read, in the order of its data set,
             whether it shuffles or drops the last. Columns of text are left out.
         task: one with `labels_from` takes its labels from that column, where there is no label
-            for each token.
+            for each token; one that `reads_all` needs no labels.
     Raises:
         ConfigError: no label column, no column of numbers, no rows, labels that are missing, or
             NaN among the inputs.
@@ -174,6 +174,8 @@ def read_rows(
     labels = None if label is None else table[label]
     if source in inputs and (labels is None or (isinstance(labels, Tensor) and labels.dim() < 2)):
         return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
+    if labels is None and inputs and task is not None and task.reads_all:
+        return Rows(inputs, torch.zeros(len(next(iter(inputs.values())))))
     if labels is None or not inputs or len(labels) == 0:
         held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
         raise ConfigError(

@@ -6,15 +6,22 @@ Shapes: B rows, T tokens, C classes, K answers that are compared.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from chop.errors import ConfigError, check_known
+from chop.train.binary_metrics import (
+    BINARY_METRICS,
+    CLASS_METRICS,
+    MULTILABEL_METRICS,
+    RANKING,
+)
+from chop.train.metric import Metric, classes, confidences, positives, surprise, values
 from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
 
 IGNORED = -100
@@ -24,111 +31,8 @@ LEAVE_OUT = (
     f"classes count from 0: leave rows without a label out, or label them {IGNORED}, which "
     "neither loss nor metric counts."
 )
-NUMBERS = "numbers that are no classes are task 'regression'."
-LEAST_SHARE = 0.00005
-"""Smaller ones are 0.00% with two decimals."""
-
-AT_ONCE = 64
-"""Labels whose cross entropy is taken at a time: of large vocabularies it needs much memory."""
-
 Pair = tuple[Tensor, Tensor]
 """Answers and the labels that they are compared with; the first dimension of both is K."""
-
-
-def classes(answers: Tensor, labels: Tensor) -> Tensor:
-    """The class of the largest logit: (K, C) to (K,)."""
-    return answers.argmax(-1)
-
-
-def values(answers: Tensor, labels: Tensor) -> Tensor:
-    """The answers themselves."""
-    return answers
-
-
-def surprise(answers: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each label in nats, float32: (K, C) and (K,) to (K,)."""
-    parts = zip(answers.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
-    found = [F.cross_entropy(x.float(), y, reduction="none") for x, y in parts]
-    return torch.cat(found) if found else answers.new_zeros(0, dtype=torch.float32)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number that says how good answers are.
-
-    Attributes:
-        name: in tables and results.
-        score: (predictions (K, ...), labels (K, ...)) -> the number, over all rows at once.
-        predict: (answers, labels) of a batch -> the predictions that `score` takes.
-        higher_is_better: whether a larger number is a better model.
-        is_share: printed in percent.
-    """
-
-    name: str
-    score: Callable[[Tensor, Tensor], float]
-    predict: Callable[[Tensor, Tensor], Tensor] = values
-    higher_is_better: bool = True
-    is_share: bool = False
-
-    @property
-    def title(self) -> str:
-        """The name, and which way is better where it is the unusual one."""
-        return self.name if self.higher_is_better else f"{self.name} (lower is better)"
-
-    def key(self, value: float) -> float:
-        """Sorts numbers: larger is better, and NaN is worst."""
-        if math.isnan(value):
-            return -math.inf
-        return value if self.higher_is_better else -value
-
-    def gain(self, value: float, reference: float) -> float:
-        """How much better `value` is than `reference`, in the metric's own unit."""
-        return value - reference if self.higher_is_better else reference - value
-
-    def within(self, value: float, reference: float, drop: float) -> bool:
-        """Whether `value` is worse than `reference` by at most `drop`.
-
-        Where higher is better (accuracy, R2) the drop is absolute: value >= reference - drop.
-        Else (perplexity, errors) it is a share: value <= reference * (1 + drop).
-        """
-        if self.higher_is_better:
-            return value >= reference - drop
-        return value <= reference * (1 + drop)
-
-    def drop(self, value: float, reference: float) -> float:
-        """How much worse `value` is than `reference`, in the unit of `within`."""
-        worse = -self.gain(value, reference)
-        return worse if self.higher_is_better or not reference else worse / reference
-
-    def format_drop(self, drop: float) -> str:
-        """A drop for a message: in percent where it is a share.
-
-        >>> TASKS["classification"].metric.format_drop(0.0125)
-        '1.25%'
-        """
-        if not self.is_share and self.higher_is_better:
-            return f"{drop:.4g}"
-        return f"{100 * drop:.2g}%" if 0 < abs(drop) < LEAST_SHARE else f"{drop:.2%}"
-
-    def format_loss(self, value: float, reference: float) -> str:
-        """How much worse `value` is than float's `reference`, for a message.
-
-        Of an error of 0 there is no share; the difference itself is shown.
-        """
-        drop = self.drop(value, reference)
-        if self.higher_is_better or reference:
-            return self.format_drop(drop)
-        return f"{drop:.4g} where float's {self.name} is 0, of which a share allows nothing"
-
-    def format_value(self, value: float) -> str:
-        """For a table.
-
-        >>> TASKS["classification"].metric.format_value(0.5)
-        '50.00%'
-        >>> TASKS["causal-lm"].metric.format_value(20.0)
-        '20'
-        """
-        return f"{value:.2%}" if self.is_share else f"{value:.5g}"
 
 
 def _as_they_are(answers: Tensor, labels: Tensor) -> Pair:
@@ -147,6 +51,10 @@ class Task:
         is_categorical: answers are logits over classes, so that entropies mean something.
         takes_model_loss: a loss that the model computes itself wins over `loss`.
         labels_from: the column that stands in for labels where there are none.
+        output_loss: (output, labels) -> the mean loss, a scalar, in the place of `loss`: a function
+            of the user's, which takes what the model returns as it is.
+        reads_all: answers are all numbers that the model returns for a row, (B, D); else logits.
+        fits: whether logits and labels of a batch may be meant for the task, for messages.
     """
 
     name: str
@@ -156,8 +64,16 @@ class Task:
     is_categorical: bool = False
     takes_model_loss: bool = False
     labels_from: str | None = None
+    output_loss: Callable[[Any, Tensor], Tensor] | None = None
+    reads_all: bool = False
+    fits: Callable[[Tensor, Tensor], bool] | None = field(default=None, repr=False)
     metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
     """Further metrics that may be asked for, by name."""
+
+    @property
+    def can_train(self) -> bool:
+        """Whether there is a loss to train by."""
+        return self.output_loss is not None or self.name != UNTOLD
 
     def with_metric(self, metric: str | Metric | Callable[..., float] | None) -> Task:
         """The task with another metric.
@@ -188,7 +104,10 @@ class Task:
             return
         flat = _flat(labels)
         if flat.is_floating_point() and bool((flat != flat.round()).any()):
-            raise ConfigError(f"task '{self.name}': the labels have fractions; {NUMBERS}")
+            raise ConfigError(
+                f"task '{self.name}': the labels have fractions; numbers that are no classes are "
+                "task 'regression'."
+            )
         if not len(flat) or int(flat.min()) >= 0:
             return
         is_ignored = flat == IGNORED
@@ -213,9 +132,10 @@ class Task:
         flat, count = _flat(labels), logits.shape[-1]
         largest = int(flat.max()) if len(flat) else 0
         if largest >= count:
+            numbers = f"{count} number{'s' * (count > 1)}"
             raise ConfigError(
                 f"task '{self.name}': got the label {largest}, and the model answers with "
-                f"{count} numbers, for the classes 0 to {count - 1}; {NUMBERS}"
+                f"{numbers}, for the classes 0 to {count - 1}; {_suggested(logits, flat)}"
             )
 
 
@@ -260,11 +180,52 @@ def _next_token(logits: Tensor, labels: Tensor) -> Pair:
     return _one_class_per_token(logits[:, :-1], labels[:, 1:])
 
 
+def _yes_or_no(logits: Tensor, labels: Tensor) -> Pair:
+    if logits.dim() == 2 and logits.shape[1] == 2:  # the softmax of two is a sigmoid of one
+        logits = logits[:, 1] - logits[:, 0]
+    one = logits.squeeze(-1) if logits.dim() == 2 else logits
+    wanted = labels.squeeze(-1) if labels.dim() == 2 else labels
+    if one.dim() != 1 or one.shape != wanted.shape:
+        raise _unfit(BINARY, "(B,), (B, 1) or (B, 2) and labels of (B,)", logits, labels)
+    _check_zero_or_one(BINARY, wanted)
+    counts = wanted != IGNORED
+    return one[counts], wanted[counts].long()
+
+
+def _labels_each(logits: Tensor, labels: Tensor) -> Pair:
+    if logits.dim() != 2 or logits.shape != labels.shape:
+        raise _unfit(MULTILABEL, "(B, L) and labels of (B, L)", logits, labels)
+    _check_zero_or_one(MULTILABEL, labels)
+    counts = (labels != IGNORED).all(1)
+    return logits[counts], labels[counts].long()
+
+
+def _check_zero_or_one(task: str, labels: Tensor) -> None:
+    wrong = labels[(labels != 0) & (labels != 1) & (labels != IGNORED)]
+    if len(wrong):
+        raise ConfigError(
+            f"task '{task}': got the label {wrong[0].item():g}, expected 0 or 1, or {IGNORED} of "
+            "rows that do not count."
+        )
+
+
+def _are_zero_or_one(labels: Tensor) -> bool:
+    return bool(((labels == 0) | (labels == 1) | (labels == IGNORED)).all())
+
+
 def _unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigError:
     return ConfigError(
         f"task '{task}': expected logits of {wanted}, got {tuple(logits.shape)} and "
-        f"{tuple(labels.shape)}; the tasks are {', '.join(TASKS)}."
+        f"{tuple(labels.shape)}; {_suggested(logits, labels)}"
     )
+
+
+def _suggested(logits: Tensor, labels: Tensor) -> str:
+    """The tasks that such logits and labels may be meant for; which one it is the user says."""
+    names = [f"'{name}'" for name, row in TASKS.items() if row.fits and row.fits(logits, labels)]
+    if not names:
+        return f"the tasks are {', '.join(TASKS)}."
+    return f"logits and labels like these are of task {' or '.join(names)}: --task says which."
 
 
 def cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
@@ -274,10 +235,39 @@ def cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(answers, labels)
 
 
+def binary_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy of yes and no in nats, in the dtype of the answers; 0 of no labels."""
+    if not len(labels):
+        return answers.sum()
+    return F.binary_cross_entropy_with_logits(answers, labels.to(answers.dtype))
+
+
+def _of_yes_and_no(scores: Mapping[str, Callable[[Tensor, Tensor], float]]) -> dict[str, Metric]:
+    return {
+        name: Metric(
+            name,
+            score,
+            confidences if name in RANKING else positives,
+            higher_is_better=name != "hamming_loss",
+            is_share=name not in ("matthews_correlation", *RANKING),
+        )
+        for name, score in scores.items()
+    }
+
+
 _OF_CLASSES = {
     name: Metric(name, score, classes, is_share=name != "matthews_correlation")
     for name, score in METRICS.items()
 }
+_OF_ROWS = {
+    **_OF_CLASSES,
+    "balanced_accuracy": Metric(
+        "balanced_accuracy", CLASS_METRICS["balanced_accuracy"], classes, is_share=True
+    ),
+    "roc_auc": Metric("roc_auc", CLASS_METRICS["roc_auc"], confidences),
+}
+_OF_BINARY = _of_yes_and_no({"accuracy": METRICS["accuracy"], **BINARY_METRICS})
+_OF_LABELS = _of_yes_and_no(MULTILABEL_METRICS)
 _OF_TOKENS = {
     **_OF_CLASSES,
     "perplexity": Metric("perplexity", perplexity, surprise, higher_is_better=False),
@@ -309,16 +299,59 @@ def _over_classes(
 
 CAUSAL_LM = "causal-lm"
 """The task of models that continue texts."""
+BINARY, MULTILABEL = "binary", "multilabel"
+"""Tasks of yes and no: one answer a row, and several."""
 _ROWS = (
-    _over_classes("classification", "accuracy", _one_class_each, _OF_CLASSES),
-    Task("regression", _OF_NUMBERS["r2"], F.mse_loss, _numbers, metrics=_OF_NUMBERS),
+    _over_classes("classification", "accuracy", _one_class_each, _OF_ROWS),
+    Task(
+        BINARY,
+        _OF_BINARY["accuracy"],
+        binary_cross_entropy,
+        _yes_or_no,
+        fits=lambda x, y: x.shape[1:] in ((), (1,)) and y.dim() == 1 and _are_zero_or_one(y),
+        metrics=_OF_BINARY,
+    ),
+    Task(
+        MULTILABEL,
+        _OF_LABELS["f1"],
+        binary_cross_entropy,
+        _labels_each,
+        fits=lambda x, y: x.dim() == 2 and x.shape[1:] == y.shape[1:] and _are_zero_or_one(y),
+        metrics=_OF_LABELS,
+    ),
+    Task(
+        "regression",
+        _OF_NUMBERS["r2"],
+        F.mse_loss,
+        _numbers,
+        fits=lambda x, y: x.shape[1:] in ((), (1,), y.shape[1:]),
+        metrics=_OF_NUMBERS,
+    ),
     _over_classes("token-classification", "accuracy", _one_class_per_token),
     _over_classes(CAUSAL_LM, "perplexity", _next_token, labels_from="input_ids"),
 )
 TASKS: dict[str, Task] = {row.name: row for row in _ROWS}
-"""The tasks by name: accuracy of classes, R2 of numbers, accuracy of each token's class, and
-perplexity of the next token."""
+"""The tasks by name: accuracy of classes and of one yes or no, F1 of several, R2 of numbers,
+accuracy of each token's class, and perplexity of the next token."""
 CLASSIFICATION = TASKS["classification"]
+
+
+UNTOLD = "untold"
+"""The name of the task of a model that a function of the user's judges, and no task was named."""
+
+
+def _no_loss(answers: Tensor, labels: Tensor) -> Never:
+    raise ConfigError(
+        "a function of yours judges the model, and nothing says which loss it is trained by: give "
+        "--loss file.py:fn or --task."
+    )
+
+
+def _no_metric(predictions: Tensor, labels: Tensor) -> Never:
+    raise ConfigError("a function of yours judges the model: it has no metric of rows.")
+
+
+UNTOLD_TASK = Task(UNTOLD, Metric("untold", _no_metric), _no_loss, reads_all=True)
 
 
 def find_task(task: str | Task) -> Task:
@@ -357,6 +390,21 @@ def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | li
     ids = columns.get("input_ids")
     is_language = ids is not None and _are_same(ids, labels)
     return TASKS[CAUSAL_LM if is_language else "token-classification"]
+
+
+def check_is_clear(task: Task, labels: Tensor | list[Tensor]) -> None:
+    """Checks that labels from which a task was inferred cannot well be meant for another.
+
+    Raises:
+        ConfigError: they are several numbers a row, all 0 or 1, which are rarely a regression.
+    """
+    if task.name != "regression" or not isinstance(labels, Tensor) or labels.dim() < 2:
+        return
+    if labels.shape[1] > 1 and _are_zero_or_one(labels):
+        raise ConfigError(
+            f"labels: got {labels.shape[1]} numbers a row, all 0 or 1: --task {MULTILABEL} takes "
+            "them for answers yes and no, --task regression for numbers."
+        )
 
 
 def _are_same(ids: Tensor | list[Tensor], labels: Tensor | list[Tensor]) -> bool:

@@ -15,9 +15,10 @@ from chop.errors import ConfigError, check_known
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.train.feed import Feed, eval_mode, module_mode
-from chop.train.model_io import loss_and_logits, read_output
+from chop.train.metric import Metric
+from chop.train.model_io import answers_of, loss_of
 from chop.train.rows import Rows, rows_per_batch, take_split
-from chop.train.tasks import Metric, Task
+from chop.train.tasks import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -94,7 +95,7 @@ def fit(
             total = torch.zeros((), device=feed.device)
             batches = feed.outputs(shuffle=order)
             for step, (output, labels) in enumerate(batches, epoch * feed.steps + 1):
-                loss, logits = loss_and_logits(output, labels, feed.task)
+                loss = loss_of(output, labels, feed.task)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
@@ -102,7 +103,7 @@ def fit(
                     on_step(step, epochs * feed.steps)
                 optimizer.step()
                 scheduler.step()
-                total += loss.detach() * len(logits)
+                total += loss.detach() * len(labels)
                 tick()
             losses.append(total.item() / len(feed.rows))
         optimizer.zero_grad()
@@ -198,7 +199,7 @@ def predict(
         _bar(progress, feed.steps) as tick,
     ):
         for output, expected in feed.outputs():
-            answers, expected = judged.compare(read_output(output)[1], expected)
+            answers, expected = judged.compare(answers_of(output, judged, len(expected)), expected)
             predictions.append(judged.metric.predict(answers, expected))
             labels.append(expected)
             del output, answers  # as in `Feed.outputs`

@@ -18,6 +18,10 @@ from chop.workloads.workload import Workload
 
 LOOKED_AT = 1000
 """Test rows that a job looks at which does not measure the float model itself."""
+COMMON = 0.75
+"""With such a share of one class, accuracy says little of the others."""
+OF_RARE = ("balanced_accuracy", "f1", "roc_auc")
+"""Metrics that judge a rare class as well."""
 ROUNDING = 1e-9
 """A correlation with a constant is not 0 to the last bit."""
 
@@ -38,6 +42,11 @@ def check_answers(
     check_scores({"search": score}, workload, config)
 
 
+def check_judged(workload: Workload, config: WorkloadConfig) -> None:
+    """The same of the number that a function of the user's gives for the float model."""
+    check_scores({"": workload.score(workload.model, workload.test)}, workload, config)
+
+
 def check_scores(scores: Mapping[str, Score], workload: Workload, config: WorkloadConfig) -> None:
     """Says which numbers of the float model are uninformative, and stops at them.
 
@@ -53,15 +62,20 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
     """
     for name, score in scores.items():
         if math.isnan(score.value):
+            if workload.judge is not None:
+                raise ConfigError(
+                    f"{workload.judge.title}: gave NaN for the float model, with which no format "
+                    "can be compared."
+                )
             raise ConfigError(
                 f"the {workload.task.metric.name} of the float model on the "
                 f"{workload.name_of(name)} rows is NaN, "
                 "with which no format can be compared: look at its outputs on these rows."
             )
     few = [
-        f"{score.rows} {workload.name_of(name)} rows"
+        _counted(name, score, workload)
         for name, score in scores.items()
-        if score.rows < FEW_ROWS
+        if 0 < score.rows < FEW_ROWS
     ]
     if few:
         text = f"Few rows: {' and '.join(few)}; at least {FEW_ROWS} tell formats apart that differ."
@@ -96,8 +110,13 @@ def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> Non
         )
 
 
+def _counted(name: str, score: Score, workload: Workload) -> str:
+    """So many rows with what they are; those of a function of the user's have no name."""
+    return " ".join(filter(None, (str(score.rows), workload.name_of(name), "rows")))
+
+
 def _why_uninformative(name: str, score: Score, workload: Workload) -> str | None:
-    metric, rows = workload.task.metric, f"{score.rows} {workload.name_of(name)} rows"
+    metric, rows = workload.task.metric, _counted(name, score, workload)
     if score.has_one_class:
         return f"all labels of the {rows} are one class: no {metric.name} on them tells anything."
     if score.constant is None or math.isnan(score.constant):
@@ -126,7 +145,16 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
             "(--train-epochs); --force goes on."
         )
     scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""
-    return (
+    rare = ""
+    if workload.chance is not None and workload.chance >= COMMON:
+        names = " or ".join(name for name in OF_RARE if name in workload.task.metrics)
+        rare = (
+            f"{workload.chance:.1%} of the {workload.name_of('test')} rows are of one class: "
+            f"--metric {names} judges the others, too. "
+        )
+    if workload.task.name == "regression":
+        scaling += " (--label-mean and --label-std of labels that were standardized for training)"
+    return rare + (
         f"Look at the weights, the labels and how inputs are prepared{scaling}, give more rows, or "
         "train the model (--train-epochs); --force goes on."
     )

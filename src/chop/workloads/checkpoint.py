@@ -35,6 +35,7 @@ from chop.notices import assume
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.reading import is_numeric
+from chop.train.tasks import BINARY, MULTILABEL, UNTOLD_TASK, check_is_clear
 from chop.workloads.pictures import SETTINGS, pictures_for
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
     from chop.workloads.settings import WorkloadConfig
 
+OF_CLASSES = ("classification", BINARY)
+"""Tasks whose labels may be texts, or names of folders."""
 AUTO_TASKS = {"token-classification": "token-classification", CAUSAL_LM: "text-generation"}
 """Tasks whose model is of another class than the classifiers'."""
 
@@ -77,7 +80,7 @@ def load_checkpoint(
     make_folder(config.out)
     data = _load_data(config)
     task = _task_of(config, data)
-    if task.name == "classification":
+    if task.name in OF_CLASSES:
         check_classes(data, config.dataset)
     model = load(
         config.model,
@@ -85,10 +88,13 @@ def load_checkpoint(
         task=None if is_own(config.model) else AUTO_TASKS.get(task.name),
         weights=config.weights,
     )
-    if task.name == "classification":
+    if task.name in OF_CLASSES:
         known = getattr(getattr(model, "config", None), "label2id", None)
         data = with_numbered_labels(data, known)
-    return model, _as_numbers(config, model, data, task), task.with_metric(config.metric)
+    data = _as_numbers(config, model, data, task)
+    if config.own_functions.evaluate is None:
+        return model, data, task.with_metric(config.metric)
+    return model, data, task if config.task else UNTOLD_TASK
 
 
 def tokenizer_name(config: WorkloadConfig) -> str:
@@ -113,7 +119,8 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
         data = load_dataset(config.dataset, limit=limit, labeled=False)
         if label_column(data["train"].column_names) is None:
             return data
-    labeled = asked is None or asked.labels_from is None
+    is_judged = config.own_functions.evaluate is not None
+    labeled = not is_judged if asked is None else asked.labels_from is None
     data = load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
     data = with_plain_cells(data)
     names = data["train"].column_names
@@ -135,10 +142,12 @@ def _task_of(config: WorkloadConfig, data: DatasetDict) -> Task:
         return find_task(config.task)
     column = label_column(data["train"].column_names)
     if column is None:
-        return TASKS[CAUSAL_LM]
+        return TASKS[CAUSAL_LM] if config.own_functions.evaluate is None else UNTOLD_TASK
     if class_names(data) is not None:
         return TASKS["classification"]
-    return read_label_column(data["train"])[1]
+    labels, task = read_label_column(data["train"])
+    check_is_clear(task, labels)
+    return task
 
 
 def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
@@ -148,12 +157,14 @@ def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
     """
     if task.labels_from is not None or task.name not in TASKS:
         return None
+    if task.name == BINARY:
+        return 1
     names = class_names(data) if task.name == "classification" else None
     if names is not None:
         return len(names)
     labels, _ = read_label_column(data["train"])
     first = labels[0]
-    if task.name == "regression":
+    if task.name in ("regression", MULTILABEL):
         return max(1, first.numel())
     needed = max(int(row.max()) for row in labels if row.numel()) + 1
     return max(needed, _own_classes(name))

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from chop.files.reading import read_bytes
 from chop.train import Rows
+from chop.trust import OF_FILE
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:
     """Text that is another where a parameter or buffer is."""
     return fingerprint_of_tensors(sorted(model.state_dict().items()))
+
+
+def fingerprint_of_code(name: str) -> str:
+    """The text `file.py:fn` with a digest of the file; another text is another function."""
+    found = OF_FILE.fullmatch(name)
+    if found is None:
+        return name
+    digest = hashlib.sha256(read_bytes(Path(found["file"]).expanduser(), "source")).hexdigest()[:16]
+    return f"{found['name']} {digest}"
 
 
 def fingerprint_of_rows(rows: Rows) -> str:

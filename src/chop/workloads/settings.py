@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -29,8 +30,23 @@ def short_name(name: str) -> str:
 
 
 Ranges = Mapping[str, tuple[float, float]]
-IN_FILES = ("model", "dataset", "weights", "tokenizer")
+IN_FILES = ("model", "dataset", "weights", "tokenizer", "evaluate", "loss")
 """Settings that may be paths, where `~` is the home folder: shells replace unquoted ones only."""
+
+
+@dataclass(frozen=True)
+class OwnFunctions:
+    """Functions of the user's, as commands name them: `file.py:fn`.
+
+    Attributes:
+        evaluate: judges a model; None leaves that to the task's metric.
+        lower_is_better: of its numbers.
+        loss: trains a model; None leaves that to the task.
+    """
+
+    evaluate: str | None = None
+    lower_is_better: bool = False
+    loss: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,9 @@ class WorkloadConfig:
             .txt files, or with this setting the texts of a table joined; each token is scored once,
             with the tokens before it as context. Default: half of `max_length`.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
+        label_mean: mean that labels were standardized by. It is subtracted from those of a
+            regression whose model was trained on such labels. Default: 0.
+        label_std: what the difference is divided by. Default: 1.
         text_column: column with the texts. Default: `text`, `sentence` and the like.
         label_column: column with the labels. Default: `labels` or `label`.
         pixel_mean: what is subtracted from pixels of 0 to 1: one number, or one per channel.
@@ -65,9 +84,11 @@ class WorkloadConfig:
         channels: channels of pictures: 1 is gray, 3 is RGB. Default: as for image_size.
         weights: state dict of file.py:Net or timm:NAME. A file .safetensors or .pt. Default: those
             that the function made or timm downloads.
-        task: task type: classification, regression, token-classification or causal-lm (texts
-            alone, evaluated by perplexity). Default: inferred from the labels.
-        metric: evaluation metric: accuracy, f1, r2, mse, perplexity ... Default: the task's own.
+        task: task type, as classification or regression. Others are binary (one logit for yes or
+            no), multilabel (several), token-classification and causal-lm (texts alone, evaluated by
+            perplexity). Default: inferred from the labels, never binary or multilabel.
+        metric: evaluation metric, as accuracy, f1 or mse. Others are balanced_accuracy, roc_auc,
+            recall, r2, perplexity and more. Default: the task's own.
         force: go on with a float model that is no better than a constant answer, such as the
             commonest class.
         batch_size: rows of a training step.
@@ -97,6 +118,8 @@ class WorkloadConfig:
     max_length: int | None = None
     stride: int | None = field(default=None, metadata=MORE)
     tokenizer: str | None = field(default=None, metadata=MORE)
+    label_mean: float | None = field(default=None, metadata=MORE)
+    label_std: float | None = field(default=None, metadata=MORE)
     text_column: str | None = field(default=None, metadata=MORE)
     label_column: str | None = field(default=None, metadata=MORE)
     pixel_mean: tuple[float, ...] | None = field(default=None, metadata=MORE)
@@ -123,7 +146,7 @@ class WorkloadConfig:
         for each in fields(self):
             check_text(getattr(self, each.name), each.name)
         for name in IN_FILES:
-            value = getattr(self, name)
+            value = getattr(self, name, None)
             if isinstance(value, Path) or (isinstance(value, str) and value.startswith("~")):
                 object.__setattr__(self, name, str(Path(value).expanduser()))
         check_fields(self, type(self).__name__)
@@ -135,6 +158,7 @@ class WorkloadConfig:
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
         self._check_pictures()
+        self._check_labels()
         if self.text_column is not None and self.text_column == self.label_column:
             raise ConfigError(
                 f"text_column: '{self.text_column}' is the label_column too; name one for texts "
@@ -143,7 +167,22 @@ class WorkloadConfig:
         if self.task is not None:
             from chop.train import find_task
 
-            find_task(self.task).with_metric(self.metric)
+            is_judged = getattr(self, "evaluate", None) is not None
+            find_task(self.task).with_metric(None if is_judged else self.metric)
+
+    @property
+    def own_functions(self) -> OwnFunctions:
+        """Functions of the user's that judge and train; of most jobs there are none."""
+        return OwnFunctions()
+
+    def _check_labels(self) -> None:
+        for name, value in (("label_mean", self.label_mean), ("label_std", self.label_std)):
+            if value is not None and not math.isfinite(value):
+                raise ConfigError(f"{name}: got {value}, expected a number.")
+            if value is not None and self.task not in (None, "regression"):
+                raise ConfigError(f"{name}: is of a regression, and the task is '{self.task}'.")
+        if self.label_std is not None and self.label_std <= 0:
+            raise ConfigError(f"label_std: got {self.label_std:g}, expected more than 0.")
 
     def _check_pictures(self) -> None:
         if self.pixel_std is not None and not all(value > 0 for value in self.pixel_std):
@@ -160,3 +199,42 @@ class WorkloadConfig:
         """Those of every class; a subclass wins."""
         kinds = reversed(type(self).__mro__)
         return {name: ends for kind in kinds for name, ends in vars(kind).get("RANGES", {}).items()}
+
+
+@dataclass(frozen=True)
+class JudgedConfig:
+    """Functions of your own.
+
+    Attributes:
+        evaluate: `file.py:fn`, a function that judges the model. It takes the model and gives a
+            number; or numbers, one for each row, whose mean counts. The file is executed. `metric`
+            names the number. Default: the metric of the task.
+        lower_is_better: lower numbers of `evaluate` are better.
+        loss: `file.py:fn`, a function that training minimizes. It takes what the model returns and
+            the labels of a batch, and gives their mean loss. The file is executed. Default: that of
+            the task.
+    """
+
+    evaluate: str | None = field(default=None, metadata=MORE)
+    lower_is_better: bool = field(default=False, metadata=MORE)
+    loss: str | None = field(default=None, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        if self.lower_is_better and self.evaluate is None:
+            raise ConfigError(
+                "lower_is_better: is about the number of evaluate, which is not given."
+            )
+
+    @property
+    def own_functions(self) -> OwnFunctions:
+        """These functions."""
+        return OwnFunctions(self.evaluate, self.lower_is_better, self.loss)
+
+    @property
+    def judged_name(self) -> str | None:
+        """The name of the number of `evaluate`; None where the task's metric judges."""
+        if self.evaluate is None:
+            return None
+        metric: str | None = getattr(self, "metric", None)
+        return metric or self.evaluate.rpartition(":")[2]

@@ -22,8 +22,14 @@ from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off, builtin_
 from chop.errors import ConfigError
 from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
-from chop.models import BUILTIN_MODELS, builtin_model
-from chop.notices import Assumption, assume, collected_assumptions, warn_once
+from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file, function_of_file
+from chop.notices import (
+    Assumption,
+    assume,
+    collected_assumptions,
+    forget_assumptions,
+    warn_once,
+)
 from chop.train import (
     VALIDATION_SHARE,
     Metric,
@@ -42,13 +48,21 @@ from chop.train import (
 from chop.train.calibration import example_inputs
 from chop.train.dtypes import in_dtype_of
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
-from chop.train.tasks import CLASSIFICATION, check_metric_name
+from chop.train.judge import Judge, checked_loss
+from chop.train.metrics import accuracy
+from chop.train.tasks import (
+    BINARY,
+    CLASSIFICATION,
+    UNTOLD_TASK,
+    check_is_clear,
+    check_metric_name,
+)
 from chop.train.train_loop import Progress
 from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.probe import check_forward, check_weights
-from chop.workloads.settings import WorkloadConfig, short_name
+from chop.workloads.settings import JudgedConfig, WorkloadConfig, short_name
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -59,6 +73,7 @@ FINE_TUNED = "fine-tuned-{}.safetensors"
 """File of a model that was fine-tuned before a job, by a digest of all that it depends on."""
 OF_CHECKPOINTS = (
     *("stride", "tokenizer", "text_column", "label_column", "weights", "task"),
+    *("label_mean", "label_std"),
     *SETTINGS,
 )
 """Settings of models that are not built in."""
@@ -98,6 +113,8 @@ class Workload:
         validation: rows to choose by, which are not among `train`; None where none were kept.
         has_seen_validation: the model may have been trained on them, elsewhere.
         task: what the model is asked to do.
+        judge: a function of the user's that judges models instead of the task's metric on rows:
+            then the rows are inputs to calibrate, train and time with.
         assumptions: what was taken for granted; reports have it.
     """
 
@@ -112,20 +129,22 @@ class Workload:
     validation: Rows | None = None
     has_seen_validation: bool = False
     task: Task = CLASSIFICATION
+    judge: Judge | None = None
     assumptions: Sequence[Assumption] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError where the metric's name can be that of no column and file."""
         name = self.task.metric.name
+        give = "chop.train.Metric(name, score)" if self.judge is None else "metric=NAME"
         if not re.fullmatch(r"[\w-]+", name):
             raise ConfigError(
                 f"metric '{name}': expected a name of letters, digits, _ and -, which columns and "
-                "files get; give chop.train.Metric(name, score)."
+                f"files get; give {give}."
             )
         if name in COLUMNS:
             raise ConfigError(
-                f"metric '{name}': tables and files have something else by that name; give "
-                "chop.train.Metric(name, score) with another."
+                f"metric '{name}': tables and files have something else by that name; give {give} "
+                "with another."
             )
 
     @property
@@ -146,6 +165,9 @@ class Workload:
         name: str | None = None,
         dataset: str = "own data",
         device: str | None = None,
+        evaluate: Judge | Callable[[nn.Module], Any] | str | None = None,
+        lower_is_better: bool = False,
+        loss: Callable[[Any, Tensor], Tensor] | str | None = None,
     ) -> Workload:
         """A trained model of your own with its data, for every job that takes a `workload`.
 
@@ -154,7 +176,7 @@ class Workload:
             train: rows to calibrate and train on, as `chop.train.read_rows` takes them: `(X, y)`,
                 a TensorDataset, a DataLoader, a data set.
             test: rows to report on. Default: a fifth of `train`, which reports say first, as the
-                model may have been trained on them.
+                model may have been trained on them; with `evaluate`, those of `train`.
             validation: rows to choose by; default, a share of `train` where a job needs some.
             task: a name of `chop.train.TASKS` or a `Task`; default, what the labels are.
             metric: what the model is judged by; default, the task's own. Its name is that of
@@ -162,31 +184,42 @@ class Workload:
             name: of the model in tables; default, its class.
             dataset: name of the data in tables.
             device: default, a GPU where there is one.
+            evaluate: a function that judges the model, of whatever task: it takes the model, in
+                evaluation mode, and gives a number, or one for each row, whose mean counts. No rows
+                need labels then. `metric`, a name, is what the number is called.
+            lower_is_better: of the numbers of `evaluate`.
+            loss: a function that training minimizes: it takes what the model returns and the labels
+                of a batch, and gives their mean loss; default, that of the task.
         Raises:
             ConfigError: rows that cannot be read or that the model cannot take, an unknown task or
                 metric, or one with a name that no column and file can have.
         """
+        check_is_module(model, "model")
+        check_is_unwrapped(model, "model")
+        asked = None if task is None else find_task(task)
+        judge = judge_of(evaluate, metric, lower_is_better)
+        reads = UNTOLD_TASK if judge is not None and asked is None else asked
+        given = train, test, validation
         with collected_assumptions() as assumed:
-            found = cls._of(model, (train, test, validation), task, metric, (name, dataset), device)
-        return replace(found, assumptions=assumed)
+            found = cls._of(model, given, reads, judge is None, (name, dataset), device)
+            task = task_with(asked, found.train, metric, judge, loss)
+        return replace(found, task=task, judge=judge, assumptions=assumed)
 
     @classmethod
     def _of(
         cls,
         model: nn.Module,
         given: tuple[Any, Any, Any],
-        task: str | Task | None,
-        metric: str | Metric | Callable[..., float] | None,
+        reads: Task | None,
+        splits_off: bool,
         names: tuple[str | None, str],
         device: str | None,
     ) -> Workload:
-        check_is_module(model, "model")
-        check_is_unwrapped(model, "model")
+        """The rows as `reads` says, with test rows split off where none are given, or train's."""
         name, dataset = names
-        asked = None if task is None else find_task(task)
         splits = dict(zip(("train", "test", "validation"), given, strict=True))
-        read = {k: read_rows(split, asked) for k, split in splits.items() if split is not None}
-        if "test" not in read:
+        read = {k: read_rows(split, reads) for k, split in splits.items() if split is not None}
+        if "test" not in read and splits_off:
             read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE)
             assume_split_off(HELD_OUT_SHARE, OWN_TEST)
         rows = in_dtype_of(model, read)
@@ -198,17 +231,16 @@ class Workload:
             name,
             dataset,
             train=rows["train"],
-            test=rows["test"],
+            test=rows.get("test", rows["train"]),
             validation=rows.get("validation"),
             device=place,
             tuning_epochs=CHECKPOINT_EPOCHS,
             tuning_lr=CHECKPOINT_LR,
-            task=(asked or rows["train"].task).with_metric(metric),
         )
 
     def with_validation(self) -> Workload:
         """The same with rows to choose by: where there are none, a share of the training rows."""
-        if self.validation is not None:
+        if self.validation is not None or self.judge is not None:
             return self
         train, validation = split_rows(self.train)
         return replace(self, train=train, validation=validation, has_seen_validation=True)
@@ -227,18 +259,29 @@ class Workload:
         return "split-off" if rows == "test" and self.has_seen_test else rows
 
     def count_test(self, count: int | None = None) -> str:
-        """So many test rows, all by default, with what they are: `246 test rows`."""
-        return f"{len(self.test) if count is None else count} {self.name_of('test')} rows"
+        """So many test rows, all by default, with what they are: `246 test rows`.
+
+        Those of a function that judges are just rows.
+        """
+        kind = "" if self.judge is not None else f"{self.name_of('test')} "
+        return f"{len(self.test) if count is None else count} {kind}rows"
 
     @property
     def about_test(self) -> str:
         """How many rows numbers are of, and what their intervals are, for a line below a table."""
+        if self.judge is not None:
+            return f"Judged by {self.judge.title}: formats are chosen by the numbers reported."
         return f"{self.count_test()}. {interval_note(self.task.metric)}"
+
+    @property
+    def judged_on(self) -> str:
+        """The rows of reported numbers, ` on 360 test rows`; "" where a user's function judges."""
+        return "" if self.judge is not None else f" on {self.count_test()}"
 
     @property
     def chance(self) -> float | None:
         """Accuracy of always answering the commonest class of the test rows; None of others."""
-        if self.task.metric.name != "accuracy":
+        if self.task.metric.score is not accuracy:
             return None
         labels = counted(self.test.labels)
         return constant_score(self.task.metric, labels)
@@ -265,11 +308,15 @@ class Workload:
         fit(model, self.train, **training, **where)  # type: ignore[arg-type]
 
     def evaluate(self, model: nn.Module, rows: Rows, progress: Progress = None) -> float:
-        """The task's metric of a model on some rows."""
+        """The task's metric of a model on some rows; what a function of the user's gives for it."""
+        if self.judge is not None:
+            return self.judge.score(model).value
         return evaluate(model, rows, device=self.device, task=self.task, progress=progress)
 
     def score(self, model: nn.Module, rows: Rows, progress: Progress = None) -> Score:
         """The same with its interval, and that of a constant answer."""
+        if self.judge is not None:
+            return self.judge.score(model)
         _, predictions, labels = predict(
             model, rows, device=self.device, task=self.task, progress=progress
         )
@@ -283,7 +330,7 @@ class Workload:
             interval_of(metric, predictions, labels),
             constant_score(metric, labels, lambda: self._frequencies(labels)),
             rows,
-            self.task.is_categorical and len(labels.unique()) == 1,
+            (self.task.is_categorical or self.task.name == BINARY) and len(labels.unique()) == 1,
         )
 
     def _frequencies(self, labels: Tensor) -> Tensor:
@@ -313,7 +360,14 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
         found = load_workload(config)
     else:
         make_folder(config.out)
-        found = replace(workload, task=workload.task.with_metric(config.metric))
+        found = workload
+        if found.judge is not None and not isinstance(config, JudgedConfig):
+            raise ConfigError(
+                f"{found.judge.title}: this job judges answers to rows by the metric of a task; "
+                "chop compress and chop search precision take a function."
+            )
+        if found.judge is None:
+            found = replace(workload, task=workload.task.with_metric(config.metric))
     check_weights(found.model)
     return found
 
@@ -336,22 +390,32 @@ def load_workload(config: WorkloadConfig) -> Workload:
         WriteError: `config.out` cannot be written to.
     """
     place = usable_device(config.torch_device)
-    if config.metric is not None:
+    own = config.own_functions
+    for setting, code in (("evaluate", own.evaluate), ("loss", own.loss)):
+        if code is not None:
+            check_is_in_file(code, setting)
+    if config.metric is not None and own.evaluate is None:
         check_metric_name(config.metric)
     name = builtin_model(config.model)
     title = config.model if name is None else f"{name}{MARK}"
     get_console().print(f"loading {title} and its rows", highlight=False, markup=False)
     with collected_assumptions() as assumed:
-        return replace(_load(config, place, name), assumptions=assumed)
+        found = _load(config, place, name)
+        if found.judge is not None:  # its numbers are of rows of its own
+            forget_assumptions(SPLIT_OFF)
+    return replace(found, assumptions=assumed)
 
 
 def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Workload:
     """The workload of the settings; `name` is that of a built-in model, else None."""
     tell_which(config.model, BUILTIN_MODELS, "model", name)
+    functions = config.own_functions
     if name is not None:
         _check_is_of_builtin(config, name)
         builtin = BUILTIN_MODELS[name]
-        task, own = find_task(builtin.task).with_metric(config.metric), builtin.dataset
+        task, own = find_task(builtin.task), builtin.dataset
+        if functions.evaluate is None:
+            task = task.with_metric(config.metric)
         if config.dataset is not None and builtin_dataset(config.dataset) != own:
             raise ConfigError(
                 f"built-in model '{name}' is trained on '{own}', not on "
@@ -365,7 +429,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
-        rows = in_dtype_of(model, rows_of(data, task))
+        rows = in_dtype_of(model, _standardized(rows_of(data, task), task, config))
         check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
@@ -373,6 +437,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         has_seen = "validation" not in data
         if (own_data := builtin_dataset(config.dataset)) is not None:
             assume(f"Data: {own_data}{MARK}.")
+    judge = judge_of(functions.evaluate, config.metric, functions.lower_is_better)
     return Workload(
         model.to(place).eval(),
         name or config.model,
@@ -384,8 +449,63 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         tuning_lr=lr,
         validation=rows["validation"],
         has_seen_validation=has_seen,
-        task=task,
+        task=task_with(task, rows["train"], None, judge, functions.loss),
+        judge=judge,
     )
+
+
+def judge_of(
+    evaluate: Judge | Callable[[nn.Module], Any] | str | None,
+    metric: str | Metric | Callable[..., float] | None,
+    lower_is_better: bool,
+) -> Judge | None:
+    """The judge that a function, or the text `file.py:fn`, is; None of none.
+
+    Args:
+        evaluate: the function.
+        metric: what its number is called; None: as the function.
+        lower_is_better: of its numbers.
+    Raises:
+        ConfigError: it is no function of a model, or the metric is more than a name.
+    """
+    if evaluate is None or isinstance(evaluate, Judge):
+        if lower_is_better:
+            raise ConfigError("lower_is_better: is about the number of evaluate=, a function.")
+        return evaluate
+    if metric is not None and not isinstance(metric, str):
+        raise ConfigError("metric: with evaluate it names the number; expected a text.")
+    code = evaluate if isinstance(evaluate, str) else ""
+    function = function_of_file(code, "evaluate") if isinstance(evaluate, str) else evaluate
+    return Judge.of(function, metric, lower_is_better=lower_is_better, code=code)
+
+
+def task_with(
+    asked: Task | None,
+    rows: Rows,
+    metric: str | Metric | Callable[..., float] | None,
+    judge: Judge | None,
+    loss: Callable[[Any, Tensor], Tensor] | str | None,
+) -> Task:
+    """The task with what judges a model and what it is trained by.
+
+    Args:
+        asked: None takes what the labels are, unless a function judges, which may need none.
+        rows: have the labels.
+        metric: of the task; None takes its own.
+        judge: a function of the user's; its metric wins.
+        loss: likewise, or the text `file.py:fn`; None leaves the task's.
+    """
+    if judge is None:
+        if asked is None:
+            check_is_clear(rows.task, rows.labels)
+        task = (asked or rows.task).with_metric(metric)
+    else:
+        task = replace(asked or UNTOLD_TASK, metric=judge.metric)
+    if loss is None:
+        return task
+    code = loss if isinstance(loss, str) else ""
+    function = function_of_file(code, "loss") if isinstance(loss, str) else loss
+    return replace(task, output_loss=checked_loss(function, code), takes_model_loss=False)
 
 
 def rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
@@ -397,6 +517,24 @@ def rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
     if "validation" not in rows:
         rows["train"], rows["validation"] = split_rows(rows["train"], VALIDATION_SHARE)
     return rows
+
+
+def _standardized(rows: dict[str, Rows], task: Task, config: WorkloadConfig) -> dict[str, Rows]:
+    """The rows with labels as the model was trained on, see `label_mean` and `label_std`."""
+    if config.label_mean is None and config.label_std is None:
+        return rows
+    if task.name != "regression":
+        raise ConfigError(
+            f"label_mean and label_std: are of numbers, and the task is '{task.name}'; --task "
+            "regression takes labels as numbers."
+        )
+    mean, std = config.label_mean or 0.0, config.label_std or 1.0
+    found = {}
+    for name, split in rows.items():
+        labels = torch.as_tensor(split.labels)
+        numbers = labels if labels.is_floating_point() else labels.float()
+        found[name] = replace(split, labels=(numbers - mean) / std)
+    return found
 
 
 def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:

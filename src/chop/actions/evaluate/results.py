@@ -13,7 +13,8 @@ from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scor
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
 from chop.runs import Outcome
 from chop.train.intervals import format_cell
-from chop.train.tasks import CLASSIFICATION, Metric
+from chop.train.metric import Metric
+from chop.train.tasks import CLASSIFICATION
 from chop.workloads.settings import short_name
 from chop.workloads.workload import Workload
 

@@ -20,9 +20,10 @@ from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train.evaluator import divergences
 from chop.train.feed import Feed
 from chop.train.intervals import draws_for, interval_of
+from chop.train.metric import Metric
 from chop.train.model_io import LABELS, read_output
 from chop.train.rows import Rows, rows_per_batch
-from chop.train.tasks import Metric, Task
+from chop.train.tasks import Task
 
 Columns = dict[str, list[Any]]
 """What is kept of a row: a list of K for each name, see `_columns`."""

@@ -127,7 +127,7 @@ def _kept(config: SearchConfig, others: int) -> str:
     with suppress(ChopError):  # of a storage that is not there the same command says more
         if not finished_trials(url, config.study):
             return "no trial was finished; the same command begins again."
-    more = f"{name}{confirmation(config.model)}"
+    more = f"{name}{confirmation(vars(config))}"
     if config.storage and not _is_beside(config.out, storage_file(url)):
         more += f" --out {shlex.quote(str(config.out))}"
     return (

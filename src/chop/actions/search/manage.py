@@ -25,7 +25,7 @@ from chop.search.location import MEMORY, storage_file, without_password
 from chop.search.reading import choice_rows, load_search
 from chop.search.result import OUTCOMES
 from chop.tables import print_table, printable
-from chop.trust import check_code, check_place, confirmation
+from chop.trust import check_code, check_place, options_naming
 
 TOP = 10
 OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
@@ -120,7 +120,7 @@ def export_best(
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
     write_text(path, f"{comment}\n{dump_toml(settings)}")
-    more = confirmation(config.model, f"--model {shlex.quote(config.model)}")
+    more = options_naming(vars(config))
     file = shlex.quote(str(path))
     line = f"{path}: trial {chosen.number}; chop compress{more} --config {file} builds it"
     Console().print(line, markup=False, soft_wrap=True)

@@ -19,6 +19,8 @@ from chop.actions.search.precision_recipe import (
     settings_of_workload,
 )
 from chop.actions.search.precision_report import (
+    judged_note,
+    judged_row,
     note_of,
     page_tables,
     precision_figures,
@@ -45,8 +47,12 @@ from chop.search.objective import constraints_of, objectives_of
 from chop.search.reading import load_search
 from chop.train import CAUSAL_LM, Metric, Rows
 from chop.train.evaluator import Evaluator
-from chop.workloads.chance import check_answers
-from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.chance import check_answers, check_judged
+from chop.workloads.fingerprints import (
+    fingerprint_of_code,
+    fingerprint_of_rows,
+    fingerprint_of_weights,
+)
 from chop.workloads.workload import Workload, workload_for
 
 
@@ -58,6 +64,8 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         UnavailableError: the model or the data set is not there.
     """
     workload, rows, _ = rows_of(config, workload_for(config, workload))
+    if workload.judge is not None:
+        check_judged(workload, config)
     found, goals = _problem(config, workload, rows), config.all_goals()
     found.check_goals(goals)
     identity = {
@@ -65,13 +73,15 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         "train": fingerprint_of_rows(workload.train),
         "rows": fingerprint_of_rows(rows),
         "settings": config.identity(),
+        **({} if workload.judge is None else {"judge": fingerprint_of_code(workload.judge.code)}),
         "training": found.training and {k: x for k, x in found.training.items() if k != "device"},
     }
     if config.emit:
         check_can_emit(config)
     begin = _without_search(config, found, workload, identity)
     uniforms = uniforms_within(found, goals) if config.begins_warm else {}
-    check_answers(found.evaluator, found.reference, workload, config)
+    if workload.judge is None:
+        check_answers(found.evaluator, found.reference, workload, config)
     return config.search(
         found.space,
         found.measure,
@@ -93,6 +103,11 @@ def _problem(config: PrecisionConfig, workload: Workload, rows: Rows) -> Precisi
     scores = (workload.task.metric.name, *SCORES)
     goal = next((score for score in scores if config.goals[0] == score), None)
     training = None
+    if config.epochs and not workload.task.can_train:
+        raise ConfigError(
+            "epochs: evaluate judges the model, and no loss is known to train trials by: give "
+            "--loss file.py:fn or --task."
+        )
     if config.epochs:
         training = workload.tuning(config.epochs, config.lr, config) | {"device": workload.device}
     joined = workload.task.name == CAUSAL_LM if config.joined is None else config.joined
@@ -162,14 +177,17 @@ def report(
     test = HeldOutRows(found, held_out, objectives_of(result.goals)[0].name)
     begin = _without_search(config, found, workload, search.problem)
     evaluation = _evaluate(search, result, begin, test, config.begins_warm)
+    row_of = table_row if workload.judge is None else judged_row
     lines = [
-        table_row(label, values, metric, evaluation.scores.get(label), config.circuit_columns())
+        row_of(label, values, metric, evaluation.scores.get(label), config.circuit_columns())
         for label, values in evaluation.values.items()
     ]
     title, count = f"{workload.title}: mixed precision beside uniform", len(tested)
     counted = workload.count_test(count)
     note = note_of(searched, count, counted, held_out, shown_of(result), evaluation.compared)
-    columns = dict.fromkeys((f"search {metric.name}", f"test {metric.name}"), metric)
+    if workload.judge is not None:
+        note = judged_note(workload.about_test, test.has_rows, evaluation.compared)
+    columns = dict.fromkeys((metric.name, f"search {metric.name}", f"test {metric.name}"), metric)
     table = MeasuredTable(title, lines, columns, note)
     figures = precision_figures(config.sampler, found, result, begin, lines, workload.title)
     recipes = {trial.number: recipe_of(found, trial.config) for trial in shown_of(result)}
@@ -184,16 +202,20 @@ def report(
     own = {BEST_FILE: lambda path: write_json(path, noted)} | recipe_files(config, whole)
     files = {**report.files, **own}
     values = result.best.values
+    reached = evaluation.scores[evaluation.best].formatted(metric)
+    if workload.judge is None:
+        chosen_by = f"{metric.format_value(values[metric.name])} on {len(rows)} rows of the search"
+        reached = f"{chosen_by} and {reached} on {counted}"
     closing = (
-        f"best: {values['bits']:.2f} bits per weight, {metric.name} "
-        f"{metric.format_value(values[metric.name])} on {len(rows)} rows of the search and "
-        f"{evaluation.scores[evaluation.best].formatted(metric)} on {counted}"
+        f"best: {values['bits']:.2f} bits per weight, {metric.name} {reached}"
         f"{evaluation.verdict}; {config.folder}{where_model_is(config, result.best)}"
     )
     tested_best = evaluation.scores[evaluation.best]
-    about = f"float {evaluation.scores['float'].format_cell(metric)}, {counted}"
+    about = f"float {evaluation.scores['float'].format_cell(metric)}"
+    about += "" if workload.judge else f", {counted}"
+    interval = " (95 % interval)" if tested_best.interval else ""
     tile = Tile(
-        f"{metric.name} of the best (95 % interval)",
+        f"{metric.name} of the best{interval}",
         Cell(tested_best.value, tested_best.format_cell(metric)),
         about,
     )

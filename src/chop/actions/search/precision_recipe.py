@@ -22,8 +22,8 @@ from chop.mixed_precision.layers import Formats
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.report.report import Writer
 from chop.search import Config, Result
-from chop.trust import confirmation
-from chop.workloads.settings import WorkloadConfig
+from chop.trust import options_naming
+from chop.workloads.settings import JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.ir.huggingface.quantizer import ChopConfig
@@ -148,7 +148,7 @@ def about_recipe(
     """How the best is built, of which `chosen` are the formats by layer."""
     assert result.best is not None
     if result.best.number in result.recipes:
-        more = confirmation(config.model, f"--model {shlex.quote(config.model)}")
+        more = options_naming(vars(config))
         file = shlex.quote(str(config.folder / RECIPE_FILE))
         return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
@@ -165,5 +165,7 @@ def about_recipe(
 def settings_of_workload(config: PrecisionConfig) -> dict[str, Any]:
     """What names the model and its data, and where they are the same for every job."""
     own = {"out", "batch_size", "device"}
-    same = [field.name for field in dataclasses.fields(WorkloadConfig) if field.name not in own]
+    kinds = (WorkloadConfig, JudgedConfig)
+    fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
+    same = [name for name in fields if name not in own]
     return {name: getattr(config, name) for name in same}

@@ -66,6 +66,33 @@ def table_row(
     return row
 
 
+def judged_row(
+    label: str,
+    values: Mapping[str, float],
+    metric: Metric,
+    score: HeldOutScore | None,
+    circuit: Sequence[tuple[str, int]] = (),
+) -> dict[str, Any]:
+    """The same where a function of the user's judges, on rows of its own."""
+    interval = None if score is None else score.interval
+    return {
+        "formats": label,
+        "bits": values["bits"],
+        "activation_bits": f"{values['activation_bits']:.2f}",
+        "kilobytes": f"{values['bytes'] / 1000:.1f}",
+        metric.name: values[metric.name],
+        "95% interval": interval and " to ".join(map(metric.format_value, interval)),
+        **{name: f"{values[name]:.{n}f}" if name in values else None for name, n in circuit},
+    }
+
+
+def judged_note(about: str, has_rows: bool, compared: str) -> str:
+    """What stands below the table where a function of the user's judges."""
+    kind = "Intervals are at 95 %, of one number for each row."
+    single = "The function gives one number, which has no interval."
+    return f"{about} {kind if has_rows else single} {compared}".strip()
+
+
 def note_of(
     searched: str,
     count: int,
@@ -125,17 +152,20 @@ def precision_figures(
         title: above each figure.
     """
     metric, shown = found.evaluator.task.metric, shown_of(result)
+    where, place = "search ", " on the rows of the search"
+    if found.judge is not None:
+        where, place = "", ""
     uniform = [row for row in rows if row["formats"] in found.options]
     ahead = [row for row in rows if row["formats"] in begin]
     searched = rows[1 + len(uniform) + len(ahead) :]
     parts = {"the same everywhere": uniform, LABEL: ahead, "searched": searched}
     curves = [
-        Curve(label, [(row["bits"], row[f"search {metric.name}"]) for row in part])
+        Curve(label, [(row["bits"], row[f"{where}{metric.name}"]) for row in part])
         for label, part in parts.items()
         if part
     ]
     best, name = searched[0], f"test {metric.name}"
-    if best[name] is not None:
+    if best.get(name) is not None:  # a function judges once, on rows of its own
         point = [(best["bits"], best[name])]
         curves.append(Curve(f"{best['formats']} on the test rows", point, "searched", dashed=True))
     trials = Trials(
@@ -146,9 +176,9 @@ def precision_figures(
         metric.name,
         plot_accuracy,
         curves,
-        {"float": rows[0][f"search {metric.name}"]},
+        {"float": rows[0][f"{where}{metric.name}"]},
         xlabel="bits per weight",
-        title=f"{title}: {metric.name} on the rows of the search against bits, every trial",
+        title=f"{title}: {metric.name}{place} against bits, every trial",
         metric=metric,
         trials=trials,
     )

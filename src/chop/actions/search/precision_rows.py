@@ -20,6 +20,9 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
         rows; the rows; what they are, in words.
     """
     split = workload
+    if workload.judge is not None:
+        rows = fitting(workload.train.spread(config.search_rows), workload)
+        return workload, rows, f"{len(rows)} training rows, for predictions of a start alone"
     if workload.validation is not None or len(workload.train) > 1:
         split = workload.with_validation()
     validation = split.validation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from chop.config import MORE
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import Ranges, WorkloadConfig
+from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.formats.recipe import Recipe
@@ -63,7 +63,7 @@ class QuantizationSettings(WorkloadConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressConfig(QuantizationSettings):
+class CompressConfig(JudgedConfig, QuantizationSettings):
     """Settings of `chop compress`.
 
     Attributes:
@@ -94,7 +94,8 @@ class CompressConfig(QuantizationSettings):
         qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
             next one where training does not save it; or all.
         max_drop: largest loss of the metric against float, 0 to 1. It is measured on validation
-            rows, and relative for metrics where lower is better (perplexity, mse).
+            rows, and relative for metrics where lower is better (perplexity, mse) and for
+            `evaluate`.
         keep_best: save the best model if none is within `max_drop`.
         bench_seconds: seconds to measure the saved model's latency, per model and batch size; 0
             skips the measurement.
@@ -105,7 +106,7 @@ class CompressConfig(QuantizationSettings):
             of a causal language model, in `table.md` and on the page; without it texts of rows are
             nowhere.
 
-    The other settings are those of `QuantizationSettings` and `WorkloadConfig`.
+    The other settings are those of `QuantizationSettings`, `JudgedConfig` and `WorkloadConfig`.
     """
 
     RANGES: ClassVar[Ranges] = {
@@ -191,6 +192,6 @@ class CompressConfig(QuantizationSettings):
         if set(self.operands) != {*INPUT_OPERANDS}:
             raise ConfigError("operands: by_block rounds all of them.")
         own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
-        for name in (*own, "samples"):
+        for name in (*own, "samples", "evaluate", "loss"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: by_block rounds without it.")

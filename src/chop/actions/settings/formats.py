@@ -125,6 +125,7 @@ class FormatSettings:
             training=training,
             joined=joined,
             circuit=circuit,
+            evaluate=workload.judge,
             **own,
         )
 

@@ -11,12 +11,12 @@ from chop.actions.settings.circuits import CircuitOptions
 from chop.actions.settings.formats import FormatSettings
 from chop.config import MORE
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import Ranges, WorkloadConfig
+from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.nas.compression import Compression
     from chop.search import Constraint, Goal, Search, SearchSpace
-    from chop.search.objective import Goals, Measure
+    from chop.search.objective import Direction, Goals, Measure
 
 USUAL_BITS = 4.0
 """The budget of bits per weight where none is given."""
@@ -120,7 +120,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
 
 
 @dataclass(frozen=True)
-class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
+class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig):
     """Settings of `chop search precision`.
 
     Attributes:
@@ -128,7 +128,8 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
             loss, kl, bits, activation_bits, bytes, bit_operations; of the model's circuit lut, ff,
             dsp, bram, interval (cycles), latency_us; several give a Pareto front. kl, the
             divergence from the float model's outputs, still ranks formats where accuracy is
-            saturated; it needs classes, so take loss for other outputs.
+            saturated; it needs classes, so take loss for other outputs. With `evaluate`, kl stands
+            for its number, by its name.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
         joined: one choice for the layers that vLLM and SGLang join (q_proj, k_proj and v_proj;
             gate_proj and up_proj). Default: yes for language models.
@@ -144,7 +145,8 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
         epochs: epochs of QAT in each trial. They begin at the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
 
-    The other settings are those of `CircuitOptions`, `FormatSettings` and `SearchConfig`.
+    The other settings are those of `JudgedConfig`, `CircuitOptions`, `FormatSettings` and
+    `SearchConfig`.
     """
 
     JOB_NAME: ClassVar[str] = "precision"
@@ -172,6 +174,8 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
         from chop.search.objective import objectives_of
 
         super().__post_init__()
+        if self.judged_name is not None and self.goals == ("kl",):
+            object.__setattr__(self, "goals", (self.judged_name,))
         self.read_formats()
         objectives_of(self.all_goals())
         self.check_circuit()
@@ -190,7 +194,9 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
 
     def identity(self) -> dict[str, Any]:
         """All of these settings that a result depends on, as plain JSON."""
-        return super().identity() | self.circuit_identity()
+        own = {"evaluate": self.evaluate, "metric": self.metric, "loss": self.loss}
+        judged = own if self.evaluate or self.loss else {}
+        return super().identity() | self.circuit_identity() | judged
 
     @property
     def begins_warm(self) -> bool:
@@ -208,7 +214,10 @@ class PrecisionConfig(CircuitOptions, FormatSettings, SearchConfig):
             narrowest = min(fmt.bits() for fmt in self.candidates().values())
             has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
             budgets = {"bits": USUAL_BITS} if has_usual else {}
-        given = precision_goals(self.goals, budgets)
+        directions: dict[str, Direction] = {}
+        if self.judged_name is not None:
+            directions[self.judged_name] = "minimize" if self.lower_is_better else "maximize"
+        given = precision_goals(self.goals, budgets, directions)
         limits = self.device_limits()
         return (*given, *(limits[name] for name in limits if name not in self.goal_names()))
 

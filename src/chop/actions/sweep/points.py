@@ -8,7 +8,8 @@ from typing import Any
 
 from chop.runs import Journal, key_of
 from chop.runs.progress import Estimate, clock_of, say_line, work_bar
-from chop.train.tasks import CLASSIFICATION, Metric
+from chop.train.metric import Metric
+from chop.train.tasks import CLASSIFICATION
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.workload import Workload
 

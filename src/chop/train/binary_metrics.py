@@ -1,0 +1,113 @@
+"""Metrics of yes and no, of one answer or several a row, and of ranking, as scikit-learn has them.
+
+Shapes: N rows, L labels of a row, C classes. Labels and predictions are 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from chop.errors import ConfigError
+
+Score = Callable[[Tensor, Tensor], float]
+RANKING = ("roc_auc", "average_precision")
+"""Names of metrics of confidences; all others are of decisions."""
+
+
+def of_decisions(name: str, **settings: Any) -> Score:
+    """The function of `sklearn.metrics` of that name, (predictions, labels) -> float."""
+
+    def score(predictions: Tensor, labels: Tensor) -> float:
+        from sklearn import metrics
+
+        with warnings.catch_warnings():  # of a class that does not occur, whose number is 0
+            warnings.simplefilter("ignore", UserWarning)
+            found = getattr(metrics, name)(
+                labels.cpu().numpy(), predictions.cpu().numpy(), **settings
+            )
+        return float(found)
+
+    return score
+
+
+def roc_auc(confidences: Tensor, labels: Tensor) -> float:
+    """Area under the ROC curve: of yes and no (N,), the mean over labels (N, L), or over the pairs
+    of a class and the others where labels (N,) are classes of confidences (N, C).
+
+    Raises:
+        ConfigError: a class does not occur, for which there is no curve.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    if confidences.dim() == 2 and labels.dim() == 1:
+        if confidences.shape[1] == 2:
+            confidences = confidences[:, 1] - confidences[:, 0]
+        else:
+            labels = (labels[:, None] == labels.new_tensor(range(confidences.shape[1]))).long()
+    _check_both_occur(labels, "roc_auc")
+    if bool(confidences.isnan().any()):
+        return math.nan
+    return float(roc_auc_score(labels.cpu().numpy(), _numbers(confidences), average="macro"))
+
+
+def average_precision(confidences: Tensor, labels: Tensor) -> float:
+    """Area under the curve of precision by recall, (N,), or its mean over labels (N, L).
+
+    Raises:
+        ConfigError: a label does not occur.
+    """
+    from sklearn.metrics import average_precision_score
+
+    _check_both_occur(labels, "average_precision")
+    if bool(confidences.isnan().any()):
+        return math.nan
+    return float(
+        average_precision_score(labels.cpu().numpy(), _numbers(confidences), average="macro")
+    )
+
+
+def _numbers(confidences: Tensor) -> Any:
+    """As an array of finite numbers, which scikit-learn expects; the order stays."""
+    return confidences.double().nan_to_num().cpu().numpy()
+
+
+def _check_both_occur(labels: Tensor, name: str) -> None:
+    share = labels.double().reshape(len(labels), -1).mean(0)
+    if bool(((share == 0) | (share == 1)).any()):
+        raise ConfigError(f"metric '{name}': some class has no row or every row: give more.")
+
+
+_BINARY: dict[str, Any] = {"zero_division": 0}
+_BY_LABEL: dict[str, Any] = {"average": "macro", "zero_division": 0}
+BINARY_METRICS: dict[str, Score] = {
+    "balanced_accuracy": of_decisions("balanced_accuracy_score"),
+    "f1": of_decisions("f1_score", **_BINARY),
+    "precision": of_decisions("precision_score", **_BINARY),
+    "recall": of_decisions("recall_score", **_BINARY),
+    "matthews_correlation": of_decisions("matthews_corrcoef"),
+    "roc_auc": roc_auc,
+    "average_precision": average_precision,
+}
+"""Of one answer a row, those of decisions about class 1; accuracy is `chop.train.metrics`'."""
+MULTILABEL_METRICS: dict[str, Score] = {
+    "f1": of_decisions("f1_score", **_BY_LABEL),
+    "f1_micro": of_decisions("f1_score", average="micro", zero_division=0),
+    "precision": of_decisions("precision_score", **_BY_LABEL),
+    "recall": of_decisions("recall_score", **_BY_LABEL),
+    "accuracy": of_decisions("accuracy_score"),
+    "hamming_loss": of_decisions("hamming_loss"),
+    "roc_auc": roc_auc,
+    "average_precision": average_precision,
+}
+"""Of several answers a row: means over the labels, but accuracy, of rows that are right as a whole,
+and hamming_loss, of single answers that are wrong."""
+CLASS_METRICS: dict[str, Score] = {
+    "balanced_accuracy": of_decisions("balanced_accuracy_score"),
+    "roc_auc": roc_auc,
+}
+"""Of classes, beside those of `chop.train.metrics`."""

@@ -1,0 +1,231 @@
+"""Judges: functions of the user's that say how good a model is."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chop.captured.module import CapturedModule
+from chop.errors import ChopError, ConfigError, GraphError
+from chop.ir.graph.to_module import to_module
+from chop.kernels.matmul_precision import matmul_precision
+from chop.models import reason_of_user_code
+from chop.nn import cached_weights
+from chop.notices import warn_once
+from chop.statistics.intervals import Interval, bootstrap, wilson
+from chop.train.feed import eval_mode
+from chop.train.intervals import Score, draws_for
+from chop.train.metric import Metric, values
+
+UNNAMED = "score"
+"""The name of a function without one, such as a lambda."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A function of a model that gives a number: what the model is judged by.
+
+    Attributes:
+        function: takes the model, in evaluation mode and without gradients, and gives a number, or
+            a sequence of numbers, one for each row, whose mean counts.
+        name: of the number in tables and results.
+        higher_is_better: whether a larger number is a better model.
+        code: how the function is named in a command, `file.py:fn`; "" of one that was passed.
+    """
+
+    function: Callable[[nn.Module], Any]
+    name: str
+    higher_is_better: bool = True
+    code: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[[nn.Module], Any],
+        name: str | None = None,
+        *,
+        lower_is_better: bool = False,
+        code: str = "",
+    ) -> Judge:
+        """The judge of a function, which has its name unless another is given.
+
+        Raises:
+            ConfigError: it cannot be called, or not with a model alone.
+        """
+        check_function(function, 1, "evaluate", "the model")
+        return cls(function, name or name_of(function), not lower_is_better, code)
+
+    @property
+    def metric(self) -> Metric:
+        """The metric whose predictions are the numbers of the rows, of which it is the mean."""
+        return Metric(
+            self.name, _mean, values, higher_is_better=self.higher_is_better, is_relative=True
+        )
+
+    @property
+    def title(self) -> str:
+        """The name, and the code that gives the number."""
+        return f"evaluate '{self.code or self.name}'"
+
+    def rows(self, model: nn.Module) -> tuple[Tensor, bool]:
+        """The numbers of a model, float64 or bool (K,), and whether there is one for each row.
+
+        Raises:
+            ConfigError: the function raises, or gives something else than numbers.
+        """
+        model = _as_given(model)
+        with torch.no_grad(), matmul_precision("highest"), cached_weights(model), eval_mode(model):
+            try:
+                given = self.function(model)
+            except ChopError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"{self.title}: {_reason(self.function, error)}") from error
+        return self._numbers(given)
+
+    def score(self, model: nn.Module) -> Score:
+        """The number of a model, with an interval where there is one number for each row."""
+        found, is_by_row = self.rows(model)
+        return self.score_of(found, is_by_row)
+
+    def score_of(self, rows: Tensor, is_by_row: bool) -> Score:
+        """The score that the numbers of `rows` make."""
+        interval = interval_of_rows(rows) if is_by_row else None
+        return Score(_mean(rows, rows), interval, None, len(rows) if is_by_row else 0)
+
+    def _numbers(self, given: Any) -> tuple[Tensor, bool]:
+        wrong = ConfigError(
+            f"{self.title}: gave {_shown(given)}, expected a number, or a sequence of numbers, one "
+            "for each row."
+        )
+        if isinstance(given, numbers.Real) and not isinstance(given, bool | np.bool_):
+            return torch.tensor([float(given)], dtype=torch.float64), False
+        if not isinstance(given, Tensor | np.ndarray | list | tuple):
+            raise wrong
+        try:
+            found = torch.as_tensor(given).detach().cpu()
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise wrong from None
+        if found.is_complex() or found.dim() > 1 or not found.numel():
+            raise wrong
+        # Rows that are right or wrong stay bool, of which the mean is a share.
+        rows = found if found.dtype == torch.bool else found.double()
+        return rows.reshape(-1), found.dim() == 1
+
+
+def _as_given(model: nn.Module) -> nn.Module:
+    """The model of a graph, of the class that the user gave.
+
+    A graph whose change the class's own forward cannot make is given as it is.
+    """
+    if not isinstance(model, CapturedModule):
+        return model
+    try:
+        return to_module(model, ())
+    except GraphError as error:
+        warn_once(f"evaluate: takes the model's graph, which has no other methods: {error}")
+        return model
+
+
+def interval_of_rows(rows: Tensor) -> Interval | None:
+    """The interval of the mean of rows (K,): Wilson's of bools, else the bootstrap's.
+
+    Returns: None where some are no finite numbers, or there is only one.
+    """
+    if len(rows) < 2 or not bool(rows.isfinite().all()):
+        return None
+    if rows.dtype == torch.bool:
+        return wilson(float(rows.sum()), len(rows))
+    rows = rows.double()
+    return bootstrap(lambda i: rows[i].mean().item(), len(rows), draws_for(len(rows)))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function, of the one that is wrapped, or of a callable object's class.
+
+    >>> name_of(math.sqrt), name_of(lambda model: 0.0)
+    ('sqrt', 'score')
+    """
+    plain = getattr(function, "func", function)  # functools.partial
+    name = getattr(plain, "__name__", type(plain).__name__)
+    return name if name.isidentifier() else UNNAMED
+
+
+def check_function(function: Any, count: int, setting: str, takes: str) -> None:
+    """Checks that something can be called with so many arguments.
+
+    Args:
+        function: of the user.
+        count: of positional arguments.
+        setting: that it was given as.
+        takes: what the arguments are.
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not callable(function) or isinstance(function, nn.Module | type):
+        raise ConfigError(f"{setting}: expected a function of {takes}, got {_shown(function)}.")
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError as error:
+        raise ConfigError(
+            f"{setting}: '{name_of(function)}' is called with {takes} alone: {error}."
+        ) from None
+    except ValueError:  # some of those written in C have no signature
+        return
+
+
+def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tensor]:
+    """A loss of the user's that is checked each time.
+
+    Args:
+        function: (output of the model, labels of the batch) -> a scalar.
+        code: how a command names it, `file.py:fn`; "" of one that was passed.
+    Raises:
+        ConfigError: it cannot be called so; in training, it raises or gives no number that has a
+            gradient.
+    """
+    check_function(function, 2, "loss", "the model's output and the labels")
+    title = f"loss '{code or name_of(function)}'"
+
+    def loss(output: Any, labels: Tensor) -> Tensor:
+        try:
+            found = function(output, labels)
+        except ChopError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{title}: {_reason(function, error)}") from error
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+            raise ConfigError(
+                f"{title}: gave {_shown(found)}, expected one number with a gradient, such as the "
+                "mean over the rows."
+            )
+        return found.reshape(())
+
+    return loss
+
+
+def _reason(function: Callable[..., Any], error: Exception) -> str:
+    plain = inspect.unwrap(getattr(function, "func", function))
+    try:
+        file = inspect.getsourcefile(plain if inspect.isroutine(plain) else type(plain))
+    except TypeError:
+        file = None
+    return reason_of_user_code(error, Path(file) if file else Path.cwd() / "-")
+
+
+def _mean(predictions: Tensor, labels: Tensor) -> float:
+    return predictions.double().mean().item()
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, Tensor | np.ndarray):
+        return f"a {type(given).__name__} of shape {list(given.shape)} ({given.dtype})"
+    return f"{given!r:.60}"

@@ -1,0 +1,134 @@
+"""Metrics of tasks: what is taken from answers, the number it makes, and which way is better.
+
+Shapes: K answers that are compared, C classes, L labels of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEAST_SHARE = 0.00005
+"""Smaller ones are 0.00% with two decimals."""
+
+AT_ONCE = 64
+"""Labels whose cross entropy is taken at a time: of large vocabularies it needs much memory."""
+
+
+def classes(answers: Tensor, labels: Tensor) -> Tensor:
+    """The class of the largest logit: (K, C) to (K,)."""
+    return answers.argmax(-1)
+
+
+def values(answers: Tensor, labels: Tensor) -> Tensor:
+    """The answers themselves."""
+    return answers
+
+
+def surprise(answers: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each label in nats, float32: (K, C) and (K,) to (K,)."""
+    parts = zip(answers.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
+    found = [F.cross_entropy(x.float(), y, reduction="none") for x, y in parts]
+    return torch.cat(found) if found else answers.new_zeros(0, dtype=torch.float32)
+
+
+def positives(answers: Tensor, labels: Tensor) -> Tensor:
+    """Whether each logit is positive, a probability above one half: int64, of any shape."""
+    return (answers > 0).long()
+
+
+def confidences(answers: Tensor, labels: Tensor) -> Tensor:
+    """The logits themselves, by which a metric ranks rows."""
+    return answers
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number that says how good answers are.
+
+    Attributes:
+        name: in tables and results.
+        score: (predictions (K, ...), labels (K, ...)) -> the number, over all rows at once.
+        predict: (answers, labels) of a batch -> the predictions that `score` takes.
+        higher_is_better: whether a larger number is a better model.
+        is_share: printed in percent.
+        is_relative: a drop is a share of the reference, as it is wherever lower is better.
+    """
+
+    name: str
+    score: Callable[[Tensor, Tensor], float]
+    predict: Callable[[Tensor, Tensor], Tensor] = values
+    higher_is_better: bool = True
+    is_share: bool = False
+    is_relative: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name, and which way is better where it is the unusual one."""
+        return self.name if self.higher_is_better else f"{self.name} (lower is better)"
+
+    def key(self, value: float) -> float:
+        """Sorts numbers: larger is better, and NaN is worst."""
+        if math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
+
+    def gain(self, value: float, reference: float) -> float:
+        """How much better `value` is than `reference`, in the metric's own unit."""
+        return value - reference if self.higher_is_better else reference - value
+
+    def within(self, value: float, reference: float, drop: float) -> bool:
+        """Whether `value` is worse than `reference` by at most `drop`.
+
+        Where higher is better (accuracy, R2) the drop is absolute: value >= reference - drop.
+        Else (perplexity, errors, numbers of a user's function) it is a share of the reference:
+        value <= reference * (1 + drop).
+        """
+        allowed = drop * abs(reference) if self._takes_share else drop
+        if self.higher_is_better:
+            return value >= reference - allowed
+        return value <= reference + allowed
+
+    @property
+    def _takes_share(self) -> bool:
+        return self.is_relative or not self.higher_is_better
+
+    def drop(self, value: float, reference: float) -> float:
+        """How much worse `value` is than `reference`, in the unit of `within`."""
+        worse = -self.gain(value, reference)
+        return worse / abs(reference) if self._takes_share and reference else worse
+
+    def format_drop(self, drop: float) -> str:
+        """A drop for a message: in percent where it is a share.
+
+        >>> Metric("accuracy", math.dist, is_share=True).format_drop(0.0125)
+        '1.25%'
+        """
+        if not self.is_share and not self._takes_share:
+            return f"{drop:.4g}"
+        return f"{100 * drop:.2g}%" if 0 < abs(drop) < LEAST_SHARE else f"{drop:.2%}"
+
+    def format_loss(self, value: float, reference: float) -> str:
+        """How much worse `value` is than float's `reference`, for a message.
+
+        Of an error of 0 there is no share; the difference itself is shown.
+        """
+        drop = self.drop(value, reference)
+        if not self._takes_share or reference:
+            return self.format_drop(drop)
+        return f"{drop:.4g} where float's {self.name} is 0, of which a share allows nothing"
+
+    def format_value(self, value: float) -> str:
+        """For a table.
+
+        >>> Metric("accuracy", math.dist, is_share=True).format_value(0.5)
+        '50.00%'
+        >>> Metric("perplexity", math.dist, higher_is_better=False).format_value(20.0)
+        '20'
+        """
+        return f"{value:.2%}" if self.is_share else f"{value:.5g}"

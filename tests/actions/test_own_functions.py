@@ -1,0 +1,240 @@
+"""Jobs on models that a function of the user's judges, and a loss of the user's trains."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import chop
+from chop import MaseGraph
+from chop.actions.lower import lower
+from chop.actions.search.job import run_search
+from chop.actions.search.precision import JOB
+from chop.actions.settings.lower import LowerConfig
+from chop.actions.settings.search import PrecisionConfig
+from chop.cli.app import app
+from chop.errors import ConfigError
+from chop.mixed_precision.problem import PrecisionProblem
+from chop.workloads.workload import Workload, raise_to_graph
+
+FILE = """
+import torch
+from torch import nn
+
+
+class Boxes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU())
+        self.boxes, self.score = nn.Linear(16, 4), nn.Linear(16, 1)
+
+    def forward(self, x):
+        h = self.body(x)
+        return {"boxes": self.boxes(h), "score": self.score(h).squeeze(-1)}
+
+
+X = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
+with torch.no_grad():
+    BOXES = Boxes()(X)["boxes"]
+
+
+def error(model):
+    assert isinstance(model, Boxes)
+    return (model(X)["boxes"] - BOXES).abs().mean() + 1.0
+
+
+def closeness(model):
+    return 1 - (model(X)["boxes"] - BOXES).abs().mean(1)
+
+
+def fails_when_rounded(model):
+    if not torch.equal(model(X)["boxes"], BOXES):
+        raise ValueError("no boxes")
+    return 1.0
+
+
+def nan(model):
+    return float("nan")
+
+
+def distance(output, labels):
+    return (output["boxes"] - labels).pow(2).mean()
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A model, its functions and a table of inputs without labels."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(FILE)
+    rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(2)).tolist()
+    lines = [",".join(f"c{i}" for i in range(6)), *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    namespace = {"__name__": "net"}
+    exec(FILE, namespace)  # the same file, as a user's program has it
+    return namespace
+
+
+def called(*arguments):
+    """What a command raises, as text."""
+    return str(CliRunner().invoke(app, arguments).exception or "")
+
+
+def compressed(files, evaluate, data=None, formats=("8.auto", "2.auto"), **more):
+    more = {"bench_seconds": 0, "max_drop": 0.02, **more}
+    data = files["X"] if data is None else data
+    return chop.compress(files["Boxes"](), data, evaluate=evaluate, formats=formats, **more)
+
+
+def test_a_model_of_no_task_is_compressed(files, capsys):
+    found = compressed(files, files["closeness"])
+    assert type(found.model).__name__ == "Boxes" and found.result["saved"]["format"].endswith(
+        "8.auto"
+    )
+    again = MaseGraph.from_checkpoint("runs/compress/model").to_module(like=files["Boxes"]())
+    value = files["closeness"](again).mean().item()
+    assert found.result["saved"]["closeness"] == pytest.approx(value, abs=1e-6)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "closeness (95 % interval)" in shown and "on 60 rows against 1" in shown
+    assert "Judged by evaluate 'closeness'" in shown and "test rows" not in shown
+    assert "No QAT: --evaluate judges the model" in shown
+    written = json.loads(Path("runs/compress/result.json").read_text())
+    assert written["metric"] == {
+        "name": "closeness",
+        "higher_is_better": True,
+        "evaluate": "closeness",
+    }
+
+
+def test_lower_numbers_may_be_better_and_have_a_name(files, capsys):
+    found = compressed(
+        files, files["error"], lower_is_better=True, metric="l1", max_drop=0.01, qat_epochs=0
+    )
+    rows = found.result["rows"]
+    assert [row["l1"] for row in rows] == sorted(row["l1"] for row in rows)
+    assert found.result["saved"]["format"].endswith("8.auto")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "l1 (lower is better)" in shown and "It gives one number, which has no" in shown
+
+
+def test_a_loss_of_the_user_trains_formats_back(files):
+    data = files["X"], files["BOXES"]
+    settings = {"qat_epochs": 30, "qat_lr": 1e-2, "formats": ("2.auto",), "keep_best": True}
+    found = compressed(files, files["closeness"], data, loss=files["distance"], **settings)
+    rounded, trained = (row["closeness"] for row in found.result["rows"][1:])
+    assert found.result["rows"][2]["method"] == "QAT" and trained > rounded
+
+
+def test_training_needs_a_loss(files):
+    with pytest.raises(ConfigError, match="^qat_epochs: evaluate judges the model, and no loss"):
+        compressed(files, files["closeness"], qat_epochs=3)
+
+
+def test_a_format_on_which_the_function_fails_is_the_worst(files, capsys):
+    found = compressed(files, files["fails_when_rounded"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "ValueError: no boxes. PTQ integer 8.auto counts as the worst." in shown
+    assert found.model is None and "No format keeps within 2.00% of float: " in shown
+    json.loads(Path("runs/compress/result.json").read_text())
+
+
+def test_a_float_model_without_a_number_stops(files):
+    with pytest.raises(ConfigError, match="^evaluate 'nan': gave NaN for the float model"):
+        compressed(files, files["nan"])
+
+
+def test_a_command_takes_functions_of_a_file(files):
+    common = "compress --model net.py:Boxes --dataset rows.csv --bench-seconds 0 --formats 8.auto"
+    judged = "--evaluate net.py:error --lower-is-better --metric l1"
+    assert called(*common.split(), *judged.split()) == ""
+    written = json.loads(Path("runs/compress/result.json").read_text())
+    assert written["metric"] == {
+        "name": "l1",
+        "higher_is_better": False,
+        "evaluate": "net.py:error",
+    }
+    # The function has rows of its own: those that the table lacks do not matter.
+    assert not any("rows were given" in text for text in written.get("assumptions", []))
+    for given, message in {
+        "net.py:errors": "evaluate: 'net.py' has no 'errors': did you mean 'error'?",
+        "nothere.py:f": "evaluate: 'nothere.py' does not exist.",
+        "error": "evaluate: expected file.py:function, got 'error'.",
+        "net.py:X": "evaluate: 'net.py:X' is no function.",
+    }.items():
+        assert message in called(*common.split(), "--evaluate", given)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "loss"])
+def test_a_function_that_a_file_names_does_not_run(files, name):
+    with Path("net.py").open("a") as file:
+        file.write("\nopen('ran', 'w').close()\n")
+    with Path("run.toml").open("w") as file:
+        file.write(f'model = "cnn"\n{name} = "net.py:error"\n')
+    told = called("compress", "--config", "run.toml")
+    assert f"give --{name} net.py:error, or --trust-code" in told
+    assert not Path("ran").exists()
+
+
+def test_a_search_is_judged_by_a_function(files, capsys):
+    config = PrecisionConfig(
+        model="net.py:Boxes",
+        dataset="rows.csv",
+        evaluate="net.py:error",
+        lower_is_better=True,
+        widths=(4, 8),
+        trials=4,
+        budgets={"bits": 6.0},
+    )
+    assert config.goals == ("error",) and config.all_goals()[0].direction == "minimize"
+    result = run_search(JOB, config)
+    assert result.best.values["bits"] <= 6 and "kl" not in result.best.values
+    least = min(t.values["error"] for t in result.measured if t.values["bits"] <= 6)
+    assert result.best.values["error"] == least
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Judged by evaluate 'net.py:error'" in shown and "one number, which has no" in shown
+
+
+def test_a_trial_on_which_the_function_fails_fails_alone(files):
+    workload = Workload.of(files["Boxes"](), (files["X"], torch.zeros(60)), evaluate=files["error"])
+    problem = PrecisionProblem(
+        raise_to_graph(workload),
+        (files["X"], torch.zeros(60)),
+        (files["X"], torch.zeros(60)),
+        formats=("8.auto",),
+        evaluate=files["fails_when_rounded"],
+    )
+    from chop.search.objective import NotANumberError
+
+    assert problem.score({}) == {"fails_when_rounded": 1.0}
+    with pytest.raises(NotANumberError, match="no boxes"):
+        problem.measure(problem.uniform("8.auto"), lambda *_: None)
+
+
+def test_jobs_that_compare_answers_refuse_a_function(files, tmp_path):
+    workload = Workload.of(files["Boxes"](), (files["X"], torch.zeros(60)), evaluate=files["error"])
+    with pytest.raises(ConfigError, match="this job judges answers to rows"):
+        lower(LowerConfig(out=tmp_path / "lower"), workload)
+
+
+def test_a_model_with_a_task_keeps_it_for_training(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(80, 4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    y = model(x).argmax(1).detach()
+    found = chop.compress(
+        model,
+        (x, y),
+        evaluate=lambda model: model(x).argmax(1) == y,
+        task="classification",
+        formats=("2.auto",),
+        qat_epochs=2,
+        keep_best=True,
+        bench_seconds=0,
+        out=tmp_path,
+    )
+    assert [row["method"] for row in found.result["rows"]] == ["float", "PTQ", "QAT"]
+    assert found.result["task"] == "classification"
