@@ -20,6 +20,7 @@ from chop.hardware.tools import VERSIONS, tool_path
 from chop.ir.graph import MaseGraph
 from chop.mixed_precision.problem import PrecisionProblem
 from chop.search import TrialRecord
+from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
 CIRCUIT = "circuit"
@@ -76,7 +77,7 @@ def emit_best(
     fold, label = found.fold_of(best.config), _label(best)
     out = config.folder / CIRCUIT
     settings = EmitConfig(
-        **settings_of_workload(config),
+        **settings_of_workload(config, (WorkloadConfig,)),
         out=out,
         formats=label,
         fold=fold,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -162,10 +162,16 @@ def about_recipe(
     )
 
 
-def settings_of_workload(config: PrecisionConfig) -> dict[str, Any]:
-    """What names the model and its data, and where they are the same for every job."""
+def settings_of_workload(
+    config: PrecisionConfig, kinds: Sequence[type] = (WorkloadConfig, JudgedConfig)
+) -> dict[str, Any]:
+    """Settings that name the model and its data, the same for every job.
+
+    Args:
+        config: of the search.
+        kinds: classes whose fields are taken.
+    """
     own = {"out", "batch_size", "device"}
-    kinds = (WorkloadConfig, JudgedConfig)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     same = [name for name in fields if name not in own]
     return {name: getattr(config, name) for name in same}
