@@ -151,8 +151,8 @@ def interval_of_rows(rows: Tensor) -> Interval | None:
 def name_of(function: Callable[..., Any]) -> str:
     """The name of a function, of the one that is wrapped, or of a callable object's class.
 
-    >>> name_of(math.sqrt), name_of(lambda model: 0.0)
-    ('sqrt', 'score')
+    >>> name_of(len), name_of(lambda model: 0.0)
+    ('len', 'score')
     """
     plain = getattr(function, "func", function)  # functools.partial
     name = getattr(plain, "__name__", type(plain).__name__)
