@@ -45,7 +45,7 @@ from chop.ir.ops import quantizable_operators
 from chop.quantization.named_operators import present_operators
 from chop.runs.journal import Journal
 from chop.tables import markdown_table
-from chop.workloads.workload import workload_for
+from chop.workloads.load import workload_for
 
 SECONDS = 3600
 FAMILIES = {"ecp5": ECP5, "xc7": XC7, "xc7-nodsp": replace(XC7, dsp_width=0)}

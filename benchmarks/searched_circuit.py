@@ -25,7 +25,7 @@ from chop.files.documents import read_json
 from chop.hardware.emit import emit
 from chop.runs.journal import Journal
 from chop.tables import markdown_table
-from chop.workloads.workload import workload_for
+from chop.workloads.load import workload_for
 
 FAMILY = "xc7-nodsp"
 

@@ -27,7 +27,8 @@ from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.formats import Integer
 from chop.train import evaluate
-from chop.workloads.workload import load_workload, raise_to_graph
+from chop.workloads.load import load_workload
+from chop.workloads.workload import raise_to_graph
 
 TOLERATED = 0.01
 METHODS = ("l1-norm", "random")

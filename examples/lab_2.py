@@ -26,7 +26,8 @@ from chop.runs import Journal
 from chop.search import Goal, Search
 from chop.train import evaluate
 from chop.workloads.fingerprints import fingerprint_of_rows
-from chop.workloads.workload import WorkloadConfig, load_workload
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
 
 SIZES = {
     "num_hidden_layers": (1 / 2, 1, 3 / 2),

@@ -21,7 +21,8 @@ from chop.nas.training import TrainedMeasure, split_rows
 from chop.search import Goal, Search
 from chop.tables import print_table
 from chop.train import evaluate
-from chop.workloads.workload import WorkloadConfig, load_workload
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
 
 COURSE = {
     "num_hidden_layers": [2, 4, 8],

@@ -34,7 +34,9 @@ from chop.search import Constraint, Goal, Search
 from chop.tables import print_table
 from chop.tools.utils import deepsetattr
 from chop.train import evaluate
-from chop.workloads.workload import WorkloadConfig, load_workload, raise_to_graph
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import raise_to_graph
 
 CLASSES = [nn.Linear, LinearInteger, LinearMinifloatIEEE, LinearBlockFP, LinearBlockMinifloat]
 MOST_BITS = 4.0

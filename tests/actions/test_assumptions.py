@@ -21,8 +21,9 @@ from chop.notices import collected_assumptions
 from chop.report.document import read_document
 from chop.train import fit
 from chop.train.intervals import Score
+from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import Workload, load_workload
+from chop.workloads.workload import Workload
 
 QUICK = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0}
 NET = """

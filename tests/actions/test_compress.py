@@ -31,7 +31,9 @@ from chop.train import (
     read_rows,
     split_rows,
 )
-from chop.workloads.workload import WorkloadConfig, load_workload, raise_to_graph
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import raise_to_graph
 from tests import programs
 from tests.subcases import subcases
 
@@ -50,7 +52,7 @@ def load_subject_of(config, data):
     """What `load_workload` makes of a data set, with a model that is no matter."""
     with pytest.MonkeyPatch.context() as patch:
         loaded = nn.Linear(4, 2), DatasetDict(data), TASKS["classification"]
-        patch.setattr("chop.workloads.workload.load_checkpoint", lambda config: loaded)
+        patch.setattr("chop.workloads.load.load_checkpoint", lambda config: loaded)
         return load_workload(config)
 
 
@@ -337,7 +339,7 @@ def test_an_earlier_model_survives_a_run_that_saves_none(tmp_path, capsys):
 
 
 def test_the_folder_is_made_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("chop.workloads.workload.default_dataset", lambda *a: pytest.fail("worked"))
+    monkeypatch.setattr("chop.workloads.load.default_dataset", lambda *a: pytest.fail("worked"))
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="under' cannot be written: Not a directory"):
         compress(quick(tmp_path / "file" / "under"))

@@ -8,7 +8,8 @@ from torch import nn
 
 from chop.errors import ConfigError
 from chop.workloads.checkpoint import load_checkpoint
-from chop.workloads.workload import Workload, WorkloadConfig, raise_to_graph
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import Workload, raise_to_graph
 
 X, Y = torch.randn(40, 8), torch.arange(40) % 3
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from chop.errors import ConfigError
+from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import load_workload
 
 NET = """
 from torch import nn

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
+from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import load_workload
 
 NET = """
 import torch

@@ -34,7 +34,7 @@ def workload(monkeypatch):
     data = load_dataset("digits", limit=120)
     rows = read_rows(data["train"]), read_rows(data["test"])
     found = Workload(load_model("vit"), "vit", "digits", *rows, torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: found)
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: found)
     return found
 
 

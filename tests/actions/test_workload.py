@@ -21,9 +21,9 @@ from chop.data import get_tokenizer, load_dataset
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.models import load_model
 from chop.train import evaluate
-from chop.workloads import workload as workload_module
-from chop.workloads.settings import short_name
-from chop.workloads.workload import WorkloadConfig, load_workload
+from chop.workloads import load
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig, short_name
 
 
 def bert(vocab_size=200):
@@ -389,7 +389,7 @@ def test_texts_without_labels_are_for_language_models(tmp_path):
 
 
 def test_the_built_in_decoder_is_a_language_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(workload_module, "load_trained", lambda name, **_: load_model(name))
+    monkeypatch.setattr(load, "load_trained", lambda name, **_: load_model(name))
     settings = {"model": "gpt-tiny", "out": tmp_path, "limit": 8}
     workload = load_workload(WorkloadConfig(task="causal-lm", **settings))
     assert workload.task.name == "causal-lm" and len(workload.test) == 8

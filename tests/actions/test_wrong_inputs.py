@@ -11,8 +11,9 @@ from chop.actions.compress import compress
 from chop.actions.settings.compress import CompressConfig
 from chop.errors import CaptureError, ConfigError
 from chop.train import evaluate, read_label_column
+from chop.workloads.load import load_workload, workload_for
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import Workload, load_workload, workload_for
+from chop.workloads.workload import Workload
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

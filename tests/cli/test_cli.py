@@ -216,7 +216,7 @@ def test_values_that_cannot_be_are_one_sentence_before_anything_runs(
 ):
     monkeypatch.setattr("chop.search.study.Search.run", lambda *a, **k: pytest.fail("it ran"))
     untrained = lambda name, **settings: load_model(name)  # noqa: E731
-    monkeypatch.setattr("chop.workloads.workload.load_trained", untrained)
+    monkeypatch.setattr("chop.workloads.load.load_trained", untrained)
     model = [] if "vit" in arguments or "bench" in arguments else ["--model", "mlp"]
     code, printed = main_ends(*arguments.split(), *model, "--out", tmp_path / "out")
     assert code == 2 and "Traceback" not in printed

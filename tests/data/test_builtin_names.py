@@ -11,8 +11,8 @@ from chop.errors import ConfigError
 from chop.models import builtin_model, get_model, load_model
 from chop.notices import Assumption, assume, collected_assumptions
 from chop.train import default_dataset
+from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig, short_name
-from chop.workloads.workload import load_workload
 
 ROWS = "text,label\n" + "good film,1\nbad film,0\n" * 10
 NUMBERS = "a,b,label\n" + "1.5,2,1\n0.5,1,0\n" * 10

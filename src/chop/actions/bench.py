@@ -28,8 +28,9 @@ from chop.report.report import Note, Report, announce, figure
 from chop.runs.progress import told_steps
 from chop.studies.model import ModelComparison
 from chop.studies.results import flat_row
+from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import load_workload, raise_to_graph
+from chop.workloads.workload import raise_to_graph
 
 
 def bench_model(config: BenchModelConfig) -> ModelComparison:

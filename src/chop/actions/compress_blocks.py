@@ -57,13 +57,8 @@ from chop.train.rows import Rows
 from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_tensors
 from chop.workloads.hf_folder import FOLDER, write_folder
-from chop.workloads.workload import (
-    CHECKPOINT_EPOCHS,
-    CHECKPOINT_LR,
-    Workload,
-    rows_of,
-    settings_with,
-)
+from chop.workloads.load import rows_of, settings_with
+from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Workload
 
 BLOCK = "block"
 """Kind of a stage, beside those of `chop.actions.compress_measure`."""

@@ -30,8 +30,9 @@ from chop.nn.quantized import QuantizedOperator
 from chop.pipelines.packed_weights import pack_weights
 from chop.train import calibration, load_trained
 from chop.train.rows import check_batch
+from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import Workload, load_workload
+from chop.workloads.workload import Workload
 
 CHECKPOINT = "model"
 ORIGINAL = "the model before it was quantized"

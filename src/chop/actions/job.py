@@ -25,7 +25,8 @@ from chop.report.report import Report, assumptions_text, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
 from chop.trust import trust_named
 from chop.workloads.chance import check_float_model
-from chop.workloads.workload import Workload, settings_with, workload_for
+from chop.workloads.load import settings_with, workload_for
+from chop.workloads.workload import Workload
 
 NO_TEST_ROWS = "No test rows were given, so these numbers may be too good: "
 """Before the outcome of a model on rows that it may have been trained on."""

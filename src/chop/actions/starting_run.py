@@ -15,8 +15,9 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Manifest, read_manifest
 from chop.trust import check_code, trust_named
+from chop.workloads.load import FINE_TUNED
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import FINE_TUNED, Workload
+from chop.workloads.workload import Workload
 
 C = TypeVar("C", bound=Any)
 OF_JOB = ("out", "device", "force", "batch_size", "matmul_precision")

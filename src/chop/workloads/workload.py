@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
-from rich import get_console
 from torch import Tensor, nn
 
 from chop import passes
 from chop.captured.wrappers import check_is_module, check_is_unwrapped
-from chop.data.builtin_names import MARK, plain_name, tell_which
-from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off, builtin_dataset
+from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off
 from chop.errors import ConfigError
-from chop.files import atomic_file, make_folder
 from chop.ir.graph import MaseGraph
-from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file, function_of_file
-from chop.notices import (
-    Assumption,
-    assume,
-    collected_assumptions,
-    forget_assumptions,
-    warn_once,
-)
+from chop.notices import Assumption, collected_assumptions, warn_once
 from chop.train import (
-    VALIDATION_SHARE,
     Metric,
     Rows,
     Task,
-    default_dataset,
     evaluate,
     find_task,
     fit,
-    load_trained,
     predict,
     read_rows,
     split_rows,
@@ -48,35 +33,15 @@ from chop.train import (
 from chop.train.calibration import example_inputs
 from chop.train.dtypes import in_dtype_of
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
-from chop.train.judge import Judge, checked_loss
+from chop.train.judge import Judge
 from chop.train.metrics import accuracy
-from chop.train.tasks import (
-    BINARY,
-    CLASSIFICATION,
-    UNTOLD_TASK,
-    check_is_clear,
-    check_metric_name,
-)
+from chop.train.tasks import BINARY, CLASSIFICATION, UNTOLD_TASK
 from chop.train.train_loop import Progress
-from chop.workloads.checkpoint import load_checkpoint
-from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
-from chop.workloads.pictures import SETTINGS
-from chop.workloads.probe import check_forward, check_weights
-from chop.workloads.settings import JudgedConfig, WorkloadConfig, short_name
+from chop.workloads.judging import judge_of, task_with
+from chop.workloads.probe import check_forward
+from chop.workloads.settings import WorkloadConfig, short_name
 
-if TYPE_CHECKING:
-    from datasets import DatasetDict
-
-BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
-FINE_TUNED = "fine-tuned-{}.safetensors"
-"""File of a model that was fine-tuned before a job, by a digest of all that it depends on."""
-OF_CHECKPOINTS = (
-    *("stride", "tokenizer", "text_column", "label_column", "weights", "task"),
-    *("label_mean", "label_std"),
-    *SETTINGS,
-)
-"""Settings of models that are not built in."""
 
 COLUMNS = (
     *("method", "format", "validation", "test", "bits", "quantized", "size_kb", "poor_fit"),
@@ -348,204 +313,6 @@ OWN_TEST = "Give test=(X, y)."
 """How rows of one's own come with test rows."""
 
 
-def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
-    """The given workload, judged as `config` says; what `config` names where there is none.
-
-    Raises:
-        ConfigError: settings, model and data set do not go together.
-        UnavailableError: model or data set are not there.
-        WriteError: `config.out` cannot be written to.
-    """
-    if workload is None:
-        found = load_workload(config)
-    else:
-        make_folder(config.out)
-        found = workload
-        if found.judge is not None and not isinstance(config, JudgedConfig):
-            raise ConfigError(
-                f"{found.judge.title}: this job judges answers to rows by the metric of a task; "
-                "chop compress and chop search precision take a function."
-            )
-        if found.judge is None:
-            found = replace(workload, task=workload.task.with_metric(config.metric))
-    check_weights(found.model)
-    return found
-
-
-def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
-    """The settings of a job for its manifest; the model is the workload's."""
-    is_same = workload.name == plain_name(config.model)
-    return {**vars(config), "model": config.model if is_same else workload.name}
-
-
-def load_workload(config: WorkloadConfig) -> Workload:
-    """Loads, or trains, a model and its data.
-
-    A model that had to be fine-tuned is kept in `config.out`, so that the same job run again
-    does not train it again.
-
-    Raises:
-        ConfigError: model and data set do not go together.
-        UnavailableError: model or data set are not there.
-        WriteError: `config.out` cannot be written to.
-    """
-    place = usable_device(config.torch_device)
-    own = config.own_functions
-    for setting, code in (("evaluate", own.evaluate), ("loss", own.loss)):
-        if code is not None:
-            check_is_in_file(code, setting)
-    if config.metric is not None and own.evaluate is None:
-        check_metric_name(config.metric)
-    name = builtin_model(config.model)
-    title = config.model if name is None else f"{name}{MARK}"
-    get_console().print(f"loading {title} and its rows", highlight=False, markup=False)
-    with collected_assumptions() as assumed:
-        found = _load(config, place, name)
-        if found.judge is not None:  # its numbers are of rows of its own
-            forget_assumptions(SPLIT_OFF)
-    return replace(found, assumptions=assumed)
-
-
-def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Workload:
-    """The workload of the settings; `name` is that of a built-in model, else None."""
-    tell_which(config.model, BUILTIN_MODELS, "model", name)
-    functions = config.own_functions
-    if name is not None:
-        _check_is_of_builtin(config, name)
-        builtin = BUILTIN_MODELS[name]
-        task, own = find_task(builtin.task), builtin.dataset
-        if functions.evaluate is None:
-            task = task.with_metric(config.metric)
-        if config.dataset is not None and builtin_dataset(config.dataset) != own:
-            raise ConfigError(
-                f"built-in model '{name}' is trained on '{own}', not on "
-                f"'{config.dataset}'; give a model of your own by --model FOLDER."
-            )
-        make_folder(config.out)
-        assume(f"Model: {name}{MARK}; data: {own}{MARK}.")
-        data = default_dataset(name, max_length=config.max_length)
-        rows = _limited(rows_of(data, task), config.limit)
-        model = load_trained(name, progress=True, held_out=VALIDATION_SHARE, seed=config.seed)
-        dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
-    else:
-        model, data, task = load_checkpoint(config)
-        rows = in_dtype_of(model, _standardized(rows_of(data, task), task, config))
-        check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
-        if config.train_epochs:
-            _fine_tune(model, rows["train"], config, place, task)
-        dataset, epochs, lr = str(config.dataset), CHECKPOINT_EPOCHS, CHECKPOINT_LR
-        has_seen = "validation" not in data
-        if (own_data := builtin_dataset(config.dataset)) is not None:
-            assume(f"Data: {own_data}{MARK}.")
-    judge = judge_of(functions.evaluate, config.metric, functions.lower_is_better)
-    return Workload(
-        model.to(place).eval(),
-        name or config.model,
-        dataset,
-        train=rows["train"],
-        test=rows["test"],
-        device=place,
-        tuning_epochs=epochs,
-        tuning_lr=lr,
-        validation=rows["validation"],
-        has_seen_validation=has_seen,
-        task=task_with(task, rows["train"], None, judge, functions.loss),
-        judge=judge,
-    )
-
-
-def judge_of(
-    evaluate: Judge | Callable[[nn.Module], Any] | str | None,
-    metric: str | Metric | Callable[..., float] | None,
-    lower_is_better: bool,
-) -> Judge | None:
-    """The judge that a function, or the text `file.py:fn`, is; None of none.
-
-    Args:
-        evaluate: the function.
-        metric: what its number is called; None: as the function.
-        lower_is_better: of its numbers.
-    Raises:
-        ConfigError: it is no function of a model, or the metric is more than a name.
-    """
-    if evaluate is None or isinstance(evaluate, Judge):
-        if lower_is_better:
-            raise ConfigError("lower_is_better: is about the number of evaluate=, a function.")
-        return evaluate
-    if metric is not None and not isinstance(metric, str):
-        raise ConfigError("metric: with evaluate it names the number; expected a text.")
-    code = evaluate if isinstance(evaluate, str) else ""
-    function = function_of_file(code, "evaluate") if isinstance(evaluate, str) else evaluate
-    return Judge.of(function, metric, lower_is_better=lower_is_better, code=code)
-
-
-def task_with(
-    asked: Task | None,
-    rows: Rows,
-    metric: str | Metric | Callable[..., float] | None,
-    judge: Judge | None,
-    loss: Callable[[Any, Tensor], Tensor] | str | None,
-) -> Task:
-    """The task with what judges a model and what it is trained by.
-
-    Args:
-        asked: None takes what the labels are, unless a function judges, which may need none.
-        rows: have the labels.
-        metric: of the task; None takes its own.
-        judge: a function of the user's; its metric wins.
-        loss: likewise, or the text `file.py:fn`; None leaves the task's.
-    """
-    if judge is None:
-        if asked is None:
-            check_is_clear(rows.task, rows.labels)
-        task = (asked or rows.task).with_metric(metric)
-    else:
-        task = replace(asked or UNTOLD_TASK, metric=judge.metric)
-    if loss is None:
-        return task
-    code = loss if isinstance(loss, str) else ""
-    function = function_of_file(code, "loss") if isinstance(loss, str) else loss
-    return replace(task, output_loss=checked_loss(function, code), takes_model_loss=False)
-
-
-def rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
-    """The splits by name; validation rows are a share of the training rows where there are none.
-
-    The same rows whatever the seed of the training, and the first of them are a random draw.
-    """
-    rows = {name: read_rows(split, task) for name, split in data.items()}
-    if "validation" not in rows:
-        rows["train"], rows["validation"] = split_rows(rows["train"], VALIDATION_SHARE)
-    return rows
-
-
-def _standardized(rows: dict[str, Rows], task: Task, config: WorkloadConfig) -> dict[str, Rows]:
-    """The rows with labels as the model was trained on, see `label_mean` and `label_std`."""
-    if config.label_mean is None and config.label_std is None:
-        return rows
-    if task.name != "regression":
-        raise ConfigError(
-            f"label_mean and label_std: are of numbers, and the task is '{task.name}'; --task "
-            "regression takes labels as numbers."
-        )
-    mean, std = config.label_mean or 0.0, config.label_std or 1.0
-    found = {}
-    for name, split in rows.items():
-        labels = torch.as_tensor(split.labels)
-        numbers = labels if labels.is_floating_point() else labels.float()
-        found[name] = replace(split, labels=(numbers - mean) / std)
-    return found
-
-
-def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
-    """So many rows of each split, drawn by a fixed seed."""
-    drawn = {}
-    for name, split in rows.items():
-        order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
-        drawn[name] = split if limit is None else split.take(order[:limit])
-    return drawn
-
-
 def raise_to_graph(workload: Workload, *, with_cache: bool = True) -> MaseGraph:
     """The workload's model as a graph with metadata.
 
@@ -572,33 +339,3 @@ def raise_for_integers(workload: Workload) -> MaseGraph:
     for path, reason in info["skipped"].items():
         warn_once(f"{path}: an RMSNorm that is written out has no integer form: {reason}.")
     return mg
-
-
-def _check_is_of_builtin(config: WorkloadConfig, model: str) -> None:
-    """Raises ConfigError where settings are given that say how to read a model of one's own."""
-    own = {None, BUILTIN_MODELS[model].task}
-    for name in OF_CHECKPOINTS:
-        if getattr(config, name) not in (own if name == "task" else {None}):
-            raise ConfigError(
-                f"{name}: built-in model '{model}' has data, weights and a task of its "
-                "own; give a model of your own by --model."
-            )
-
-
-def _fine_tune(
-    loaded: nn.Module, train: Rows, config: WorkloadConfig, place: torch.device, task: Task
-) -> None:
-    from safetensors.torch import load_model, save_model
-
-    training = Training(
-        epochs=config.train_epochs, lr=CHECKPOINT_LR, batch_size=config.batch_size, seed=config.seed
-    )
-    identity = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
-    path = config.out / FINE_TUNED.format(digest)
-    if path.is_file():
-        load_model(loaded, path)
-        return
-    fit(loaded, train, **training, device=place, progress="fine-tuning", task=task)
-    with atomic_file(path) as temporary:
-        save_model(loaded, str(temporary))

@@ -22,7 +22,7 @@ def workload():
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: workload())
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: workload())
 
 
 def killed_at(call, config):

@@ -48,7 +48,7 @@ def trained():
 @pytest.fixture
 def workload(monkeypatch, trained):
     given = Workload(trained, "chain", "points", *rows(), torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: given)
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: given)
     return given
 
 

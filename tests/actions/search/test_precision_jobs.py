@@ -43,7 +43,7 @@ def workload():
 
 @pytest.fixture
 def no_training(monkeypatch):
-    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: workload())
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: workload())
 
 
 def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):

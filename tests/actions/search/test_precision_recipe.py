@@ -47,7 +47,7 @@ def workload():
 
 @pytest.fixture
 def loaded(monkeypatch, workload):
-    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: workload)
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: workload)
 
 
 def perplexity(model, workload):

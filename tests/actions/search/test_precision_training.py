@@ -88,7 +88,7 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     # The measured numbers are those of the search's rows.
     rows = Evaluator(saved.model, given.validation)
     assert rows.scores(rows.logits())["accuracy"] == points[-1][1]
-    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: given)
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: given)
     capsys.readouterr()
     exported = precision.export(config, result.best.config)
     told = " ".join(capsys.readouterr().out.split())

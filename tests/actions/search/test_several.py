@@ -33,7 +33,7 @@ QUICK = {"widths": "2,8", "goals": ("accuracy",), "search_rows": 200, "keep": 0,
 def quick(monkeypatch):
     """A model that is trained already, and no figures of single searches."""
     found = Workload(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
-    monkeypatch.setattr("chop.workloads.workload.load_workload", lambda config: found)
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: found)
     monkeypatch.setattr(precision, "precision_figures", lambda *told: {})
 
 

@@ -16,7 +16,8 @@ from chop.runs import Journal, read_manifest
 from chop.runs.progress import Estimate, TimeLeft, work_bar
 from chop.train import Rows
 from chop.workloads.fingerprints import fingerprint_of_rows
-from chop.workloads.workload import WorkloadConfig, load_workload
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
 from tests import programs
 from tests.programs import COMMAND
 from tests.subcases import subcases

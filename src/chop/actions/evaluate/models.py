@@ -21,9 +21,10 @@ from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_output
 from chop.trust import identity_of as named_as
 from chop.workloads.checkpoint import AUTO_TASKS, tokenizer_name
+from chop.workloads.load import load_workload
 from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import Workload, load_workload
+from chop.workloads.workload import Workload
 
 STORIES = "stories"
 

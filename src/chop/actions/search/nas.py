@@ -30,8 +30,9 @@ from chop.statistics.intervals import wilson_of_share
 from chop.train import Rows, evaluate
 from chop.train.intervals import counted
 from chop.workloads.fingerprints import fingerprint_of_rows
+from chop.workloads.load import workload_for
 from chop.workloads.settings import short_name
-from chop.workloads.workload import Workload, workload_for
+from chop.workloads.workload import Workload
 
 PERCENT = ("accuracy",)
 SCORED_ROWS = 32

@@ -53,7 +53,8 @@ from chop.workloads.fingerprints import (
     fingerprint_of_rows,
     fingerprint_of_weights,
 )
-from chop.workloads.workload import Workload, workload_for
+from chop.workloads.load import workload_for
+from chop.workloads.workload import Workload
 
 
 def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search:

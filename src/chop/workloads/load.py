@@ -1,0 +1,228 @@
+"""Loading of workloads: the models and the rows that the settings of a job name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich import get_console
+from torch import nn
+
+from chop.data.builtin_names import MARK, plain_name, tell_which
+from chop.data.load import SPLIT_OFF, builtin_dataset
+from chop.errors import ConfigError
+from chop.files import atomic_file, make_folder
+from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file
+from chop.notices import assume, collected_assumptions, forget_assumptions
+from chop.train import (
+    VALIDATION_SHARE,
+    Rows,
+    Task,
+    default_dataset,
+    find_task,
+    fit,
+    load_trained,
+    read_rows,
+    split_rows,
+    usable_device,
+)
+from chop.train.dtypes import in_dtype_of
+from chop.train.tasks import check_metric_name
+from chop.workloads.checkpoint import load_checkpoint
+from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.judging import judge_of, task_with
+from chop.workloads.pictures import SETTINGS
+from chop.workloads.probe import check_forward, check_weights
+from chop.workloads.settings import JudgedConfig, WorkloadConfig
+from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Training, Workload
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
+FINE_TUNED = "fine-tuned-{}.safetensors"
+"""File of a model that was fine-tuned before a job, by a digest of all that it depends on."""
+OF_CHECKPOINTS = (
+    *("stride", "tokenizer", "text_column", "label_column", "weights", "task"),
+    *("label_mean", "label_std"),
+    *SETTINGS,
+)
+"""Settings of models that are not built in."""
+
+
+def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
+    """The given workload, judged as `config` says; what `config` names where there is none.
+
+    Raises:
+        ConfigError: settings, model and data set do not go together.
+        UnavailableError: model or data set are not there.
+        WriteError: `config.out` cannot be written to.
+    """
+    if workload is None:
+        found = load_workload(config)
+    else:
+        make_folder(config.out)
+        found = workload
+        if found.judge is not None and not isinstance(config, JudgedConfig):
+            raise ConfigError(
+                f"{found.judge.title}: this job judges answers to rows by the metric of a task; "
+                "chop compress and chop search precision take a function."
+            )
+        if found.judge is None:
+            found = replace(workload, task=workload.task.with_metric(config.metric))
+    check_weights(found.model)
+    return found
+
+
+def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
+    """The settings of a job for its manifest; the model is the workload's."""
+    is_same = workload.name == plain_name(config.model)
+    return {**vars(config), "model": config.model if is_same else workload.name}
+
+
+def load_workload(config: WorkloadConfig) -> Workload:
+    """Loads, or trains, a model and its data.
+
+    A model that had to be fine-tuned is kept in `config.out`, so that the same job run again
+    does not train it again.
+
+    Raises:
+        ConfigError: model and data set do not go together.
+        UnavailableError: model or data set are not there.
+        WriteError: `config.out` cannot be written to.
+    """
+    place = usable_device(config.torch_device)
+    own = config.own_functions
+    for setting, code in (("evaluate", own.evaluate), ("loss", own.loss)):
+        if code is not None:
+            check_is_in_file(code, setting)
+    if config.metric is not None and own.evaluate is None:
+        check_metric_name(config.metric)
+    name = builtin_model(config.model)
+    title = config.model if name is None else f"{name}{MARK}"
+    get_console().print(f"loading {title} and its rows", highlight=False, markup=False)
+    with collected_assumptions() as assumed:
+        found = _load(config, place, name)
+        if found.judge is not None:  # its numbers are of rows of its own
+            forget_assumptions(SPLIT_OFF)
+    return replace(found, assumptions=assumed)
+
+
+def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Workload:
+    """The workload of the settings; `name` is that of a built-in model, else None."""
+    tell_which(config.model, BUILTIN_MODELS, "model", name)
+    functions = config.own_functions
+    if name is not None:
+        _check_is_of_builtin(config, name)
+        builtin = BUILTIN_MODELS[name]
+        task, own = find_task(builtin.task), builtin.dataset
+        if functions.evaluate is None:
+            task = task.with_metric(config.metric)
+        if config.dataset is not None and builtin_dataset(config.dataset) != own:
+            raise ConfigError(
+                f"built-in model '{name}' is trained on '{own}', not on "
+                f"'{config.dataset}'; give a model of your own by --model FOLDER."
+            )
+        make_folder(config.out)
+        assume(f"Model: {name}{MARK}; data: {own}{MARK}.")
+        data = default_dataset(name, max_length=config.max_length)
+        rows = _limited(rows_of(data, task), config.limit)
+        model = load_trained(name, progress=True, held_out=VALIDATION_SHARE, seed=config.seed)
+        dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
+    else:
+        model, data, task = load_checkpoint(config)
+        rows = in_dtype_of(model, _standardized(rows_of(data, task), task, config))
+        check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
+        if config.train_epochs:
+            _fine_tune(model, rows["train"], config, place, task)
+        dataset, epochs, lr = str(config.dataset), CHECKPOINT_EPOCHS, CHECKPOINT_LR
+        has_seen = "validation" not in data
+        if (own_data := builtin_dataset(config.dataset)) is not None:
+            assume(f"Data: {own_data}{MARK}.")
+    judge = judge_of(functions.evaluate, config.metric, functions.lower_is_better)
+    return Workload(
+        model.to(place).eval(),
+        name or config.model,
+        dataset,
+        train=rows["train"],
+        test=rows["test"],
+        device=place,
+        tuning_epochs=epochs,
+        tuning_lr=lr,
+        validation=rows["validation"],
+        has_seen_validation=has_seen,
+        task=task_with(task, rows["train"], None, judge, functions.loss),
+        judge=judge,
+    )
+
+
+def rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
+    """The splits by name; validation rows are a share of the training rows where there are none.
+
+    The same rows whatever the seed of the training, and the first of them are a random draw.
+    """
+    rows = {name: read_rows(split, task) for name, split in data.items()}
+    if "validation" not in rows:
+        rows["train"], rows["validation"] = split_rows(rows["train"], VALIDATION_SHARE)
+    return rows
+
+
+def _standardized(rows: dict[str, Rows], task: Task, config: WorkloadConfig) -> dict[str, Rows]:
+    """The rows with labels as the model was trained on, see `label_mean` and `label_std`."""
+    if config.label_mean is None and config.label_std is None:
+        return rows
+    if task.name != "regression":
+        raise ConfigError(
+            f"label_mean and label_std: are of numbers, and the task is '{task.name}'; --task "
+            "regression takes labels as numbers."
+        )
+    mean, std = config.label_mean or 0.0, config.label_std or 1.0
+    found = {}
+    for name, split in rows.items():
+        labels = torch.as_tensor(split.labels)
+        numbers = labels if labels.is_floating_point() else labels.float()
+        found[name] = replace(split, labels=(numbers - mean) / std)
+    return found
+
+
+def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
+    """So many rows of each split, drawn by a fixed seed."""
+    drawn = {}
+    for name, split in rows.items():
+        order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+        drawn[name] = split if limit is None else split.take(order[:limit])
+    return drawn
+
+
+def _check_is_of_builtin(config: WorkloadConfig, model: str) -> None:
+    """Raises ConfigError where settings are given that say how to read a model of one's own."""
+    own = {None, BUILTIN_MODELS[model].task}
+    for name in OF_CHECKPOINTS:
+        if getattr(config, name) not in (own if name == "task" else {None}):
+            raise ConfigError(
+                f"{name}: built-in model '{model}' has data, weights and a task of its "
+                "own; give a model of your own by --model."
+            )
+
+
+def _fine_tune(
+    loaded: nn.Module, train: Rows, config: WorkloadConfig, place: torch.device, task: Task
+) -> None:
+    from safetensors.torch import load_model, save_model
+
+    training = Training(
+        epochs=config.train_epochs, lr=CHECKPOINT_LR, batch_size=config.batch_size, seed=config.seed
+    )
+    identity = [fingerprint_of_weights(loaded), fingerprint_of_rows(train), training]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
+    path = config.out / FINE_TUNED.format(digest)
+    if path.is_file():
+        load_model(loaded, path)
+        return
+    fit(loaded, train, **training, device=place, progress="fine-tuning", task=task)
+    with atomic_file(path) as temporary:
+        save_model(loaded, str(temporary))
