@@ -1,5 +1,7 @@
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +39,20 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
         Path(path).touch()
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", touch)
+
+
+@pytest.fixture(scope="session")
+def emitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A verified circuit, and its result; not to be changed."""
+    from chop.actions.emit import emit
+    from chop.actions.settings.emit import EmitConfig
+    from tests.actions.circuits import SETTINGS, workload
+
+    out = tmp_path_factory.mktemp("emit") / "points"
+    return out, emit(EmitConfig(out=out, **SETTINGS), workload())
+
+
+@pytest.fixture
+def copied(emitted: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    """A copy of its folder, to be changed."""
+    return shutil.copytree(emitted[0], tmp_path / "copy")

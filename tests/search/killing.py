@@ -103,6 +103,13 @@ def strike(after, act, files=".py"):
     sys.settrace(trace)
 
 
+def in_a_process(work):
+    """Runs `work` in a process of its own."""
+    process = FORK.Process(target=work)
+    process.start()
+    return process
+
+
 def in_a_group(work):
     """Runs `work` in a process that leads a process group of its own."""
 
@@ -110,9 +117,7 @@ def in_a_group(work):
         os.setpgid(0, 0)
         work()
 
-    process = FORK.Process(target=lead)
-    process.start()
-    return process
+    return in_a_process(lead)
 
 
 def alive(group):
