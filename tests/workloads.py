@@ -90,3 +90,12 @@ def language():
     model = Bigram()
     fit(model, rows, task="causal-lm", epochs=15, lr=3e-2, batch_size=10)
     return Workload.of(model, rows[:40], rows[40:], task="causal-lm")
+
+
+def untrained() -> Workload:
+    """Two layers with random weights, and 60 rows of two classes, to train and to test on."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 4)
+    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
+    rows = (x, (x[:, 0] > 0).long())
+    return Workload.of(net, train=rows, test=rows)

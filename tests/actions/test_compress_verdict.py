@@ -3,24 +3,18 @@
 import sys
 
 import pytest
-import torch
-from torch import nn
 
 from chop.actions import compress_results, ways
 from chop.actions.compress import CompressConfig, compress
 from chop.notices import AdjustedWarning, forget_notices
-from chop.workloads.workload import Workload
+from tests.workloads import untrained
 
 QUICK = {"qat_epochs": 0, "bench_seconds": 0.01, "max_drop": 1, "force": True}
 
 
 @pytest.fixture(scope="module")
 def workload():
-    torch.manual_seed(0)
-    x = torch.randn(60, 4)
-    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
-    rows = (x, (x[:, 0] > 0).long())
-    return Workload.of(net, train=rows, test=rows)
+    return untrained()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from chop import MaseGraph
 from chop.actions.compress import compress
@@ -21,8 +20,8 @@ from chop.actions.settings.compress import CompressConfig
 from chop.report.document import read_document
 from chop.runs import read_manifest
 from chop.workloads.settings import WorkloadConfig
-from chop.workloads.workload import Workload
 from tests.cli.test_shown_commands import parse, words_of
+from tests.workloads import untrained
 
 QUICK = {"qat_epochs": 0, "bench_seconds": 0, "max_drop": 1, "force": True, "onnx": True}
 FOLDERS = [Path("runs/demo"), Path("/data/my runs/it's"), Path("$HOME/`x`"), Path("a;rm -rf b")]
@@ -30,11 +29,7 @@ FOLDERS = [Path("runs/demo"), Path("/data/my runs/it's"), Path("$HOME/`x`"), Pat
 
 @pytest.fixture(scope="module")
 def workload():
-    torch.manual_seed(0)
-    x = torch.randn(60, 4)
-    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).eval()
-    rows = (x, (x[:, 0] > 0).long())
-    return Workload.of(net, train=rows, test=rows)
+    return untrained()
 
 
 def commands(steps):

@@ -90,18 +90,28 @@ def test_of_a_folder_that_is_replaced_a_kill_at_any_step_leaves_one(next_one, tm
     assert kills >= 3
 
 
-def test_a_folder_that_cannot_have_its_name_leaves_the_older_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "raised", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), WriteError, "No space left"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+    ids=("full", "interrupted"),
+)
+def test_a_folder_that_cannot_have_its_name_leaves_the_older_one(
+    error, raised, told, tmp_path, monkeypatch
+):
     path = tmp_path / "model"
     write(path, "old")
     rename = Path.rename
 
-    def full(source, target):
+    def fails(source, target):
         if source.name.endswith(".part"):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
         return rename(source, target)
 
-    monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(WriteError, match="No space left"):
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(raised, match=told):
         write(path, "new")
     assert tree(tmp_path) == {f"model/{name}": "old" for name in ("a", "deep/b")}
 
@@ -129,22 +139,6 @@ def test_the_last_of_several_writers_of_a_folder_wins_and_none_fails(tmp_path):
             done.result()
     found = set(tree(tmp_path).items())
     assert found in [{(f"model/{name}", text) for name in ("a", "deep/b")} for text in "abcd"]
-
-
-def test_an_interrupted_writer_leaves_the_older_folder(tmp_path, monkeypatch):
-    path = tmp_path / "model"
-    write(path, "old")
-    rename = Path.rename
-
-    def interrupted(source, target):
-        if source.name.endswith(".part"):
-            raise KeyboardInterrupt
-        return rename(source, target)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(path, "new")
-    assert tree(tmp_path) == {f"model/{name}": "old" for name in ("a", "deep/b")}
 
 
 def test_an_older_folder_gets_its_own_name_back(tmp_path):

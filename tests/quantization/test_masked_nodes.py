@@ -12,10 +12,10 @@ from chop.formats import Binary, Integer, MXInt, ScaleInteger
 from chop.nn.quantized import QuantCall
 from chop.quantization.masked_nodes import masked_nodes
 from tests.nn.test_masked_scores import WITHIN_A_TOKEN
+from tests.quantization.causality import LENGTH, LOWEST, SIZE, inputs, is_causal
 from tests.subcases import subcases
 
-LENGTH, SIZE, HEADS = 40, 16, 2
-LOWEST = torch.finfo(torch.float32).min
+HEADS = 2
 
 
 def later(x):
@@ -79,13 +79,9 @@ class Attention(nn.Module):
         return x + self.out(y)
 
 
-@pytest.fixture
-def inputs():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(2, LENGTH, SIZE, generator=generator)
-    changed = x.clone()
-    changed[:, -1] = 5 * torch.randn(2, SIZE, generator=generator)
-    return x, changed
+@pytest.fixture(name="inputs")
+def _inputs():
+    return inputs()
 
 
 def quantized(model, x, fmt, **more):
@@ -100,11 +96,7 @@ def quantized(model, x, fmt, **more):
 def assert_causal(model, x, changed):
     for mode in (False, True):
         model.train(mode)
-        with torch.no_grad():
-            found, again = model(x), model(changed)
-        assert found.isfinite().all()
-        assert torch.equal(found[:, :-1], again[:, :-1])
-        assert not torch.equal(found[:, -1], again[:, -1])
+        assert is_causal(model, x, changed)
 
 
 @pytest.mark.parametrize("hide", HIDES)

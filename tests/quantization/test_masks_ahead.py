@@ -15,10 +15,9 @@ from chop.captured.masks import MASKS_AHEAD
 from chop.formats import BlockFP, Integer, MXInt
 from chop.nn.quantized import QuantCall, QuantContext, QuantScores
 from tests.nn.test_masked_scores import WITHIN_A_TOKEN
+from tests.quantization.causality import LENGTH, LOWEST, SIZE, inputs, is_causal
 from tests.subcases import subcases
 
-LENGTH, SIZE = 40, 16
-LOWEST = torch.finfo(torch.float32).min
 OPERATORS = {"add", "mul", "matmul", "bmm", "softmax", "tanh", "linear"}
 
 
@@ -81,28 +80,11 @@ class Attention(nn.Module):
         return x + (weights @ v).transpose(1, 2).reshape(x.shape)
 
 
-def inputs():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(2, LENGTH, SIZE, generator=generator)
-    changed = x.clone()
-    changed[:, -1] = 5 * torch.randn(2, SIZE, generator=generator)
-    return x, changed
-
-
 def quantized(model, given, fmt):
     mg = MaseGraph(model.eval(), dummy_in=given)
     found = {mg.operator(node).name for node in mg.nodes} & OPERATORS
     config = {"config": {"data_in": fmt, "weight": fmt, "data_out": fmt}}
     return passes.quantize_transform_pass(mg, {"by": "type", **dict.fromkeys(found, config)})[0]
-
-
-def is_causal(call, given, changed):
-    """Asserts causality; returns whether the last token has another answer."""
-    with torch.no_grad():
-        found, again = call(given), call(changed)
-    assert found.isfinite().all()
-    assert torch.equal(found[:, :-1], again[:, :-1])
-    return not torch.equal(found[:, -1], again[:, -1])
 
 
 @pytest.mark.parametrize("name", SCORES)

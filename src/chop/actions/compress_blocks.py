@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from chop import passes
 from chop.actions.compress_measure import FLOAT, QUANTIZED, measure, scores_of
+from chop.actions.compress_page import outcome_of
 from chop.actions.compress_results import (
     GRAPH_FILE,
     MODEL_FILES,
@@ -48,7 +49,6 @@ from chop.quantization.gptq import WHERE
 from chop.quantization.named_operators import present_operators
 from chop.quantization.row_weights import quantizers_off
 from chop.report.report import Note, Report, announce, show
-from chop.runs import Outcome
 from chop.runs.progress import Stages
 from chop.train import CAUSAL_LM
 from chop.train.calibration import calibration_batches, example_inputs
@@ -247,15 +247,7 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         f"saved {label} ({rounded.row.method}) in {config.out / FOLDER}/, for transformers' "
         "from_pretrained, after import chop."
     )
-    outcome = Outcome(
-        data=workload.dataset,
-        metric=metric.name,
-        value=rounded.row.test,
-        reference=exact.row.test,
-        is_share=metric.is_share,
-        bits=rounded.row.bits,
-        size_bytes=round(1000 * rounded.row.size_kb),
-    )
+    outcome = outcome_of(rounded, exact, round(1000 * rounded.row.size_kb), workload)
     steps = steps_after_blocks(config.out, mg.model.record.class_name)
     return replace(report, closing=[saved], outcome=outcome, steps=steps)
 

@@ -67,15 +67,13 @@ def tiles_of(
     return [*tiles, *speed_tiles(result["speed"])]
 
 
-def outcome_of(
-    saved: Candidate, exact: Candidate, result: Mapping[str, Any], workload: Workload
-) -> Outcome:
+def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Workload) -> Outcome:
     """The numbers of a list of runs: of the saved model on test rows, beside float.
 
     Args:
         saved: the model.
         exact: the float model.
-        result: of the job, with its files.
+        size_bytes: of the saved model.
         workload: the model and its rows.
     """
     metric = workload.task.metric
@@ -86,7 +84,7 @@ def outcome_of(
         reference=exact.row.test,
         is_share=metric.is_share,
         bits=saved.row.bits,
-        size_bytes=result["saved_bytes"]["model.pt"],
+        size_bytes=size_bytes,
     )
 
 

@@ -126,7 +126,9 @@ def report_of(
                 *legend_of(config.formats, chosen.graph),
             ],
             "charts": charts_of_model(result, chosen.graph, workload.example()),
-            "outcome": outcome_of(chosen, candidates[0], result, workload),
+            "outcome": outcome_of(
+                chosen, candidates[0], result["saved_bytes"]["model.pt"], workload
+            ),
         }
     class_name = candidates[0].graph.model.record.class_name
     page["steps"] = steps_after_compression(result, config.out, class_name, ONNX_FILE)

@@ -51,11 +51,7 @@ def steps_after_compression(
         return _steps_without_model()
     found = [Step("The model is in this folder", f"{out}/"), load_step(out / "model")]
     if not result["why_no_folder"]:
-        code = (
-            f"import chop\nfrom transformers import {class_name}\n\n"
-            f"model = {class_name}.from_pretrained({str(out / FOLDER)!r})"
-        )
-        found.append(Step("Load it with transformers", code))
+        found.append(_transformers_step(out, class_name))
     if result["onnx"]:
         entries = result["onnx"]["session_config"].items()
         lines = [
@@ -66,6 +62,14 @@ def steps_after_compression(
         ]
         found.append(Step("Run it with onnxruntime", "\n".join(lines)))
     return [*found, *_steps_with_run(out)]
+
+
+def _transformers_step(out: Path, class_name: str) -> Step:
+    code = (
+        f"import chop\nfrom transformers import {class_name}\n\n"
+        f"model = {class_name}.from_pretrained({str(out / FOLDER)!r})"
+    )
+    return Step("Load it with transformers", code)
 
 
 def _steps_with_run(out: Path) -> list[Step]:
@@ -85,14 +89,10 @@ def _steps_without_model() -> list[Step]:
 
 def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
     """The same after a compression block by block, which writes a folder of transformers alone."""
-    code = (
-        f"import chop\nfrom transformers import {class_name}\n\n"
-        f"model = {class_name}.from_pretrained({str(out / FOLDER)!r})"
-    )
     export = f"chop export {quoted(out / FOLDER)} --to compressed-tensors"
     return [
         Step("The model is in this folder", f"{out / FOLDER}/"),
-        Step("Load it with transformers", code),
+        _transformers_step(out, class_name),
         Step("Export it for other engines", export),
     ]
 
