@@ -1,4 +1,3 @@
-import importlib
 import json
 import os
 import re
@@ -100,26 +99,21 @@ def stop(*args, **kwargs):
 @pytest.mark.parametrize(
     "command, where, kept",
     [
-        (["compress", "--qat-epochs", 0], "compress.measure", "no results were written to"),
-        (
-            ["sweep", "quantize"],
-            "workload.fit",
-            r"2 finished points are kept in .*jsonl; t",
-        ),
-        (["sweep", "quantize"], "workload.load_trained", "0 finished points are kept in"),
-        (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),
-        (["search", "nas"], "search.job.find_job", "nothing was written"),
-        (["search", "precision"], "workload.load_workload", "no trial was finished; the same"),
-        (["search", "sensitivity"], "workload.load_workload", "nothing was written"),
-        (["bench", "model"], "bench.load_workload", "nothing was written"),
+        (["compress", "--qat-epochs", 0], "actions.compress.measure", "no results were written"),
+        (["sweep", "quantize"], "workloads.workload.fit", r"2 finished points are kept in .*jsonl"),
+        (["sweep", "quantize"], "workloads.load.load_trained", "0 finished points are kept"),
+        (["sweep", "prune"], "actions.sweep.experiment.raise_to_graph", "0 finished points"),
+        (["search", "nas"], "actions.search.job.find_job", "nothing was written"),
+        (["search", "precision"], "workloads.load.load_workload", "no trial was finished"),
+        (["search", "sensitivity"], "workloads.load.load_workload", "0 finished points are kept"),
+        (["bench", "model"], "actions.bench.load_workload", "no results were written"),
     ],
 )
 @pytest.mark.sampled(1)
 def test_what_is_stopped_by_hand_says_what_is_kept(
     command, where, kept, tmp_path, monkeypatch, main_ends
 ):
-    job = importlib.import_module(f"chop.actions.{where.rpartition('.')[0]}")
-    monkeypatch.setattr(job, where.rpartition(".")[2], stop)
+    monkeypatch.setattr(f"chop.{where}", stop)
     code, printed = main_ends(*command, "--model", "mlp", "--out", tmp_path)
     assert code == 130
     assert re.search(f"Interrupted: {kept}|Interrupted: .*{kept}", printed)
@@ -134,17 +128,20 @@ def terminate(*args, **kwargs):
 @pytest.mark.parametrize(
     "command, where, kept",
     [
-        (["compress", "--qat-epochs", 0], "compress.raise_to_graph", "no results were written to"),
-        (["sweep", "prune"], "sweep.experiment.raise_to_graph", "0 finished points are kept in"),
-        (["search", "precision"], "workload.load_workload", "no trial was finished; the same"),
+        (
+            ["compress", "--qat-epochs", 0],
+            "actions.compress.raise_to_graph",
+            "no results were written",
+        ),
+        (["sweep", "prune"], "actions.sweep.experiment.raise_to_graph", "0 finished points"),
+        (["search", "precision"], "workloads.load.load_workload", "no trial was finished"),
     ],
 )
 @pytest.mark.sampled(1)
 def test_what_a_batch_system_stops_says_what_is_kept(
     command, where, kept, tmp_path, monkeypatch, main_ends
 ):
-    job = importlib.import_module(f"chop.actions.{where.rpartition('.')[0]}")
-    monkeypatch.setattr(job, where.rpartition(".")[2], terminate)
+    monkeypatch.setattr(f"chop.{where}", terminate)
     code, printed = main_ends(*command, "--model", "mlp", "--out", tmp_path)
     assert code == 143 and f"Interrupted: {kept}" in printed and "Traceback" not in printed
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
