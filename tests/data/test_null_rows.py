@@ -7,9 +7,11 @@ import tarfile
 import tracemalloc
 import zipfile
 
+import datasets
 import pytest
 
 from chop.data import load_dataset
+from chop.data.files import prepared
 from chop.data.null_rows import CHUNK, check_rows
 from chop.errors import ConfigError
 
@@ -121,3 +123,34 @@ def test_what_unpacks_to_too_much_is_refused_before_its_rows_are_read(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 40 * CHUNK
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["null\n", LINES + "null\n" + LINES, "[null]"])
+@pytest.mark.parametrize("name", ["a.jsonl", "rows.data"])
+def test_rows_of_the_hub_are_looked_at_before_they_are_read(text, name, tmp_path, monkeypatch):
+    (tmp_path / name).write_text(text)
+    read = []
+    builder = hub_builder(tmp_path, name, monkeypatch)
+    monkeypatch.setattr(type(builder), "_generate_tables", lambda self, *a, **k: read.append(a))
+    with pytest.raises(ConfigError, match=rf"{name}.*a row is null"):
+        prepared(builder)
+    assert not read  # pyarrow would end the process
+
+
+def test_other_rows_of_the_hub_are_read(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text(LINES)
+    assert prepared(hub_builder(tmp_path, "a.jsonl", monkeypatch))["train"].num_rows == 10
+
+
+def hub_builder(folder, name, monkeypatch):
+    """A reader of JSON whose file is one of the hub, as `datasets` names it; no network is used."""
+    place = datasets.download.download_manager
+    monkeypatch.setattr(
+        place, "cached_path", lambda url, **_: url.replace("hf://datasets/x/y@1", str(folder))
+    )
+    (folder / "stand-in.jsonl").write_text(LINES)
+    builder = datasets.load_dataset_builder(
+        "json", data_files=str(folder / "stand-in.jsonl"), cache_dir=str(folder / "cache")
+    )
+    builder.config.data_files = {"train": [f"hf://datasets/x/y@1/{name}"]}
+    return builder

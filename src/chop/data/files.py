@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from chop.files.reading import require_file
 from chop.hub import cache_folder
 
 if TYPE_CHECKING:
-    from datasets import DatasetBuilder, DatasetDict
+    from datasets import DatasetBuilder, DatasetDict, DownloadManager
 
 FILE_KINDS = {
     ".csv": "csv",
@@ -97,9 +99,37 @@ def prepared(builder: DatasetBuilder) -> DatasetDict:
         files = data_files(builder)
         check_unpacked(files)
         check_rows(files, are_all_json=reader_of(builder) == "json")
-    builder.download_and_prepare()
+    builder.download_and_prepare(dl_manager=_manager_of(builder))
     splits: DatasetDict = builder.as_dataset()
     return splits
+
+
+def _manager_of(builder: DatasetBuilder) -> DownloadManager | None:
+    """What fetches files of JSON from the hub and checks their rows; None where it fetches none."""
+    import datasets
+
+    if reader_of(builder) != "json" or all(map(os.path.exists, data_files(builder))):
+        return None
+
+    class Checking(datasets.DownloadManager):  # type: ignore[misc]
+        def download(self, url_or_urls: Any) -> Any:
+            found = super().download(url_or_urls)
+            check_rows(_leaves(found), are_all_json=True)
+            return found
+
+    settings = datasets.DownloadConfig(  # as `datasets` itself makes them
+        use_etag=False, token=builder.token, storage_options=builder.storage_options
+    )
+    return Checking(builder.dataset_name, builder.config.data_dir, settings, builder.base_path)
+
+
+def _leaves(nested: Any) -> Iterator[str]:
+    """Paths in lists and dicts of them."""
+    if isinstance(nested, str | os.PathLike):
+        yield str(nested)
+    else:
+        for each in nested.values() if isinstance(nested, dict) else nested:
+            yield from _leaves(each)
 
 
 def check_is_there(name: str) -> None:
