@@ -172,6 +172,50 @@ def test_files_that_are_not_of_the_older_folder_are_kept(tmp_path):
     assert "mine" in [p.read_text() for p in path.rglob("notes*")]
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("next_one", ["reader", "writer"])
+def test_a_kill_at_any_step_leaves_the_files_that_are_kept(
+    next_one, has_links, tmp_path, monkeypatch
+):
+    def no_links(*paths, **more):
+        raise OSError(errno.EPERM, "no hard links")
+
+    if not has_links:
+        monkeypatch.setattr("os.link", no_links)
+    known = {Path(name) for name in whole("old")}
+    for step in range(100):
+        path = tmp_path / str(step) / "out"
+        write(path, "old")
+        (path / "mine").mkdir()
+        (path / "mine" / "notes").write_text("mine")
+        was_killed = killed_at(
+            step, lambda path=path: write(path, "new", is_foreign=lambda name: name not in known)
+        )
+        if next_one == "reader":
+            recover_folder(path)
+        else:
+            write(path, "newer", is_foreign=lambda name: name not in known)
+        assert (path / "mine" / "notes").read_text() == "mine"
+        if not was_killed:
+            assert [*path.parent.iterdir()] == [path]
+            return
+    pytest.fail("it never ends")
+
+
+def test_a_file_that_can_be_neither_linked_nor_copied_is_moved(tmp_path, monkeypatch):
+    path = tmp_path / "out"
+    write(path, "old")
+    (path / "notes").write_text("mine")
+
+    def refused(*paths, **more):
+        raise PermissionError(errno.EPERM, "not yours")
+
+    monkeypatch.setattr("os.link", refused)
+    monkeypatch.setattr("shutil.copy2", refused)
+    write(path, "new", is_foreign=lambda name: name == Path("notes"))
+    assert tree(path) == {**whole("new"), "notes": "mine"}
+
+
 def write_set(folder, text, *gone):
     with atomic_files(folder, "results") as fresh:
         (fresh / "manifest").write_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -16,6 +17,8 @@ from chop.files.temporary import OWNER, is_orphan, remove_orphans, temporary_bes
 
 ASIDE = ".old"
 """Ends the name of an older folder while a new one takes its place."""
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
+"""What says that a folder is where another gets its name; it may be aside again by then."""
 NAME_ASIDE = re.compile(rf"\.(?P<name>.+)\.{OWNER.pattern}{re.escape(ASIDE)}", re.DOTALL)
 
 
@@ -31,8 +34,8 @@ def atomic_folder(
 
     Args:
         path: of the folder.
-        is_foreign: whether a file of the older folder, by its path in there, is to be kept: it is
-            moved to the new one. Default: none is.
+        is_foreign: whether a file of the older folder, by its path in there, is to be kept: it goes
+            to the new one, which has it by the time it gets its name. Default: none is.
 
     Raises:
         WriteError: the disk is full or read-only.
@@ -85,26 +88,28 @@ def _recover(parent: Path, name: str | None) -> None:
 
 def _replace(path: Path, fresh: Path, is_foreign: Callable[[Path], bool] | None) -> None:
     older: list[Path] = []
+    to_move: list[tuple[Path, Path]] = []
     try:
         while True:
             if _is_own_folder(path):
                 older.append(temporary_beside(path).with_suffix(ASIDE))
                 with suppress(FileNotFoundError):  # another writer was faster
                     path.rename(older[-1])
+                    to_move += _bring_foreign(older[-1], fresh, is_foreign)
             try:
                 fresh.rename(path)
                 break
-            except OSError:
-                if not fresh.exists() or not _is_own_folder(path):
+            except OSError as error:
+                if not fresh.exists() or not (error.errno in TAKEN or _is_own_folder(path)):
                     raise
                 # Another writer has put its folder there since: the last one wins.
     except BaseException:
         if older and older[-1].exists() and not os.path.lexists(path):
             older[-1].rename(path)
         raise
+    for file, name in to_move:
+        _move(file, path, name)
     for aside in older:
-        if is_foreign is not None:
-            _move_foreign(aside, path, is_foreign)
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -112,14 +117,42 @@ def _is_own_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _move_foreign(aside: Path, path: Path, is_foreign: Callable[[Path], bool]) -> None:
-    for file in sorted(aside.rglob("*")):
+def _bring_foreign(
+    aside: Path, fresh: Path, is_foreign: Callable[[Path], bool] | None
+) -> list[tuple[Path, Path]]:
+    """Gives the new folder what is kept of the older one, which keeps it too until it is removed.
+
+    Returns: files that have no second name and no copy, with their names: they are to be moved.
+    """
+    to_move = []
+    for file in sorted(aside.rglob("*")) if is_foreign is not None else ():
         name = file.relative_to(aside)
         is_file = file.is_symlink() or not file.is_dir()
-        if is_file and is_foreign(name):
-            place = _free_place(path, name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            file.rename(place)
+        if is_file and is_foreign is not None and is_foreign(name):
+            place = _free_place(fresh, name)
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _link(file, place)
+            except OSError:
+                to_move.append((file, name))
+    return to_move
+
+
+def _link(file: Path, place: Path) -> None:
+    try:
+        os.link(file, place, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # a file system without them, or a file of another user
+        try:
+            shutil.copy2(file, place, follow_symlinks=False)
+        except OSError:
+            place.unlink(missing_ok=True)
+            raise
+
+
+def _move(file: Path, path: Path, name: Path) -> None:
+    place = _free_place(path, name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    file.rename(place)
 
 
 def _free_place(folder: Path, name: Path) -> Path:
