@@ -21,7 +21,10 @@ from chop.files import (
     write_text,
 )
 from chop.report.measured import MeasuredTable
+from chop.report.page.files import read_run
+from chop.report.page.page import PAGE
 from chop.report.report import figure_files
+from chop.report.ui.folder import RunsFolder
 from tests.unprivileged import NEEDS_ROOT, NOBODY
 
 
@@ -230,3 +233,28 @@ def test_files_of_other_folders_are_not_of_the_set(tmp_path):
         assert (tmp_path / "out" / "deep" / "a").exists() and (tmp_path / "b").exists()
         assert not (tmp_path / "out" / "c").exists() and (fresh / "c").exists()
     assert (tmp_path / "out" / "c").read_text() == "1"
+
+
+def test_a_reader_moves_nothing_of_what_a_kill_has_left_and_the_next_run_does(tmp_path):
+    job(tmp_path, 4)
+    document = runs.as_json(runs.read_manifest(tmp_path))
+    write_text(tmp_path / PAGE, "old")
+    write_json(tmp_path / "report.json", {"title": "old"})
+    left = tmp_path / ".results.new"
+    left.mkdir()
+    write_json(left / "manifest.json", {**document, "rows": [{"value": 8}]})
+    write_text(left / PAGE, "new")
+    write_json(left / "report.json", {"title": "new"})
+
+    def names():
+        return sorted((path.as_posix(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+
+    before = names()
+    assert runs.read_manifest(tmp_path).rows == ({"value": 8},)
+    assert read_run(tmp_path, "it").document.title == "new"
+    list_of_runs = RunsFolder(tmp_path.parent)
+    (found,) = [run for run in list_of_runs.runs() if run.path == tmp_path.name]
+    assert found.state == "finished" and list_of_runs.page(found) == "new"
+    assert names() == before
+    with runs.start("sweep", {"value": 9}, tmp_path):
+        assert not left.exists() and (tmp_path / PAGE).read_text() == "new"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
+from chop.files import latest
 from chop.files.documents import read_json
 from chop.report.charts import Chart, finite, in_words_of
 from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Step, Table, Tile
@@ -128,7 +129,7 @@ def read_document(folder: Path) -> Document | None:
     Raises:
         CheckpointError: it is broken, or of a later version of `chop`.
     """
-    path = folder / FILE
+    path = latest(folder / FILE)
     try:
         found = read_json(path, "report")
     except FileNotFoundError:

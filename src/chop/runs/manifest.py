@@ -325,7 +325,7 @@ def _described(manifest: Manifest) -> str:
 def read_manifest(folder: str | Path) -> Manifest:
     """The manifest of the last run in a folder; one whose process is gone was interrupted.
 
-    Results that a kill has stopped on the way to their places are moved there.
+    Results that a kill has stopped on the way to their places are found where they are.
 
     Raises:
         CheckpointError: there is none, it is broken, or a later version of `chop` wrote it.
@@ -333,7 +333,6 @@ def read_manifest(folder: str | Path) -> Manifest:
     folder = Path(folder)
     if not folder.is_dir():
         recover_folder(folder)
-    settle(folder)
     with shared_lock(folder):
         path = latest(folder / MANIFEST)
         try:

@@ -85,8 +85,11 @@ class RunsFolder:
 
     def page(self, run: FoundRun) -> str | None:
         """The page of a run; None where it has none that can be shown."""
+        place = latest(self.root / run.path / PAGE)
+        if self.inside(place.relative_to(self.root).as_posix()) != place:
+            return None
         try:
-            with open_plain(self.root / run.path / PAGE, "page") as file:
+            with open_plain(place, "page") as file:
                 return file.read().decode("utf-8", "replace")
         except (ConfigError, OSError):
             return None
