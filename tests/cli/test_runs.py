@@ -3,23 +3,31 @@
 import json
 import re
 import shlex
+import shutil
 
 import pytest
 import torch
 
 from chop.actions.bench import bench_model
 from chop.actions.compress import compress
+from chop.actions.compressed_run import workload_config
 from chop.actions.described_run import describe_run
+from chop.actions.evaluate.models import load_judged
 from chop.actions.latency import no_gain
 from chop.actions.lower import lower
 from chop.actions.settings.bench import BenchModelConfig
 from chop.actions.settings.compress import CompressConfig
+from chop.actions.settings.evaluate import EvaluateConfig
 from chop.actions.settings.lower import LowerConfig
+from chop.actions.settings.sweep import PruneSweepConfig
 from chop.actions.sharded_model import checkpoint_of
+from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.actions.ways import COMMANDS, bench_command, in_folder
 from chop.cli import main
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
+from chop.notices import collected_assumptions
+from chop.runs import MANIFEST
 from tests import programs
 from tests.cli.test_adapter import COMMANDS as CLI
 from tests.cli.test_shown_commands import parse, words_of
@@ -187,3 +195,53 @@ def test_emit_takes_a_run_and_its_own_folder(place):
     assert "verified" in text or "equal" in text
     error = programs.chop("emit", out, "--out", place / "other", code=2)
     assert "is of chop emit" in " ".join(error.split())
+
+
+@pytest.fixture
+def copy(place, tmp_path):
+    """A copy of the run, to be damaged."""
+    return shutil.copytree(place / NAME, tmp_path / "run")
+
+
+def goes_on_from(run, tmp_path):
+    """The commands that read a run's model, as functions of nothing."""
+    return (
+        lambda: load_judged(EvaluateConfig(str(run), out=tmp_path / "e")),
+        lambda: workload_config(run, {}),
+        lambda: config_of_run(
+            PruneSweepConfig(start_from=run, methods=("l1-norm",), out=tmp_path / "p"), None
+        ),
+        lambda: check_saved_model(run),
+    )
+
+
+@pytest.mark.parametrize("offset", [0, 0.3, 0.6, 0.999])
+def test_a_changed_byte_of_a_runs_model_is_one_sentence(offset, copy, tmp_path):
+    content = bytearray((copy / "model.mz").read_bytes())
+    content[int(offset * len(content))] ^= 1
+    (copy / "model.mz").write_bytes(content)
+    for work in goes_on_from(copy, tmp_path)[:3]:
+        with pytest.raises(CheckpointError, match=r"model\.mz' is not the file .* SHA-256"):
+            work()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": 99}', "[]", '{"kind": 1}'])
+def test_a_damaged_manifest_is_not_passed_over(text, copy, tmp_path):
+    (copy / MANIFEST).write_text(text)
+    for work in goes_on_from(copy, tmp_path):
+        with pytest.raises(CheckpointError, match=r"manifest\.json"):
+            work()
+
+
+def test_a_missing_manifest_is_told_and_no_other_model_is_pruned(copy, tmp_path):
+    (copy / MANIFEST).unlink()
+    evaluated, _, pruned, checked = goes_on_from(copy, tmp_path)
+    with collected_assumptions() as assumed:
+        evaluated()
+    assert len([each for each in assumed if "has no manifest.json" in each.text]) == 1
+    with pytest.raises(CheckpointError, match=r"is of a run, and has no manifest\.json.*model'"):
+        pruned()
+    checked()
+    how = {"start_from": copy / "model", "model": "mlp", "methods": ("l1-norm",)}
+    config = PruneSweepConfig(**how, out=tmp_path / "p")
+    assert config_of_run(config, None) == config

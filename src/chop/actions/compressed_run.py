@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chop import runs
 from chop.errors import CheckpointError
-from chop.files import latest, shared_lock
+from chop.files import latest, settle, shared_lock
 from chop.files.documents import read_json
+from chop.files.library_errors import library_errors
+from chop.notices import assume, get_logger
 from chop.trust import check_code
 from chop.workloads.settings import WorkloadConfig
 
-WEIGHTS = "model.pt"
+WEIGHTS, GRAPH = "model.pt", "model.mz"
+AGAIN = "Run chop compress again, or get the whole folder from where it was made."
+
+log = get_logger(__name__)
+
+
+class DamagedRunError(CheckpointError):
+    """A folder is that of a run, and files of it are not what the run wrote."""
 
 
 class CompressedRun(NamedTuple):
@@ -78,21 +86,66 @@ def compressed_run(folder: Path) -> CompressedRun:
     """The run that compressed a model into a folder.
 
     Runs of earlier versions have no manifest; `result.json` says the same of them.
+
+    Raises:
+        DamagedRunError: its manifest cannot be read, or its model is not the one of the manifest.
+        CheckpointError: the folder is of no run that compressed a model.
     """
-    with suppress(CheckpointError):
-        found = runs.read_manifest(folder).results
-        if found is not None and found.kind == "compress":
-            has_model = any(each.path == WEIGHTS for each in found.artifacts)
-            return CompressedRun(found.settings, has_model, folder / runs.MANIFEST)
+    settle(folder)  # libraries read its files by their own names
+    is_there, damage = (folder / runs.MANIFEST).exists(), None
     with shared_lock(folder):
+        try:
+            found = runs.read_manifest(folder).results
+            if found is not None and found.kind == "compress":
+                check_model_file(folder, found)
+                has_model = any(each.path == WEIGHTS for each in found.artifacts)
+                return CompressedRun(found.settings, has_model, folder / runs.MANIFEST)
+        except DamagedRunError:
+            raise
+        except CheckpointError as error:
+            damage = error
         path = latest(folder / "result.json")
         if not path.is_file():
-            raise CheckpointError(
-                f"'{folder}' holds no {runs.MANIFEST} of a finished run, and no result.json: "
-                "expected the output folder of chop compress."
+            raise (
+                damage
+                if damage is not None and is_there
+                else CheckpointError(
+                    f"'{folder}' holds no {runs.MANIFEST} of a finished run, and no result.json: "
+                    "expected the output folder of chop compress."
+                )
             )
         try:
             result = read_json(path, "result")
-            return CompressedRun(dict(result["config"]), result["saved"] is not None, path)
+            described = CompressedRun(dict(result["config"]), result["saved"] is not None, path)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"'{path}' is no result of chop compress: {error}.") from None
+    if damage is not None and is_there:
+        raise DamagedRunError(f"{damage} {AGAIN}") from None
+    if damage is not None:
+        assume(
+            f"'{folder}' has no {runs.MANIFEST}, as runs of earlier versions: model and data are "
+            "those of its result.json, and its files were not compared with anything.",
+            log,
+        )
+    return described
+
+
+def check_model_file(folder: Path, results: runs.Manifest) -> None:
+    """Compares the file that describes a run's model with its digest; it has that of the weights.
+
+    Args:
+        folder: of the run.
+        results: the manifest of its results.
+    Raises:
+        DamagedRunError: it is missing, or another one.
+    """
+    for artifact in results.artifacts:
+        if artifact.path == GRAPH:
+            path = latest(folder / GRAPH)
+            with library_errors(path, error=DamagedRunError):
+                is_same = runs.Artifact.of(path, path.parent) == artifact
+            if not is_same:
+                raise DamagedRunError(
+                    f"'{path}' is not the file that its run wrote: it does not match the SHA-256 "
+                    f"in {runs.MANIFEST}. {AGAIN}"
+                )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.actions.compressed_run import compressed_run, workload_config
+from chop.actions.compressed_run import DamagedRunError, compressed_run, workload_config
 from chop.actions.settings.export import ExportConfig
 from chop.data.builtin_names import plain_name
 from chop.data.tokenizer import find_processor
@@ -178,6 +178,8 @@ def _workload_settings(config: ExportConfig) -> WorkloadConfig | None:
 def _settings_of_run(run: Path, given: Mapping[str, Any]) -> WorkloadConfig | None:
     try:
         compressed_run(run)
+    except DamagedRunError:
+        raise
     except CheckpointError:
         if given:
             raise

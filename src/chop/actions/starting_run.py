@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chop import passes
-from chop.actions.compressed_run import WEIGHTS, no_model
+from chop.actions.compressed_run import WEIGHTS, check_model_file, no_model
 from chop.errors import CheckpointError, ConfigError
-from chop.files import atomic_file, make_folder
+from chop.files import atomic_file, make_folder, settle, shared_lock
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Manifest, read_manifest
@@ -28,6 +28,8 @@ OF_MODEL = tuple(
 UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
 """What None means of them."""
 SUFFIXES = (".mz", ".pt")
+RESULT, REPORT = "result.json", "report.json"
+"""Files of runs, by one of which a folder without a manifest is known as that of one."""
 
 
 def config_of_run(config: C, workload: Workload | None, out: Path | None = None) -> C:
@@ -44,7 +46,9 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
     """
     manifest = manifest_of(config)
     if manifest is None and config.start_from is not None:
-        checkpoint_in(config.start_from)  # a wrong name is found before a model is loaded
+        checkpoint = checkpoint_in(config.start_from)  # before a model is loaded
+        if workload is None:
+            _check_is_of_no_run(config.start_from, checkpoint)
     if manifest is None or workload is not None:
         return config
     defaults = {each.name: each.default for each in dataclasses.fields(config)}
@@ -78,12 +82,26 @@ def _bring_fine_tuned(folder: Path, out: Path) -> None:
 def manifest_of(config: Any) -> Manifest | None:
     """The manifest of the run that finished in the folder; None of a checkpoint without one."""
     folder = config.start_from
+    if folder is not None and folder.is_dir():
+        settle(folder)  # its files are read by their own names
     if folder is None or not (folder / MANIFEST).exists():
         return None
     found = read_manifest(folder).results
     if found is None:
         raise CheckpointError(f"'{folder}': its run has not finished; run the same command again.")
+    if found.kind == "compress":
+        with shared_lock(folder):
+            check_model_file(folder, found)
     return found
+
+
+def _check_is_of_no_run(folder: Path, checkpoint: Path) -> None:
+    """Raises CheckpointError where a run's folder lacks what says which model and data it used."""
+    if any((folder / name).exists() for name in (RESULT, REPORT)):
+        raise CheckpointError(
+            f"'{folder}' is of a run, and has no {MANIFEST}, which says which model and data it "
+            f"used: give '{checkpoint}' in its place, with --model and --dataset."
+        )
 
 
 def check_saved_model(start: Path | None) -> None:
@@ -96,6 +114,8 @@ def check_saved_model(start: Path | None) -> None:
     """
     if start is None:
         return
+    if start.is_dir():
+        settle(start)
     results = read_manifest(start).results if (start / MANIFEST).exists() else None
     if results is not None and results.kind != "compress":
         raise CheckpointError(

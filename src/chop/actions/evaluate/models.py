@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.actions.compressed_run import compressed_run, no_model, settings_of_run
+from chop.actions.compressed_run import DamagedRunError, compressed_run, no_model, settings_of_run
 from chop.actions.export_model import CHECKPOINT, checkpoint_of
 from chop.actions.settings.evaluate import EvaluateConfig
 from chop.data.builtin_names import PREFIX
@@ -89,6 +89,8 @@ def _run_of(name: str) -> Path | None:
     for place in [] if name.startswith(PREFIX) else places:
         try:
             compressed_run(place)
+        except DamagedRunError:
+            raise
         except CheckpointError:
             continue
         return place
