@@ -120,6 +120,63 @@ def test_a_row_is_added_by_who_knows_those_before_it(rows):
     assert rows.claim("d", {"config": A}, "me", limit=4).number == 4
 
 
+def test_a_document_is_made_once_its_row_has_its_number(rows):
+    told = []
+
+    def tell():
+        told.append(len(rows.rows))
+        return {"config": A, "note": "mine"}
+
+    other = Ledger(rows.engine, rows.study)
+    other.add("cached", {"config": B})
+    assert rows.add("cached", {"config": A}, 0, tell) is None and not told
+    assert rows.add("cached", {"config": A}, 1, tell) == 1 and told == [1]
+    other.sync()
+    assert [row.noted for row in other.rows] == [{"config": B}, {"config": A, "note": "mine"}]
+    assert other.rows == rows.rows
+
+    def fails():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        rows.add("cached", {"config": A}, 2, fails)
+    assert other.add("cached", {"config": B}) == 2 and not rows.sync()[1:]
+
+
+@pytest.mark.parametrize("is_feasible", [True, False])
+def test_a_sampler_is_told_of_rows_alone(is_feasible, tmp_path, monkeypatch):
+    """A trial that was cached, or cannot be, loses its place to another worker's at first."""
+    url = storage_url(str(tmp_path / "x.db"), None)
+    choices = (Choice("c", {"1": 1, "2": 2, "3": 3}),)
+    space = SearchSpace(choices)
+    if not is_feasible:
+        space = SearchSpace(choices, lambda values: "one" if values["c"] == 1 else None)
+    numbers, studies_seen, true = [], [], Ledger.add
+
+    def add(self, outcome, document, number=None, *more):
+        if not numbers:
+            other = Ledger(self.engine, self.study)
+            other.sync()
+            true(other, "cached", {"config": {"c": "2"}, "state": "FAIL"})
+        numbers.append(true(self, outcome, document, number, *more))
+        return numbers[-1]
+
+    monkeypatch.setattr(Ledger, "add", add)
+    search = Search(
+        space,
+        lambda config, report: {"score": 1.0},
+        Goal("score"),
+        sampler="random",
+        seed=3,
+        storage=url,
+        callbacks=(lambda study, trial: studies_seen.append(study),),
+    )
+    found = search.run(len(choices[0].options) - (not is_feasible))
+    assert numbers[0] is None and len(numbers) > 1
+    told = [x for x in studies_seen[0].trials if x.user_attrs.get("outcome") != "busy"]
+    assert len(told) == len(found.trials)
+
+
 def test_what_is_new_is_read_alone(rows):
     row = rows.claim("a", {"config": A}, "me", limit=9)
     rows.finish(row, "me", "measured", {"config": A})

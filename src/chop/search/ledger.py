@@ -9,6 +9,7 @@ written once, on SQLite and on PostgreSQL alike.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -122,6 +123,11 @@ def _row(number: int, key: str | None, outcome: str, *others: Any) -> Row:
 
 
 COLUMNS = "number, config, outcome, worker, begun, errors, document"
+INSERT = (
+    f"INSERT INTO chop_trials (study, {COLUMNS}) VALUES (:study, :number, :key, :outcome, :worker, "
+    ":begun, :errors, :document)"
+)
+DOCUMENT = "UPDATE chop_trials SET document = :document WHERE study = :study AND number = :number"
 MINE = "study = :study AND number = :number AND worker = :worker AND outcome = 'running'"
 
 
@@ -284,7 +290,11 @@ class Ledger:
         )
 
     def add(
-        self, outcome: str, document: Mapping[str, Any], number: int | None = None
+        self,
+        outcome: str,
+        document: Mapping[str, Any],
+        number: int | None = None,
+        tell: Callable[[], Mapping[str, Any]] | None = None,
     ) -> int | None:
         """Adds a trial that measured nothing.
 
@@ -292,9 +302,10 @@ class Ledger:
             outcome: of the trial.
             document: with the `config`.
             number: that it is to have; None: the next one.
+            tell: makes the document of the row instead, once nobody else can have the number.
         Returns: its number; None where another worker's trial has the one that was asked for.
         """
-        added = self._insert(None, outcome, NO_WORKER, document, number=number)
+        added = self._insert(None, outcome, NO_WORKER, document, number=number, tell=tell)
         return None if number not in (None, added) else added
 
     def queue(self, key: str, config: Config) -> None:
@@ -309,12 +320,26 @@ class Ledger:
         document: Mapping[str, Any],
         limit: float = math.inf,
         number: int | None = None,
+        tell: Callable[[], Mapping[str, Any]] | None = None,
     ) -> int:
         """Adds a row, unless its key is known, the limit of keys reached, or its number taken.
 
         Returns: the number of the row, where it was added.
         """
+        import sqlalchemy as sa
         from sqlalchemy.exc import IntegrityError
+
+        # Once: a transaction may be done again.
+        told = functools.cache(lambda: json.dumps(tell())) if tell is not None else None
+
+        def insert(connection: sa.Connection) -> Row:
+            values = {"study": self.study, **asdict(row)}
+            connection.execute(sa.text(INSERT), values)
+            if told is None:
+                return row
+            values["document"] = told()
+            connection.execute(sa.text(DOCUMENT), values)
+            return replace(row, document=values["document"])
 
         text = json.dumps(document)
         while key is None or (key not in self.by_key and len(self.by_key) < limit):
@@ -322,12 +347,7 @@ class Ledger:
                 break
             row = Row(len(self.rows), key, outcome, worker, 1, 0, text)
             with suppress(IntegrityError):
-                self._write(
-                    f"INSERT INTO chop_trials (study, {COLUMNS}) VALUES (:study, :number, :key, "
-                    ":outcome, :worker, :begun, :errors, :document)",
-                    **asdict(row),
-                )
-                self._put(row)
+                self._put(self._transact(insert))
                 return row.number
             self.sync()  # another worker has added this number, or this key
         return len(self.rows)

@@ -305,12 +305,23 @@ class Runner:
         self._add(trial, config, _Outcome("cached", noted["state"], values, note))
 
     def _add(self, trial: Trial, config: Config, outcome: _Outcome) -> None:
-        """Adds a finished trial that measured nothing, unless its place was taken meanwhile."""
-        frozen, document = self._tell(trial, config, outcome)
-        number = self.ledger.add(outcome.name, document, self._rows)
-        if number is not None:
-            self.optuna_study.adopt(number, trial)
-            self._call_back(frozen)
+        """Adds a finished trial that measured nothing, unless its place was taken meanwhile.
+
+        The sampler is told of it once it has its place, so that it learns from rows alone.
+        """
+        told: list[FrozenTrial] = []
+
+        def tell() -> dict[str, Any]:
+            frozen, document = self._tell(trial, config, outcome)
+            told.append(frozen)
+            return document
+
+        number = self.ledger.add(outcome.name, {"config": dict(config)}, self._rows, tell)
+        if number is None:
+            self.optuna_study.drop(trial)
+            return
+        self.optuna_study.adopt(number, trial)
+        self._call_back(told[0])
 
     def _tell(
         self, trial: Trial, config: Config, outcome: _Outcome
