@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from chop.errors import WriteError
+from chop.files import documents, reading, writers
 from chop.runs import Journal, key_of, start
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
@@ -107,6 +108,7 @@ def test_lines_of_several_processes_are_whole(tmp_path):
 
 ADDING = """
 import itertools, sys
+from chop.files import documents, reading, writers
 from chop.runs import Journal
 journal = Journal(sys.argv[1])
 for number in itertools.count():
@@ -134,6 +136,7 @@ def test_a_kill_loses_no_point_that_was_told(tmp_path):
 FULL = """
 import sys
 from chop.errors import WriteError
+from chop.files import documents, reading, writers
 from chop.runs import Journal
 journal, told = Journal(sys.argv[1]), 0
 try:
@@ -162,3 +165,20 @@ def test_a_journal_that_may_only_be_read(tmp_path):
     assert as_nobody(lambda: Journal(path).find(settings(1))) == {"accuracy": 0.1}
     error = as_nobody(lambda: Journal(path).add(settings(2), {"accuracy": 0.2}))
     assert isinstance(error, WriteError) and "Permission denied" in str(error)
+
+
+@pytest.mark.parametrize("bound", ["bytes", "values"])
+def test_a_journal_stays_one_that_can_be_read(bound, tmp_path, monkeypatch):
+    if bound == "bytes":
+        monkeypatch.setattr(reading, "BOUNDS", {**reading.BOUNDS, "journal": 600})
+        monkeypatch.setattr(writers, "BOUNDS", reading.BOUNDS)
+    else:
+        for module in (documents, writers):
+            monkeypatch.setattr(module, "MOST_VALUES", 40)
+    path = tmp_path / "points.jsonl"
+    journals = [Journal(path), Journal(path)]  # of two processes
+    with pytest.raises(WriteError, match=r"points\.jsonl' is not written: it would have"):
+        for number in range(100):
+            journals[number % 2].add(settings(number), {"accuracy": number})
+    last = len(path.read_text().splitlines()) - 1
+    assert last >= 2 and Journal(path).find(settings(last)) == {"accuracy": last}

@@ -19,7 +19,7 @@ from chop import runs
 from chop.cli.adapter import build_command
 from chop.cli.command import Command
 from chop.errors import CheckpointError, ConfigError, WriteError
-from chop.files import atomic_file, write_text
+from chop.files import atomic_file, reading, write_text, writers
 from chop.runs import MANIFEST, as_json, process_id, process_status, read_manifest
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
@@ -406,3 +406,39 @@ def test_a_run_starts_where_the_earlier_manifest_names_no_file_of_the_folder(tmp
     with runs.start("study", {}, tmp_path):
         pass
     assert read_manifest(tmp_path).state == "finished"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Manifests have 20,000 bytes at most."""
+    monkeypatch.setattr(reading, "BOUNDS", {**reading.BOUNDS, "manifest": 20_000})
+    monkeypatch.setattr(writers, "BOUNDS", reading.BOUNDS)
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_manifest_of_too_many_rows_keeps_those_that_can_be_read(is_set, small, tmp_path):
+    def run_it(rows):
+        with runs.start("sweep", {}, tmp_path) as run:
+            run.rows = [{"value": i} for i in range(rows)]
+            if is_set:
+                with run.results() as fresh:
+                    (fresh / "table.csv").write_text("value")
+
+    def fails():
+        with runs.start("sweep", {}, tmp_path):
+            raise ValueError("x" * 40_000)
+
+    run_it(2)
+    assert len(read_manifest(tmp_path).rows) == 2
+    with pytest.warns(UserWarning, match="of 5,000 rows"):
+        run_it(5000)
+    found = read_manifest(tmp_path)
+    assert found.state == "finished" and found.rows
+    assert found.rows[-1] == {"value": len(found.rows) - 1}
+    with pytest.warns(UserWarning, match="a long error"), pytest.raises(ValueError, match="xxx"):
+        fails()
+
+
+def test_settings_that_no_manifest_holds_are_refused_before_the_run(small, tmp_path):
+    with pytest.raises(WriteError, match=r"manifest\.json' is not written: it would have"):
+        runs.start("sweep", {"names": ["x" * 25_000]}, tmp_path).__enter__()

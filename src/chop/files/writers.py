@@ -14,8 +14,9 @@ from typing import Any
 
 from chop.errors import ConfigError, WriteError
 from chop.files.atomic import atomic_file, record_writes
+from chop.files.documents import MOST_VALUES, count_values
 from chop.files.locks import lock
-from chop.files.reading import require_file
+from chop.files.reading import BOUNDS, require_file
 from chop.files.refusals import make_folders, writing
 
 
@@ -29,13 +30,43 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: str | Path, document: Any) -> None:
+class TooLargeError(WriteError):
+    """What is to be written could not be read again."""
+
+
+def write_json(path: str | Path, document: Any, kind: str | None = None) -> None:
     """Atomic write of a JSON file, indented; numbers that are not finite become null.
 
+    Args:
+        path: of the file.
+        document: its content.
+        kind: a key of `chop.files.reading.BOUNDS`, by which it is read; None: by none.
     Raises:
+        TooLargeError: a file of its kind may not be as large.
         WriteError: the disk is full or read-only, or `path` can be no file.
     """
-    write_text(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
+    if kind is not None:  # all is ASCII
+        check_size(path, len(text), count_values(text), kind)
+    write_text(path, text)
+
+
+def check_size(path: str | Path, size_bytes: int, values: int, kind: str) -> None:
+    """Raises TooLargeError where a file of a kind could not be read again.
+
+    Args:
+        path: of the file.
+        size_bytes: that it would have.
+        values: that it would have, as `count_values` counts them.
+        kind: a key of `chop.files.reading.BOUNDS`.
+    """
+    bound = BOUNDS[kind]
+    if (bound is not None and size_bytes > bound) or values > MOST_VALUES:
+        raise TooLargeError(
+            f"'{path}' is not written: it would have {size_bytes:,} bytes and about {values:,} "
+            f"values, and a file of its kind ({kind}) is read with {bound or math.inf:,} bytes "
+            f"and {MOST_VALUES:,} values at most."
+        )
 
 
 def _finite(value: Any) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 
 from chop.errors import CheckpointError, ConfigError
 from chop.files import append_line, record_writes
-from chop.files.documents import check_count, parse_json
+from chop.files.documents import check_count, count_values, parse_json
 from chop.files.library_errors import reason_of
 from chop.files.reading import open_regular
+from chop.files.writers import check_size
 
 
 class Journal:
@@ -38,7 +39,7 @@ class Journal:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._known: dict[str, dict[str, Any]] = {}
-        self._read_bytes = 0
+        self._read_bytes = self._read_values = 0
 
     def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of these settings, or None."""
@@ -63,7 +64,8 @@ class Journal:
         """Appends a result; it is on the disk when this returns. The last one of a key counts.
 
         Raises:
-            WriteError: the disk is full or read-only.
+            WriteError: the disk is full or read-only, or no reader would take a larger journal.
+            CheckpointError: the journal cannot be read.
         """
         self._append(settings, dict(result))
         self._known[key_of(settings)] = dict(result)
@@ -73,7 +75,8 @@ class Journal:
         """Forgets the result of these settings, by another line.
 
         Raises:
-            WriteError: the disk is full or read-only.
+            WriteError: the disk is full or read-only, or no reader would take a larger journal.
+            CheckpointError: the journal cannot be read.
         """
         if self.find(settings) is not None:
             self._append(settings, None)
@@ -81,7 +84,11 @@ class Journal:
 
     def _append(self, settings: Mapping[str, Any], result: dict[str, Any] | None) -> None:
         entry = {"settings": settings, "result": result}
-        append_line(self.path, json.dumps(entry, sort_keys=True, default=str))
+        line = json.dumps(entry, sort_keys=True, default=str)
+        self._read_more()
+        size, values = self._read_bytes + len(line) + 1, self._read_values + count_values(line)
+        check_size(self.path, size, values, "journal")
+        append_line(self.path, line)
 
     def _read_more(self) -> None:
         """Reads what was appended since the last time, by whatever process.
@@ -101,7 +108,9 @@ class Journal:
         except (OSError, ConfigError) as error:
             raise CheckpointError(f"'{self.path}' cannot be read: {reason_of(error)}.") from None
         # A last line without its end may be half of one that is being written.
-        self._read_bytes += appended.rfind(b"\n") + 1
+        whole = appended[: appended.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        self._read_values += count_values(whole)
         for line in appended.split(b"\n"):
             self._read(line)
 

@@ -25,7 +25,6 @@ from chop.files import (
     settle,
     shared_lock,
     staged_files,
-    write_json,
     write_text,
 )
 from chop.files.atomic import files_of_set
@@ -38,6 +37,7 @@ from chop.runs.environment import now, read_environment
 from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
+from chop.runs.shortening import write_manifest
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -156,7 +156,7 @@ class Run:
                 write_text(fresh / name, view(finished))
             views = [Artifact.of(fresh / name, fresh) for name in self.views]
             finished = replace(finished, artifacts=(*finished.artifacts, *views))
-            write_json(fresh / MANIFEST, as_json(finished))
+            finished = write_manifest(fresh / MANIFEST, finished)
         self.manifest = finished
 
     def leave_out(self, folder: Path) -> None:
@@ -174,8 +174,7 @@ class Run:
             return
         if error is None:
             finished = self._finished(self._artifacts())
-            write_json(self.folder / MANIFEST, as_json(finished))
-            self.manifest = finished
+            self.manifest = write_manifest(self.folder / MANIFEST, finished)
             return
         self.manifest = replace(
             self.manifest,
@@ -184,7 +183,7 @@ class Run:
             error=f"{type(error).__name__}: {error}",
         )
         with suppress(WriteError):  # the run's own error matters more
-            write_json(self.folder / MANIFEST, as_json(self.manifest))
+            self.manifest = write_manifest(self.folder / MANIFEST, self.manifest)
 
     def _warn_of_another(self, outcome: str) -> None:
         """Warns, once, where another run has begun in the folder since this one did."""
@@ -271,7 +270,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         last_finished=last_finished,
     )
     _warn_of_other_results(folder, manifest)
-    write_json(folder / MANIFEST, as_json(manifest))
+    manifest = write_manifest(folder / MANIFEST, manifest)
     with recording_writes() as written:
         run = Run(folder, manifest, written)
         try:
