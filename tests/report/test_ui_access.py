@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from chop.files.temporary import OWNER
 from chop.report.ui import browser
 from chop.runs import MANIFEST
 from tests import programs
@@ -142,6 +143,18 @@ def test_the_browser_is_given_no_secret_in_its_arguments(monkeypatch, tmp_path, 
     if os.name == "posix":
         assert mode == 0o700
     assert not Path(address.removeprefix("file://")).exists()
+
+
+def test_the_file_of_a_browser_that_was_killed_is_removed_by_the_next_process(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(webbrowser, "open", lambda address: None)
+    with browser.opened("http://127.0.0.1:1/"):
+        (folder,) = tmp_path.iterdir()
+        assert OWNER.search(folder.name)  # names this process, so that others know that it ended
+    assert not folder.exists()
 
 
 def wait_for(found):

@@ -8,9 +8,8 @@ import threading
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from chop.files.temporary import scratch_folder
 from chop.report.ui.access import page_to
 
 DESKTOPS = ("darwin", "win32")
@@ -34,8 +33,8 @@ def opened(address: str) -> Iterator[None]:
     Args:
         address: of a server.
     """
-    with TemporaryDirectory(prefix="chop-ui-") as folder:  # of this user alone
-        page = Path(folder) / "open.html"
+    with scratch_folder("ui") as folder:  # of this user alone
+        page = folder / "open.html"
         page.write_text(page_to(address), encoding="utf-8")
         # A browser in the terminal returns when it is left.
         threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
