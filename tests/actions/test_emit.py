@@ -18,6 +18,7 @@ from chop.actions.emit_timing import timing_of
 from chop.actions.lower import accuracy_sentence
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import ConfigError, UnavailableError, VerificationError
+from chop.files.locks import LOCK_FILE
 from chop.files.temporary import temporary_beside
 from chop.hardware.emit import emit as emit_design
 from chop.hardware.synth import synthesize
@@ -278,6 +279,23 @@ def test_files_that_are_put_into_the_folder_while_it_is_emitted_are_kept(
     assert printed.count("was put there while chop emit ran: it is kept.") == 2
     with pytest.raises(ConfigError, match="has other files"):
         emit(EmitConfig(out=copied, **SETTINGS), workload())
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_lock_in_the_folder_is_nobodys_file(moment, copied, monkeypatch, capsys):
+    """As NFS has them, where folders cannot be locked."""
+
+    def put(job, config, workload, folder):
+        (copied / LOCK_FILE).touch()
+        (folder / "report.md").write_text("new")
+        return {}
+
+    if moment == "before":
+        (copied / LOCK_FILE).touch()
+    monkeypatch.setattr("chop.actions.emit.run_job", put)
+    emit(EmitConfig(out=copied, **SETTINGS), workload())
+    assert [path.name for path in copied.iterdir()] == ["report.md"]
+    assert "was put there" not in capsys.readouterr().out
 
 
 def test_a_circuit_whose_successor_was_killed_is_put_back(copied):

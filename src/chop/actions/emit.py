@@ -32,6 +32,7 @@ from chop.actions.settings.emit import EmitConfig
 from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.files import atomic_folder, recover_folder, write_text
+from chop.files.locks import LOCK_FILE
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
 from chop.hardware.devices import RESOURCES as COUNTED
@@ -123,7 +124,8 @@ def _earlier_files(out: Path) -> set[Path]:
     """
     if not out.is_dir():
         return set()
-    files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    found = (path for path in out.rglob("*") if path.is_file() and path.name != LOCK_FILE)
+    files = {path.relative_to(out).as_posix() for path in found}
     try:
         manifest = runs.read_manifest(out)
         own = {artifact.path for artifact in manifest.artifacts} if manifest.kind == KIND else set()
@@ -140,7 +142,7 @@ def _earlier_files(out: Path) -> set[Path]:
 
 def _is_kept(path: Path, earlier: Container[Path]) -> bool:
     """Returns whether a file was put there while a circuit was emitted, and prints a line if so."""
-    if path in earlier:
+    if path in earlier or path.name == LOCK_FILE:
         return False
     say(f"'{path}' was put there while chop emit ran: it is kept.")
     return True

@@ -21,6 +21,9 @@ except ImportError:  # Windows
 NO_LOCKS_ON_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems such as NFS say, which lock files that are open for writing alone."""
 
+LOCK_FILE = ".lock"
+"""Name of the file in a folder that is locked in its place."""
+
 
 def lock(file: IO[Any] | int, shared: bool = False) -> None:
     """Waits for the lock of an open file, and holds it until the file is closed.
@@ -47,7 +50,7 @@ def unlock(file: IO[Any]) -> None:
 
 @contextmanager
 def folder_lock(folder: Path, shared: bool = False) -> Iterator[None]:
-    """Holds the lock of a folder; of a file `.lock` in it where folders have none.
+    """Holds the lock of a folder; of a file `LOCK_FILE` in it where folders have none.
 
     Args:
         folder: that is there.
@@ -68,5 +71,5 @@ def folder_lock(folder: Path, shared: bool = False) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS_ON_FOLDERS:
                 raise
-            hold(folder / ".lock", os.O_RDWR | os.O_CREAT)
+            hold(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         yield
