@@ -1,11 +1,14 @@
 """Tensors of files in transformers: their names, and matrices of experts joined to one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
+from transformers import conversion_mapping
 from transformers.core_model_loading import Concatenate
 
-from chop.ir.huggingface import conversions
+import chop
 from chop.ir.huggingface.conversions import Conversions, ExpertMatrix, names_in
 from tests.experts import MIXTURES, TEXT
 
@@ -38,7 +41,7 @@ def test_matrices_of_an_expert_have_a_place(kind, owner, names):
 
 
 def test_matrices_that_are_joined_otherwise_have_none(monkeypatch):
-    usual = conversions.get_model_conversion_mapping
+    usual = conversion_mapping.get_model_conversion_mapping
 
     def turned(model):
         entries = usual(model)
@@ -47,7 +50,7 @@ def test_matrices_that_are_joined_otherwise_have_none(monkeypatch):
                 step.dim = 2 if isinstance(step, Concatenate) else step.dim
         return entries
 
-    monkeypatch.setattr(conversions, "get_model_conversion_mapping", turned)
+    monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", turned)
     found = Conversions(empty("Qwen2Moe"))
     assert found.expert_matrix("model.layers.0.mlp.experts.0.up_proj.weight") is None
     assert found.expert_matrix("model.layers.0.mlp.experts.0.down_proj.weight") is not None
@@ -61,3 +64,15 @@ def test_names_of_the_body_are_those_of_the_whole_model():
     assert names_in(model.model, [f"model.{stored}"]) == {
         f"model.{stored}": "layers.0.mlp.gate.weight"
     }
+
+
+def test_how_transformers_reads_files_is_private_api_of_one_file():
+    source = Path(chop.__file__).parent
+    places = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if "conversion_mapping import" in path.read_text()
+        or "core_model_loading import" in path.read_text()
+    }
+    # The quantizer's operation is a subclass of one of transformers.
+    assert places == {"private/transformers_api.py", "ir/huggingface/quantizer.py"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -274,3 +274,34 @@ def is_stack_of_experts(converter: Any) -> bool:
         return False
     is_of_experts = all("experts." in pattern for pattern in converter.source_patterns)
     return is_of_experts and [x.dim for x in operations] == [0, 1][: len(operations)]
+
+
+def conversion_rules(model: Any) -> tuple[list[Any], list[Any]]:
+    """The rules by which tensors of files become those of a model: renamings, and conversions.
+
+    Args:
+        model: on the meta device.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+    entries = get_model_conversion_mapping(model)
+    renamings = [x for x in entries if isinstance(x, WeightRenaming)]
+    return renamings, [x for x in entries if isinstance(x, WeightConverter)]
+
+
+def renamed_source(
+    name: str, rules: tuple[list[Any], list[Any]], prefix: str, known: Mapping[str, Any]
+) -> tuple[str, str | None]:
+    """The name in a model of a tensor of files, and the pattern of its conversion, or None.
+
+    Args:
+        name: in the files.
+        rules: of `conversion_rules`.
+        prefix: `base_model_prefix` of the model.
+        known: the state dict of the model.
+    """
+    from transformers.core_model_loading import rename_source_key
+
+    found: tuple[str, str | None] = rename_source_key(name, *rules, prefix, known)
+    return found

@@ -1,8 +1,4 @@
-"""Tensors of files as transformers makes tensors of a model of them: renamed, or joined.
-
-Fence around private API of transformers 5: how names in files become names in a model.
-`tests/ir/test_conversions.py` fails first when it changes.
-"""
+"""Tensors of files as transformers makes tensors of a model of them: renamed, or joined."""
 
 from __future__ import annotations
 
@@ -11,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-from chop.private.transformers_api import is_stack_of_experts
+from chop.private.transformers_api import (
+    conversion_rules,
+    is_stack_of_experts,
+    renamed_source,
+)
 
 EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
 """Number of an expert in the name of a tensor of files."""
@@ -45,9 +42,7 @@ class Conversions:
     """
 
     def __init__(self, model: Any) -> None:
-        entries = get_model_conversion_mapping(model)
-        self._renamings = [x for x in entries if isinstance(x, WeightRenaming)]
-        self._converters = [x for x in entries if isinstance(x, WeightConverter)]
+        self._rules = conversion_rules(model)
         self._known, self._prefix = model.state_dict(), model.base_model_prefix
 
     def name_of(self, name: str) -> str:
@@ -69,7 +64,7 @@ class Conversions:
         number = EXPERT.search(name)
         if number is None or pattern is None or own not in self._known:
             return None
-        step = next(x for x in self._converters if pattern in x.source_patterns)
+        step = next(x for x in self._rules[1] if pattern in x.source_patterns)
         if not is_stack_of_experts(step):
             return None
         sources = step.source_patterns
@@ -78,9 +73,9 @@ class Conversions:
     def _renamed(self, name: str) -> tuple[str, str | None]:
         """The name in the model, and the pattern of a conversion that the tensor goes through."""
         prefix, known = self._prefix, self._known
-        own, pattern = rename_source_key(name, self._renamings, self._converters, prefix, known)
+        own, pattern = renamed_source(name, self._rules, prefix, known)
         if own not in known and name in known:
-            own, pattern = rename_source_key(name, [], [], prefix, known)
+            own, pattern = renamed_source(name, ([], []), prefix, known)
         return own, pattern
 
 
