@@ -96,7 +96,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def rows_of(seed: int) -> Rows:
+def digits_rows(seed: int) -> Rows:
     """Training and test images, then their labels."""
     digits = load_digits()
     split = train_test_split(
@@ -193,18 +193,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--width", type=int, default=2)
     args = parser.parse_args()
-    found: dict[str, dict[str, list[float]]] = {}
+    results: dict[str, dict[str, list[float]]] = {}
     for net in args.nets.split(","):
         for seed in range(args.seeds):
-            rows = rows_of(seed)
+            rows = digits_rows(seed)
             model = trained(net, rows, seed)
-            found.setdefault("float", {}).setdefault(net, []).append(accuracy(model, rows))
+            results.setdefault("float", {}).setdefault(net, []).append(accuracy(model, rows))
             for name, rounding in roundings(args.width):
                 copied, bits = rounded(model, rounding)
-                of_name = found.setdefault(name, {})
-                of_name.setdefault(net, []).append(accuracy(copied, rows))
-                of_name.setdefault("bits", []).append(bits)
-    print(markdown_table([_row(name, numbers) for name, numbers in found.items()]))
+                numbers = results.setdefault(name, {})
+                numbers.setdefault(net, []).append(accuracy(copied, rows))
+                numbers.setdefault("bits", []).append(bits)
+    print(markdown_table([_row(name, numbers) for name, numbers in results.items()]))
 
 
 def _row(name: str, numbers: dict[str, list[float]]) -> dict[str, str]:

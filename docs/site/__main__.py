@@ -3,8 +3,8 @@
 python -m docs.site --out FOLDER      (default: src/chop/site, where `chop docs` looks)
 python -m docs.site --no-runs         (without pages of runs and outputs of notebooks)
 
-It says what it is doing, and at first how many minutes it will take. Notebooks that ran are
-kept in `build/notebooks`, until they or chop change.
+The command first prints how many minutes it will take, then each step. Executed notebooks stay in
+`build/notebooks` until they or chop change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "src/chop/site"
 CACHE = HERE.parents[1] / "build/notebooks"
 SPHINX_SECONDS = 40.0
-"""Of one core, for the pages, without runs and notebooks."""
+"""Estimated time of Sphinx on one core, without runs and notebooks."""
 NOT_SERVED = (".buildinfo", "objects.inv", ".doctrees")
 REPORTS = "docs/reports"
 CAPTION = '<p class="caption" role="heading"'
@@ -41,7 +41,7 @@ def build(out: Path, with_runs: bool = True, progress: Progress | None = None) -
     Args:
         out: its folder.
         with_runs: runs the commands whose pages it shows, and the notebooks.
-        progress: is told each step; default, one on standard output.
+        progress: prints each step. Default: to standard output.
     Returns: what is wrong with its links.
 
     Raises:
@@ -83,13 +83,13 @@ def _notebooks() -> dict[str, execute.Notebook]:
 
 
 def _announce(progress: Progress, out: Path, made: Mapping[str, execute.Notebook]) -> None:
-    """Says what is made, and about how long it takes."""
+    """Prints the task and about how long it takes."""
     what, seconds = [f"the site in {out}"], SPHINX_SECONDS
     if made:
         times = execute.times(made, CACHE)
         ran = len(made) - len(times)
-        kept = f", {ran} more are kept" * bool(ran)
-        what += [f"with pages of {len(reports.RUNS)} runs, {len(times)} notebooks to run{kept}"]
+        cached = f", {ran} more from the cache" * bool(ran)
+        what += [f"with pages of {len(reports.RUNS)} runs, {len(times)} notebooks to run{cached}"]
         seconds += reports.SECONDS + sum(times.values()) / execute.PROCESSES
     progress.announce(", ".join(what), seconds)
 

@@ -25,39 +25,39 @@ from typing import Any
 import chop
 from chop.errors import UnavailableError
 from chop.files import write_text
-from docs.site.progress import Tell
+from docs.site.progress import OnLine
 
 PROCESSES = 2
 SECONDS = 40.0
-"""Of one core, for a notebook that never ran here."""
+"""Assumed time on one core of a notebook that never ran on this machine."""
 COLUMNS = "100"
 """Width of printed tables."""
 RICH = {"image/svg+xml": "_repr_svg_", "image/png": "_repr_png_", "text/html": "_repr_html_"}
 PRELOADED = ("torch", "transformers.trainer", "datasets", "optuna", "matplotlib.pyplot")
-"""What is slow to import: once for all notebooks."""
+"""Modules that are slow to import. They are imported once for all notebooks."""
 SOURCES = (".py", ".h", ".cpp", ".cu", ".cuh", ".sv", ".jinja")
-"""Suffixes of what cells can run of chop."""
+"""Suffixes of the source files of chop that cells can run."""
 Notebook = dict[str, Any]
 
 
 def times(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, float]:
-    """Seconds of one core that each notebook will about take, of those that have to run.
+    """Estimates the seconds of one core for each notebook that has to run.
 
     Args:
-        notebooks: by their names.
-        cache: folder of those that ran: one that ran before a change tells its time.
+        notebooks: the notebooks by name.
+        cache: folder of executed notebooks. An older version gives the time of a changed one.
     """
-    found = {}
+    seconds = {}
     for name, file in _files(notebooks, cache).items():
         if not file.is_file():
             older = next(iter(sorted(cache.glob(f"{name}-*.ipynb"))), None)
-            noted = {} if older is None else json.loads(older.read_text())["metadata"]
-            found[name] = noted.get("chop", {}).get("seconds", SECONDS)
-    return found
+            metadata = {} if older is None else json.loads(older.read_text())["metadata"]
+            seconds[name] = metadata.get("chop", {}).get("seconds", SECONDS)
+    return seconds
 
 
 def _files(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, Path]:
-    """Where each notebook is kept once it ran."""
+    """Returns the cache file of each executed notebook."""
     package = _fingerprint_of_package()
     return {
         name: cache / f"{name}-{_digest(package, json.dumps(notebook))}.ipynb"
@@ -66,29 +66,29 @@ def _files(notebooks: Mapping[str, Notebook], cache: Path) -> dict[str, Path]:
 
 
 def executed(
-    notebooks: Mapping[str, Notebook], cache: Path, tell: Tell = lambda line: None
+    notebooks: Mapping[str, Notebook], cache: Path, on_line: OnLine = lambda line: None
 ) -> dict[str, Notebook]:
-    """Notebooks with outputs; those that ran before are read, if neither they nor chop changed.
+    """Runs notebooks, or reads them from the cache if neither they nor chop changed.
 
     Args:
-        notebooks: by their names.
-        cache: folder of those that ran.
-        tell: takes a line for each notebook that is done. Default: nobody.
-    Returns: those that ran; the others need a tool that is not there, which is told.
+        notebooks: the notebooks by name.
+        cache: folder of executed notebooks.
+        on_line: receives a line for each executed notebook. Default: does nothing.
+    Returns: the executed notebooks. Others need a tool that is not installed; a line names it.
     Raises:
         SystemExit: a cell failed.
     """
     cache.mkdir(parents=True, exist_ok=True)
     files = _files(notebooks, cache)
     missing = {name: notebooks[name] for name, file in files.items() if not file.is_file()}
-    for number, (name, found) in enumerate(zip(missing, _run_all(missing), strict=True), 1):
-        tell(f"notebook {number} of {len(missing)}: {name}")
-        if isinstance(found, str):
-            sys.stdout.write(f"left out: outputs of {name}: {found}\n")
+    for number, (name, result) in enumerate(zip(missing, _run_all(missing), strict=True), 1):
+        on_line(f"notebook {number} of {len(missing)}: {name}")
+        if isinstance(result, str):
+            sys.stdout.write(f"skipped: outputs of {name}: {result}\n")
             continue
         for old in cache.glob(f"{name}-*.ipynb"):
             old.unlink()
-        write_text(files[name], json.dumps(found))
+        write_text(files[name], json.dumps(result))
     return {name: json.loads(f.read_text()) for name, f in files.items() if f.is_file()}
 
 
@@ -153,7 +153,7 @@ def run(name: str, notebook: Notebook) -> tuple[Notebook | str, str]:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those that it started and that have ended."""
+    """Processor time of this process and of its ended child processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -191,7 +191,7 @@ def _silent() -> Iterator[None]:
 
 
 def _outputs(source: str, file: str, number: int, main: ModuleType) -> list[dict[str, Any]]:
-    """What a cell prints and shows, as nbformat has it."""
+    """Runs a cell and returns its printed and displayed outputs in nbformat."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     tree, printed = ast.parse(source), io.StringIO()
     found: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Progress of making the site: what is done, what it will take, and how long it took."""
+"""Progress of building the site: finished steps, expected minutes and elapsed time."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import sys
 import time
 from collections.abc import Callable
 
-Tell = Callable[[str], None]
-"""Takes a line for whoever waits."""
+OnLine = Callable[[str], None]
+"""Callback that receives one line of progress."""
 
 
 class Progress:
-    """Lines with the time since the start, one for each step that is done.
+    """Prints one line for each step, with the time since the start.
 
     Args:
-        tell: takes each line; default, standard output.
+        on_line: receives each line. Default: prints it to standard output.
     """
 
-    def __init__(self, tell: Tell | None = None) -> None:
-        self._tell = tell or _write
+    def __init__(self, on_line: OnLine | None = None) -> None:
+        self._on_line = on_line or _write
         self._start = time.monotonic()
 
     def announce(self, what: str, seconds: float) -> None:
-        """Says what is made, and about how many minutes it takes."""
-        self._tell(f"making {what}: about {minutes(seconds)} on two idle cores")
+        """Prints the task and about how many minutes it takes."""
+        self._on_line(f"building {what}: about {minutes(seconds)} on two idle cores")
 
     def step(self, text: str) -> None:
-        """Says what is done or begins."""
+        """Prints a step that has ended or begins."""
         passed = time.monotonic() - self._start
-        self._tell(f"[{passed // 60:.0f}:{passed % 60:02.0f}] {text}")
+        self._on_line(f"[{passed // 60:.0f}:{passed % 60:02.0f}] {text}")
 
 
 def minutes(seconds: float) -> str:
-    """A time in whole minutes, rounded up.
+    """Formats a time in whole minutes, rounded up.
 
     >>> minutes(20), minutes(61)
     ('1 minute', '2 minutes')

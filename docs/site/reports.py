@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from docs.site.progress import Tell
+from docs.site.progress import OnLine
 
 RUNS: Mapping[str, str] = {
     "demo": "chop compress --model vit --limit 400 --formats 8.auto,6.auto,4.auto,4.2 "
@@ -27,28 +27,30 @@ TIMED = ("demo",)
 """Pages with speeds: their commands run alone."""
 PROCESSES = 2
 SECONDS = 60.0
-"""Of two cores, for all of them."""
+"""Estimated time of all runs on two cores."""
 
 
-def made(folder: Path, into: Path, tell: Tell = lambda line: None) -> dict[str, str]:
+def made(folder: Path, into: Path, on_line: OnLine = lambda line: None) -> dict[str, str]:
     """Runs the commands and copies their pages.
 
-    Without the simulators of circuits `chop emit` leaves no page, which is told.
+    Without circuit simulators `chop emit` writes no page. A line says so.
 
     Args:
-        folder: of the runs.
-        into: of the pages.
-        tell: takes a line for each run that is done. Default: nobody.
+        folder: output folder of the runs.
+        into: output folder of the pages.
+        on_line: receives a line for each finished run. Default: does nothing.
     Returns: a line of Markdown for each page.
     Raises:
         SystemExit: another command failed.
     """
     into.mkdir(parents=True, exist_ok=True)
-    found, done = {}, iter(range(1, len(RUNS) + 1))
+    lines, done = {}, iter(range(1, len(RUNS) + 1))
 
     def run(name: str) -> Path | None:
         page = _run(RUNS[name], folder / name)
-        tell(f"run {next(done)} of {len(RUNS)}: {RUNS[name].partition(' --')[0]}, for {name}.html")
+        on_line(
+            f"run {next(done)} of {len(RUNS)}: {RUNS[name].partition(' --')[0]}, for {name}.html"
+        )
         return page
 
     pages = {name: run(name) for name in TIMED}
@@ -60,11 +62,11 @@ def made(folder: Path, into: Path, tell: Tell = lambda line: None) -> dict[str, 
         if page is None and name != "emit":
             raise SystemExit(f"{command} failed.")
         if page is None:
-            sys.stdout.write(f"left out: the page of {command}\n")
+            sys.stdout.write(f"skipped: the page of {command}\n")
             continue
         shutil.copyfile(page, into / f"{name}.html")
-        found[name] = f"`{command}`."
-    return found
+        lines[name] = f"`{command}`."
+    return lines
 
 
 def _run(command: str, out: Path) -> Path | None:

@@ -129,7 +129,7 @@ def test_what_is_not_there_is_told_and_what_ran_is_kept(tmp_path, monkeypatch, c
     monkeypatch.setattr(execute, "_run_all", run_all)
     given = {"a": notebook_of("1"), "circuit": notebook_of("2")}
     assert execute.executed(given, tmp_path)["a"]["ran"]
-    assert "left out: outputs of circuit: needs verilator" in capsys.readouterr().out
+    assert "skipped: outputs of circuit: needs verilator" in capsys.readouterr().out
     assert [*execute.executed(given, tmp_path)] == ["a"]
     execute.executed({"a": notebook_of("3")}, tmp_path)
     assert ran == [["a", "circuit"], ["circuit"], ["a"]]

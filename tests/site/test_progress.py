@@ -18,7 +18,7 @@ def test_times_are_announced_in_whole_minutes():
     progress = Progress(lines.append)
     progress.announce("a site", 90)
     progress.step("pages")
-    assert lines == ["making a site: about 2 minutes on two idle cores", "[0:00] pages"]
+    assert lines == ["building a site: about 2 minutes on two idle cores", "[0:00] pages"]
 
 
 def test_kept_notebooks_take_no_time_and_older_ones_tell_theirs(tmp_path, monkeypatch):
@@ -33,7 +33,7 @@ def test_kept_notebooks_take_no_time_and_older_ones_tell_theirs(tmp_path, monkey
     site._announce(Progress(lines.append), tmp_path / "out", made)
     (line,) = lines
     expected = site.SPHINX_SECONDS + reports.SECONDS + (120 + execute.SECONDS) / execute.PROCESSES
-    assert "pages of 4 runs, 2 notebooks to run, 1 more are kept" in line
+    assert "pages of 4 runs, 2 notebooks to run, 1 more from the cache" in line
     assert f"about {minutes(expected)}" in line
     site._announce(Progress(lines.append), tmp_path / "out", {})
     assert "notebooks to run" not in lines[1] and "about 1 minute " in lines[1]
