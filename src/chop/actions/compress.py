@@ -33,7 +33,7 @@ from chop.workloads.chance import check_scores, warn_of_large_drop
 from chop.workloads.workload import Training, Workload, raise_to_graph
 
 BACKWARD, ROUNDED = 3, 1.5
-"""How many times as long as evaluating a row training on it takes, and rounding on the way."""
+"""Cost of training on a row, and of rounding in training, as multiples of evaluating the row."""
 SAVED_SHARE = 0.5
 """Training has saved a format when it wins back more than this share of what rounding lost."""
 
@@ -199,7 +199,7 @@ def _expected(config: CompressConfig, can_train: bool) -> tuple[list[str], int]:
 
 
 def _costs(config: CompressConfig, workload: Workload) -> dict[str, float]:
-    """How long stages take, in rows: a row that is trained on also goes backward and is rounded."""
+    """Returns the cost of each stage in evaluated rows. Training goes backward and rounds, too."""
     counts = [len(rows) for rows in (workload.validation, workload.test) if rows is not None]
     epochs = workload.tuning(config.qat_epochs, config.qat_lr, config)["epochs"]
     evaluated = sum(counts)

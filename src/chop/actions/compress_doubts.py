@@ -51,7 +51,7 @@ def _about_splits(exact: Candidate, workload: Workload) -> str:
 
 
 def _is_beyond(better: Score, worse: Score, metric: Metric) -> bool:
-    """Whether the interval of one score is better than that of another, as a whole."""
+    """Returns true if the whole interval of one score is better than that of another."""
     if better.interval is None or worse.interval is None:
         return False
     if metric.higher_is_better:

@@ -139,7 +139,7 @@ def _label(text: str | None) -> str | None:
 
 
 def legend_of(texts: Iterable[str], mg: MaseGraph) -> list[Table]:
-    """What the names of formats say, of those that were measured and those of the saved model.
+    """Returns tables that explain the names of the measured and the saved formats.
 
     Args:
         texts: formats that were measured, as `parse_format_string` reads them.

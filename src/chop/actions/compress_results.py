@@ -163,7 +163,7 @@ def _about_metric(workload: Workload) -> dict[str, Any]:
 
 
 def about_rows(workload: Workload, score: Score) -> str:
-    """How many rows judge, and what the intervals are, for a line below a table.
+    """Describes the number of rows and the intervals in a line below a table.
 
     Args:
         workload: has the rows.
@@ -233,7 +233,7 @@ def _save(
 
 
 def rounds_inputs(result: Mapping[str, Any]) -> bool:
-    """Whether inputs of layers have a format, too, in a result of the job."""
+    """Returns true if a result of the job has formats for the inputs of layers."""
     return any("data_in" in row for row in result["formats"])
 
 
@@ -400,7 +400,7 @@ def files_of(result: Mapping[str, Any]) -> str:
 
 
 def times_smaller(result: Mapping[str, Any]) -> float:
-    """How many times as large the file of float weights is."""
+    """Returns the size of the float weights as a multiple of the saved file."""
     exact, saved = (result[name][MODEL_FILES[0]] for name in ("float_bytes", "saved_bytes"))
     return float(exact / saved)
 

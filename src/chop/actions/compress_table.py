@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def is_judged(self) -> bool:
-        """Whether a function of the user's judges, on rows of its own: those of both names."""
+        """True if a function of the user computes the score, on its own rows for both splits."""
         return self.scores["validation"] is self.scores["test"]
 
     def tested_on(self, workload: Workload) -> str:

@@ -26,7 +26,7 @@ WITH_MODEL = ("chop evaluate {run}", "chop bench model {run}", "chop export {run
 
 @dataclass(frozen=True)
 class DescribedRun:
-    """What a folder holds.
+    """Description of the contents of a run folder.
 
     Attributes:
         kind: of the command that wrote it.

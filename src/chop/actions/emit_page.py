@@ -28,7 +28,7 @@ BOTTLENECK, CRITICAL = "bottleneck", "critical path"
 NEAR = 0.9
 """Share of the interval from which on a component is as slow as the slowest."""
 TOLERANCE = 0.03
-"""Of the measured interval, as a share of the planned one, before the report speaks of it."""
+"""Relative deviation from the planned interval above which the report mentions it."""
 MOST_BARS = 24
 """Components whose cycles are drawn: the slowest."""
 

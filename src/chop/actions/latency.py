@@ -33,7 +33,7 @@ from chop.workloads.workload import Workload
 
 ROUNDS_INPUTS = "rounding the inputs costs more time than small layers save"
 DECODES = "decoding the weights at each call costs more time than small layers save"
-"""Why a compressed model is slower in PyTorch: where inputs are rounded, and where they are not."""
+"""Reasons for a slower compressed model in PyTorch: with rounded inputs, and with float inputs."""
 FASTER_FORMATS = (
     "a format of integers of up to 8 bits, such as 8.auto, lets onnxruntime compute in integers"
 )
@@ -155,7 +155,7 @@ def _once(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 
 
 def _graph_is_float(found: ModelComparison) -> bool:
-    """Whether the graph of the float model shows no difference from that, at any batch size."""
+    """Returns true if the graph of the float model is as fast as that model at each batch size."""
     rows = [row.measured for row in found.rows if row.model == FLOAT_GRAPH]
     return all(row.ratio.spans_one and not row.largest_difference for row in rows)
 
@@ -183,7 +183,7 @@ def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
 
 
 def describe_speed(rows: Sequence[Mapping[str, Any]], rounds_inputs: bool) -> str:
-    """How fast the compressed model is in PyTorch beside float, and why where it is slower.
+    """Describes the speed of the compressed model in PyTorch, with the reason if it is slower.
 
     Args:
         rows: of `ModelComparison.numbers`; none where nothing was measured.
@@ -215,7 +215,7 @@ class Fastest:
 
     @property
     def is_faster(self) -> bool:
-        """Whether it is faster than float in PyTorch at some batch size, beyond the interval."""
+        """True if it is faster than float in PyTorch at some batch size, beyond the interval."""
         return any(_ends(row)[0] > 1 for row in self.rows)
 
     @property
@@ -230,7 +230,7 @@ class Fastest:
         return None if peer == FLOAT else peer
 
     def times(self) -> str:
-        """How many times as fast as float in PyTorch, and as float in the same engine."""
+        """Formats the speedup over float in PyTorch and over float in the same engine."""
         text = f"{self._each('')} times as fast as float in PyTorch"
         if self.peer is None:
             return text
@@ -303,7 +303,7 @@ def describe_fastest(
 def no_gain(
     rounds_inputs: bool, missing: Mapping[str, str], folder: Path | None, model: str = ""
 ) -> str:
-    """Why no way to run a compressed model is faster than float, and the way out, as a sentence.
+    """Explains why the compressed model is nowhere faster than float, with a suggestion.
 
     Args:
         rounds_inputs: whether inputs have a format, too.
@@ -322,7 +322,7 @@ def no_gain(
 
 
 def describe_missing(missing: Mapping[str, str]) -> str:
-    """Why ways were not measured, as one line; "" where all were."""
+    """Lists the ways that were not measured, with reasons, in one line. "" if all were measured."""
     others = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in missing.items())
     return f"Not measured: {others}." if others else ""
 

@@ -26,7 +26,7 @@ def quoted(path: str | Path) -> str:
 
 
 def load_step(stem: Path, label: str = LOAD) -> Step:
-    """How a checkpoint is loaded.
+    """Returns the code that loads a checkpoint.
 
     Args:
         stem: of its two files.
@@ -39,7 +39,7 @@ def load_step(stem: Path, label: str = LOAD) -> Step:
 def steps_after_compression(
     result: Mapping[str, Any], out: Path, class_name: str, onnx_file: str
 ) -> list[Step]:
-    """Where the model is, how it is loaded, exported and measured.
+    """Returns steps that locate, load, export and measure the model.
 
     Args:
         result: of the job.
@@ -98,7 +98,7 @@ def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
 
 
 def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) -> list[Step]:
-    """How the best of a search is built and loaded, and how the search goes on.
+    """Returns steps that build and load the best of a search, and continue the search.
 
     Args:
         folder: of the results.
@@ -116,14 +116,14 @@ def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) ->
 
 
 def export_search_step(folder: Path) -> Step:
-    """How the formats of each layer that a search found become a model."""
+    """Returns the step that builds a model from the formats of a search."""
     file = quoted(folder / "best.toml")
     code = f"chop search export {quoted(folder)} {file}\nchop compress --config {file}"
     return Step("Build the best: write its formats, and compress with them", code)
 
 
 def steps_after_sweep(config: WorkloadConfig, name: str, number_format: str) -> list[Step]:
-    """How a format of a sweep becomes a model.
+    """Returns the step that builds a model from a format of a sweep.
 
     Args:
         config: settings of the sweep.
@@ -137,7 +137,7 @@ def steps_after_sweep(config: WorkloadConfig, name: str, number_format: str) -> 
 
 
 def steps_after_emit(out: Path) -> list[Step]:
-    """Where the circuit is, and how its checks are repeated."""
+    """Returns steps that locate the circuit and repeat its checks."""
     return [
         Step("The circuit is in this folder, its top module is top", f"{out / 'rtl'}/"),
         Step("Repeat all its checks", f"chop emit --check-only --out {quoted(out)}"),
@@ -145,7 +145,7 @@ def steps_after_emit(out: Path) -> list[Step]:
 
 
 def steps_with_files(files: Mapping[str, Path]) -> list[Step]:
-    """Where files are, by what they are."""
+    """Returns one step for each file, with its label and path."""
     return [Step(label, str(path)) for label, path in files.items()]
 
 

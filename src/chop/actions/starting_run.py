@@ -26,7 +26,7 @@ OF_MODEL = tuple(
 )
 """Settings of a run that say which model and rows it worked on."""
 UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
-"""What None means of them."""
+"""Meaning of None for each of these settings."""
 SUFFIXES = (".mz", ".pt")
 RESULT, REPORT = "result.json", "report.json"
 """Files of runs, by one of which a folder without a manifest is known as that of one."""

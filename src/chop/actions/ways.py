@@ -179,7 +179,7 @@ def make_peers(
 
 
 def why_not(error: Exception) -> str:
-    """Why a way cannot be taken, in short: of what it raised."""
+    """Shortens an error to the reason why a way of running is not available."""
     if isinstance(error, MissingFormsError):
         return f"{NO_FORM} {enumerate_names(error.formats, MOST_FORMATS)}"
     return shorten(first_line(error))

@@ -245,7 +245,7 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _form(hint: Any, choices: list[str]) -> str:
-    """How a value is written: `INTEGER`, `TEXT,...`, `one|two`, `NAME=VALUE`, `NAME=JSON`."""
+    """Returns the form of a value: `INTEGER`, `TEXT,...`, `one|two`, `NAME=VALUE`, `NAME=JSON`."""
     if is_mapping(hint):
         value = typing.get_args(members(hint)[0])[1]
         is_json = value is Any or is_mapping(value)

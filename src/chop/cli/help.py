@@ -58,7 +58,7 @@ def spelling(parameter: Any, is_whole: bool = True) -> str:
 
 
 def default_text(parameter: Any) -> str:
-    """What an option is where it is not given, or "" where the page need not say."""
+    """Returns the text for the default of an option, or "" if the page shows none."""
     if isinstance(parameter.show_default, str):
         return str(parameter.show_default)
     default = parameter.default
@@ -91,7 +91,7 @@ def _is_balanced(text: str) -> bool:
 
 
 def usage(command: Any, ctx: Any) -> str:
-    """How a command is called: `chop ui [OPTIONS] [FOLDER]`."""
+    """Returns the usage line of a command: `chop ui [OPTIONS] [FOLDER]`."""
     pieces = command.collect_usage_pieces(ctx)
     return " ".join([ctx.command_path, *(piece.strip("{}") for piece in pieces)])
 

@@ -56,7 +56,7 @@ def _is_integer(split: Dataset, name: str) -> bool:
 
 
 def _has_commas(splits: DatasetDict, name: str) -> bool:
-    """Whether a column holds numbers with decimal commas, and no other text."""
+    """Returns true if a column holds only numbers with decimal commas."""
     train = splits["train"]
     if getattr(train.features[name], "dtype", None) not in ("string", "large_string"):
         return False

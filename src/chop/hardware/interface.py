@@ -146,7 +146,7 @@ def order_text(stream: Stream, name: str) -> str:
 
 
 def _travels_by(stream: Stream, order: Sequence[int]) -> bool:
-    """Whether the dimensions are sent in that order, the last fastest."""
+    """Returns true if the dimensions are sent in this order, the last fastest."""
     rest = [dim for dim in range(len(stream.shape)) if dim not in order]
     sent = stream.positions.permute(*rest, *order).flatten()
     return bool((sent == torch.arange(stream.size)).all())

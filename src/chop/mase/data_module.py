@@ -125,7 +125,7 @@ class MaseDataModule:
         return get_tokenizer(name)
 
     def _own_tokenizer(self) -> str | None:
-        """That of a built-in data set of texts."""
+        """Returns the tokenizer name of a built-in data set of texts."""
         builtin = builtin_dataset(self.name)
         return f"{PREFIX}{builtin}" if builtin in TEXT_DATASETS else None
 

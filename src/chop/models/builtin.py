@@ -147,7 +147,7 @@ def builtin_model(name: object) -> str | None:
 
 
 def has_model(path: Path) -> bool:
-    """Whether a path is a folder with the configuration or the weights of a model."""
+    """Returns true if a path is a folder with the configuration or the weights of a model."""
     if not path.is_dir() or (path / MANIFEST).is_file():
         return False
     return any(any(path.glob(pattern)) for pattern in HELD)

@@ -19,7 +19,7 @@ DECADE = 10
 MARGIN = 0.06
 """The share of the span that is left free above and below."""
 CUT_MARGINS = 2.0
-"""As many margins where the axis is cut: arrows stand there."""
+"""Number of margins at an end where the axis is cut, as space for arrows."""
 FLATTENED = 1 / 8
 """The share of the span below which numbers beyond the widest gap are flattened by the others."""
 OPTIONAL = 1 / 2

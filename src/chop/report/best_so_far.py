@@ -68,7 +68,7 @@ class _Line:
 
     @property
     def early(self) -> int:
-        """How many positions the first level has, which may lie off the axis; 0: it may not.
+        """Number of positions of the first level, which may lie off the axis. 0 if it may not.
 
         A first trial is often as bad as chance, and flattens all that the search finds later.
         """
@@ -78,7 +78,7 @@ class _Line:
         return next(i for i, value in enumerate(middle) if value != middle[0])
 
     def off(self, scale: AxisScale) -> Iterator[tuple[int, float]]:
-        """Where the median comes from beyond the axis: trial, and the value farthest beyond."""
+        """Yields trials where the median enters the axis, with the value farthest beyond it."""
         middle, start = self.middle, None
         for i, value in enumerate(middle):
             if scale.shows(value):

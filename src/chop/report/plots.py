@@ -53,7 +53,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trials:
-    """What a search measured, drawn as grey points behind the curves of a plot.
+    """Trials of a search, drawn as grey points behind the curves of a plot.
 
     Attributes:
         points: (x, accuracy from 0 to 1) of each.

@@ -72,7 +72,7 @@ def average_precision(confidences: Tensor, labels: Tensor) -> float:
 
 
 def _numbers(confidences: Tensor) -> Any:
-    """As an array of finite numbers, which scikit-learn expects; the order stays."""
+    """Converts to an array of finite numbers for scikit-learn, in the same order."""
     return confidences.double().nan_to_num().cpu().numpy()
 
 
@@ -93,7 +93,7 @@ BINARY_METRICS: dict[str, Score] = {
     "roc_auc": roc_auc,
     "average_precision": average_precision,
 }
-"""Of one answer a row, those of decisions about class 1; accuracy is `chop.train.metrics`'."""
+"""Metrics for one yes-or-no answer a row, about class 1. Accuracy is in `chop.train.metrics`."""
 MULTILABEL_METRICS: dict[str, Score] = {
     "f1": of_decisions("f1_score", **_BY_LABEL),
     "f1_micro": of_decisions("f1_score", average="micro", zero_division=0),
@@ -104,10 +104,12 @@ MULTILABEL_METRICS: dict[str, Score] = {
     "roc_auc": roc_auc,
     "average_precision": average_precision,
 }
-"""Of several answers a row: means over the labels, but accuracy, of rows that are right as a whole,
-and hamming_loss, of single answers that are wrong."""
+"""Metrics for several answers a row, averaged over the labels.
+
+Accuracy counts rows whose answers are all right, hamming_loss single wrong answers.
+"""
 CLASS_METRICS: dict[str, Score] = {
     "balanced_accuracy": of_decisions("balanced_accuracy_score"),
     "roc_auc": roc_auc,
 }
-"""Of classes, beside those of `chop.train.metrics`."""
+"""Metrics for classes, in addition to those of `chop.train.metrics`."""

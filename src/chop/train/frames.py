@@ -14,12 +14,12 @@ MODULE = "pandas"
 
 
 def is_frame(value: Any) -> bool:
-    """Whether a value is a DataFrame of pandas."""
+    """Returns true if a value is a DataFrame of pandas."""
     return _is_of_pandas(value) and hasattr(value, "columns")
 
 
 def is_series(value: Any) -> bool:
-    """Whether a value is a Series of pandas."""
+    """Returns true if a value is a Series of pandas."""
     return _is_of_pandas(value) and hasattr(value, "to_frame") and hasattr(value, "dtype")
 
 

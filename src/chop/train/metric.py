@@ -38,7 +38,7 @@ def surprise(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def positives(answers: Tensor, labels: Tensor) -> Tensor:
-    """Whether each logit is positive, a probability above one half: int64, of any shape."""
+    """Returns 1 for each positive logit (probability above one half), else 0, as int64."""
     return (answers > 0).long()
 
 
@@ -79,11 +79,11 @@ class Metric:
         return value if self.higher_is_better else -value
 
     def gain(self, value: float, reference: float) -> float:
-        """How much better `value` is than `reference`, in the metric's own unit."""
+        """Returns the gain of `value` over `reference`, in the metric's own unit."""
         return value - reference if self.higher_is_better else reference - value
 
     def within(self, value: float, reference: float, drop: float) -> bool:
-        """Whether `value` is worse than `reference` by at most `drop`.
+        """Returns true if `value` is worse than `reference` by at most `drop`.
 
         Where higher is better (accuracy, R2) the drop is absolute: value >= reference - drop.
         Else (perplexity, errors, numbers of a user's function) it is a share of the reference:
@@ -99,7 +99,7 @@ class Metric:
         return self.is_relative or not self.higher_is_better
 
     def drop(self, value: float, reference: float) -> float:
-        """How much worse `value` is than `reference`, in the unit of `within`."""
+        """Returns the loss of `value` against `reference`, in the unit of `within`."""
         worse = -self.gain(value, reference)
         return worse / abs(reference) if self._takes_share and reference else worse
 
@@ -114,7 +114,7 @@ class Metric:
         return f"{100 * drop:.2g}%" if 0 < abs(drop) < LEAST_SHARE else f"{drop:.2%}"
 
     def format_loss(self, value: float, reference: float) -> str:
-        """How much worse `value` is than float's `reference`, for a message.
+        """Formats the loss of `value` against the float model's `reference`, for a message.
 
         Of an error of 0 there is no share; the difference itself is shown.
         """

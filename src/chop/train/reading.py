@@ -88,7 +88,7 @@ def read_columns(dataset: Any) -> dict[str, Column]:
 
 
 def _is_named_pair(value: Any) -> bool:
-    """Whether a value is a mapping of inputs with their labels."""
+    """Returns true if a value is a pair of a mapping of inputs and their labels."""
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     return isinstance(value[0], Mapping) and not isinstance(value[1], Mapping)

@@ -72,7 +72,7 @@ class Task:
 
     @property
     def can_train(self) -> bool:
-        """Whether there is a loss to train by."""
+        """True if there is a loss for training."""
         return self.output_loss is not None or self.name != UNTOLD
 
     def with_metric(self, metric: str | Metric | Callable[..., float] | None) -> Task:

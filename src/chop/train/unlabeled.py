@@ -126,7 +126,7 @@ def _joined(items: list[Mapping[str, Any]], are_batches: bool) -> Rows:
 
 
 def _is_batch(model: nn.Module, items: list[Mapping[str, Any]]) -> bool:
-    """Whether items are batches: of one dimension they are rows, else the model tells."""
+    """Returns true if items are batches. One-dimensional items are rows; others are tried."""
     first = {name: torch.as_tensor(x) for name, x in items[0].items()}
     if any(x.dim() == 0 for x in first.values()) or len({len(x) for x in first.values()}) > 1:
         return False
@@ -136,7 +136,7 @@ def _is_batch(model: nn.Module, items: list[Mapping[str, Any]]) -> bool:
 
 
 def _takes(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
-    """Whether a model answers a batch with as many rows."""
+    """Returns true if the output of a model has as many rows as the batch."""
     was_training = model.training
     place = next(model.parameters(), torch.empty(0))
     try:

@@ -117,7 +117,7 @@ def compare_searches(
 
 
 def about_searches(found: Sequence[Compared]) -> str:
-    """What all searches have in common, for a title: sampler, trials, training and budgets.
+    """Formats the settings that all searches share: sampler, trials, training and budgets.
 
     Args:
         found: the searches.

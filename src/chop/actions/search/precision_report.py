@@ -87,7 +87,7 @@ def judged_row(
 
 
 def judged_note(about: str, has_rows: bool, compared: str) -> str:
-    """What stands below the table where a function of the user's judges."""
+    """Returns the note below the table if a function of the user computes the score."""
     kind = "Intervals are at 95 %, of one number for each row."
     single = "The function gives one number, which has no interval."
     return f"{about} {kind if has_rows else single} {compared}".strip()
@@ -204,7 +204,7 @@ def precision_figures(
 
 
 def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
-    """What was chosen for each layer, and what the names of formats say, for a page.
+    """Returns tables of the chosen formats of each layer and of their meaning, for a page.
 
     Args:
         config: the settings.
@@ -225,7 +225,7 @@ def formats_table(result: Result) -> Table:
 
 
 def steps_of(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
-    """How the best is built and loaded; one without a recipe has its formats by layer.
+    """Returns steps that build and load the best. Without a recipe they list formats by layer.
 
     Args:
         config: the settings.

@@ -62,7 +62,7 @@ def visible_steps(
 
 
 def hidden_of(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
-    """Whether each mark lies beyond the upright axis."""
+    """Returns true for each mark that lies beyond the upright axis."""
     factor = 100 if axis.percent else 1
     return [not y.scale.shows(factor * mark.y) for mark in marks]
 

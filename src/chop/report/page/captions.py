@@ -9,7 +9,7 @@ from chop.report.page.svg import number
 
 
 def caption(chart: Chart) -> str:
-    """What a chart shows: its axes, and what its lines, bars and colors are.
+    """Describes a chart: its axes and the meaning of its lines, bars and colors.
 
     Args:
         chart: the chart; a graph says it on its own page element.

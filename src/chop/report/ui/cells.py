@@ -92,7 +92,7 @@ def size_text(size: float | None) -> str:
 
 
 def seconds_of(run: FoundRun, now: datetime) -> float | None:
-    """How long a run took, or has taken; None where nobody knows, as after a kill."""
+    """Returns the duration of a run so far. None if it is unknown, as after a kill."""
     start = _time(run.started)
     end = now if run.state == "running" else _time(run.ended)
     if start is None or end is None or end < start:

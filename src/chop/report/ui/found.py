@@ -46,7 +46,7 @@ class FoundRun:
 
     @property
     def goes_on(self) -> bool:
-        """Whether `again` keeps what was done; other commands start again."""
+        """True if `again` continues the run. Other commands start from the beginning."""
         return self.kind.startswith(CONTINUED)
 
 
@@ -78,7 +78,7 @@ def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
 
 
 def _error(manifest: Manifest) -> str:
-    """What it failed with; the state says that a person has interrupted it."""
+    """Returns the error of a failed run. Interruptions by a person are in the state."""
     found = manifest.error or ""
     return "" if found.startswith("KeyboardInterrupt") else found
 
