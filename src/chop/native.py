@@ -171,7 +171,7 @@ def load_library(built: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
     Args:
         built: gives its path, from `kept`.
     Raises:
-        OSError: what was just built does not load.
+        OSError: a library that was just built does not load.
     """
     path = built()
     try:
@@ -201,8 +201,8 @@ def remove_damaged(path: Path, damage: str) -> None:
     """Removes a file of the cache folder, which is made again, and says so in a line.
 
     Args:
-        path: of the file.
-        damage: what is wrong with it.
+        path: file to remove.
+        damage: description of the damage.
     """
     log.warning("'%s' is damaged: %s. It is removed and built again.", path, damage)
     discard(path)
@@ -219,7 +219,7 @@ def is_whole(path: Path) -> bool:
     """Returns whether a file of code may be used: it is trusted, and as it was written.
 
     Args:
-        path: of a file that `kept` has made.
+        path: file made by `kept`.
     """
     return is_trusted(path) and is_trusted(digest_beside(path)) and damage_of(path) is None
 

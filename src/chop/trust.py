@@ -59,7 +59,7 @@ def trust_named(settings: Any) -> AbstractContextManager[None]:
     """Context in which files may name the code that `settings` name, and no other.
 
     Args:
-        settings: of a command line or a program, nested.
+        settings: settings of a command line or a program, nested.
     """
     named = {identity_of(name) for name in code_names(settings)}
     return _trusting(lambda name: identity_of(name) in named)
@@ -91,7 +91,7 @@ def check_code(settings: Any, file: str | Path, option: str | None = None) -> No
 
     Args:
         settings: a name, or nested settings.
-        file: that has them.
+        file: file with the settings.
         option: by which the command line can name a model too; None where it has none.
     Raises:
         ConfigError: they name code, and neither the command line nor the program did.
@@ -156,7 +156,7 @@ def check_place(place: str | Path, file: str | Path, option: str, *homes: Path) 
 
     Args:
         place: a file or folder.
-        file: that named it.
+        file: file that named the place.
         option: by which the command line names one.
         homes: folders in which it may be, beside the current one.
     Raises:

@@ -106,8 +106,8 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
     the original class, packed.
 
     Args:
-        model: of `chop.quantize`, trained further or not; it stays as it is.
-        path: of the files, without a suffix; missing folders are made.
+        model: quantized model of `chop.quantize`, trained further or not. It stays as it is.
+        path: output path without a suffix. Missing folders are made.
         data: rows that show the model's inputs, as `chop.quantize` takes them. None: those of its
             own call, or guessed ones.
     Returns: `files`; `packed_share` of the parameters, 0 to 1; `bytes` that the parameters take,
@@ -201,7 +201,7 @@ def compress(
         loss: a function that quantization-aware training minimizes: it takes what the model returns
             and the labels of a batch, and gives their mean loss. Default: that of the task; with
             `evaluate` and no `task` there is none, and nothing is trained.
-        lower_is_better: of the numbers of `evaluate`.
+        lower_is_better: true if smaller numbers of `evaluate` are better.
         settings: of `chop.actions.settings.compress.CompressConfig`, `formats=("8.auto",)`.
     Raises:
         ConfigError: rows or settings that cannot be used.

@@ -21,7 +21,7 @@ def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
     quantized models that are better than float beyond the interval of float.
 
     Args:
-        candidates: what was measured, float first.
+        candidates: measured candidates, float first.
         workload: the model and its rows.
     """
     exact, metric = candidates[0], workload.task.metric

@@ -73,7 +73,7 @@ def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Wo
     Args:
         saved: the model.
         exact: the float model.
-        size_bytes: of the saved model.
+        size_bytes: bytes of the saved model.
         workload: the model and its rows.
     """
     metric = workload.task.metric

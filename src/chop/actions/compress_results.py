@@ -167,7 +167,7 @@ def about_rows(workload: Workload, score: Score) -> str:
 
     Args:
         workload: has the rows.
-        score: of the float model.
+        score: score of the float model.
     """
     if workload.judge is not None:
         kind = f"Intervals are at 95 %, of {score.rows} numbers, one for each row."
@@ -266,13 +266,13 @@ def _layers(
 def _write_onnx(
     mg: MaseGraph, path: Path, config: CompressConfig
 ) -> tuple[dict[str, Any] | None, str]:
-    """Exports a graph, and says what ONNX has as integers and what became floats.
+    """Exports a graph and describes which of its formats are integers or floats in ONNX.
 
-    A file that nobody has asked for has all formats as integers, and is left out where it cannot be
+    A file that was not requested has all formats as integers. It is skipped if it cannot be
     written.
 
-    Returns: what is known of the file, None where there is none; and why, where a speed is measured
-        that it would have.
+    Returns: facts about the file, or None if there is none. And the reason for a missing file if
+        its speed would be measured.
     """
     if config.onnx is None:
         return _write_onnx_if_possible(mg, path) if config.bench_seconds else (None, "")

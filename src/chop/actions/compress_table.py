@@ -83,9 +83,9 @@ def table_of(
     """The candidates as people read them; see `footnotes` for the marks.
 
     Args:
-        candidates: what was measured.
-        metric: of the task.
-        test: what test rows are called, see `Workload.name_of`.
+        candidates: measured candidates.
+        metric: metric of the task.
+        test: name of the test rows, see `Workload.name_of`.
     """
     names = {"validation": "validation", "test": test}
     titles = {name: f"{title} (95 % interval)" for name, title in names.items()}

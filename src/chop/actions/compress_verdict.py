@@ -34,7 +34,7 @@ def verdict_of(
     Args:
         saved: the model.
         exact: the float model.
-        result: of the job.
+        result: result of the job.
         workload: its task has the metric, and it knows what its rows are.
     """
     metric = workload.task.metric
@@ -68,7 +68,7 @@ def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
     """Three lines below the verdict: files and sizes, speed, and how to load the model.
 
     Args:
-        result: of the job.
+        result: result of the job.
         config: the settings.
     """
     packed = f"{result['packed_share']:.1%} of the parameters are packed"

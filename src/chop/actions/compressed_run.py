@@ -30,7 +30,7 @@ class CompressedRun(NamedTuple):
     """A run that compressed a model.
 
     Attributes:
-        settings: of the run.
+        settings: settings of the run.
         has_model: the run saved a model.
         file: says both.
     """
@@ -46,7 +46,7 @@ def workload_config(
     """Model and data that a folder was compressed from; settings that were given win.
 
     Args:
-        folder: of the run.
+        folder: output folder of the run.
         given: settings that win.
         option: by which the command names the float model; None where it has none.
     Raises:

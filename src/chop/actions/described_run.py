@@ -29,11 +29,11 @@ class DescribedRun:
     """Description of the contents of a run folder.
 
     Attributes:
-        kind: of the command that wrote it.
-        state: of its last run: running, finished, failed or interrupted.
+        kind: command that wrote it.
+        state: state of the last run: running, finished, failed or interrupted.
         settings: model and data, by name.
         verdict: the outcome in one sentence; "" where the run has none.
-        files: that the last finished run wrote, with their sizes in bytes.
+        files: files of the last finished run, with their sizes in bytes.
         next: commands that go on from the folder, for a shell.
     """
 
@@ -49,7 +49,7 @@ def describe_run(folder: str | Path) -> DescribedRun:
     """Prints what the output folder of a command holds.
 
     Args:
-        folder: of a run; one that is still running or failed is described, too.
+        folder: output folder of a run, which may still be running or have failed.
     Raises:
         CheckpointError: it is of no run, or cannot be read.
     """

@@ -20,7 +20,7 @@ def timing_of(
     Args:
         design: the circuit.
         simulated: row of the verification without stalls.
-        placement: of the result; empty where the circuit is not placed.
+        placement: placement in the result, empty if the circuit is not placed.
         clock_mhz: clock that times are told at where the circuit is not placed.
     """
     clock = float(placement["frequency_mhz"]) if placement else clock_mhz
@@ -43,7 +43,7 @@ def clock_text(timing: Mapping[str, Any]) -> str:
     """The clock and where it comes from.
 
     Args:
-        timing: of the result.
+        timing: timing in the result.
     """
     source = "after routing" if timing["is_placed"] else "assumed"
     return f"{timing['clock_mhz']:,.6g} MHz ({source})"
@@ -53,7 +53,7 @@ def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
     """The table of latency and interval, below its heading.
 
     Args:
-        timing: of the result.
+        timing: timing in the result.
     """
     rows = [
         {
@@ -82,7 +82,7 @@ def latency_tile(timing: Mapping[str, Any]) -> Tile:
     """Latency in microseconds, with cycles and clock beside it.
 
     Args:
-        timing: of the result.
+        timing: timing in the result.
     """
     microseconds = Cell(timing["latency_us"], f"{timing['latency_us']:,.4g} µs")
     return Tile(

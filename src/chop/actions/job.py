@@ -125,7 +125,7 @@ def with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Report
     """The report with what was assumed, in its result too; rows split off are said first.
 
     Args:
-        report: of a job.
+        report: report of a job.
         assumed: by the job and what it loaded.
     """
     is_split_off = any(each.about == SPLIT_OFF for each in assumed)

@@ -77,7 +77,7 @@ def compare_with_float(
         threads: of torch and of engines.
         compile: also compiled, which takes a minute.
         onnx: the file of the compressed graph, where it was written.
-        why_no_onnx: why it has none, and no engine runs it; "" where it has, or was not asked.
+        why_no_onnx: reason for a missing ONNX file, if engines were asked for. Else "".
         why_not_compiled: the way to measure it, where `compile` is False.
         how: `seconds` of `chop.studies.model.compare_models`.
     Returns: what was measured; and for each way that was not, why.
@@ -126,8 +126,8 @@ def speed_tables(title: str, found: ModelComparison, *, is_detail: bool = False)
     """Two tables for a terminal, and one for the document.
 
     Args:
-        title: of the first.
-        found: what was measured.
+        title: title of the first table.
+        found: measured speeds.
         is_detail: a terminal shows the first on request alone, as it does the second.
     """
     (times, rows), (memory, sizes) = found.tables(title).items()
@@ -206,7 +206,7 @@ class Fastest:
     """The fastest way to run a compressed model.
 
     Attributes:
-        name: of the way.
+        name: name of the way of running it.
         rows: those of `ModelComparison.numbers` for it, one per batch size.
     """
 
@@ -260,7 +260,7 @@ def fastest_of(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
     it is, of the ways that are faster than that at some batch size, where there are any.
 
     Args:
-        rows: of `ModelComparison.numbers`; of none nothing is fastest.
+        rows: rows of `ModelComparison.numbers`. Without rows nothing is fastest.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     wrong = _wrong(rows)
@@ -285,9 +285,9 @@ def describe_fastest(
     Args:
         rows: of `ModelComparison.numbers`; none where nothing was measured.
         folder: the output folder; None where the model was not saved.
-        rounds_inputs: whether inputs have a format, too.
+        rounds_inputs: true if inputs have a format, too.
         missing: why other ways were not measured, by name.
-        model: that was compressed, for commands.
+        model: original model, for commands.
     """
     best = fastest_of(rows)
     if best is None:
@@ -306,10 +306,10 @@ def no_gain(
     """Explains why the compressed model is nowhere faster than float, with a suggestion.
 
     Args:
-        rounds_inputs: whether inputs have a format, too.
-        missing: why ways were not measured, by name.
-        folder: of the saved model, for the command that measures larger batches; None has none.
-        model: that was compressed, for the command.
+        rounds_inputs: true if inputs have a format, too.
+        missing: reason for each way that was not measured, by name.
+        folder: folder of the saved model, for a command with larger batches, or None.
+        model: original model, for the command.
     """
     why, absent = ROUNDS_INPUTS if rounds_inputs else DECODES, missing.get(ONNXRUNTIME)
     way_out = FASTER_LAYERS

@@ -88,7 +88,7 @@ def integer_outcome(result: Mapping[str, Any], workload: Workload) -> Outcome:
     """The numbers of a list of runs: accuracy of the integers beside float, where there is one.
 
     Args:
-        result: of the job.
+        result: result of the job.
         workload: the model and its rows.
     """
     found = result["accuracy"]
@@ -138,7 +138,7 @@ def accuracy_sentence(result: Mapping[str, Any], rows: int, counted: str = "") -
     """Each graph's accuracy with its interval, and of few rows how many each answers right.
 
     Args:
-        result: of the job, with `accuracy` and `accuracy_interval_95`.
+        result: result of the job, with `accuracy` and `accuracy_interval_95`.
         rows: test rows that were compared.
         counted: number of rows and what they are; default, "... test rows".
     Returns: a sentence; "" where there is no accuracy.

@@ -29,8 +29,8 @@ def load_step(stem: Path, label: str = LOAD) -> Step:
     """Returns the code that loads a checkpoint.
 
     Args:
-        stem: of its two files.
-        label: what is loaded.
+        stem: common path of its two files, without a suffix.
+        label: label of the step.
     """
     code = f"from chop import MaseGraph\n\nmodel = MaseGraph.from_checkpoint({str(stem)!r}).model"
     return Step(label, code)
@@ -42,9 +42,9 @@ def steps_after_compression(
     """Returns steps that locate, load, export and measure the model.
 
     Args:
-        result: of the job.
+        result: result of the job.
         out: its folder.
-        class_name: of the model; transformers loads it where a folder was written.
+        class_name: class of the model. transformers loads it if a folder was written.
         onnx_file: name of the ONNX file, if one was written.
     """
     if result["saved"] is None:
@@ -101,7 +101,7 @@ def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) ->
     """Returns steps that build and load the best of a search, and continue the search.
 
     Args:
-        folder: of the results.
+        folder: results folder of the search.
         model: stem of the best model's checkpoint; None where the search kept none.
         recipe: settings of `chop compress` that build the best; None where there are none, and an
             architecture has none at all.
@@ -127,7 +127,7 @@ def steps_after_sweep(config: WorkloadConfig, name: str, number_format: str) -> 
 
     Args:
         config: settings of the sweep.
-        name: of the model that ran; one of a program's own has no command line.
+        name: name of the model. One of a program's own has no command line.
         number_format: the smallest that loses little; "" where there is none.
     """
     if name != config.model or not number_format:

@@ -37,7 +37,7 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
 
     Args:
         config: the settings.
-        workload: where one is given it is the model; the settings stay as they are.
+        workload: replaces the model and data of the run, if given. The settings stay as they are.
         out: folder of the job's files, in the place of `config.out`.
     Raises:
         ConfigError: a setting says something else than that of the run.
@@ -108,7 +108,7 @@ def check_saved_model(start: Path | None) -> None:
     """Checks that a folder or file has a model to start from, before data are read.
 
     Args:
-        start: of `start_from`; None is the float model.
+        start: value of `start_from`; None is the float model.
     Raises:
         CheckpointError: the run saved no model, or is of a command that saves none.
     """

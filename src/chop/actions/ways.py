@@ -153,10 +153,10 @@ def make_peers(
 
     Args:
         exact: the float graph; it stays as it is.
-        names: of `WAYS`; those in PyTorch have the float model itself.
+        names: names in `WAYS`. Those in PyTorch have the float model itself.
         batches: inputs by name.
-        threads: of torch and of engines.
-    Returns: what is called, by `Way.peer`; and for each other one why it is not there.
+        threads: number of threads of torch and of engines.
+    Returns: callable models by `Way.peer`, and a reason for each peer that is not available.
     """
     made, missing = {}, {}
     ways = [WAYS[name] for name in names]
@@ -254,8 +254,8 @@ def bench_command(folder: str | Path, model: str = "") -> str:
     """The command that measures the model in a folder of `chop compress`, for a shell.
 
     Args:
-        folder: of the run.
-        model: that was compressed; code needs an option.
+        folder: output folder of the run.
+        model: original model; code needs an option.
 
     >>> bench_command("my runs/a", "net.py:Net")
     "chop bench model 'my runs/a' --trust-code"

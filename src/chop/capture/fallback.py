@@ -94,8 +94,8 @@ class Recording:
     Args:
         recorder: the run in `eval()`, whose graph it is.
         extras: the modules that the graph adds to the model, by path.
-        graphs: of both runs.
-        eval_only: why there is no run in `train()`.
+        graphs: graphs of both runs.
+        eval_only: reason for a missing run in `train()`.
         branches: the run in `train()`, where it has other nodes than that in `eval()`.
     """
 
@@ -123,7 +123,7 @@ class Fallback:
         strict: raise instead of giving anything up.
         stateful: modules that keep state in attributes, with the reason why no graph can hold them.
         mutated_buffers: buffers that the model's Python reads and its forward writes.
-        eager_outputs: what leaves and operators without a rule for shapes return in each mode.
+        eager_outputs: outputs of leaves and of operators without a rule for shapes, in each mode.
         earlier: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` has changed.
         caching: what is optional among the inputs, where one is a cache.

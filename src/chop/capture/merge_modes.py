@@ -273,7 +273,7 @@ def walk(
         ours: those of the one.
         theirs: those of the other.
         is_same: compares where one of them has a node.
-        place: where in the arguments.
+        place: position within the arguments.
 
     Raises:
         StructureDiffersError: they differ in more than values.

@@ -65,7 +65,7 @@ def is_followed_call(model: nn.Module, names: Iterable[str]) -> bool:
 
     Args:
         model: a captured one.
-        names: of its inputs.
+        names: names of its inputs.
     """
     if not any(name.endswith(MASK_ENDINGS) for name in names):
         return False
@@ -135,7 +135,7 @@ class _Record:
     """Hidden elements of the memory of a storage: of a tensor on it, or of all its elements.
 
     Attributes:
-        storage: that it is about.
+        storage: storage with these elements.
         itemsize: bytes of an element of `flat`.
         geometry: size, stride and offset of the tensor.
         hidden: boolean of its shape.

@@ -32,8 +32,8 @@ class Executed:
         func: the overload.
         given: its arguments by the names of its schema, defaults included.
         results: its tensors.
-        hidden: of a tensor, boolean of a shape that expands to its own, True where an element is
-            hidden; None where none is.
+        hidden: returns a boolean mask of the hidden elements of a tensor, which expands to its
+            shape. None if no element is hidden.
     """
 
     func: Any

@@ -203,7 +203,7 @@ def by_mode(in_training: Any, in_eval: Any, path: str) -> Any:
     Args:
         in_training: the value while the module is in training.
         in_eval: the value in evaluation.
-        path: of the module whose mode counts.
+        path: path of the module whose mode decides.
 
     Raises:
         GraphError: something has run the graph without choosing.

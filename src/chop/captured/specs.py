@@ -25,10 +25,10 @@ class TensorSpec:
     Args:
         shape: per dimension a size, or an expression of input sizes such as `"x.shape[0]"`.
         dtype: its element type.
-        low: the smallest element of an example, where it tells which integers are valid.
+        low: the smallest element of an example, if it shows which integers are valid.
         high: the largest.
-        mask: of a boolean example of up to `_MASK_SIZE` elements, these in order: what a mask
-            chooses has to fit the other inputs (`masked_scatter`).
+        mask: elements of a boolean example in order, if there are at most `_MASK_SIZE`. The
+            selection by a mask has to fit the other inputs (`masked_scatter`).
     """
 
     shape: tuple[int | str, ...]

@@ -57,8 +57,8 @@ def check_is_unwrapped(model: nn.Module, where: str) -> None:
     """Checks that a model is called as it was written: rows are matched with its `forward`.
 
     Args:
-        model: of a user.
-        where: what it was given to, for the message.
+        model: model that a user gave.
+        where: function or setting that received it, for the message.
     Raises:
         ConfigError: torch has compiled, traced or wrapped it; the message has the way to the model.
     """

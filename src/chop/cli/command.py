@@ -86,7 +86,7 @@ class Command:
         makes_models: a command without settings makes a model that a file may name.
         run_field: the field that an argument RUN, the output folder of a command, fills.
         run_help: help of RUN.
-        on_run: what the command does with RUN in the place of its job, without other settings.
+        on_run: action for a positional RUN, which replaces the job and its settings.
     """
 
     run: Callable[..., Any]

@@ -42,7 +42,7 @@ def spelling(parameter: Any, is_whole: bool = True) -> str:
     """An option's names and the type of its value; an argument's name.
 
     Args:
-        parameter: of Typer.
+        parameter: parameter of Typer.
         is_whole: with second names, the negation of what is off, and choices however long.
     """
     if parameter.param_type_name == "argument":
@@ -100,7 +100,7 @@ class Page:
     """The page of a command or group.
 
     Args:
-        command: of Typer.
+        command: command of Typer.
         ctx: its context, which has its name.
     """
 

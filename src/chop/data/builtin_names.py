@@ -23,10 +23,10 @@ def builtin_name(
     """The built-in thing that a name means; None where it means something else.
 
     Args:
-        name: as a user gives it.
+        name: name from the user.
         known: names of the built-in ones.
-        kind: of them, for the message.
-        has: whether a path on disk is one of that kind.
+        kind: kind of these things, for the message.
+        has: returns true if a path on disk is one of this kind.
     Raises:
         ConfigError: there is no built-in one of a name with the prefix.
     """
@@ -51,10 +51,10 @@ def tell_which(name: object, known: Collection[str], kind: str, chosen: str | No
     """Says which one a name means, where there is something on disk beside the built-in one.
 
     Args:
-        name: as a user gives it.
+        name: name from the user.
         known: names of the built-in ones.
-        kind: of them.
-        chosen: what `builtin_name` answered.
+        kind: kind of these things.
+        chosen: result of `builtin_name`.
     """
     text = str(name)
     if text not in known or not Path(text).exists():

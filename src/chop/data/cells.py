@@ -31,7 +31,7 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     """The same without pandas' index, and with numbers where texts have a decimal comma.
 
     Args:
-        splits: what `load_dataset` gives.
+        splits: result of `load_dataset`.
     Raises:
         ConfigError: a column has commas that may be decimal or between thousands.
     """
@@ -96,7 +96,7 @@ def check_cells(names: Sequence[str], values: np.ndarray) -> None:
     """Checks that all cells of a table of numbers are finite.
 
     Args:
-        names: of the columns.
+        names: names of the columns.
         values: (rows, columns); a blank cell is NaN.
     Raises:
         ConfigError: some are not; the message has their number by column, and one of the rows.

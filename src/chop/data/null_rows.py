@@ -24,7 +24,7 @@ def check_rows(files: Iterable[str | Path], are_all_json: bool = False) -> None:
     """Raises ConfigError where a file of JSON has `null` in the place of a row.
 
     Args:
-        files: of any kind, also compressed ones and archives. `check_unpacked` bounds them.
+        files: files of any kind, also compressed ones and archives. `check_unpacked` bounds them.
         are_all_json: files are read as JSON whatever their names are.
     """
 

@@ -94,8 +94,8 @@ def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
     """Around the reading of a tokenizer.
 
     Args:
-        name: of the folder, or on the hub.
-        folder: of its files; None: they are the hub's.
+        name: name on the hub, or path of a folder.
+        folder: folder with its files. None: they come from the hub.
     Raises:
         UnavailableError: there is none.
         CheckpointError: its files cannot be read.
@@ -150,9 +150,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, *texts: Any, **settings: Any) -> 
     """Calls a tokenizer on texts.
 
     Args:
-        tokenizer: of a folder that others may have written.
-        *texts: as the tokenizer takes them.
-        **settings: of the call.
+        tokenizer: tokenizer, perhaps from a folder that others wrote.
+        *texts: positional arguments of the tokenizer.
+        **settings: keyword arguments of the tokenizer.
     Raises:
         ConfigError: the tokenizer fails on them.
     """

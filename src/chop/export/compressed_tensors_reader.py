@@ -83,7 +83,7 @@ def read_groups(
     Args:
         folder: local, of safetensors.
         config: its `config.json`.
-        groups: which modules have which scheme.
+        groups: modules of each scheme.
         quantizes_cache: scales of a cache of keys and values may be there; they are not used, which
             is a warning.
 

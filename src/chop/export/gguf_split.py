@@ -49,7 +49,7 @@ def steps_named(name: str) -> tuple[str, ...] | None:
     """The steps of a name; None: it is not known.
 
     Args:
-        name: of `tokenizer.ggml.pre`.
+        name: value of `tokenizer.ggml.pre`.
     """
     if name in STEPS:
         return STEPS[name]
@@ -61,8 +61,8 @@ def name_of(steps: tuple[str, ...], said: str | None) -> str | None:
     """The name of steps; None: there is none.
 
     Args:
-        steps: of a tokenizer.
-        said: what the file that it was read from said, which holds if these are its steps.
+        steps: steps of a tokenizer.
+        said: name in the file that it was read from, which is returned if its steps are these.
     """
     if said is not None and steps_named(said) in (steps, None):
         return said
@@ -75,7 +75,7 @@ def set_split(tokenizer: Any, name: str) -> bool:
 
     Args:
         tokenizer: fast, of transformers; it is changed.
-        name: of `tokenizer.ggml.pre`.
+        name: value of `tokenizer.ggml.pre`.
     """
     backend = tokenizer.backend_tokenizer
     tokenizer.init_kwargs[NAME] = name

@@ -24,7 +24,7 @@ def joined_layers(paths: Iterable[str]) -> list[tuple[str, ...]]:
     [('a.k_proj', 'a.q_proj')]
 
     Args:
-        paths: of the layers of a model.
+        paths: paths of the layers of a model.
     Returns: groups of two layers and more.
     """
     groups: dict[tuple[str, int], list[str]] = {}

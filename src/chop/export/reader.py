@@ -202,7 +202,7 @@ def _fitted(found: Read, model: nn.Module, where: str) -> Read:
     Biases of zeros that the model has no place for are left out: tools write them for every layer.
 
     Args:
-        found: of the folder.
+        found: content of the folder.
         model: on the meta device, its layers float.
         where: the folder, for messages.
 

@@ -52,7 +52,7 @@ def check_method(config: Any, where: str) -> None:
     """Raises ConfigError where nothing reads the weights that a configuration speaks of.
 
     Args:
-        config: of transformers.
+        config: configuration of transformers.
         where: the folder, for messages.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING

@@ -211,7 +211,7 @@ class Numbers:
     Attributes:
         numbers: int16 (rows, columns).
         scales: float32, one-dimensional, in the order of the rows and of their groups.
-        bits: of a number, in two's complement.
+        bits: bits of an integer, in two's complement.
         group: columns that share a scale; None: all of a row.
     """
 

@@ -31,9 +31,9 @@ class _Layer:
     """A layer of all experts, and the modules of a folder that it is made of.
 
     Attributes:
-        path: of the layer.
+        path: path of the layer.
         shape: experts, rows of all matrices of an expert, and columns.
-        parts: how many matrices of an expert it has.
+        parts: number of its matrices for one expert.
         sources: by number of the expert and of the matrix, the path in the folder.
     """
 
@@ -53,7 +53,7 @@ def join_experts(found: Read, model: nn.Module, where: str) -> Read:
 
     Args:
         found: with the paths of the folder.
-        model: of transformers on the meta device, its layers float.
+        model: model of transformers on the meta device, with float layers.
         where: the folder, for messages.
 
     Raises:

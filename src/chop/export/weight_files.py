@@ -21,7 +21,7 @@ def document(path: Path, kind: str = "config") -> dict[str, Any]:
     """A JSON object.
 
     Args:
-        path: of the file.
+        path: file to read.
         kind: a key of `chop.files.reading.BOUNDS`.
     Raises:
         CheckpointError: the file is missing, or holds none.

@@ -137,7 +137,7 @@ def discard_older(fresh: Path, *names: str) -> None:
 
     Args:
         fresh: the folder that `atomic_files` or `staged_files` has yielded.
-        names: of files and folders beside those of the set; they need not be there.
+        names: files and folders beside those of the set. Missing ones are ignored.
     """
     for name in names:
         (fresh / GONE).mkdir(exist_ok=True)

@@ -27,8 +27,8 @@ def write_digest(path: Path, content: Path) -> None:
     missing, or it is an older one that does not match. It may be read by whom its file may be.
 
     Args:
-        path: of the file.
-        content: where its content is now.
+        path: final path of the file.
+        content: current path of its content.
 
     Raises:
         WriteError: the disk is full or read-only.
@@ -49,7 +49,7 @@ def damage_of(path: Path) -> str | None:
     """Compares a file with its digest; returns the damage, or None if there is none.
 
     Args:
-        path: of a regular file.
+        path: regular file to check.
     """
     try:
         expected = _read_digest(digest_beside(path))

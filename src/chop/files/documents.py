@@ -33,12 +33,12 @@ def read_json(path: str | Path, kind: str, expected: type | None = dict) -> Any:
     """The content of a JSON file.
 
     Args:
-        path: of a regular file.
+        path: regular file to read.
         kind: a key of `chop.files.reading.BOUNDS`.
         expected: dict or list; None for any value.
     Raises:
         OSError: the file is missing or cannot be read.
-        NotReadableError: as of `open_regular` and `parse_json`; the message does not name the file.
+        NotReadableError: see `open_regular` and `parse_json`. The message does not name the file.
     """
     return parse_json(read_bytes(path, kind), expected)
 
@@ -79,7 +79,7 @@ def read_toml(path: str | Path, kind: str) -> dict[str, Any]:
     """The content of a TOML file, with or without a byte-order mark.
 
     Args:
-        path: of a regular file.
+        path: regular file to read.
         kind: a key of `chop.files.reading.BOUNDS`.
     Raises:
         OSError: the file is missing or cannot be read.

@@ -31,13 +31,12 @@ def library_errors(
     """Turns the errors of a library that reads a file into one sentence that names the file.
 
     Args:
-        path: what is read, for messages.
+        path: file or folder that is read, for messages.
         temporary: the folder that messages of libraries may name in its place.
         error: the class that is raised.
-        problem: what the sentence says of the path.
+        problem: words of the sentence after the path.
     Raises:
-        ChopError: of the class `error`: the library raised something else than a `ChopError`, or
-            panicked.
+        ChopError: the library raised another error or panicked. The class is `error`.
     """
     try:
         yield

@@ -68,9 +68,9 @@ def open_regular(path: str | Path, kind: str, *, follow_links: bool = True) -> B
     """Opens a regular file for reading.
 
     Args:
-        path: of the file.
+        path: file to open.
         kind: a key of `BOUNDS`.
-        follow_links: whether the last part of the path may be a symbolic link.
+        follow_links: true if the last part of the path may be a symbolic link.
     Raises:
         OSError: it is missing, a folder, or cannot be read.
         NotReadableError: it is a pipe, a socket, a device or a link that is not followed, or has
@@ -96,7 +96,7 @@ def read_bytes(path: str | Path, kind: str) -> bytes:
     """The content of a regular file: as much as it has when it is opened.
 
     Args:
-        path: of the file.
+        path: file to read.
         kind: a key of `BOUNDS`.
     Raises:
         OSError, NotReadableError: as `open_regular`.
@@ -109,9 +109,9 @@ def read_text(path: str | Path, kind: str, errors: str = "strict") -> str:
     """The content of a regular file of UTF-8 text.
 
     Args:
-        path: of the file.
+        path: file to read.
         kind: a key of `BOUNDS`.
-        errors: what becomes of bytes that are no UTF-8, as `bytes.decode` takes it.
+        errors: treatment of bytes that are no UTF-8, as in `bytes.decode`.
     Raises:
         OSError, NotReadableError: as `open_regular`; also where the text is not UTF-8.
     """
@@ -125,7 +125,7 @@ def require_file(path: str | Path, kind: str) -> Path:
     """The path of a file, for libraries that open files themselves.
 
     Args:
-        path: of the file.
+        path: file to check.
         kind: a key of `BOUNDS`.
     Raises:
         OSError, NotReadableError: as `open_regular`.

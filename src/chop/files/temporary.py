@@ -120,7 +120,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
     """Temporary folder of this process, removed at the end; after a kill, by the next process.
 
     Args:
-        kind: what is in it, as a part of its name.
+        kind: kind of content, a part of its name.
     Raises:
         WriteError: none can be made: the disk is full or read-only.
     """
@@ -146,7 +146,7 @@ def remove_old_scratch(folder: str) -> None:
     """Removes temporary folders of killed processes; once a process.
 
     Args:
-        folder: of temporary files.
+        folder: folder with temporary folders.
     """
     with suppress(OSError):
         remove_orphans(Path(folder).glob(f"{SCRATCH}*"))

@@ -45,7 +45,7 @@ class Quantizer(ABC):
         """The number that a fit of this quantizer has derived, for a state dict.
 
         Args:
-            fitted: what `fitted` has returned.
+            fitted: result of `fitted`.
         """
         return 0.0
 

@@ -27,7 +27,7 @@ class PortDescription:
         low: the least code.
         high: the greatest.
         step: value of one code.
-        shape: of a sample.
+        shape: shape of a sample.
         order: in which its elements travel.
     """
 
@@ -106,8 +106,8 @@ def step_text(edge: Edge, name: str) -> str:
     """The value of one code, exact where it is a power of two.
 
     Args:
-        edge: what the codes mean.
-        name: of the port, under which `design.json` has all steps.
+        edge: meaning of the codes.
+        name: name of the port. `design.json` lists all its steps.
     """
     steps = sorted(set(edge.steps))
     divided = f" / {edge.divisor}" if edge.divisor != 1 else ""
@@ -132,8 +132,8 @@ def order_text(stream: Stream, name: str) -> str:
     """The order in which the elements of a sample travel.
 
     Args:
-        stream: of the port.
-        name: of the port, under which `design.json` has the place of each element.
+        stream: stream of the port.
+        name: name of the port. `design.json` lists the place of each element.
     """
     dims = [dim for dim, size in enumerate(stream.shape) if size > 1]
     if len(dims) <= 1 and bool((stream.positions.flatten() == torch.arange(stream.size)).all()):

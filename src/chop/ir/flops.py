@@ -38,8 +38,8 @@ class FlopCounts:
         Args:
             root: the module with the graph.
             node: one of its nodes.
-            values: of the nodes that it reads; only shapes and dtypes matter.
-            result: what it gives.
+            values: values of the nodes that it reads. Only shapes and dtypes matter.
+            result: result of the node.
         """
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.get)
         module = module_of_node(node, root)
@@ -53,10 +53,10 @@ class FlopCounts:
         """Operations of a call of a module.
 
         Args:
-            module: what is called.
+            module: module that is called.
             args: its arguments.
             kwargs: those by name.
-            result: what it gives.
+            result: result of the call.
         """
         row = of_called(module)
         if isinstance(module, QuantizedOperator) and module.function is not None:

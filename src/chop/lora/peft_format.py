@@ -74,8 +74,8 @@ class AdapterFile:
         modules_to_save: as in PEFT: paths or their ends.
         bias: "none", "lora_only" or "all".
         base_model: where the original model came from, if known.
-        fan_in_fan_out: whether the original layers store their weights as (in, out).
-        ensure_weight_tying: whether PEFT keeps `modules_to_save` tied that share a weight.
+        fan_in_fan_out: true if the original layers store their weights as (in, out).
+        ensure_weight_tying: true if PEFT keeps `modules_to_save` tied that share a weight.
     """
 
     layers: Mapping[str, LayerFile]

@@ -25,7 +25,7 @@ def precision_goals(
     """Objectives and budgets of a search over formats, see `named_goals`.
 
     Args:
-        names: of the objectives.
+        names: names of the objectives.
         budgets: bound of each constraint, by name.
         further: directions of numbers of a user's function, by name.
     """

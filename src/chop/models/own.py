@@ -123,11 +123,11 @@ def _check_defines(
     """Raises ConfigError where a file cannot have a name; it is not run.
 
     Args:
-        path: of the file.
+        path: file to check.
         top: its statements.
-        name: what is wanted.
+        name: name of the wanted class or function.
         file: the file, for the message.
-        kinds: of what the message suggests.
+        kinds: kinds of objects that the message suggests.
     """
     nodes = [node for statement in top for node in ast.walk(statement)]
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -145,10 +145,10 @@ def function_of_file(name: str, setting: str) -> Callable[..., Any]:
 
     Args:
         name: the text.
-        setting: that has it, for messages.
+        setting: setting with this value, for messages.
     Raises:
-        ConfigError: as `check_is_in_file`; or a file names it and the command does not (see
-            `chop.trust`).
+        ConfigError: see `check_is_in_file`. Or a file names the function and the command does not
+            (see `chop.trust`).
     """
     check_is_in_file(name, setting)
     found = OF_FILE.fullmatch(name)

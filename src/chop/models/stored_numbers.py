@@ -21,10 +21,10 @@ def check_numbers(model: Any, folder: Path, renamed: Renamed, where: str) -> lis
     """Sentences on weights in floats of 8 bits, which the caller is to warn of.
 
     Args:
-        model: of transformers, with weights or on the meta device.
+        model: model of transformers, with weights or on the meta device.
         folder: with weights in safetensors, or others, which are not looked at.
         renamed: names of tensors in files -> names in the model.
-        where: of the files, for messages.
+        where: location of the files, for messages.
 
     Raises:
         CheckpointError: integers or truth values are there for weights of floats.

@@ -23,7 +23,7 @@ class Replicas(NamedTuple):
     Attributes:
         wrapper: the module that users call: of DDP, or the root of FSDP2.
         model: the module inside, with the paths of state dicts.
-        is_sharded: whether parameters are whole during the forward only (FSDP2).
+        is_sharded: true if parameters are whole during the forward only (FSDP2).
     """
 
     wrapper: nn.Module

@@ -143,7 +143,7 @@ def failed_conversions(tables: Sequence[str]) -> str | None:
     """Names the tensors that could not be joined from those of files; None: no table says so.
 
     Args:
-        tables: of `without_load_report`.
+        tables: tables of `without_load_report`.
     """
     names = [x for table in tables for x in FAILED_CONVERSION.findall(table)]
     if not names:
@@ -162,7 +162,7 @@ def watch_unread(model: Any, on_read: Callable[[Any], None]) -> None:
     """Calls a function with what is left when transformers has read the weights of a model.
 
     Args:
-        model: that is to be read.
+        model: model to be read.
         on_read: takes the `missing_keys` and `unexpected_keys` of `from_pretrained`.
     """
     name = "_adjust_missing_and_unexpected_keys"

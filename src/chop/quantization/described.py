@@ -25,7 +25,7 @@ class Summary:
     does not keep the model alive.
 
     Args:
-        model: of `chop.quantize`.
+        model: model of `chop.quantize`.
         example: inputs that it was captured with, which a pickle leaves behind; None: guessed ones.
     """
 

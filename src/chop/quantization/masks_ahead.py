@@ -164,7 +164,7 @@ def hand_masks(node: fx.Node, masks: Sequence[MaskAhead]) -> bool:
     Args:
         node: the call.
         masks: from `MasksAhead`.
-    Returns: whether it has them.
+    Returns: true if it has them.
     """
     place = {x: n for n, x in enumerate(node.graph.nodes)}
     late: set[fx.Node] = set()
@@ -194,10 +194,10 @@ def _binds(
     """Returns whether nodes that are computed after another one cannot be computed before it.
 
     Args:
-        passed: that other node.
+        passed: node before which the others would be computed.
         node: memory that was made before it may be read by any of them.
         late: the nodes.
-        place: of all nodes.
+        place: position of each node in the graph.
     """
     memory = [memory_of(x) for x in written_by(passed)]
     is_read = any(x in late or place[x] < place[node] for x in memory)

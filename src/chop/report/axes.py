@@ -204,7 +204,7 @@ def draw_arrows(
     Args:
         axes: with its limits and scales.
         off: x, the number and the color of each.
-        scale: of the upright axis.
+        scale: scale of the upright axis.
         percent: the numbers are percentages.
     """
     low, high = axes.get_xlim()

@@ -134,7 +134,7 @@ def plot_best_so_far(
         curves: label -> runs, one per seed, as `Result.best_by_trial` gives them. Points that are
             not finite are left out, and runs without any other. A run that ended before the
             others keeps its last value.
-        ylabel: what is best.
+        ylabel: name of the value.
         title: above the plot.
         baselines: label -> value, drawn level; one far from all curves is named in the legend.
         percent: values are shares of 1 and drawn as percentages.

@@ -338,7 +338,7 @@ def in_words_of(chart: Chart) -> Chart:
     """A chart with words in the place of names that its title, axes and legend have in programs.
 
     Args:
-        chart: of a figure; names of layers in it stay.
+        chart: chart of a figure. Names of layers in it stay.
     """
     if isinstance(chart, LineChart):
         series = tuple(replace(each, label=in_words(each.label)) for each in chart.series)

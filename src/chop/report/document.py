@@ -83,8 +83,8 @@ class Document:
         blocks: tables and sentences, in order.
         charts: the figures.
         tables: what only the page has.
-        steps: what a reader does next.
-        assumptions: what the job took for granted; the page begins with them.
+        steps: next steps for the reader.
+        assumptions: assumptions of the job. The page begins with them.
         format: version of the file's format.
     """
 
@@ -144,7 +144,7 @@ def parse_document(found: Mapping[str, Any], path: str) -> Document:
 
     Args:
         found: the content.
-        path: of the file, for messages.
+        path: path of the file, for messages.
     Raises:
         CheckpointError: it is broken, or of a later version of `chop`.
     """

@@ -57,8 +57,8 @@ class Trials:
 
     Attributes:
         points: (x, accuracy from 0 to 1) of each.
-        texts: of each of the points, shown where it is pointed at; () has none.
-        label: what the legend says.
+        texts: text of each point, shown on hover. () has none.
+        label: label in the legend.
     """
 
     points: Sequence[Point]
@@ -137,7 +137,7 @@ def plot_accuracy(
         ticks: marks of the horizontal axis; default, matplotlib's choice.
         metric: what the points are; shares are drawn in percent.
         marks: label -> x, drawn upright.
-        trials: what a search measured, behind the curves. Default: nothing.
+        trials: trials of a search, drawn behind the curves. Default: none.
     Returns: `path`.
     """
     factor = 100 if metric.is_share else 1

@@ -122,7 +122,7 @@ class Step:
     """Something to do next with the results of a run.
 
     Attributes:
-        label: what it does.
+        label: description of the step.
         code: a command line, lines of Python or a path, which can be pasted as it is.
     """
 
@@ -150,8 +150,8 @@ class Report(Generic[R]):
         charts: what only the page shows, beside the charts of the figures.
         tables: what only the page shows.
         outcome: the numbers by which a list of runs tells this one from others.
-        steps: what a reader does next, at the end of the page.
-        assumptions: what the job took for granted, in the order of importance.
+        steps: next steps for the reader, at the end of the page.
+        assumptions: assumptions of the job, most important first.
     """
 
     title: str

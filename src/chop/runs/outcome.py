@@ -16,7 +16,7 @@ class Outcome:
         reference: the same of the float model.
         is_share: the metric is a share of 1 and printed in percent.
         bits: average storage of a weight.
-        size_bytes: of the weights' file, or of the parameters where none is written.
+        size_bytes: size of the weights' file, or of the parameters if no file is written.
     """
 
     data: str

@@ -60,9 +60,9 @@ class Estimate:
     fastest other, times the ratio of their costs.
 
     Args:
-        kinds: of the measurements, one each.
+        kinds: kind of each measurement.
         now: a clock in seconds.
-        costs: how long each kind takes, in any unit; those that are not named cost 1.
+        costs: cost of each kind in any common unit. Default: 1.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class Stages:
     (`step`), so that the number of steps never grows.
 
     Args:
-        kinds: of the stages, one each, as far as they are known.
-        costs: how long stages of each kind take, see `Estimate`.
-        steps: how many steps these are. Default: one for each stage.
+        kinds: kind of each stage, as far as they are known.
+        costs: cost of a stage of each kind, see `Estimate`.
+        steps: number of steps. Default: one for each stage.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class Stages:
         """These stages are left, and no others.
 
         Args:
-            kinds: of the stages, one each.
-            steps: how many steps these are, the running one aside. Default: one for each stage, and
-                none while a step runs. There are never more than before.
+            kinds: kind of each stage.
+            steps: number of steps without the running one. Default: one for each stage, or none
+                while a step runs. The number never grows.
         """
         kinds = [*kinds]
         self._estimate.expect(kinds)
@@ -235,9 +235,9 @@ def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
     """A bar of equal steps; in a pipe a line now and then, and one at the end.
 
     Args:
-        label: of what is done.
-        steps: how many.
-    Returns: what to call after each step.
+        label: label of the bar.
+        steps: number of steps.
+    Returns: function to call after each step.
     """
     bar = Progress()
     console, done = bar.console, count(1)

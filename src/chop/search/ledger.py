@@ -299,9 +299,9 @@ class Ledger:
         """Adds a trial that measured nothing.
 
         Args:
-            outcome: of the trial.
+            outcome: outcome of the trial.
             document: with the `config`.
-            number: that it is to have; None: the next one.
+            number: number of the trial. None: the next free one.
             tell: makes the document of the row instead, once nobody else can have the number.
         Returns: its number; None where another worker's trial has the one that was asked for.
         """

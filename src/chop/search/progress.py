@@ -80,7 +80,7 @@ class TrialLines:
         """A line for each trial, with its values; for many at once, and those of earlier runs, one.
 
         Args:
-            result: as it stands.
+            result: current result.
             left: time left, as a text.
         """
         ended = [t for t in result.trials if t.outcome in ENDED]

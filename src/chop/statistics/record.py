@@ -33,7 +33,7 @@ class Record(Statistic):
 
         Args:
             x: any shape and real dtype.
-            hidden: what does not count; it is recorded too, for tensors are kept whole.
+            hidden: masked elements. They are recorded too, because tensors are kept whole.
 
         Raises:
             ConfigError: the tensor's sizes do not fit those before it.

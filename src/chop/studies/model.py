@@ -59,7 +59,7 @@ class ModelRow:
         file_bytes: of its weights' file; None where it was not saved.
         measured: all that was measured.
         peer: name of the float model in the same engine; None where there is none.
-        peer_ratio: how many times as fast as that.
+        peer_ratio: speed as a multiple of that peer.
     """
 
     model: str

@@ -55,8 +55,8 @@ class StudyConfig:
     Attributes:
         seconds: seconds to measure per variant and case. Longer narrows the confidence intervals.
         threads: threads of torch; one gives the steadiest ratios.
-        method: how variants are timed. `paired`: they take turns; `torch` (torch.utils.benchmark)
-            and `time` (a loop): one variant after the other.
+        method: timing method. With `paired`, variants take turns. With `torch`
+            (torch.utils.benchmark) and `time` (a loop), they run one after the other.
         device: torch device: cpu, cuda, cuda:1 and so on.
         out: folder for tables, plots and measurements.
         quick: a small case in little time, to see that all runs. Defaults are replaced; what is

@@ -60,7 +60,7 @@ def array_of(series: Any, name: str | None = None) -> np.ndarray:
     """The numbers of a series; missing ones are NaN.
 
     Args:
-        series: of pandas.
+        series: series of pandas.
         name: for the message; None takes its own.
     Raises:
         ConfigError: it holds no numbers.

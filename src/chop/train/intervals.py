@@ -32,8 +32,8 @@ class Score:
         interval: at the level `LEVEL`; None where it is unknown.
         constant: the metric of the best answer that looks at no input, see `constant_score`; None
             where that is unknown.
-        rows: how many there are; each may have several answers, as texts have; 0 where a function
-            of the user's gives one number only.
+        rows: number of rows, each with one or (as in texts) several answers. 0 if a function of
+            the user returns only one number.
         has_one_class: all labels are one class.
     """
 

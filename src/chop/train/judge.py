@@ -36,9 +36,9 @@ class Judge:
     Attributes:
         function: takes the model, in evaluation mode and without gradients, and gives a number, or
             a sequence of numbers, one for each row, whose mean counts.
-        name: of the number in tables and results.
-        higher_is_better: whether a larger number is a better model.
-        code: how the function is named in a command, `file.py:fn`; "" of one that was passed.
+        name: name of the number in tables and results.
+        higher_is_better: true if a larger number is a better model.
+        code: name of the function in a command, `file.py:fn`. "" if it was passed.
     """
 
     function: Callable[[nn.Module], Any]
@@ -163,10 +163,10 @@ def check_function(function: Any, count: int, setting: str, takes: str) -> None:
     """Checks that something can be called with so many arguments.
 
     Args:
-        function: of the user.
-        count: of positional arguments.
-        setting: that it was given as.
-        takes: what the arguments are.
+        function: function of the user.
+        count: number of positional arguments.
+        setting: setting that has the function.
+        takes: description of the arguments.
     Raises:
         ConfigError: it cannot.
     """
@@ -187,7 +187,7 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
 
     Args:
         function: (output of the model, labels of the batch) -> a scalar.
-        code: how a command names it, `file.py:fn`; "" of one that was passed.
+        code: name of the function in a command, `file.py:fn`. "" if it was passed.
     Raises:
         ConfigError: it cannot be called so; in training, it raises or gives no number that has a
             gradient.

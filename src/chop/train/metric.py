@@ -55,7 +55,7 @@ class Metric:
         name: in tables and results.
         score: (predictions (K, ...), labels (K, ...)) -> the number, over all rows at once.
         predict: (answers, labels) of a batch -> the predictions that `score` takes.
-        higher_is_better: whether a larger number is a better model.
+        higher_is_better: true if a larger number is a better model.
         is_share: printed in percent.
         is_relative: a drop is a share of the reference, as it is wherever lower is better.
     """

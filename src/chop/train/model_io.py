@@ -138,8 +138,8 @@ def answers_of(output: Any, task: Task, rows: int) -> Tensor:
     """The answers of a model's output that a task compares.
 
     Args:
-        output: as for `read_output`; of a task that reads all, nested tensors of whatever shape.
-        task: what the model is asked to do.
+        output: see `read_output`. A task that reads everything has nested tensors of any shape.
+        task: task of the model.
         rows: in the batch.
     Raises:
         ConfigError: the output has no logits; of a task that reads all, no number for each row.

@@ -54,7 +54,7 @@ class Task:
         output_loss: (output, labels) -> the mean loss, a scalar, in the place of `loss`: a function
             of the user's, which takes what the model returns as it is.
         reads_all: answers are all numbers that the model returns for a row, (B, D); else logits.
-        fits: whether logits and labels of a batch may be meant for the task, for messages.
+        fits: returns true if logits and labels may be meant for the task, for messages.
     """
 
     name: str

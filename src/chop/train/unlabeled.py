@@ -25,7 +25,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
 
     Args:
         model: tells rows from batches in a list: it is called on the first item, as one of them.
-        data: what `read_rows` takes; or one tensor or array, a frame, a mapping of columns, or a
+        data: any input of `read_rows`; or one tensor or array, a frame, a mapping of columns, or a
             list, an iterator or a DataLoader of tensors, tuples of one, or mappings, each a row
             or a batch.
     Raises:

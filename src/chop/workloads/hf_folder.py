@@ -28,7 +28,7 @@ def write_model_folder(mg: MaseGraph, config: WorkloadConfig, results: Path) -> 
         mg: the graph of the model that is saved.
         config: the tokenizer or processor of its model goes along.
         results: the folder that is put in place as one, see `chop.files.staged_files`.
-    Returns: why no folder is written; None where one is.
+    Returns: reason why no folder is written. None if one is.
     """
     made = results / f".{FOLDER}"
     reason = _write(mg, config, made)

@@ -40,7 +40,7 @@ class OwnFunctions:
 
     Attributes:
         evaluate: judges a model; None leaves that to the task's metric.
-        lower_is_better: of its numbers.
+        lower_is_better: true if smaller numbers are better.
         loss: trains a model; None leaves that to the task.
     """
 
@@ -72,7 +72,7 @@ class WorkloadConfig:
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
         label_mean: mean that labels were standardized by. It is subtracted from those of a
             regression whose model was trained on such labels. Default: 0.
-        label_std: what the difference is divided by. Default: 1.
+        label_std: standard deviation that labels were divided by. Default: 1.
         text_column: column with the texts. Default: `text`, `sentence` and the like.
         label_column: column with the labels. Default: `labels` or `label`.
         pixel_mean: what is subtracted from pixels of 0 to 1: one number, or one per channel.

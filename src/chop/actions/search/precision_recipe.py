@@ -168,7 +168,7 @@ def settings_of_workload(
     """Settings that name the model and its data, the same for every job.
 
     Args:
-        config: of the search.
+        config: settings of the search.
         kinds: classes whose fields are taken.
     """
     own = {"out", "batch_size", "device"}

@@ -208,7 +208,7 @@ def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
 
     Args:
         config: the settings.
-        result: of the search.
+        result: result of the search.
     """
     legend = format_legend(config.candidates().values())
     return [formats_table(result), *([legend] if legend else [])]

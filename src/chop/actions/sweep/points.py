@@ -43,11 +43,11 @@ def measure_all(
     The metric of each is printed as it is there; in a pipe with how many are, and the time left.
 
     Args:
-        title: of the bar.
-        points: what to measure.
+        title: title of the progress bar.
+        points: points to measure.
         journal: remembers results.
-        metric: of the results that is printed.
-        costs: how long points of each kind take, see `chop.runs.progress.Estimate`.
+        metric: metric of the results to print.
+        costs: cost of a point of each kind, see `chop.runs.progress.Estimate`.
     Returns: one mapping per point, in their order.
     """
     # Equal settings, equal result: each is measured once.

@@ -120,9 +120,9 @@ def run_once(
 
     Args:
         model: the model.
-        arguments: of the call, by name.
-        run: what the model was before.
-        differentiation: which gradients are wanted; None: the call is made without gradients.
+        arguments: arguments of the call by name.
+        run: state of the model before the call.
+        differentiation: gradients to compute. None: the call is made without gradients.
     """
     # The model may write into its inputs, and they are for several runs.
     own = {name: tree_map(copied, value) for name, value in arguments.items()}

@@ -28,7 +28,7 @@ class Gradients:
     """Gradients of the outputs of one call.
 
     Args:
-        required: which outputs require a gradient.
+        required: true for each output that requires a gradient.
         by_name: gradients of parameters and inputs, or products of large ones with a vector; None
             for those that have none.
         fails: autograd cannot differentiate the call.
@@ -76,7 +76,7 @@ class Differentiation:
         """The gradients of all outputs together, each times a fixed random tensor.
 
         Args:
-            outputs: of a call.
+            outputs: outputs of a call.
             leaves: from `prepare`.
         """
         required = tuple(x.requires_grad for x in outputs)
@@ -100,8 +100,8 @@ def difference(found: Gradients, expected: Gradients, tolerance: float) -> tuple
     """Describes a difference of gradients and names them; "" if there is none.
 
     Args:
-        found: of the capture.
-        expected: of the model.
+        found: gradients of the capture.
+        expected: gradients of the model.
         tolerance: relative to the largest entry of each gradient.
     """
     if found.required != expected.required:

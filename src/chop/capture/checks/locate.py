@@ -41,7 +41,7 @@ def locate(
         model: the model; it is left as it was.
         captured: its capture.
         arguments: of a call on which they differ, fixed ones included.
-        mismatch: how they differ.
+        mismatch: difference to locate.
     """
     found = _last_reader(captured, mismatch.parameters)
     if found is None:

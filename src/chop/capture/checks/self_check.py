@@ -43,8 +43,8 @@ class Mismatch:
     """A difference of a capture from its model.
 
     Args:
-        reason: what differs.
-        training: whether it was seen in `train()`.
+        reason: description of the difference.
+        training: true if it was seen in `train()`.
         parameters: those whose gradients differ.
     """
 
@@ -115,7 +115,7 @@ class GradientCheck:
 
         Args:
             captured: the capture.
-            recorder: what has recorded its graph.
+            recorder: recorder of its graph.
         """
         effort = multiply_adds_per_node(captured, recorder.values)
         # What a model makes of an input that needs a gradient is not in its graph.

@@ -40,7 +40,7 @@ class FrozenTensors:
 
         Args:
             tensor: the parameter or buffer.
-            name: what the model calls it.
+            name: name of the tensor in the model.
         """
         _, before = self._first.setdefault(id(tensor), (tensor, tensor.requires_grad))
         yield
@@ -82,7 +82,7 @@ class WatchedNode:
 
     Args:
         node: the node.
-        is_recording: whether the model's own Python runs at this moment.
+        is_recording: returns true while the model's own Python runs.
     """
 
     def __init__(self, node: Node, is_recording: Callable[[], bool]) -> None:
@@ -118,7 +118,7 @@ def watched_saved_tensors(
     Those of torch (checkpoints, `save_on_cpu`) save memory and change no gradient.
 
     Args:
-        is_recording: whether the model's own Python runs at this moment.
+        is_recording: returns true while the model's own Python runs.
         untraced: a context in which nothing is written down.
     """
     enter: Any = saved_tensors_hooks.__enter__

@@ -61,8 +61,8 @@ class EffectError(CaptureError):
     """The model's Python does something that no node does, for parts that run elsewhere.
 
     Args:
-        message: what it does.
-        cause: where it does so.
+        message: description of the effect.
+        cause: place in the code.
         seen: the paths of the modules that are running where it matters, outermost first.
 
     Attributes:

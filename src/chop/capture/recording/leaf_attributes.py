@@ -52,7 +52,7 @@ class LeafAttributes:
 
     Args:
         model: the model that is recorded.
-        leaves: which of its modules are not looked into.
+        leaves: rule that selects modules whose inside is not recorded.
         running: the paths of the modules whose Python runs at this moment, outermost first.
     """
 

@@ -79,7 +79,7 @@ class Recorder(TorchFunctionMode):
         asked_for_gradients: lines that read `requires_grad` of a computed tensor as False.
         before_write: called with each tensor that is about to be written.
         check_numpy_draws: whether to find the module that draws from `np.random`.
-        training: whether it is the run in `train()`.
+        training: true in the run in `train()`.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class ReplacedBuffers:
     """Writes of one recording.
 
     Args:
-        writer: of the recording.
+        writer: writer of the recording.
     """
 
     def __init__(self, writer: GraphWriter) -> None:

@@ -39,7 +39,7 @@ def check_buffers(
     A graph has no node that binds a name of a module; its state would never move.
 
     Args:
-        path: of the module.
+        path: path of the module.
         module: the module.
         before: its buffers before.
         source_of: the tensor that another one is an alias of, itself for most.

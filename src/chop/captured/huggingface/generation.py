@@ -69,7 +69,7 @@ def generation_config_of(record: CaptureRecord) -> Any:
     """The settings of a record as transformers takes them.
 
     Args:
-        record: of a graph.
+        record: capture record of a graph.
 
     Raises:
         CaptureError: they are none, as a file may have them.

@@ -76,8 +76,8 @@ class _Place:
 
     Args:
         owner: the object, container, function or file.
-        part: which part of it.
-        keys: what code reads there.
+        part: expression that reads the values, with `{}` for the owner.
+        keys: keys that code reads there.
         names: the attributes of objects that count.
         renew: is called where `condition` may be another, as at the end of an object.
     """
@@ -104,7 +104,7 @@ class _Place:
         """Python that is true while every value is the same object; it may raise where one is not.
 
         Args:
-            number: of the place.
+            number: number of the place.
             names: takes the variables of the condition.
         """
         names[f"w{number}"], part = self.owner, self._part.format(f"w{number}()")

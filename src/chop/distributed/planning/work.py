@@ -24,7 +24,7 @@ def flops_of(
     Args:
         mg: the graph.
         node: one of its nodes.
-        inputs: what the nodes give that it reads; or tensors, one for each of these, in order.
+        inputs: results of the nodes that it reads, or tensors for each of them, in order.
         results: the tensors that it gives.
         counts: keeps the counts of calls that are not in the operator table's rules.
     """

@@ -290,7 +290,7 @@ class MaseGraph:
         """Erases the nodes that only `train()` runs, for programs that run in `eval()`.
 
         Args:
-            reason: why, for the error of a call in `train()`.
+            reason: reason in the error of a call in `train()`.
         """
         if mode_paths(self.fx_graph):
             settle(self.fx_graph, lambda path: False)

@@ -313,7 +313,7 @@ def _formats_of_readers(
 
     Args:
         captured: the graph.
-        parameter: of one of its modules.
+        parameter: parameter of one of its modules.
         besides: the calls to leave out.
     """
     for node in captured.graph.nodes:

@@ -12,7 +12,7 @@ def check_architectures(config: Any, where: str) -> None:
     """Raises ConfigError where `architectures` of a configuration are no names.
 
     Args:
-        config: of transformers.
+        config: configuration of transformers.
         where: the folder or file, for messages.
     """
     names = config.architectures
@@ -28,7 +28,7 @@ def named_class(config: Any, where: str) -> Any:
     """The class of models that a configuration names; None: it names none of transformers.
 
     Args:
-        config: of transformers.
+        config: configuration of transformers.
         where: the folder or file, for messages.
     Raises:
         ConfigError: the name is that of something else, which is not called.

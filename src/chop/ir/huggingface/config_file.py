@@ -49,7 +49,7 @@ def check_config(folder: Path) -> None:
         folder: with a config.json.
     Raises:
         ConfigError: the config is broken, or asks for more.
-        CheckpointError: as of `check_folder_files`.
+        CheckpointError: see `check_folder_files`.
     """
     path = folder / CONFIG
     check_folder_files(folder)
@@ -73,7 +73,7 @@ def without_fetched_code(config: Any, where: str) -> None:
     """Leaves out implementations of attention and experts that transformers would fetch as code.
 
     Args:
-        config: of transformers, as it was read; changed in place, with the configs inside.
+        config: configuration of transformers as it was read. It and inner ones are modified.
         where: the folder or name it is from, for a warning.
     """
     from transformers import PreTrainedConfig

@@ -25,7 +25,7 @@ class ExpertMatrix:
         parameter: name in the model; its shape is (experts, rows of all parts, columns).
         expert: number of the expert.
         part: number of the matrix among those of an expert that the parameter has, in their order.
-        parts: how many there are.
+        parts: number of matrices side by side.
     """
 
     parameter: str
@@ -58,7 +58,7 @@ class Conversions:
         """The place of a tensor of one expert; None: it is none that is stacked as it is.
 
         Args:
-            name: of a weight in files, such as `model.layers.0.mlp.experts.3.up_proj.weight`.
+            name: name of a weight in files, such as `model.layers.0.mlp.experts.3.up_proj.weight`.
         """
         own, pattern = self._renamed(name)
         number = EXPERT.search(name)

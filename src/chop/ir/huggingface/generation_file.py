@@ -16,7 +16,7 @@ def read_generation_config(model: Any, folder: str | Path) -> None:
     """Gives a model what a folder says of `generate`, if it has such a file.
 
     Args:
-        model: of transformers; of a class that does not generate, it stays as it is.
+        model: model of transformers. It stays as it is if its class does not generate.
         folder: local.
 
     Raises:

@@ -214,7 +214,7 @@ def settle_missing(model: Any, missing: Collection[str]) -> None:
     """Sees to parameters of packed layers that no file has, which transformers leaves undefined.
 
     Args:
-        model: whose weights have been read.
+        model: model after its weights have been read.
         missing: names of tensors that no file has.
 
     Raises:

@@ -22,7 +22,7 @@ def tool_of(name: str) -> str | None:
     """The tool whose codes have a tensor of this name; None: none is known.
 
     Args:
-        name: of a tensor in a file.
+        name: name of a tensor in a file.
     """
     found = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
     return next(found, None)

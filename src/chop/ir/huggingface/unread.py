@@ -59,8 +59,8 @@ class Unread:
         """Sentences on parts of heads, which the caller is to warn of.
 
         Args:
-            model: of transformers, loaded.
-            where: of the files, for messages.
+            model: loaded model of transformers.
+            where: location of the files, for messages.
             has_new_head: the head may be of another size than that of the files.
 
         Raises:

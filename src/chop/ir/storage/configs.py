@@ -36,7 +36,7 @@ def is_installed_implementation(key: str, value: Any) -> bool:
     """True for None and for an implementation that this machine has, so that none is fetched.
 
     Args:
-        key: of `IMPLEMENTATIONS`.
+        key: key in `IMPLEMENTATIONS`.
         value: a file's.
 
     >>> is_installed_implementation("attention", "sdpa")

@@ -29,7 +29,7 @@ def read_torch_file(path: str | Path) -> Any:
     """The content of a file of `torch.save`.
 
     Args:
-        path: of a regular file.
+        path: regular file to read.
     Raises:
         CheckpointError: the file would unpack to more than its size.
         Exception: whatever torch raises for a file with something else than tensors.
@@ -43,7 +43,7 @@ def check_torch_file(path: str | Path) -> None:
     """Compares what a file of `torch.save` unpacks to with its size.
 
     Args:
-        path: of a regular file, which another library reads.
+        path: regular file, which another library reads afterwards.
     Raises:
         CheckpointError: it would unpack to more.
         ValueError: it is a TorchScript program.

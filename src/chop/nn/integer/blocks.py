@@ -160,7 +160,7 @@ class RequantizeBlocks(IntegerOperator):
         """int64, shape of `codes`.
 
         Args:
-            codes: of the input.
+            codes: codes of the input.
             kept: boolean, broadcasts with `codes`: what is False becomes 0, and no exponent
                 follows it. None: all are kept.
         """

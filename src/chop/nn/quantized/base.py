@@ -271,8 +271,8 @@ class QuantizedOperator(nn.Module):
 
         Args:
             operand: one that learns.
-            x: what is quantized; tensors that say nothing of scales change nothing: fake, empty,
-                all zero or not finite.
+            x: tensor to quantize. Fake and empty tensors, zeros and non-finite values change
+                nothing.
         """
         start = state.measured_scales(self, operand, x)
         scales = self._parameters[SCALE_NAMES[operand]]

@@ -66,7 +66,7 @@ def masked_parameter(module: nn.Module, name: str) -> tuple[str, Tensor | None]:
 
     Args:
         module: pruned by chop or by `torch.nn.utils.prune`, or not at all.
-        name: of the parameter; torch calls what it masks NAME_orig.
+        name: name of the parameter. torch calls a masked one NAME_orig.
     Returns: the name, and a boolean mask, True where it hides; None without a mask.
     """
     own = name.removesuffix("_orig")

@@ -62,7 +62,7 @@ def empty_range(device: torch.device | None = None) -> Tensor:
     that are missing are 0.
 
     Args:
-        device: of the buffer; default, the CPU.
+        device: device of the buffer. Default: the CPU.
     """
     buffer = torch.zeros(HEAD + WINDOW, dtype=torch.float32, device=device)
     buffer[:HEAD] = math.inf
@@ -144,7 +144,7 @@ def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
         x: any shape, floating. Tensors without values to look at (compilers, fake tensors,
             transforms), those that are all zero, and those that gradient checkpointing computes
             again change nothing.
-    Returns: whether the fit is another one.
+    Returns: true if the fit has changed.
     """
     if _is_opaque(x) or is_in_backward():
         return False

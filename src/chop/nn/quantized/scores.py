@@ -24,7 +24,7 @@ def masked_scores(x: Tensor) -> Tensor | None:
     """Boolean, shape of `x`: True for masked scores; None where there are certainly none.
 
     Args:
-        x: what a softmax reads, any shape and floating dtype.
+        x: input of a softmax, any shape and floating dtype.
     """
     if _can_look_at(x) and x.detach().amin().item() > LOWEST_SCORE:
         return None
@@ -38,7 +38,7 @@ def masked_operands(operands: Sequence[Tensor]) -> Tensor | None:
     may be subtracted. None where nothing is masked.
 
     Args:
-        operands: of arithmetic on scores, floating.
+        operands: floating operands of arithmetic on scores.
     """
     found = [_large(x) for x in operands]
     masked = [x for x in found if x is not None]
@@ -94,7 +94,7 @@ def hidden_of(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
 
     Args:
         masked: boolean; None for nothing.
-        shape: of the operand, which broadcasts to that of `masked`.
+        shape: shape of the operand, which broadcasts to the shape of `masked`.
     """
     if masked is None or masked.shape == shape:
         return masked

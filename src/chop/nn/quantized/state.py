@@ -38,7 +38,7 @@ def waits(operator: QuantizedOperator, operand: str, until: str) -> str:
 
     Args:
         operator: it has them.
-        operand: whose they are.
+        operand: operand with these scales.
         until: the end of the sentence.
     """
     return (
@@ -95,8 +95,8 @@ def measured_scales(operator: QuantizedOperator, operand: str, x: Tensor) -> Ten
 
     Args:
         operator: it learns them.
-        operand: whose they are.
-        x: what is quantized.
+        operand: operand with these scales.
+        x: tensor to quantize.
     Returns: None for tensors that say nothing of scales: fake, empty, and inputs that are all zero
         or not finite, such as a trial run's.
     """

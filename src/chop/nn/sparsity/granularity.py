@@ -111,8 +111,8 @@ def lowest_weights(
     Args:
         layers: with `global` scope all of the same sparsity.
         score: the score.
-        granularity: what is hidden together.
-        scope: where a share is counted.
+        granularity: unit of weights that are hidden together.
+        scope: group of weights in which a share is counted.
         of_all: the sparsity is the share of all weights, masked ones included.
     """
     if granularity.group:
@@ -134,7 +134,7 @@ def _lowest_of(
 
     Args:
         ranked: scores, how many of them are masked (these come first), and the share to hide.
-        scope: where a share is counted.
+        scope: group of weights in which a share is counted.
         of_all: see `lowest_weights`.
     """
     if scope == "local":

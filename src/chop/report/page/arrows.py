@@ -19,11 +19,11 @@ class Arrow:
     """An arrow to an end of the upright axis.
 
     Attributes:
-        mark: that lies beyond the end.
+        mark: mark beyond the end.
         at: pixels to the right of its point.
         end: pixels downwards of its point.
         back: pixels from its point to its base.
-        row: of its number, of those that would overlap; None where there is no room for it.
+        row: row of its number among those that would overlap. None if there is no room for it.
     """
 
     mark: Mark
@@ -73,7 +73,7 @@ def arrows_of(
     """An arrow for each mark beyond the axis; of a level of steps one, where the next level begins.
 
     Args:
-        series: whose marks they are.
+        series: series of the marks.
         axis: upwards.
         x: places to the right.
         y: places upwards.

@@ -63,15 +63,15 @@ class Picture:
     """A chart as the page has it: caption, SVG, legend and numbers, or the data of a graph.
 
     Attributes:
-        title: of the chart, as one line.
-        kind: of the chart.
+        title: title of the chart, one line.
+        kind: kind of the chart.
         parts: its drawings.
-        legend: of its colors.
+        legend: legend of its colors.
         numbers: its numbers as a table.
-        data: of a graph, as JSON.
-        titles: of the drawings, where there are several.
+        data: data of a graph, as JSON.
+        titles: titles of the drawings, if there are several.
         narrow: the same drawings for a narrow window; none where the others fit.
-        caption: what is seen.
+        caption: description of the chart in words.
     """
 
     title: str

@@ -36,9 +36,9 @@ class TokenRequired:
     neither in the history of the browser nor in what pages can read.
 
     Args:
-        app: what is protected.
-        token: of this server.
-        headers: of the answers that are given here.
+        app: app to protect.
+        token: token of this server.
+        headers: headers of the answers that are given here.
         policy: the content policy of the page that leads on.
     """
 

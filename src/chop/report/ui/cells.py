@@ -22,7 +22,7 @@ class ListCell:
 
     Attributes:
         column: its name.
-        text: what is shown; "" where nothing is known.
+        text: text to show, "" if nothing is known.
         value: number that it is sorted by; None: by the text.
         is_number: it stands at the right.
         title: the whole text, where a short one is shown.

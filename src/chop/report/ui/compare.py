@@ -27,9 +27,9 @@ class Fact:
     """A row of the comparison.
 
     Attributes:
-        name: what is compared.
-        texts: of each run; "" where it has none.
-        difference: of the second run from the first, where there are two with numbers.
+        name: name of the compared value.
+        texts: text for each run, "" if it has none.
+        difference: second run minus first run, if there are two with numbers.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Comparison:
 
     Attributes:
         runs: in the order in which they were named.
-        facts: what the list shows of them.
+        facts: facts that the list shows of them.
         settings: those that differ.
         tiles: the numbers of their pages; None where no page is there.
         pictures: charts that several have.
-        notes: why something is not shown.
+        notes: reasons why something is not shown.
     """
 
     runs: tuple[FoundRun, ...]
@@ -62,7 +62,7 @@ def compare(folder: RunsFolder, paths: Sequence[str]) -> Comparison | None:
     """Runs of a folder side by side; None where a path has no run, or there are fewer than two.
 
     Args:
-        folder: of the list.
+        folder: folder of the list.
         paths: below it; those that are there twice count once.
     """
     chosen = list(dict.fromkeys(paths))[:MOST_RUNS]

@@ -40,7 +40,7 @@ class Progress:
         count: of all points that were read.
         charts: the best so far of a search.
         counts: outcome -> trials of a search.
-        notes: why files of it are not shown.
+        notes: reasons why files of it are not shown.
     """
 
     run: FoundRun
@@ -169,7 +169,7 @@ def open_plain(path: Path, kind: str) -> BinaryIO:
     """Opens a regular file, and no link, for reading.
 
     Args:
-        path: of the file, in a folder that no link leads to.
+        path: file in a folder that no link leads to.
         kind: a key of `BOUNDS`.
     Raises:
         OSError: it is missing or cannot be read.

@@ -19,14 +19,14 @@ class FoundRun:
     """A run in a list.
 
     Attributes:
-        path: of its folder, below the folder of the list.
-        kind: of command.
+        path: path of its folder, relative to the folder of the list.
+        kind: kind of command.
         state: `running`, `finished`, `failed`, `interrupted`, or `broken`.
-        model: that it ran on; "" where the settings name none.
+        model: model of the run, "" if the settings name none.
         started: in UTC, ISO 8601.
         ended: the same; "" while it runs.
-        error: what it failed with, or why it cannot be read.
-        data: that it ran on; "" where neither results nor settings name any.
+        error: error of the run, or the reason why it cannot be read.
+        data: data of the run, "" if neither results nor settings name any.
         outcome: its numbers; None before it is finished, and of jobs without.
         command: its command line; "" where there is none.
         again: the command line that goes on, or starts again, after it was interrupted.
@@ -54,9 +54,9 @@ def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
     """A run from its manifest.
 
     Args:
-        path: of its folder, below that of the list.
+        path: path of its folder, relative to the folder of the list.
         folder: the same in full.
-        manifest: of the run.
+        manifest: manifest of the run.
     """
     outcome, command = manifest.outcome, command_line(manifest.command)
     named = manifest.settings.get("dataset")
