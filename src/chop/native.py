@@ -23,7 +23,7 @@ from typing import Literal
 from chop import children
 from chop.errors import WriteError
 from chop.files import atomic_file, build_lock
-from chop.files.digests import damage_of, digest_beside, sync_folder, write_digest
+from chop.files.digests import digest_beside, find_damage, sync_folder, write_digest
 from chop.files.temporary import remove_orphans, scratch_folder
 from chop.hub import cache_folder
 
@@ -184,7 +184,7 @@ def load_library(built: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
 
 def _make(path: Path, make: Callable[[Path], None]) -> None:
     """Makes a file of code and its digest, in the place of what is there."""
-    if is_trusted(path) and (damage := damage_of(path)):
+    if is_trusted(path) and (damage := find_damage(path)):
         remove_damaged(path, damage)
     for file in (path, digest_beside(path)):
         if file.is_dir() and not file.is_symlink():  # no file can take the name of a folder
@@ -221,7 +221,7 @@ def is_whole(path: Path) -> bool:
     Args:
         path: file made by `kept`.
     """
-    return is_trusted(path) and is_trusted(digest_beside(path)) and damage_of(path) is None
+    return is_trusted(path) and is_trusted(digest_beside(path)) and find_damage(path) is None
 
 
 def remove_unused(folder: Path, most_bytes: int = 0) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from torch import nn
 from chop import runs
 from chop.actions.emit import _sentence, emit
 from chop.actions.emit_page import dataflow_chart, tiles_of, utilization_chart
-from chop.actions.emit_timing import timing_of
+from chop.actions.emit_timing import circuit_timing
 from chop.actions.lower import accuracy_sentence
 from chop.actions.settings.emit import EmitConfig
 from chop.errors import ConfigError, UnavailableError, VerificationError
@@ -91,7 +91,9 @@ def test_latency_is_told_in_cycles_and_in_microseconds(emitted):
     assert "100 MHz (assumed)" in read(out, "report.md")
     tile = next(tile for tile in read_document(out).tiles if tile.label == "latency")
     assert tile.value == pytest.approx(first["latency"] / 100)
-    placed = timing_of(emit_design(MaseGraph.from_checkpoint(out / "model"), 12), first, PLACED, 1)
+    placed = circuit_timing(
+        emit_design(MaseGraph.from_checkpoint(out / "model"), 12), first, PLACED, 1
+    )
     assert placed["latency_us"] == first["latency"] / 147.06 and placed["is_placed"]
 
 

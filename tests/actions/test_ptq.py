@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph
-from chop.actions.ptq import describe_left
+from chop.actions.ptq import describe_skipped
 
 
 def test_layers_left_alone_are_told_by_method_and_reason():
@@ -13,8 +13,8 @@ def test_layers_left_alone_are_told_by_method_and_reason():
     names = [node.name for node in mg.nodes if node.op == "call_module"]
     gptq = {names[0]: "it is shared", f"{names[1]}[3]": "it saw few rows"}
     left = {"awq": dict.fromkeys(names, "no norm is before it"), "gptq": gptq, "rotate": {}}
-    assert describe_left(mg, left) == (
+    assert describe_skipped(mg, left) == (
         "AWQ left unscaled 4 (0 ... 3): no norm is before it. "
         "GPTQ left at the nearest number 0: it is shared; 1[3]: it saw few rows."
     )
-    assert describe_left(mg, {"gptq": {}}) is None
+    assert describe_skipped(mg, {"gptq": {}}) is None

@@ -11,7 +11,7 @@ from chop import passes
 from chop.actions import ways
 from chop.actions.bench import BenchModelConfig, bench_model
 from chop.actions.compress import CompressConfig, compress
-from chop.actions.latency import describe_fastest, describe_speed, fastest_of
+from chop.actions.latency import describe_fastest, describe_speed, find_fastest
 from chop.actions.ways import make_ways
 from chop.errors import CheckpointError, ConfigError
 from chop.ir.graph import MaseGraph
@@ -161,7 +161,7 @@ def test_what_the_engine_gains_is_not_the_compressions():
     assert "as float in onnxruntime: the engine gains the speed, fewer bits the size: " in text
     rows = timed(compressed=(0.5, 0.9), onnxruntime=(4.0, 2.0, 1.5, 0.9))
     assert "the engine gains" not in describe_fastest(rows, FOLDER, True, {})
-    assert fastest_of(rows).in_short() == (
+    assert find_fastest(rows).in_short() == (
         "4.00x as fast at batch 1 and 2.00x at batch 16 as float in PyTorch (1.50x and 0.90x as "
         "float in onnxruntime)"
     )
@@ -169,7 +169,7 @@ def test_what_the_engine_gains_is_not_the_compressions():
 
 def test_a_way_that_is_faster_somewhere_comes_before_one_that_never_is():
     rows = timed(compressed=(0.95, 0.95), frozen=(2.0, 0.2))
-    assert fastest_of(rows).name == "frozen" and fastest_of(rows).is_faster
+    assert find_fastest(rows).name == "frozen" and find_fastest(rows).is_faster
 
 
 @pytest.mark.parametrize(

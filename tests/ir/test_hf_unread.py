@@ -24,7 +24,7 @@ from transformers import (
 
 from chop import ChopConfig
 from chop.errors import CheckpointError, ConfigError
-from chop.ir.huggingface.tools import tool_of
+from chop.ir.huggingface.tools import find_tool
 from chop.models import load_model
 from chop.models.meta import meta_model, weights_source
 from chop.nn.packed import PackedLinear
@@ -433,4 +433,4 @@ def test_warnings_of_transformers_are_not_switched_off(tmp_path, caplog):
     ],
 )
 def test_tools_are_known_by_the_ends_of_names(name, tool):
-    assert tool_of(name) == tool
+    assert find_tool(name) == tool

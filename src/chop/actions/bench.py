@@ -25,7 +25,7 @@ from chop.ir.graph import MaseGraph
 from chop.quantization.summary import format_rows
 from chop.report.bench_plots import plot_ratios
 from chop.report.report import Note, Report, announce, figure
-from chop.runs.progress import told_steps
+from chop.runs.progress import announced_steps
 from chop.studies.model import ModelComparison
 from chop.studies.results import flat_row
 from chop.workloads.load import load_workload
@@ -49,7 +49,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         loaded = load_workload(_workload_config(config, folder))
         exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
         announce(loaded.title, "making every way to run it, and measuring them in turns")
-        with told_steps():
+        with announced_steps():
             found, missing = compare_with_float(
                 loaded,
                 exact,

@@ -9,7 +9,7 @@ from typing import TypeVar
 from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.report.bench_plots import plot_ratios
 from chop.report.report import Block, Heading, Report, Table, figure, show, write_report
-from chop.runs.progress import told_steps
+from chop.runs.progress import announced_steps
 from chop.studies.results import Results, numeric_rows
 from chop.studies.settings import StudyConfig
 from chop.train import usable_device
@@ -33,7 +33,7 @@ def measure_and_write(measure: Callable[[S], R], config: S) -> R:
     name = measure.__name__.replace("_", " ")
 
     def run(config: S, workload: None, output: Output) -> Report[R]:
-        with told_steps():
+        with announced_steps():
             return report_of(measure(config))
 
     study: Job[S, None, R] = Job(name, run, load_nothing)

@@ -14,7 +14,7 @@ from chop.actions.compress_verdict import points_of, verdict_of
 from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.actions.ptq import (
     check_recipe,
-    describe_left,
+    describe_skipped,
     method_title,
     quantize_after_training,
     quantize_layers,
@@ -254,7 +254,7 @@ def _round(
     )
     method = method_title(config.method)
     label = number_format.label + (", overrides" if config.overrides else "")
-    told = describe_left(quantized, left)
+    told = describe_skipped(quantized, left)
     return measure(quantized, method, label, workload, stages, left=told)
 
 

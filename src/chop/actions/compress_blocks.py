@@ -23,7 +23,7 @@ from chop.actions.compress_results import (
 from chop.actions.compress_table import Candidate, Row, footnotes, printed_row, terminal_table
 from chop.actions.job import Job, Output, run_job
 from chop.actions.next_steps import steps_after_blocks
-from chop.actions.ptq import describe_left, method_title
+from chop.actions.ptq import describe_skipped, method_title
 from chop.actions.settings.compress import CompressConfig
 from chop.distributed.source import TensorSource
 from chop.errors import CheckpointError, ConfigError
@@ -228,7 +228,7 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         for part in walk.run(rounder, lambda name: stages.stage(BLOCK, name)):
             left.setdefault(_of_weights(config), {}).update(part.left)
         decoder.weights.load_rest()
-        told = describe_left(mg, left)
+        told = describe_skipped(mg, left)
         rounded = measure(mg, method_title(config.method), label, workload, stages, told)
     candidates = [exact, rounded]
     output.enter(_no_files_after(walk))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from chop.actions.compress_sensitivity import about_sensitivity
-from chop.actions.latency import fastest_of, speed_tiles
+from chop.actions.latency import find_fastest, speed_tiles
 from chop.captured.hidden import following, visible_rows
 from chop.errors import ChopError
 from chop.formats import NumberFormat, parse_format_string
@@ -91,7 +91,7 @@ def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Wo
 def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
     """What a reader of the numbers must know: layers that fit badly, floats, slowness."""
     found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
-    best = fastest_of(result["speed"])
+    best = find_fastest(result["speed"])
     if best is not None and not best.is_faster:
         found.append("No way to run the saved model was faster than float here.")
     return found
@@ -138,7 +138,7 @@ def _label(text: str | None) -> str | None:
         return text
 
 
-def legend_of(texts: Iterable[str], mg: MaseGraph) -> list[Table]:
+def legend_tables(texts: Iterable[str], mg: MaseGraph) -> list[Table]:
     """Returns tables that explain the names of the measured and the saved formats.
 
     Args:

@@ -15,7 +15,7 @@ from chop.actions.compress_doubts import note_doubts
 from chop.actions.compress_page import (
     charts_of_model,
     layer_table,
-    legend_of,
+    legend_tables,
     outcome_of,
     tiles_of,
     warnings_of,
@@ -123,7 +123,7 @@ def report_of(
             "tiles": tiles_of(result, chosen, candidates[0], workload),
             "tables": [
                 *([layer_table(result, chosen.graph)] if result["layers"] else []),
-                *legend_of(config.formats, chosen.graph),
+                *legend_tables(config.formats, chosen.graph),
             ],
             "charts": charts_of_model(result, chosen.graph, workload.example()),
             "outcome": outcome_of(

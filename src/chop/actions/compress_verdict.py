@@ -13,7 +13,7 @@ from chop.actions.compress_results import (
     smaller,
     times_smaller,
 )
-from chop.actions.latency import Fastest, describe_speed, fastest_of, no_gain
+from chop.actions.latency import Fastest, describe_speed, find_fastest, no_gain
 from chop.actions.ways import LOADED, ONNXRUNTIME, SAVED, in_folder
 from chop.workloads.hf_folder import FOLDER
 
@@ -39,7 +39,7 @@ def verdict_of(
     """
     metric = workload.task.metric
     row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
-    best = fastest_of(result["speed"])
+    best = find_fastest(result["speed"])
     return (
         f"saved {row.format} ({row.method}): {_smaller(result, best)}, "
         f"{metric.name} {mine.format(metric)}{saved.tested_on(workload)} against "
@@ -77,7 +77,7 @@ def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
 
 
 def _speed(result: Mapping[str, Any], config: CompressConfig) -> str:
-    best, rounded = fastest_of(result["speed"]), rounds_inputs(result)
+    best, rounded = find_fastest(result["speed"]), rounds_inputs(result)
     in_torch = describe_speed(result["speed"], rounded)
     if best is None:
         return in_torch

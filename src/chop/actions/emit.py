@@ -19,7 +19,7 @@ from chop.actions.emit_page import (
     interface_table,
     tiles_of,
 )
-from chop.actions.emit_timing import timing_blocks, timing_of
+from chop.actions.emit_timing import circuit_timing, timing_blocks
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.lower import (
     Lowering,
@@ -193,7 +193,7 @@ def _emit(
         "accuracy_interval_95": lowering.accuracy_intervals,
         "pytorch": compare_outputs(lowering.integer, lowering.quantized, lowering.batch),
         "verification": [asdict(row) for row in found],
-        "timing": timing_of(design, asdict(found[0]), placement, config.clock_mhz),
+        "timing": circuit_timing(design, asdict(found[0]), placement, config.clock_mhz),
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
         "uncounted": uncounted,

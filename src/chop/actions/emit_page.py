@@ -10,7 +10,7 @@ from chop.hardware.connect import Link
 from chop.hardware.dataflow import Dataflow, dataflow_of
 from chop.hardware.design import Design
 from chop.hardware.estimate import ESTIMATED
-from chop.hardware.interface import interface_of
+from chop.hardware.interface import describe_interface
 from chop.hardware.netlist import Instance
 from chop.ir.graph import MaseGraph
 from chop.report.charts import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
@@ -70,7 +70,7 @@ def interface_table(design: Design) -> Table:
     Args:
         design: the circuit.
     """
-    rows = [about.row for about in interface_of(design.netlist)]
+    rows = [about.row for about in describe_interface(design.netlist)]
     return Table("Ports of the circuit", rows, is_printed=False)
 
 

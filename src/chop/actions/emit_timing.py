@@ -12,7 +12,7 @@ LATENCY = "latency, first beat in to last beat out"
 INTERVAL = "interval between two samples"
 
 
-def timing_of(
+def circuit_timing(
     design: Design, simulated: Mapping[str, Any], placement: Mapping[str, Any], clock_mhz: float
 ) -> dict[str, Any]:
     """Latency and interval of a circuit.

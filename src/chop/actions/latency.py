@@ -99,7 +99,7 @@ def compare_with_float(
         Contender(FLOAT_GRAPH, exact.model.eval(), file_bytes[0], FLOAT),
         Contender(SAVED, packed, file_bytes[1], FLOAT),
         *(
-            Contender(name, each, _file_bytes(each), _peer_of(name, peers))
+            Contender(name, each, _file_bytes(each), _find_peer(name, peers))
             for name, each in made.items()
         ),
         *(Contender(name, each, _file_bytes(each), name) for name, each in peers.items()),
@@ -110,7 +110,7 @@ def compare_with_float(
     return found, missing
 
 
-def _peer_of(name: str, peers: Mapping[str, nn.Module]) -> str | None:
+def _find_peer(name: str, peers: Mapping[str, nn.Module]) -> str | None:
     """The name of the float model in the engine of a way; None where it could not be made."""
     way = WAYS[name]
     if way.make_float is None:
@@ -166,7 +166,7 @@ def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
     Args:
         rows: of `ModelComparison.numbers`.
     """
-    best = fastest_of(rows)
+    best = find_fastest(rows)
     if best is None:
         return []
     how = "in PyTorch" if best.name == SAVED else f"as {best.name}"
@@ -253,7 +253,7 @@ class Fastest:
         return ", ".join(f"{_times(row, of)} at batch {row['batch']}" for row in self.rows)
 
 
-def fastest_of(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
+def find_fastest(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
     """The fastest way of those whose outputs differ from float's as the saved model's do.
 
     Fastest is the largest geometric mean over batches of how many times as fast as float in PyTorch
@@ -289,7 +289,7 @@ def describe_fastest(
         missing: why other ways were not measured, by name.
         model: original model, for commands.
     """
-    best = fastest_of(rows)
+    best = find_fastest(rows)
     if best is None:
         return ""
     command = "" if folder is None else f": {in_folder(COMMANDS[best.name], folder)}"

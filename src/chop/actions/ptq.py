@@ -73,7 +73,7 @@ def quantize_after_training(
         recipe: other formats of some weights, and what stays float. None: there are none.
         operands: those of the three that have the format; the others stay float.
         rotation: what `rotate` rotates: see `CompressConfig`.
-        tell: is told which layers each method leaves alone, for `describe_left`.
+        tell: is told which layers each method leaves alone, for `describe_skipped`.
     Raises:
         ConfigError: the graph has none of the operators, a pattern of the recipe matches nothing,
             or a method cannot keep the scales of the format.
@@ -122,7 +122,7 @@ def method_title(methods: Sequence[str]) -> str:
     return "+".join(title for name, title in METHODS.items() if name in methods) or "PTQ"
 
 
-def describe_left(mg: MaseGraph, left: Mapping[str, Mapping[str, str]]) -> str | None:
+def describe_skipped(mg: MaseGraph, left: Mapping[str, Mapping[str, str]]) -> str | None:
     """A sentence for each method on the layers that it left alone; None where there are none.
 
     Args:

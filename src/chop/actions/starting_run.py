@@ -44,7 +44,7 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
         CheckpointError: the folder holds no model, its manifest is broken, or the run has not
             finished.
     """
-    manifest = manifest_of(config)
+    manifest = read_start_manifest(config)
     if manifest is None and config.start_from is not None:
         checkpoint = checkpoint_in(config.start_from)  # before a model is loaded
         if workload is None:
@@ -79,7 +79,7 @@ def _bring_fine_tuned(folder: Path, out: Path) -> None:
                 shutil.copyfile(path, temporary)
 
 
-def manifest_of(config: Any) -> Manifest | None:
+def read_start_manifest(config: Any) -> Manifest | None:
     """The manifest of the run that finished in the folder; None of a checkpoint without one."""
     folder = config.start_from
     if folder is not None and folder.is_dir():

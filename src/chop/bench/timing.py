@@ -106,7 +106,7 @@ def compare(
         found.table()
         found["compiled"].speed_up  # None: no difference shown
     """
-    from chop.runs.progress import note_step  # brings bars along
+    from chop.runs.progress import announce_step  # brings bars along
 
     place, began = torch.device(device), time.perf_counter()
     baseline = _check(variants, baseline, seconds, method, threads)
@@ -124,7 +124,7 @@ def compare(
         peaks = [peak_bytes(each.call, place) if memory else None for each in ready]
     record |= {"load_after": load(), "kernels": kernels()}
     taken = format_seconds(time.perf_counter() - began)
-    note_step(f"measured {', '.join(each.name for each in ready)} in {taken}")
+    announce_step(f"measured {', '.join(each.name for each in ready)} in {taken}")
     found = tuple(
         Measured(
             name=each.name,

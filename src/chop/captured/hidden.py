@@ -212,7 +212,7 @@ class HiddenElements(TorchDispatchMode):
         given = [*_tensors(args), *_tensors(kwargs.values())]
         if not any(self._hides(x) for x in given):
             for x in results:
-                self._record_of(x)
+                self._find_record(x)
             return
         schema, places = schema_of(func), {storage_id(x) for x in given}
         if not schema.is_mutable:
@@ -229,7 +229,7 @@ class HiddenElements(TorchDispatchMode):
             else:
                 self._set_hidden(x, _fitting(rule(run, x), x))
 
-    def _record_of(self, x: Tensor) -> _Record:
+    def _find_record(self, x: Tensor) -> _Record:
         key = storage_id(x)
         record = self._records.get(key)
         if record is None:
@@ -246,7 +246,7 @@ class HiddenElements(TorchDispatchMode):
         return record is not None and (record.hidden is not None or record.flat is not None)
 
     def _set_hidden(self, x: Tensor, hidden: Tensor | None) -> None:
-        record = self._record_of(x)
+        record = self._find_record(x)
         if record.flat is not None:
             self._write(x, hidden)
         else:
@@ -254,7 +254,7 @@ class HiddenElements(TorchDispatchMode):
             record.hidden = None if hidden is None else hidden.expand(x.shape)
 
     def _write(self, x: Tensor, hidden: Tensor | None) -> None:
-        record = self._record_of(x)
+        record = self._find_record(x)
         if record.flat is None and record.geometry in ((), _geometry(x)):
             self._set_hidden(x, hidden)
         elif self._hides(x) or hidden is not None:

@@ -27,10 +27,10 @@ IsTraining = Callable[[str], bool]
 
 def mode_paths(graph: fx.Graph) -> list[str]:
     """The paths of the modules whose modes a graph follows, without a repetition."""
-    return sorted({path for node in graph.nodes if (path := _path_of(node)) is not None})
+    return sorted({path for node in graph.nodes if (path := _module_path(node)) is not None})
 
 
-def _path_of(node: fx.Node) -> str | None:
+def _module_path(node: fx.Node) -> str | None:
     if node.target is by_mode:
         return str(node.args[2])
     return node.meta[MODE][1] if MODE in node.meta else None

@@ -191,7 +191,7 @@ def _model(
             output_loading_info=True,
             trust_remote_code=False,
         )
-    for note in Unread.of_report(report).check(model, f"'{folder}'", has_new_head=bool(settings)):
+    for note in Unread.from_report(report).check(model, f"'{folder}'", has_new_head=bool(settings)):
         log.warning("%s", note)
     return model
 

@@ -73,7 +73,7 @@ def join_experts(found: Read, model: nn.Module, where: str) -> Read:
                 inputs[own_path] = found.inputs[path]
             continue
         place = conversions.expert_matrix(name)
-        layer = None if place is None else _layer_of(place, own)
+        layer = None if place is None else _find_layer(place, own)
         if layer is None or place is None:
             raise ConfigError(
                 f"{where} has codes of '{path}', and a {type(model).__name__} of transformers has "
@@ -92,7 +92,7 @@ def join_experts(found: Read, model: nn.Module, where: str) -> Read:
     return replace(found, packed=packed, inputs=inputs)
 
 
-def _layer_of(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | None:
+def _find_layer(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | None:
     """The layer of fused experts that a matrix is of; None: the model has no such experts."""
     owner, _, name = place.parameter.rpartition(".")
     module = own.get(owner)

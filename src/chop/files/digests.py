@@ -45,7 +45,7 @@ def write_digest(path: Path, content: Path) -> None:
         temporary.chmod(content.stat().st_mode & 0o666)
 
 
-def damage_of(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """Compares a file with its digest; returns the damage, or None if there is none.
 
     Args:

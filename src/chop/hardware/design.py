@@ -15,7 +15,7 @@ from chop.hardware.connect import (
     output_signal,
     with_depths,
 )
-from chop.hardware.interface import PortDescription, interface_of
+from chop.hardware.interface import PortDescription, describe_interface
 from chop.hardware.netlist import Instance, Netlist
 from chop.hardware.port import Port
 from chop.hardware.settings import TOP
@@ -110,7 +110,7 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     """Text of the top module."""
     parts = len(netlist.instances)
     interval = max(netlist.interval, connections.interval)
-    declared = [line for about in interface_of(netlist) for line in _documented(about)]
+    declared = [line for about in describe_interface(netlist) for line in _documented(about)]
     head = ["input  logic clk_i", "input  logic rst_ni", *declared]
     has_memories = any(part.plan.memories for part in netlist.instances)
     lines = [f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n"]

@@ -70,7 +70,7 @@ class PortDescription:
         )
 
 
-def interface_of(netlist: Netlist) -> list[PortDescription]:
+def describe_interface(netlist: Netlist) -> list[PortDescription]:
     """The ports of a circuit, inputs first.
 
     Args:

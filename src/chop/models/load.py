@@ -175,7 +175,7 @@ def _read_weights(
             raise
         message = f"'{name}': transformers cannot build the model: {reason_of(error)}."
         raise ConfigError(message) from error
-    notes = Unread.of_report(report).check(model, f"'{name}'", new_head)
+    notes = Unread.from_report(report).check(model, f"'{name}'", new_head)
     if getattr(model, "hf_quantizer", None) is None:
         folder = Path(name) if Path(name).is_dir() else hub_folder(name) or Path(name)
         notes += check_numbers(model, folder, names_in, f"'{name}'")

@@ -80,7 +80,9 @@ def check_own(name: str, weights: str | Path | None) -> None:
         path = Path(found["file"])
         if not path.is_file():
             raise ConfigError(f"model file '{path}' does not exist.")
-        if isinstance(top := _top_of(path), list):  # else running it says where it is no Python
+        if isinstance(
+            top := _read_statements(path), list
+        ):  # else running it says where it is no Python
             kinds = ast.FunctionDef, ast.ClassDef
             _check_defines(path, top, found["name"], f"'{path}'", kinds)
     if weights is not None:
@@ -99,7 +101,7 @@ def check_is_in_file(name: str, setting: str) -> None:
     path = Path(found["file"]).expanduser()
     if not path.is_file():
         raise ConfigError(f"{setting}: '{path}' does not exist.")
-    top = _top_of(path)
+    top = _read_statements(path)
     if not isinstance(top, list):
         raise ConfigError(f"{setting}: '{path}' is no Python: {first_line(top)}")
     _check_defines(path, top, found["name"], f"{setting}: '{path}'", (ast.FunctionDef,))
@@ -108,7 +110,7 @@ def check_is_in_file(name: str, setting: str) -> None:
 Definition = ast.FunctionDef | ast.ClassDef
 
 
-def _top_of(path: Path) -> list[ast.stmt] | Exception:
+def _read_statements(path: Path) -> list[ast.stmt] | Exception:
     """The statements of a file, which is not run, or why it has none."""
     try:
         with warnings.catch_warnings(action="ignore"):  # running it gives them

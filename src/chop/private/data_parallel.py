@@ -40,7 +40,7 @@ def running_replicas() -> Replicas | None:
     """The model whose forward runs now under DDP or FSDP2; None outside of them."""
     ddp: Any = DistributedDataParallel._active_ddp_module
     if ddp is not None:
-        return replicas_of(ddp)
+        return find_replicas(ddp)
     if "torch.distributed.fsdp" not in sys.modules:
         return None
     from torch.distributed._composable_state import _module_state_mapping
@@ -51,11 +51,11 @@ def running_replicas() -> Replicas | None:
         root = found._state_ctx.iter_forward_root if isinstance(found, FSDPState) else None
         if root is not None:
             (module,) = root._modules
-            return replicas_of(module)
+            return find_replicas(module)
     return None
 
 
-def replicas_of(wrapper: nn.Module) -> Replicas:
+def find_replicas(wrapper: nn.Module) -> Replicas:
     """The model that users call by a module of DDP, or by the root of FSDP2."""
     if isinstance(wrapper, DistributedDataParallel):
         return Replicas(wrapper, wrapper.module, False)

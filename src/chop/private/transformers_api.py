@@ -168,12 +168,12 @@ def watch_unread(model: Any, on_read: Callable[[Any], None]) -> None:
     name = "_adjust_missing_and_unexpected_keys"
     adjust = getattr(model, name)
 
-    def adjust_and_tell(loading_info: Any) -> None:
+    def adjust_and_report(loading_info: Any) -> None:
         vars(model).pop(name)
         adjust(loading_info)
         on_read(loading_info)
 
-    vars(model)[name] = adjust_and_tell
+    vars(model)[name] = adjust_and_report
 
 
 def may_be_missing(model: Any) -> Any:

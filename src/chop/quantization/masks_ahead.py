@@ -59,7 +59,7 @@ class MasksAhead:
             row = self._rows[user]
             if row.reads_scores:
                 return tuple(found)
-            mask = self._mask_of(user, aliases)
+            mask = self._find_mask(user, aliases)
             step = _step(row, user)
             if mask is not None:
                 found.append((*mask, steps))
@@ -107,7 +107,7 @@ class MasksAhead:
             return True
         return row.layout == "read" and row.follow is not d.indexed and not _is_turned(node)
 
-    def _mask_of(self, user: fx.Node, scores: Collection[fx.Node]) -> tuple[str, fx.Node] | None:
+    def _find_mask(self, user: fx.Node, scores: Collection[fx.Node]) -> tuple[str, fx.Node] | None:
         """The mask that an operator applies to scores; None for other operators."""
         row = self._rows[user]
         if row.selector:

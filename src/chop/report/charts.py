@@ -334,7 +334,7 @@ def finite(chart: Chart) -> Chart:
     return chart
 
 
-def in_words_of(chart: Chart) -> Chart:
+def chart_in_words(chart: Chart) -> Chart:
     """A chart with words in the place of names that its title, axes and legend have in programs.
 
     Args:

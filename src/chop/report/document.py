@@ -13,7 +13,7 @@ from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.files import latest
 from chop.files.documents import read_json
-from chop.report.charts import Chart, finite, in_words_of
+from chop.report.charts import Chart, chart_in_words, finite
 from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Step, Table, Tile
 from chop.report.words import in_words
 from chop.tables import shown
@@ -112,7 +112,7 @@ def document_of(report: Report[Any]) -> Document:
         tuple(report.warnings),
         tuple(map(_tile, report.tiles)),
         tuple(_blocks(block for block in report.blocks if block.is_written)),
-        tuple(in_words_of(finite(chart)) for chart in (*charts, *report.charts)),
+        tuple(chart_in_words(finite(chart)) for chart in (*charts, *report.charts)),
         tuple(map(page_table, report.tables)),
         tuple(report.steps),
         tuple(report.assumptions),

@@ -27,8 +27,8 @@ _steps: ContextVar[Iterator[int] | None] = ContextVar(
 
 
 @contextmanager
-def told_steps() -> Iterator[None]:
-    """Inside, `note_step` prints: of commands that measure for minutes, and have no bar."""
+def announced_steps() -> Iterator[None]:
+    """Inside, `announce_step` prints: of commands that measure for minutes, and have no bar."""
     token = _steps.set(count(1))
     try:
         yield
@@ -36,7 +36,7 @@ def told_steps() -> Iterator[None]:
         _steps.reset(token)
 
 
-def note_step(text: str) -> None:
+def announce_step(text: str) -> None:
     """Prints a step that is done, with its number, where a command tells them.
 
     Args:
@@ -130,13 +130,13 @@ class TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The column's text, at each refresh."""
-        return Text(f"{clock_of(self.estimate.seconds)} left")
+        return Text(f"{format_clock(self.estimate.seconds)} left")
 
 
-def clock_of(seconds: float | None) -> str:
+def format_clock(seconds: float | None) -> str:
     """Hours, minutes and seconds; dashes of None.
 
-    >>> clock_of(83.4), clock_of(None)
+    >>> format_clock(83.4), format_clock(None)
     ('0:01:23', '-:--:--')
     """
     if seconds is None:
@@ -220,7 +220,7 @@ class Stages:
         if not self._is_inside:
             self._advance()
         if not self._bar.console.is_terminal:
-            left = clock_of(self._estimate.seconds)
+            left = format_clock(self._estimate.seconds)
             number = self._done + self._is_inside
             say_line(self._bar.console, f"{number} of {self._total}: {label}, {left} left")
 
@@ -253,7 +253,7 @@ def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
         now, number = time.monotonic(), next(done)
         if number == steps or now - told >= LINE_SECONDS:
             told = now
-            left = clock_of((now - began) / number * (steps - number))
+            left = format_clock((now - began) / number * (steps - number))
             say_line(console, f"{label}: {number / steps:.0%}, {left} left")
 
     yield advance

@@ -28,14 +28,14 @@ def live_progress(
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from chop.runs.progress import clock_of, say_line
+    from chop.runs.progress import format_clock, say_line
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TextColumn("{task.fields[left]} left"))
     has_bar = bar.console.is_terminal or bar.console.is_jupyter
     lines = None if has_bar else TrialLines(until)
     began: tuple[float, int] | None = None
-    task, due = bar.add_task("searching", total=until, left=clock_of(None)), 0.0
+    task, due = bar.add_task("searching", total=until, left=format_clock(None)), 0.0
 
     def show(now: bool = False) -> None:
         nonlocal due, began
@@ -45,7 +45,7 @@ def live_progress(
         result = read()
         done = sum(result.counts.get(outcome, 0) for outcome in ENDED)
         began = began or (time.monotonic(), done)
-        left = clock_of(_seconds_left(*began, done, until))
+        left = format_clock(_seconds_left(*began, done, until))
         bar.update(task, completed=done, description=headline(result), left=left)
         for line in lines.new(result, left) if lines else ():
             say_line(bar.console, line)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.train.feed import Feed, eval_mode
-from chop.train.model_io import answers_of
+from chop.train.model_io import read_answers
 from chop.train.rows import Rows, read_rows, rows_per_batch
 from chop.train.tasks import Task, find_task
 
@@ -107,7 +107,7 @@ class Evaluator:
             cached_weights(self.model),
         ):
             for i, (inputs, labels) in enumerate(self.batches):
-                logits = answers_of(self.model(**inputs), self.task, len(labels))
+                logits = read_answers(self.model(**inputs), self.task, len(labels))
                 compared, self._compared[i] = self.task.compare(logits, labels)
                 answers.append(compared)
                 if on_batch is not None:

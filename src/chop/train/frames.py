@@ -37,11 +37,11 @@ def split_frame(frame: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """
     label = label_column(list(frame.columns))
     if label is None:
-        return matrix_of(frame), None
-    return matrix_of(frame.drop(columns=label)), array_of(frame[label], label)
+        return to_matrix(frame), None
+    return to_matrix(frame.drop(columns=label)), to_array(frame[label], label)
 
 
-def matrix_of(frame: Any) -> np.ndarray:
+def to_matrix(frame: Any) -> np.ndarray:
     """The numbers of a frame, float32 (rows, columns), in the order of its columns.
 
     Raises:
@@ -50,13 +50,13 @@ def matrix_of(frame: Any) -> np.ndarray:
     names = list(map(str, frame.columns))
     if not names:
         raise ConfigError("expected a frame with columns of numbers beside the labels, got none.")
-    columns = [array_of(frame.iloc[:, i], name) for i, name in enumerate(names)]
+    columns = [to_array(frame.iloc[:, i], name) for i, name in enumerate(names)]
     values = np.stack([column.astype(np.float32) for column in columns], 1)
     check_cells(names, values)
     return values
 
 
-def array_of(series: Any, name: str | None = None) -> np.ndarray:
+def to_array(series: Any, name: str | None = None) -> np.ndarray:
     """The numbers of a series; missing ones are NaN.
 
     Args:

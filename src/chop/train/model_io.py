@@ -118,7 +118,7 @@ def loss_and_logits(
     return loss, logits
 
 
-def loss_of(output: Any, labels: Tensor, task: Task) -> Tensor:
+def batch_loss(output: Any, labels: Tensor, task: Task) -> Tensor:
     """The loss of a model's output, that of the user where there is one; see `loss_and_logits`."""
     if task.output_loss is not None:
         return task.output_loss(output, labels)
@@ -130,11 +130,11 @@ def loss_and_answers(output: Any, labels: Tensor, task: Task) -> tuple[Tensor, T
     or labels that it is the mean of, (K, ...)."""
     if task.output_loss is not None:
         return task.output_loss(output, labels), labels
-    answers, expected = task.compare(answers_of(output, task, len(labels)), labels)
+    answers, expected = task.compare(read_answers(output, task, len(labels)), labels)
     return task.loss(answers, expected), answers
 
 
-def answers_of(output: Any, task: Task, rows: int) -> Tensor:
+def read_answers(output: Any, task: Task, rows: int) -> Tensor:
     """The answers of a model's output that a task compares.
 
     Args:

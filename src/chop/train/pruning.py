@@ -97,7 +97,7 @@ class GradualPruning:
         self.looks_at_gradients = SCORES[weight.method].needs == "gradients"
         self._check_targets()
         for target in self.targets if self.looks_at_gradients else ():
-            _saliency_of(target)
+            _saliency(target)
         self._reached = 0.0
         self._prune(0.0)
 
@@ -105,7 +105,7 @@ class GradualPruning:
         """Hides what is due before optimizer step `step` of `steps`, counted from 1."""
         for target in self.targets if self.looks_at_gradients else ():
             if target.weight.grad is not None:
-                saliency = _saliency_of(target)
+                saliency = _saliency(target)
                 saliency += target.weight.detach() * target.weight.grad
         done = (step / steps - self.begin) / (self.end - self.begin)
         share = self.schedule(min(done, 1.0)) if done > 0 else 0.0
@@ -121,7 +121,7 @@ class GradualPruning:
         generator = torch.Generator().manual_seed(self.settings.seed)
         score_inputs = {
             target.path: ScoreInputs(
-                generator, _saliency_of(target) if self.looks_at_gradients else None
+                generator, _saliency(target) if self.looks_at_gradients else None
             )
             for target in self.targets
         }
@@ -163,7 +163,7 @@ class GradualPruning:
         return PruningCallback()
 
 
-def _saliency_of(target: Target) -> Tensor:
+def _saliency(target: Target) -> Tensor:
     """The buffer with the sum of weight * gradient; zeros where there is none yet."""
     module = target.modules[0]
     if buffers_of(module).get(SALIENCY) is None:

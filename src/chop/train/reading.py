@@ -23,7 +23,7 @@ from torch.utils.data import (
 from chop.data import label_column
 from chop.data.bars import without_bars
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names
-from chop.train.frames import array_of, is_frame, is_series, matrix_of, split_frame
+from chop.train.frames import is_frame, is_series, split_frame, to_array, to_matrix
 from chop.train.model_io import LABELS, POSITION
 
 if TYPE_CHECKING:
@@ -108,15 +108,15 @@ def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
 def _array(value: Any) -> Any:
     """Arrays of frames and series; anything else as it is."""
     if is_frame(value):
-        return matrix_of(value)
-    return array_of(value) if is_series(value) else value
+        return to_matrix(value)
+    return to_array(value) if is_series(value) else value
 
 
 def _labels_of(value: Any) -> Any:
     """The same of labels: a frame of one column is a series."""
     if is_frame(value) and value.shape[1] == 1:
         value = value.iloc[:, 0]
-    return array_of(value, str(value.name or LABELS)) if is_series(value) else _array(value)
+    return to_array(value, str(value.name or LABELS)) if is_series(value) else _array(value)
 
 
 @without_bars()

@@ -16,7 +16,7 @@ from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.train.feed import Feed, eval_mode, module_mode
 from chop.train.metric import Metric
-from chop.train.model_io import answers_of, loss_of
+from chop.train.model_io import batch_loss, read_answers
 from chop.train.rows import Rows, rows_per_batch, take_split
 from chop.train.tasks import Task
 
@@ -95,7 +95,7 @@ def fit(
             total = torch.zeros((), device=feed.device)
             batches = feed.outputs(shuffle=order)
             for step, (output, labels) in enumerate(batches, epoch * feed.steps + 1):
-                loss = loss_of(output, labels, feed.task)
+                loss = batch_loss(output, labels, feed.task)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
@@ -199,7 +199,9 @@ def predict(
         _bar(progress, feed.steps) as tick,
     ):
         for output, expected in feed.outputs():
-            answers, expected = judged.compare(answers_of(output, judged, len(expected)), expected)
+            answers, expected = judged.compare(
+                read_answers(output, judged, len(expected)), expected
+            )
             predictions.append(judged.metric.predict(answers, expected))
             labels.append(expected)
             del output, answers  # as in `Feed.outputs`

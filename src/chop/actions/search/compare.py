@@ -98,7 +98,7 @@ def compare_searches(
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
-    heading = title if title is not None else title_of(shown, _data_of)
+    heading = title if title is not None else title_of(shown, _data_name)
     table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers)
     figures = figure_files(
         "best-so-far",
@@ -138,7 +138,7 @@ def _common(found: Sequence[Compared], setting: str) -> list[Any]:
     return values[:1] if values[0] and values.count(values[0]) == len(values) else []
 
 
-def _data_of(model: str) -> str | None:
+def _data_name(model: str) -> str | None:
     """The data that a built-in model is for."""
     from chop.models.builtin import BUILTIN_MODELS
 

@@ -24,8 +24,8 @@ from chop.actions.search.precision_report import (
     note_of,
     page_tables,
     precision_figures,
+    search_steps,
     shown_of,
-    steps_of,
     table_row,
 )
 from chop.actions.search.precision_rows import fitting, rows_of
@@ -230,7 +230,7 @@ def report(
         bits=values["bits"],
         size_bytes=round(values["bytes"]),
     )
-    steps = steps_of(config, whole)
+    steps = search_steps(config, whole)
     return replace(report, files=files, closing=told, tiles=[tile], outcome=outcome, steps=steps)
 
 

@@ -224,7 +224,7 @@ def formats_table(result: Result) -> Table:
     return Table("Formats by layer", rows)
 
 
-def steps_of(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
+def search_steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
     """Returns steps that build and load the best. Without a recipe they list formats by layer.
 
     Args:

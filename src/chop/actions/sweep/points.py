@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.runs import Journal, key_of
-from chop.runs.progress import Estimate, clock_of, say_line, work_bar
+from chop.runs.progress import Estimate, format_clock, say_line, work_bar
 from chop.train.metric import Metric
 from chop.train.tasks import CLASSIFICATION
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
@@ -69,7 +69,7 @@ def measure_all(
             if metric.name in result:
                 said += f": {metric.format_value(result[metric.name])}"
             if not bar.console.is_terminal:
-                said = f"{number} of {len(todo)}: {said}, {clock_of(estimate.seconds)} left"
+                said = f"{number} of {len(todo)}: {said}, {format_clock(estimate.seconds)} left"
             if said != point.label:
                 say_line(bar.console, said)
             bar.advance(task)

@@ -10,7 +10,7 @@ from typing import Any
 from rich import get_console
 
 from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
-from chop.actions.starting_run import SUFFIXES, checkpoint_in, manifest_of, read_graph
+from chop.actions.starting_run import SUFFIXES, checkpoint_in, read_graph, read_start_manifest
 from chop.actions.sweep.experiment import JOURNAL, Start, Sweep
 from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, rounding_of
 from chop.config import parse
@@ -33,7 +33,7 @@ def find_start(config: PruneSweepConfig, workload: Workload) -> Start | None:
     folder = config.start_from
     if folder is None:
         return None
-    manifest = manifest_of(config)
+    manifest = read_start_manifest(config)
     if manifest is not None and manifest.kind == SWEEP:
         return _start_of_sweep(folder, manifest, config, workload)
     if manifest is not None and manifest.kind.startswith("sweep"):

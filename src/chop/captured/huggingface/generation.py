@@ -59,13 +59,13 @@ def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None)
     vars(model).update(
         captured=captured,
         config=copy.deepcopy(record.config),
-        generation_config=generation_config_of(record),
+        generation_config=build_generation_config(record),
         training=captured.training,
     )
     return model
 
 
-def generation_config_of(record: CaptureRecord) -> Any:
+def build_generation_config(record: CaptureRecord) -> Any:
     """The settings of a record as transformers takes them.
 
     Args:

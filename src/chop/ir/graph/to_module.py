@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
-from chop.captured.huggingface.generation import generation_config_of
+from chop.captured.huggingface.generation import build_generation_config
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import member_at
@@ -217,7 +217,7 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
             f"model of that class, mg.to_module(like={name}(...)). Its weights are not read."
         )
     if captured.record.generation_config is not None:
-        made.generation_config = generation_config_of(captured.record)
+        made.generation_config = build_generation_config(captured.record)
     return _original_of(made, captured)
 
 

@@ -105,7 +105,7 @@ def fit_rows(layer: QuantizedOperator) -> None:
         buffer = buffers_of(layer).get(name)
         if buffer is not None and len(buffer) != len(weight):
             whole = fill(weight.detach()).to(buffer.dtype)
-            buffers_of(layer)[name] = _with_rows_of(whole, buffer)
+            buffers_of(layer)[name] = _with_rows(whole, buffer)
     for operand in ("weight", "bias"):
         if parameters_of(layer).get(operand) is not None:
             _fit_learned_scales(layer, operand)
@@ -122,7 +122,7 @@ def _fit_learned_scales(layer: QuantizedOperator, operand: str) -> None:
         return
     if operand in layer.waiting:  # what waits stays as it is
         start = learned.detach()[:1].expand(len(start)).clone()
-    scales = _with_rows_of(start.to(learned.dtype), learned.detach())
+    scales = _with_rows(start.to(learned.dtype), learned.detach())
     setattr(layer, name, nn.Parameter(scales, requires_grad=learned.requires_grad))
 
 
@@ -133,7 +133,7 @@ def _fit_given_scales(layer: QuantizedOperator, operand: str) -> None:
     measured = number_format.without_scales()
     start = initial_scales(measured, layer.effective(operand).detach())
     if start.numel() != scales.numel():
-        fitted = measured.with_scales(_with_rows_of(start, scales.to(start.device)))
+        fitted = measured.with_scales(_with_rows(start, scales.to(start.device)))
         layer.spec = layer.spec.with_quantizers(**{operand: fitted})
 
 
@@ -144,7 +144,7 @@ def _given_scales(layer: QuantizedOperator, operand: str = "weight") -> Tensor |
     return None if given is None or len(given) < 2 else torch.tensor(given)
 
 
-def _with_rows_of(whole: Tensor, rows: Tensor) -> Tensor:
+def _with_rows(whole: Tensor, rows: Tensor) -> Tensor:
     """A tensor whose first rows are those of another, as far as it has them."""
     kept = min(len(whole), len(rows))
     whole[:kept] = rows[:kept]

@@ -18,7 +18,7 @@ CODES = {
 """Tools by the ends of the names of their tensors."""
 
 
-def tool_of(name: str) -> str | None:
+def find_tool(name: str) -> str | None:
     """The tool whose codes have a tensor of this name; None: none is known.
 
     Args:

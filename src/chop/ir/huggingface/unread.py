@@ -19,7 +19,7 @@ from chop.errors import CheckpointError, enumerate_names
 from chop.ir.huggingface.layers import NUMBERED, check_layers, spare_layers
 from chop.ir.huggingface.misfits import first_of, lacking, other_shape
 from chop.ir.huggingface.skeleton import empty_model
-from chop.ir.huggingface.tools import tool_of
+from chop.ir.huggingface.tools import find_tool
 from chop.nn.packed.base import BUFFER_NAMES
 from chop.private.modules import buffers_of, parameters_of
 
@@ -50,7 +50,7 @@ class Unread:
     mismatched: Collection[tuple[str, Any, Any]] = ()
 
     @classmethod
-    def of_report(cls, report: Mapping[str, Any]) -> Unread:
+    def from_report(cls, report: Mapping[str, Any]) -> Unread:
         """Reads the answer of `from_pretrained` with `output_loading_info`."""
         keys = ("missing_keys", "unexpected_keys", "mismatched_keys")
         return cls(*(report[key] for key in keys))
@@ -106,11 +106,11 @@ def _notes(model: Any, spare: list[str], fresh: list[str], unread: list[str]) ->
 
 def _no_place(model: Any, names: list[str]) -> str:
     """Describes tensors that a model does not have."""
-    tool = next((x for name in names if (x := tool_of(name))), None)
+    tool = next((x for name in names if (x := find_tool(name))), None)
     if tool is None:
         kind = type(model).__name__
         return f"the {kind} of its config.json has no place for {first_of(names)}."
-    own = first_of([name for name in names if tool_of(name) == tool])
+    own = first_of([name for name in names if find_tool(name) == tool])
     return (
         f"the weights are codes of {tool}, as {own}, "
         "and no quantization_config in its config.json says how they are decoded: fetch the "
@@ -159,7 +159,7 @@ class _Family:
         if self._saved is None:
             return True
         classes = [self._saved, *(x for x in self._siblings() if x is not self._saved)]
-        return any(self._has_module_of(x, key) for x in classes)
+        return any(self._has_module(x, key) for x in classes)
 
     def may_be_new(self, key: str, left: Unread) -> bool:
         """Returns whether a tensor that no file has may be drawn at random, as a new head's."""
@@ -210,7 +210,7 @@ class _Family:
             if is_model and found.config_class is kind and "forward" in vars(found):
                 yield found
 
-    def _has_module_of(self, cls: type, key: str) -> bool:
+    def _has_module(self, cls: type, key: str) -> bool:
         """Returns whether a class has the module of a tensor, by the name that it has for it."""
         from chop.ir.huggingface.conversions import names_in
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from chop.errors import CheckpointError, did_you_mean
 from chop.ir.huggingface.misfits import NO_FLOATS, no_floats
-from chop.ir.huggingface.tools import tool_of
+from chop.ir.huggingface.tools import find_tool
 from chop.ir.storage.tensor_store import open_file
 from chop.nn.packed import PackedOperator
 from chop.private.modules import buffers_of, parameters_of
@@ -76,14 +76,14 @@ class StoredTensors:
         if coded is None:
             return
         lacking = "no quantization_config says what they mean"
-        if tool_of(coded) == "chop":
+        if find_tool(coded) == "chop":
             lacking = "its quantization_config lacks the 'modules' that say what codes mean"
         raise CheckpointError(
             f"the folder's weights have '{coded}', but {lacking}; expected float weights."
         )
 
     def _is_coded(self, own: str) -> bool:
-        return own not in self._known and tool_of(own) is not None
+        return own not in self._known and find_tool(own) is not None
 
     def differ(self, key: str, other: str) -> bool:
         """Whether the files have two tensors of these names, and they are not the same."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError, UnavailableError
 from chop.files import build_lock
-from chop.files.digests import damage_of, write_digest
+from chop.files.digests import find_damage, write_digest
 from chop.formats import Encoded, NumberFormat
 from chop.hub import cache_folder
 from chop.kernels.triton.rules import (
@@ -101,7 +101,7 @@ def _loaded(folder: Path, library: Path) -> Any:
 
     with build_lock(library):
         (folder / "lock").unlink(missing_ok=True)  # for which torch would wait after a kill
-        if library.exists() and (damage := damage_of(library)):
+        if library.exists() and (damage := find_damage(library)):
             remove_damaged(library, damage)
             for made in folder.glob("*.o"):  # may be damaged as well, and are linked
                 made.unlink()
@@ -111,7 +111,7 @@ def _loaded(folder: Path, library: Path) -> Any:
             extra_cuda_cflags=["-O3"],
             build_directory=str(folder),
         )
-        if library.exists() and damage_of(library):
+        if library.exists() and find_damage(library):
             write_digest(library, library)
     return loaded
 

@@ -241,7 +241,7 @@ class QuantizedOperator(nn.Module):
     def format_of(self, operand: str) -> Quantizer:
         """The format of an operand as it is used: fitted, where training has shown to what."""
         quantizer: Quantizer = getattr(self.spec, operand)
-        return quantizer if quantizer.is_fitted else state.fit_of(self, operand, quantizer)
+        return quantizer if quantizer.is_fitted else state.restored_fit(self, operand, quantizer)
 
     def _round(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         # Masked twice: shared scales must not see what is hidden, and not every format has a zero.

@@ -30,10 +30,10 @@ from chop.nn.quantized.state import SCALE_NAMES
 from chop.notices import AdjustedWarning
 from chop.private.data_parallel import (
     Replicas,
+    find_replicas,
     groups_of,
     ignore_buffers,
     leave_buffers,
-    replicas_of,
     running_replicas,
 )
 from chop.private.modules import buffers_of, parameters_of
@@ -102,7 +102,7 @@ def _on_forward(wrapper: nn.Module, args: Any) -> None:
         return
     # Processes may run a different number of forwards in a step. In the first of them all have
     # the same state; which scales they will start may differ.
-    model = replicas_of(wrapper).model
+    model = find_replicas(wrapper).model
     scales = dict(_scales(model))
     agreement.started = {
         name for name in agreement.started & scales.keys() if has_started(scales[name])
@@ -117,7 +117,7 @@ def _on_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
     for wrapper, agreement in due:
-        replicas = replicas_of(wrapper)
+        replicas = find_replicas(wrapper)
         if any(id(x) in updated for x in replicas.model.parameters()):
             _agree(replicas, agreement)
 

@@ -142,7 +142,7 @@ def observe_operand(operator: QuantizedOperator, operand: str, x: Tensor) -> Non
         note(operator)
 
 
-def fit_of(operator: QuantizedOperator, operand: str, waiting: Quantizer) -> Quantizer:
+def restored_fit(operator: QuantizedOperator, operand: str, waiting: Quantizer) -> Quantizer:
     """The fit that training has shown of a format that waits; the format itself without one."""
     buffer = buffers_of(operator).get(RANGE_NAMES[operand])
     if buffer is None:

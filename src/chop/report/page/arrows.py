@@ -67,7 +67,7 @@ def hidden_of(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
     return [not y.scale.shows(factor * mark.y) for mark in marks]
 
 
-def arrows_of(
+def chart_arrows(
     series: Series, axis: Axis, x: Place, y: Place, others: list[float]
 ) -> Iterator[Arrow]:
     """An arrow for each mark beyond the axis; of a level of steps one, where the next level begins.

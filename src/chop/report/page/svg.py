@@ -11,7 +11,7 @@ from html import escape
 
 from chop.report.axes import axis_scale
 from chop.report.charts import Axis, Bar, BarChart, HeatMap, Histogram, LineChart, Mark, Series
-from chop.report.page.arrows import arrows_of, hidden_of, visible_steps
+from chop.report.page.arrows import chart_arrows, hidden_of, visible_steps
 from chop.report.page.ticks import Place
 from chop.tables import printable
 
@@ -141,7 +141,7 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     arrows: list[float] = []
     for series, color in zip(chart.series, colors_of(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
-        for arrow in arrows_of(series, chart.y, x, y, arrows):
+        for arrow in chart_arrows(series, chart.y, x, y, arrows):
             tip, shown = told(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
             yield arrow.drawn("faint" if color < 0 else f"c{color}", tip, shown, x.end)
 
