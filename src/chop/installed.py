@@ -62,11 +62,11 @@ def version(package: str) -> str | None:
     2.13.0 to pip and 2.13.0+cu130 to themselves.
     """
     try:
-        found = importlib.metadata.version(package)
+        version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-    with_build = str(getattr(sys.modules.get(package), "__version__", found))
-    return with_build if with_build.startswith(f"{found}+") else found
+    with_build = str(getattr(sys.modules.get(package), "__version__", version))
+    return with_build if with_build.startswith(f"{version}+") else version
 
 
 def misfit(requirement: str) -> str | None:

@@ -15,18 +15,18 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 def memory_bytes() -> int:
     """The memory of this machine, or less where the container or the process has a limit."""
-    found = [2**63]
+    limits = [2**63]
     with suppress(OSError, ValueError, AttributeError):
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for file in LIMITS:
         with suppress(OSError, ValueError):  # "max" is no number
-            found.append(int(Path(file).read_text()))
+            limits.append(int(Path(file).read_text()))
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        found += [limit] if limit != resource.RLIM_INFINITY else []
-    return min(found)
+        limits += [limit] if limit != resource.RLIM_INFINITY else []
+    return min(limits)
 
 
 def release_freed() -> bool:

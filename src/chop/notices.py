@@ -104,11 +104,11 @@ def assume(text: str, log: logging.Logger | None = None, about: str = "") -> Non
         log: also warns at once, unless the job has noted the same before; None leaves that out.
         about: see `Assumption`.
     """
-    lists, noted = _assumed.get(), Assumption(text, about)
-    is_new = not any(noted in found for found in lists)
-    for found in lists:
-        if noted not in found:
-            found.append(noted)
+    lists, assumption = _assumed.get(), Assumption(text, about)
+    is_new = not any(assumption in assumptions for assumptions in lists)
+    for assumptions in lists:
+        if assumption not in assumptions:
+            assumptions.append(assumption)
     if log is not None and is_new:
         log.warning("%s", text)
 
@@ -116,10 +116,10 @@ def assume(text: str, log: logging.Logger | None = None, about: str = "") -> Non
 @contextlib.contextmanager
 def collected_assumptions() -> Iterator[list[Assumption]]:
     """Context whose list gets what is assumed inside, each once; lists around it get it too."""
-    found: list[Assumption] = []
-    token = _assumed.set((*_assumed.get(), found))
+    assumptions: list[Assumption] = []
+    token = _assumed.set((*_assumed.get(), assumptions))
     try:
-        yield found
+        yield assumptions
     finally:
         _assumed.reset(token)
 
@@ -130,8 +130,8 @@ def forget_assumptions(about: str) -> None:
     Args:
         about: see `Assumption`.
     """
-    for found in _assumed.get():
-        found[:] = [each for each in found if each.about != about]
+    for assumptions in _assumed.get():
+        assumptions[:] = [each for each in assumptions if each.about != about]
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -197,11 +197,11 @@ def _without_alike(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]
     (['layer'], ['every row: bits 8'])
     """
     alike = [each for each in columns[1:] if len(set(each.cells)) == 1]
-    found = [each for each in columns if each not in alike]
+    varying = [each for each in columns if each not in alike]
     if len(columns[0].cells) < FEW_ROWS or not alike:
         return list(columns), []
     said = [f"{each.name} {each.cells[0].strip()}" for each in alike if each.cells[0] != "-"]
-    return found, [f"every row: {', '.join(said)}"] if said else []
+    return varying, [f"every row: {', '.join(said)}"] if said else []
 
 
 def _said_once(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:

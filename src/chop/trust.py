@@ -80,10 +80,10 @@ def _trusting(is_trusted: Callable[[str], bool]) -> Iterator[None]:
 
 def identity_of(name: str) -> str:
     """The same text for each spelling of the path of a file of code."""
-    found = OF_FILE.fullmatch(name)
-    if found is None or name.startswith(TIMM):
+    match = OF_FILE.fullmatch(name)
+    if match is None or name.startswith(TIMM):
         return name
-    return f"{Path(found['file']).expanduser().resolve()}:{found['name']}"
+    return f"{Path(match['file']).expanduser().resolve()}:{match['name']}"
 
 
 def check_code(settings: Any, file: str | Path, option: str | None = None) -> None:

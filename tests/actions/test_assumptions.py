@@ -146,7 +146,7 @@ def candidate(method, validation, test):
 
 CASES = {
     "seen": ((0.98, 0.95, 0.99), (0.7, 0.6, 0.8), None, "has probably seen the validation rows"),
-    "harder": ((0.7, 0.6, 0.8), (0.98, 0.95, 0.99), None, "the two are not of one kind"),
+    "harder": ((0.7, 0.6, 0.8), (0.98, 0.95, 0.99), None, "these rows differ in kind"),
     "meet": ((0.9, 0.8, 0.95), (0.85, 0.75, 0.9), (0.88, 0.8, 0.93), None),
     "better": (
         (0.7, 0.6, 0.8),

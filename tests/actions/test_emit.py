@@ -278,7 +278,7 @@ def test_files_that_are_put_into_the_folder_while_it_is_emitted_are_kept(
     files = {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file()}
     assert files == {"report.md", "rtl/notes.txt", "thesis/a.tex"}
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed.count("was put there while chop emit ran: it is kept.") == 2
+    assert printed.count("was added while chop emit ran and stays in the folder.") == 2
     with pytest.raises(ConfigError, match="has other files"):
         emit(EmitConfig(out=copied, **SETTINGS), workload())
 

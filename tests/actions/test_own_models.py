@@ -64,7 +64,7 @@ def test_columns_that_are_no_inputs_are_named(tmp_path, caplog):
 
     _, data, _ = load()
     assert set(data["train"].column_names) == {"x", "label"}
-    assert "no inputs, as they hold no numbers: columns kind" in caplog.text
+    assert "columns that hold no numbers are not used as inputs: kind" in caplog.text
     (tmp_path / "rows.csv").write_text("\n".join(["text", *"abababab"]))
     with pytest.raises(ConfigError, match="no column is left for inputs beside the labels 'text'"):
         load(label_column="text")

@@ -148,8 +148,8 @@ def test_the_fastest_way_and_its_command_are_told():
     text = describe_fastest(rows, FOLDER, True, {})
     assert text.startswith("Fastest: compiled, 1.50 (1.47 to 1.53) at batch 1, 1.20 (1.18 to 1.22)")
     assert text.endswith(
-        "{'compile': True})[1]['compiled']. Left out, as outputs differ from the saved model's: "
-        "openvino."
+        "{'compile': True})[1]['compiled']. Excluded because their outputs "
+        "differ from the saved model's: openvino."
     )
     assert describe_fastest([], FOLDER, True, {}) == ""
 
@@ -182,7 +182,7 @@ def test_a_way_that_is_faster_somewhere_comes_before_one_that_never_is():
 )
 def test_where_nothing_is_faster_a_sentence_says_why_and_the_way_out(missing, says):
     text = describe_fastest(timed(compressed=(0.5, 0.9)), FOLDER, False, missing)
-    assert "No way to run it here is faster than float, as decoding the weights" in text
+    assert "On this machine it is not faster than float, because decoding the weights" in text
     assert says in text and text.count(". ") == 1
 
 

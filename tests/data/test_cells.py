@@ -19,7 +19,7 @@ def test_the_index_of_pandas_is_no_input(name, caplog):
     caplog.set_level(logging.WARNING, "chop.data")
     found = with_plain_cells(splits(**{name: [0, 1, 2]}, a=[1.0, 2.0, 3.0], label=[0, 1, 0]))
     assert found["train"].column_names == found["test"].column_names == ["a", "label"]
-    assert f"column '{name}' is the index that pandas has written" in caplog.text
+    assert f"column '{name}' is an index that pandas wrote" in caplog.text
     other = splits(**{name: [0.5, 1, 2]}, a=[1, 2, 3])  # numbers of somebody's own
     assert with_plain_cells(other)["train"].column_names == [name, "a"]
 

@@ -275,9 +275,7 @@ def _splits(data: Any, test: Any) -> dict[str, Any]:
 def _inputs(model: nn.Module, data: Any, test: Any, trains: Any) -> dict[str, Any]:
     """Rows for a model that a function judges: labels are read where something trains by them."""
     if test is not None:
-        raise ConfigError(
-            "test: evaluate judges on rows of its own; expected data to calibrate with alone."
-        )
+        raise ConfigError("test: evaluate uses its own rows; expected only data for calibration.")
     if isinstance(data, Mapping) and "train" in data:
         data = data["train"]
     return {"train": data if trains else read_inputs(model, data)}

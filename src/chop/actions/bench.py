@@ -50,7 +50,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
         announce(loaded.title, "making every way to run it, and measuring them in turns")
         with announced_steps():
-            found, missing = compare_with_float(
+            comparison, missing = compare_with_float(
                 loaded,
                 exact,
                 packed,
@@ -66,16 +66,22 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
             )
         rounded = any("data_in" in row for row in format_rows(packed))
     place = config.compressed
-    fastest = describe_fastest(found.numbers(), place, rounded, missing, loaded.name)
+    fastest = describe_fastest(comparison.numbers(), place, rounded, missing, loaded.name)
     verdict = f"{fastest.partition('. ')[0].rstrip('.')}." if fastest else ""
     if place is None:
         fastest = f"{fastest} {_saving(config, loaded.name)}".strip()
-    title, times = loaded.title, found.by_batch.items()
+    title, times = loaded.title, comparison.by_batch.items()
     return Report(
         title,
-        {"table.md": [*speed_tables(title, found), Note(fastest), Note(describe_missing(missing))]},
-        found,
-        [flat_row(row) for row in found.rows],
+        {
+            "table.md": [
+                *speed_tables(title, comparison),
+                Note(fastest),
+                Note(describe_missing(missing)),
+            ]
+        },
+        comparison,
+        [flat_row(row) for row in comparison.rows],
         figures={
             f"times-batch-{batch}.svg": figure(plot_ratios, measured, f"{title}, batch {batch}")
             for batch, measured in times
@@ -83,7 +89,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         files={f"times-batch-{batch}.json": measured.save for batch, measured in times},
         result_file="",
         verdict=verdict,
-        tiles=speed_tiles(found.numbers()),
+        tiles=speed_tiles(comparison.numbers()),
     )
 
 

@@ -237,7 +237,7 @@ def _round(
     number_format = parse_format_string(text)
     # Rounding to nearest writes no weight: such candidates share those of the float graph.
     shares = not config.method
-    left: dict[str, Mapping[str, str]] = {}
+    skipped: dict[str, Mapping[str, str]] = {}
     quantized = quantize_after_training(
         mg.sharing_copy() if shares else mg,
         number_format,
@@ -250,12 +250,12 @@ def _round(
         recipe=recipe,
         operands=config.operands,
         rotation=config.rotation,
-        tell=left.__setitem__,
+        on_skipped=skipped.__setitem__,
     )
     method = method_title(config.method)
     label = number_format.label + (", overrides" if config.overrides else "")
-    told = describe_skipped(quantized, left)
-    return measure(quantized, method, label, workload, stages, left=told)
+    skipped_note = describe_skipped(quantized, skipped)
+    return measure(quantized, method, label, workload, stages, left=skipped_note)
 
 
 def _train_back(
@@ -280,8 +280,8 @@ def _train_back(
     trained: list[Candidate] = []
     with stages.step():
         for number, candidate in enumerate(lost):
-            left = len(lost) - number if trains_all else 1
-            stages.expect([TRAINING, QUANTIZED] * left)
+            remaining = len(lost) - number if trains_all else 1
+            stages.expect([TRAINING, QUANTIZED] * remaining)
             trained.append(_trained(candidate, training, workload, stages))
             won = metric.gain(trained[-1].row.validation, candidate.row.validation)
             if not trains_all and won > SAVED_SHARE * metric.gain(exact, candidate.row.validation):

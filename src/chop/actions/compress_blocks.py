@@ -224,12 +224,12 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     ):
         with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
             exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
-        rounder, left = _rounder(config, walk)
+        rounder, skipped = _rounder(config, walk)
         for part in walk.run(rounder, lambda name: stages.stage(BLOCK, name)):
-            left.setdefault(_of_weights(config), {}).update(part.left)
+            skipped.setdefault(_of_weights(config), {}).update(part.left)
         decoder.weights.load_rest()
-        told = describe_skipped(mg, left)
-        rounded = measure(mg, method_title(config.method), label, workload, stages, told)
+        skipped_note = describe_skipped(mg, skipped)
+        rounded = measure(mg, method_title(config.method), label, workload, stages, skipped_note)
     candidates = [exact, rounded]
     output.enter(_no_files_after(walk))
     discard_older(output.results, *MODEL_FILES, ONNX_FILE, GRAPH_FILE)

@@ -42,11 +42,12 @@ def _about_splits(exact: Candidate, workload: Workload) -> str:
         f"{tested.format(metric)} on {name} rows"
     )
     if _is_beyond(tested, chosen, metric):
-        return f"{apart}: the two are not of one kind, and a format is chosen by the first."
+        return (
+            f"{apart}: these rows differ in kind, and the format is chosen on the validation rows."
+        )
     return (
-        f"{apart}: the model has probably seen the validation rows. A format is chosen by them, "
-        "and may lose more on new rows; give a split 'validation' that the model was not trained "
-        "on."
+        f"{apart}: the model was probably trained on the validation rows. The format is chosen on "
+        "them and may lose more on new rows; give a split 'validation' that the model has not seen."
     )
 
 
@@ -67,26 +68,26 @@ def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: M
         interval = exact.scores[name].interval
         if interval is None:
             continue
-        found = [
+        doubtful = [
             candidate
             for candidate in others
             if metric.gain(candidate.scores[name].value, interval[end]) > 0
         ]
-        if found:
+        if doubtful:
             listed = ", ".join(
                 f"{c.row.format} ({c.row.method}) {metric.format_value(c.scores[name].value)}"
-                for c in found
+                for c in doubtful
             )
             where = "" if workload.judge else f", on {workload.name_of(name)} rows"
             return (
                 f"Better than float, beyond its interval{where}: {listed}, float "
-                f"{exact.scores[name].format(metric)}. {_reason(found, workload)}"
+                f"{exact.scores[name].format(metric)}. {_reason(doubtful, workload)}"
             )
     return ""
 
 
-def _reason(found: Sequence[Candidate], workload: Workload) -> str:
-    if all(candidate.row.method == "QAT" for candidate in found):
+def _reason(doubtful: Sequence[Candidate], workload: Workload) -> str:
+    if all(candidate.row.method == "QAT" for candidate in doubtful):
         return (
             "Training with rounding has trained the model further: train float as long "
             "(--train-epochs) to compare."

@@ -93,7 +93,7 @@ def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
     found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
     best = find_fastest(result["speed"])
     if best is not None and not best.is_faster:
-        found.append("No way to run the saved model was faster than float here.")
+        found.append("The saved model is not faster than float on this machine.")
     return found
 
 

@@ -158,8 +158,8 @@ def _row_counts(workload: Workload) -> dict[str, int]:
 
 def _about_metric(workload: Workload) -> dict[str, Any]:
     metric, judge = workload.task.metric, workload.judge
-    found = {"name": metric.name, "higher_is_better": metric.higher_is_better}
-    return found if judge is None else found | {"evaluate": judge.code or judge.name}
+    outcome = {"name": metric.name, "higher_is_better": metric.higher_is_better}
+    return outcome if judge is None else outcome | {"evaluate": judge.code or judge.name}
 
 
 def about_rows(workload: Workload, score: Score) -> str:
@@ -277,7 +277,7 @@ def _write_onnx(
     if config.onnx is None:
         return _write_onnx_if_possible(mg, path) if config.bench_seconds else (None, "")
     if not config.onnx:
-        return None, "--no-onnx leaves its file out"
+        return None, "--no-onnx skips its file"
     _, info = passes.export_onnx_interface_pass(mg, {"path": path, "float_fallback": True})
     if info["fallback"]:
         say(f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats")

@@ -60,7 +60,7 @@ def _faster(best: Fastest | None) -> str:
     if best is None:
         return "speed not measured"
     if not best.is_faster:
-        return "in no way faster than float"
+        return "not faster than float on this machine"
     return f"and with {'PyTorch' if best.name == SAVED else best.name} {best.in_short()}"
 
 
@@ -90,16 +90,16 @@ def _speed(result: Mapping[str, Any], config: CompressConfig) -> str:
 
 
 def _use(result: Mapping[str, Any], config: CompressConfig) -> str:
-    ways = [in_folder(LOADED, config.out)]
+    steps = [in_folder(LOADED, config.out)]
     reason = result["why_no_folder"]
     if not reason:
-        ways.append(
+        steps.append(
             f"from_pretrained({f'{config.out}/{FOLDER}'!r}) of transformers, after import chop"
         )
     if result["onnx"]:
         entries = result["onnx"]["session_config"].items()
-        ways.append(
+        steps.append(
             f"onnxruntime with {config.out}/{ONNX_FILE} and the session entries "
             + ", ".join(f"{name}={value}" for name, value in entries)
         )
-    return "; ".join(ways) + (f". No folder for transformers: {reason}" if reason else ".")
+    return "; ".join(steps) + (f". No folder for transformers: {reason}" if reason else ".")

@@ -55,18 +55,24 @@ def describe_run(folder: str | Path) -> DescribedRun:
     """
     folder = Path(folder).expanduser()
     manifest = read_manifest(folder)
-    found = _described(folder, manifest)
-    subject = " on ".join(str(value) for value in found.settings.values() if value is not None)
-    say(printable(f"{folder}: chop {found.kind}{subject and f', {subject}'}; {found.state}."))
+    description = _described(folder, manifest)
+    subject = " on ".join(
+        str(value) for value in description.settings.values() if value is not None
+    )
+    say(
+        printable(
+            f"{folder}: chop {description.kind}{subject and f', {subject}'}; {description.state}."
+        )
+    )
     if manifest.error:
         say(printable(manifest.error))
-    if found.verdict:
-        say(printable(found.verdict))
-    if found.files:
-        say(printable(f"Files: {', '.join(found.files)}."))
-    for command in found.next:
+    if description.verdict:
+        say(printable(description.verdict))
+    if description.files:
+        say(printable(f"Files: {', '.join(description.files)}."))
+    for command in description.next:
         say(f"  {printable(command)}", is_whole=True)
-    return found
+    return description
 
 
 def _described(folder: Path, manifest: Manifest) -> DescribedRun:

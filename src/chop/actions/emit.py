@@ -110,7 +110,7 @@ def emit(
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     recover_folder(config.out)
     earlier = _earlier_files(config.out)
-    with atomic_folder(config.out, lambda name: _is_kept(config.out / name, earlier)) as folder:
+    with atomic_folder(config.out, lambda name: _is_foreign(config.out / name, earlier)) as folder:
         config = config_of_run(config, workload, folder)
         has = config.has_multipliers if has_multipliers is None else has_multipliers
         return run_job(replace(EMIT, run=partial(_emit, lower, has)), config, workload, folder)
@@ -140,11 +140,11 @@ def _earlier_files(out: Path) -> set[Path]:
     return {out / name for name in files}
 
 
-def _is_kept(path: Path, earlier: Container[Path]) -> bool:
-    """Returns whether a file was put there while a circuit was emitted, and prints a line if so."""
+def _is_foreign(path: Path, earlier: Container[Path]) -> bool:
+    """Returns true, and prints a line, if a file was added while a circuit was emitted."""
     if path in earlier or path.name == LOCK_FILE:
         return False
-    say(f"'{path}' was put there while chop emit ran: it is kept.")
+    say(f"'{path}' was added while chop emit ran and stays in the folder.")
     return True
 
 

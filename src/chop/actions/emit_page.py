@@ -253,7 +253,9 @@ def dataflow_chart(
     return GraphChart(title, tuple(nodes), marks=means)
 
 
-def bottlenecks(design: Design, found: Dataflow, simulated: float | None = None) -> frozenset[str]:
+def bottlenecks(
+    design: Design, dataflow: Dataflow, simulated: float | None = None
+) -> frozenset[str]:
     """The boxes that alone keep the circuit from a shorter interval.
 
     There is none in a balanced circuit, half of whose components or more take as long as the
@@ -261,13 +263,13 @@ def bottlenecks(design: Design, found: Dataflow, simulated: float | None = None)
 
     Args:
         design: the circuit.
-        found: its boxes.
+        dataflow: its boxes.
         simulated: interval; None where one sample was simulated.
     """
     cycles = [part.plan.cycles for part in design.netlist.instances]
     near = sum(taken >= NEAR * design.interval for taken in cycles)
     is_late = simulated is not None and simulated > (1 + TOLERANCE) * design.interval
-    return frozenset() if is_late or 2 * near >= len(cycles) else found.slowest
+    return frozenset() if is_late or 2 * near >= len(cycles) else dataflow.slowest
 
 
 def _paths_of_boxes(

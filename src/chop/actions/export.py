@@ -296,14 +296,14 @@ def _outcome(
 ) -> Outcome:
     """The numbers of a list of runs: the first target on the test rows, beside float."""
     size = exported[0].size_bytes if len(exported) == 1 else None
-    workload, found = loaded.workload, rows.get(exported[0].target)
-    if workload is None or found is None:
+    workload, batches = loaded.workload, rows.get(exported[0].target)
+    if workload is None or batches is None:
         return Outcome("", size_bytes=size)
     metric, exact = workload.task.metric, rows.get(FLOAT)
     return Outcome(
         data=workload.dataset,
         metric=metric.name,
-        value=found.score.value,
+        value=batches.score.value,
         reference=None if exact is None else exact.score.value,
         is_share=metric.is_share,
         size_bytes=size,

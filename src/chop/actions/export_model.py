@@ -195,8 +195,8 @@ def tokenizer_of(config: ExportConfig) -> Any:
 
         return read_tokenizer(place_of(str(path)))
     places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
-    found = map(find_processor, [] if builtin_model(config.model) else places)
-    return next((processor for processor in found if processor is not None), None)
+    processors = map(find_processor, [] if builtin_model(config.model) else places)
+    return next((processor for processor in processors if processor is not None), None)
 
 
 def is_gguf(name: str) -> bool:

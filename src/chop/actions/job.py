@@ -160,18 +160,18 @@ def load_with_validation(config: Any, workload: Workload | None) -> Workload:
         ConfigError: settings, model and data set do not go together.
         UnavailableError: model or data set are not there.
     """
-    found = workload_for(config, workload).with_validation()
-    if found.has_seen_validation and found.validation is not None and found.judge is None:
+    loaded = workload_for(config, workload).with_validation()
+    if loaded.has_seen_validation and loaded.validation is not None and loaded.judge is None:
         assume(
-            f"No validation rows were given: {len(found.validation)} of the training rows choose "
-            "the format. A model that was trained on them, elsewhere, loses less there; give a "
+            f"No validation rows were given: {len(loaded.validation)} of the training rows choose "
+            "the format. If the model was trained on them, the choice is too optimistic; give a "
             "split 'validation'."
         )
-    return found
+    return loaded
 
 
 def load_nothing(config: Any, workload: Workload | None) -> None:
-    """Of a job without a workload."""
+    """Loads nothing, for jobs that need no workload."""
 
 
 class Output:

@@ -86,14 +86,14 @@ def compare_with_float(
         ConfigError: the test set is smaller than a batch.
     """
     device, packed = str(workload.device), compressed.model.to(workload.device).eval()
-    left_out = {} if compile else {COMPILED: why_not_compiled}
-    left_out |= {name: why_no_onnx for name, way in WAYS.items() if way.is_onnx and why_no_onnx}
-    names = [name for name in WAYS if name not in left_out]
+    excluded = {} if compile else {COMPILED: why_not_compiled}
+    excluded |= {name: why_no_onnx for name, way in WAYS.items() if way.is_onnx and why_no_onnx}
+    names = [name for name in WAYS if name not in excluded]
     rows = _rows_of(workload)
     batches = [*map(rows, batch_sizes)]
     made, missing = make_ways(compressed, names, device, batches, threads, onnx)
     peers, missing_peers = make_peers(exact, made, batches, threads)
-    missing = {**left_out, **missing, **missing_peers}
+    missing = {**excluded, **missing, **missing_peers}
     contenders = [
         Contender(FLOAT, workload.model.eval(), file_bytes[0], FLOAT),
         Contender(FLOAT_GRAPH, exact.model.eval(), file_bytes[0], FLOAT),
@@ -122,23 +122,25 @@ def _file_bytes(model: nn.Module) -> int | None:
     return model.file_bytes if isinstance(model, Engine) else None
 
 
-def speed_tables(title: str, found: ModelComparison, *, is_detail: bool = False) -> list[Block]:
+def speed_tables(
+    title: str, comparison: ModelComparison, *, is_detail: bool = False
+) -> list[Block]:
     """Two tables for a terminal, and one for the document.
 
     Args:
         title: title of the first table.
-        found: measured speeds.
+        comparison: measured speeds.
         is_detail: a terminal shows the first on request alone, as it does the second.
     """
-    (times, rows), (memory, sizes) = found.tables(title).items()
-    if _graph_is_float(found):
+    (times, rows), (memory, sizes) = comparison.tables(title).items()
+    if _graph_is_float(comparison):
         rows, sizes = ([x for x in each if x["model"] != FLOAT_GRAPH] for each in (rows, sizes))
     shown = [name for name in rows[0] if name not in ON_PAGE]
     printed = [
         Table(times, rows, shown, is_written=False, is_detail=is_detail),
         Table(memory, _once(sizes), is_written=False, is_detail=True),
     ]
-    return [*printed, Table("", _without_alike(found.formatted()), is_printed=False)]
+    return [*printed, Table("", _without_alike(comparison.formatted()), is_printed=False)]
 
 
 def _without_alike(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -150,13 +152,13 @@ def _without_alike(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, A
 def _once(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Rows of several batches as one of each model, where the batch makes no difference."""
     without = [{name: x for name, x in row.items() if name != "batch"} for row in rows]
-    found = [row for i, row in enumerate(without) if row not in without[:i]]
-    return found if len(found) == len({row["model"] for row in rows}) else rows
+    distinct = [row for i, row in enumerate(without) if row not in without[:i]]
+    return distinct if len(distinct) == len({row["model"] for row in rows}) else rows
 
 
-def _graph_is_float(found: ModelComparison) -> bool:
+def _graph_is_float(comparison: ModelComparison) -> bool:
     """Returns true if the graph of the float model is as fast as that model at each batch size."""
-    rows = [row.measured for row in found.rows if row.model == FLOAT_GRAPH]
+    rows = [row.measured for row in comparison.rows if row.model == FLOAT_GRAPH]
     return all(row.ratio.spans_one and not row.largest_difference for row in rows)
 
 
@@ -267,8 +269,8 @@ def find_fastest(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
     for row in rows:
         if row["model"] in COMMANDS and row["model"] not in wrong:
             by_name.setdefault(row["model"], []).append(row)
-    found = [Fastest(name, each) for name, each in by_name.items()]
-    return max(found, key=lambda x: (x.is_faster, x.product), default=None)
+    ranked = [Fastest(name, each) for name, each in by_name.items()]
+    return max(ranked, key=lambda x: (x.is_faster, x.product), default=None)
 
 
 def describe_fastest(
@@ -296,7 +298,9 @@ def describe_fastest(
     texts = [f"Fastest: {best.name}, {best.times()}{command}."]
     texts += [] if best.is_faster else [no_gain(rounds_inputs, missing, folder, model)]
     if wrong := _wrong(rows):
-        texts.append(f"Left out, as outputs differ from the saved model's: {', '.join(wrong)}.")
+        texts.append(
+            f"Excluded because their outputs differ from the saved model's: {', '.join(wrong)}."
+        )
     return " ".join(texts)
 
 
@@ -318,7 +322,7 @@ def no_gain(
     if absent:
         why += f", and onnxruntime was not measured ({absent.rstrip('.')})"
         way_out = FASTER_FORMATS if absent.startswith(NO_FORM) else way_out
-    return f"No way to run it here is faster than float, as {why}; {way_out}."
+    return f"On this machine it is not faster than float, because {why}; {way_out}."
 
 
 def describe_missing(missing: Mapping[str, str]) -> str:

@@ -91,9 +91,9 @@ def integer_outcome(result: Mapping[str, Any], workload: Workload) -> Outcome:
         result: result of the job.
         workload: the model and its rows.
     """
-    found = result["accuracy"]
-    name = CLASSIFICATION.metric.name if found else ""
-    return Outcome(workload.dataset, name, found.get("integer"), found.get("float"), bool(found))
+    shares = result["accuracy"]
+    name = CLASSIFICATION.metric.name if shares else ""
+    return Outcome(workload.dataset, name, shares.get("integer"), shares.get("float"), bool(shares))
 
 
 LOWER = Job("lower", _lower, load_checked)
@@ -154,10 +154,10 @@ def accuracy_sentence(result: Mapping[str, Any], rows: int, counted: str = "") -
             f"for an accuracy, which takes at least {FEW_ROWS}."
         )
     ends = result["accuracy_interval_95"]
-    told = (
+    texts = (
         f"{name} {share:.2%}{format_interval(ends[name], metric)}" for name, share in shares.items()
     )
-    return f"Accuracy on {counted}: {', '.join(told)}."
+    return f"Accuracy on {counted}: {', '.join(texts)}."
 
 
 def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:

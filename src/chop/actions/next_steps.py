@@ -49,9 +49,9 @@ def steps_after_compression(
     """
     if result["saved"] is None:
         return _steps_without_model()
-    found = [Step("The model is in this folder", f"{out}/"), load_step(out / "model")]
+    steps = [Step("The model is in this folder", f"{out}/"), load_step(out / "model")]
     if not result["why_no_folder"]:
-        found.append(_transformers_step(out, class_name))
+        steps.append(_transformers_step(out, class_name))
     if result["onnx"]:
         entries = result["onnx"]["session_config"].items()
         lines = [
@@ -60,8 +60,8 @@ def steps_after_compression(
             *(f"options.add_session_config_entry({name!r}, {x!r})" for name, x in entries),
             f"session = onnxruntime.InferenceSession({str(out / onnx_file)!r}, options)",
         ]
-        found.append(Step("Run it with onnxruntime", "\n".join(lines)))
-    return [*found, *_steps_with_run(out)]
+        steps.append(Step("Run it with onnxruntime", "\n".join(lines)))
+    return [*steps, *_steps_with_run(out)]
 
 
 def _transformers_step(out: Path, class_name: str) -> Step:
@@ -106,13 +106,13 @@ def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) ->
         recipe: settings of `chop compress` that build the best; None where there are none, and an
             architecture has none at all.
     """
-    found = []
+    steps = []
     if model is not None:
-        found.append(load_step(model, "Load the best model"))
+        steps.append(load_step(model, "Load the best model"))
     if recipe is not None:
-        found.append(Step("Build the best", f"chop compress --config {quoted(recipe)}"))
+        steps.append(Step("Build the best", f"chop compress --config {quoted(recipe)}"))
     shown = f"chop search show {quoted(folder)}"
-    return [*found, Step("See the best trials, and which choices matter", shown)]
+    return [*steps, Step("See the best trials, and which choices matter", shown)]
 
 
 def export_search_step(folder: Path) -> Step:

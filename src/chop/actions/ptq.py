@@ -39,7 +39,7 @@ LEFT = {
 }
 """How a method leaves the layers that it does not work on."""
 
-Tell = Callable[[str, Mapping[str, str]], object]
+OnSkipped = Callable[[str, Mapping[str, str]], object]
 """Takes a method, and why it left layers alone by the name of node or path."""
 LayerFormats = Mapping[str, Mapping[str, str]]
 """Path of a layer -> operand -> format as people type it."""
@@ -57,7 +57,7 @@ def quantize_after_training(
     recipe: Recipe | None = None,
     operands: Sequence[str] = INPUT_OPERANDS,
     rotation: str = "group",
-    tell: Tell = lambda *_: None,
+    on_skipped: OnSkipped = lambda *_: None,
 ) -> MaseGraph:
     """A graph with data, weights and biases of `operators` in one format.
 
@@ -73,7 +73,7 @@ def quantize_after_training(
         recipe: other formats of some weights, and what stays float. None: there are none.
         operands: those of the three that have the format; the others stay float.
         rotation: what `rotate` rotates: see `CompressConfig`.
-        tell: is told which layers each method leaves alone, for `describe_skipped`.
+        on_skipped: receives the layers that each method skips, for `describe_skipped`.
     Raises:
         ConfigError: the graph has none of the operators, a pattern of the recipe matches nothing,
             or a method cannot keep the scales of the format.
@@ -85,16 +85,16 @@ def quantize_after_training(
     batches = list(rows)
     if "smoothquant" in methods:
         mg, info = passes.smoothquant_transform_pass(mg, {"batches": batches}, inplace=inplace)
-        tell("smoothquant", info["skipped"])
+        on_skipped("smoothquant", info["skipped"])
     if "awq" in methods:
         settings = {"batches": batches, "weight": number_format}
         mg, info = passes.awq_transform_pass(mg, settings, inplace=inplace)
-        tell("awq", info["skipped"])
+        on_skipped("awq", info["skipped"])
     if "rotate" in methods:
         block = _group_size(number_format) if rotation == "group" else None
         settings = {"merge": rotation == "merged", "block": block}
         mg, info = passes.rotate_transform_pass(mg, settings, inplace=inplace)
-        tell("rotate", info["skipped"])
+        on_skipped("rotate", info["skipped"])
     settings = {"by": "type", **rules, **(recipe or Recipe()).plain()}
     mg, _ = passes.quantize_transform_pass(mg, settings, inplace=inplace)
     if leaves_calls:
@@ -103,10 +103,10 @@ def quantize_after_training(
     if "learned_rounding" in methods:
         settings = {"batches": batches, "start": "gptq" if "gptq" in methods else "nearest"}
         mg, info = passes.learned_rounding_transform_pass(mg, settings, inplace=True)
-        tell("learned_rounding", info["skipped"])
+        on_skipped("learned_rounding", info["skipped"])
     elif "gptq" in methods:
         mg, info = passes.gptq_transform_pass(mg, {"batches": batches}, inplace=True)
-        tell("gptq", info["skipped"])
+        on_skipped("gptq", info["skipped"])
     return mg
 
 
@@ -122,16 +122,16 @@ def method_title(methods: Sequence[str]) -> str:
     return "+".join(title for name, title in METHODS.items() if name in methods) or "PTQ"
 
 
-def describe_skipped(mg: MaseGraph, left: Mapping[str, Mapping[str, str]]) -> str | None:
+def describe_skipped(mg: MaseGraph, skipped: Mapping[str, Mapping[str, str]]) -> str | None:
     """A sentence for each method on the layers that it left alone; None where there are none.
 
     Args:
         mg: the graph that was quantized.
-        left: by method, why by the name of node or path, as `Tell` takes it.
+        skipped: by method, why by the name of node or path, as `OnSkipped` takes it.
     """
     paths = {node.name: str(node.target) for node in mg.nodes if node.op == "call_module"}
     texts = []
-    for method, reasons in left.items():
+    for method, reasons in skipped.items():
         layers: dict[str, list[str]] = {}
         for name, reason in reasons.items():
             node, *expert = name.partition("[")

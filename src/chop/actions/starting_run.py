@@ -86,13 +86,13 @@ def read_start_manifest(config: Any) -> Manifest | None:
         settle(folder)  # its files are read by their own names
     if folder is None or not (folder / MANIFEST).exists():
         return None
-    found = read_manifest(folder).results
-    if found is None:
+    results = read_manifest(folder).results
+    if results is None:
         raise CheckpointError(f"'{folder}': its run has not finished; run the same command again.")
-    if found.kind == "compress":
+    if results.kind == "compress":
         with shared_lock(folder):
-            check_model_file(folder, found)
-    return found
+            check_model_file(folder, results)
+    return results
 
 
 def _check_is_of_no_run(folder: Path, checkpoint: Path) -> None:
@@ -132,14 +132,14 @@ def checkpoint_in(path: Path) -> Path:
     stem = path.with_suffix("") if path.suffix in SUFFIXES else path
     if stem.with_name(stem.name + SUFFIXES[0]).is_file():
         return stem
-    found = sorted(path.glob(f"*{SUFFIXES[0]}")) if path.is_dir() else []
-    if len(found) != 1:
-        listed = ", ".join(each.stem for each in found) or "none"
+    files = sorted(path.glob(f"*{SUFFIXES[0]}")) if path.is_dir() else []
+    if len(files) != 1:
+        listed = ", ".join(each.stem for each in files) or "none"
         raise CheckpointError(
             f"'{path}': expected a folder of chop sweep quantize or chop compress, or one "
             f"checkpoint, found {listed}."
         )
-    return found[0].with_suffix("")
+    return files[0].with_suffix("")
 
 
 def read_graph(checkpoint: Path, workload: Workload) -> MaseGraph:

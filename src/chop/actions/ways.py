@@ -159,10 +159,10 @@ def make_peers(
     Returns: callable models by `Way.peer`, and a reason for each peer that is not available.
     """
     made, missing = {}, {}
-    ways = [WAYS[name] for name in names]
+    chosen = [WAYS[name] for name in names]
     size = weight_bytes(exact.model)
     with surroundings(threads, inference=True):
-        for way in ways:
+        for way in chosen:
             if way.make_float is None:
                 continue
             try:
@@ -246,7 +246,7 @@ def in_folder(template: str, folder: str | Path) -> str:
     >>> print(in_folder(LOADED, "runs/it's"))
     MaseGraph.from_checkpoint("runs/it's/model")
     """
-    quoted = re.sub(r"'{folder}([^']*)'", lambda found: repr(f"{folder}{found[1]}"), template)
+    quoted = re.sub(r"'{folder}([^']*)'", lambda match: repr(f"{folder}{match[1]}"), template)
     return quoted.replace("{folder}", str(folder))
 
 

@@ -81,8 +81,8 @@ def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording
     record.contiguous_inputs = contiguous(example)
     record.guards = recording.recorder.sizes.guards()
     if recording.branches is not None:
-        found = recording.branches.sizes.guards()
-        record.training_guards = [guard for guard in found if guard not in record.guards]
+        guards = recording.branches.sizes.guards()
+        record.training_guards = [guard for guard in guards if guard not in record.guards]
     record.auto_leaves = tuple(_reports(fallback, recording.recorder))
     record.always_eval = _always_eval(fallback.model)
     if recording.eval_only is not None:

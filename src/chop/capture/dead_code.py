@@ -48,7 +48,7 @@ def eliminate_grad_modes(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None
 
 def _differentiable_in_inputs(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> set[fx.Node]:
     """The nodes that have a gradient where the inputs need one."""
-    found: set[fx.Node] = set()
+    dead: set[fx.Node] = set()
     begun: dict[fx.Node, bool] = {}
     enabled = True
     for node in graph.nodes:
@@ -58,9 +58,9 @@ def _differentiable_in_inputs(graph: fx.Graph, values: Mapping[fx.Node, Any]) ->
             enabled = begun.get(node.args[0], True)
         elif not _is_floating(values.get(node)) or _is_detached(node):
             continue
-        elif node.op == "placeholder" or (enabled and _reads_one_of(node, found)):
-            found.add(node)
-    return found
+        elif node.op == "placeholder" or (enabled and _reads_one_of(node, dead)):
+            dead.add(node)
+    return dead
 
 
 def _reads_one_of(node: fx.Node, nodes: set[fx.Node]) -> bool:

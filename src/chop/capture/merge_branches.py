@@ -68,11 +68,11 @@ class _Merge:
     def run(self) -> None:
         """Pairs and adds nodes, in the order of both recordings."""
         pairs = self._pairs()
-        left = iter(self._ours)
+        remaining = iter(self._ours)
         for twin in self._theirs:
             if twin in pairs:
                 node = pairs[twin]
-                for passed in left:
+                for passed in remaining:
                     self._placed.add(passed)
                     if passed is node:
                         break
@@ -99,15 +99,15 @@ class _Merge:
 
     def _pair(self, node: fx.Node, twin: fx.Node) -> None:
         try:
-            found = list(walk((node.args, node.kwargs), self._arguments(twin), _is_same))
+            differences = list(walk((node.args, node.kwargs), self._arguments(twin), _is_same))
         except StructureDiffersError:
             if node.op != "output":
                 self._merged[twin] = self._add(twin)
                 return
-            found = [((0, 0), node.args[0], self._arguments(twin)[0][0])]
+            differences = [((0, 0), node.args[0], self._arguments(twin)[0][0])]
         self._merged[twin] = node
         self._shared.add(node)
-        for place, ours, theirs in found:
+        for place, ours, theirs in differences:
             if not (_has_nodes(ours) or _has_nodes(theirs) or node.op == "output"):
                 _, _, constants = self.constants.setdefault(node, (node, twin, []))
                 constants.append((place, ours, theirs))
@@ -245,6 +245,6 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _has_nodes(value: Any) -> bool:
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, found.append)
-    return bool(found)
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(value, nodes.append)
+    return bool(nodes)

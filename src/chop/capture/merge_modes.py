@@ -133,21 +133,21 @@ def switch(graph: fx.Graph, aligned: Iterable[Pair], extras: AddedModules) -> No
 
 def _without_dtypes(aligned: list[Pair], probe: DtypeProbe) -> list[Pair]:
     """The differences that the mode makes; the others are noted."""
-    kept: list[Pair] = []
+    pairs: list[Pair] = []
     notes: list[tuple[fx.Node, list[Any]]] = []
     for node, twin, differences in aligned:
         found = [(probe.relation_to_dtype(a, b), place, a, b) for place, a, b in differences]
         by_mode = [(place, a, b) for what, place, a, b in found if what is None]
         if not all(_is_of_mode(node, place, value) for place, value, _ in by_mode):
             raise AmbiguousDtypeError
-        kept.append((node, twin, by_mode))
+        pairs.append((node, twin, by_mode))
         notes.append(
             (node, [(place, what, probe.dtype_of(a)) for what, place, a, _ in found if what])
         )
     for node, entries in notes:
         if entries:
             node.meta[FOLLOWS] = entries
-    return kept
+    return pairs
 
 
 def _is_of_mode(node: fx.Node, place: tuple[Any, ...], value: Any) -> bool:

@@ -176,15 +176,15 @@ class HiddenElements(TorchDispatchMode):
                 its inputs.
         Returns: the batch with copies of the inputs that are recorded.
         """
-        found = hidden_inputs(model, batch)
-        self._is_needed |= bool(found)
+        hidden = hidden_inputs(model, batch)
+        self._is_needed |= bool(hidden)
         counts = Counter(storage_id(x) for x in batch.values() if _has_storage(x))
         seeds = {
             name: x.clone() if copies or counts[storage_id(x)] > 1 or not fills_its_memory(x) else x
-            for name, x in ((name, batch[name]) for name in found)
+            for name, x in ((name, batch[name]) for name in hidden)
         }
         for name, x in seeds.items():
-            self._set_hidden(x, found[name])
+            self._set_hidden(x, hidden[name])
         return {**batch, **seeds} if seeds else batch
 
     @contextlib.contextmanager
@@ -237,8 +237,8 @@ class HiddenElements(TorchDispatchMode):
             record = _Record(StorageWeakRef(x.untyped_storage()), x.element_size())
             self._records[key] = record
             if len(self._records) > self._limit:
-                kept = {k: n for k, n in self._records.items() if not n.storage.expired()}
-                self._records, self._limit = kept, len(kept) + SWEEP
+                live = {k: n for k, n in self._records.items() if not n.storage.expired()}
+                self._records, self._limit = live, len(live) + SWEEP
         return record
 
     def _hides(self, x: Tensor) -> bool:
@@ -293,10 +293,10 @@ class HiddenElements(TorchDispatchMode):
 
     def _compact(self, x: Tensor) -> Tensor | None:
         """The same, of length 1 along dimensions whose elements are all one."""
-        found = self.hidden(x)
-        if found is None:
+        mask = self.hidden(x)
+        if mask is None:
             return None
-        return found[tuple(slice(0, 1) if step == 0 else slice(None) for step in found.stride())]
+        return mask[tuple(slice(0, 1) if step == 0 else slice(None) for step in mask.stride())]
 
 
 def _has_storage(x: Any) -> bool:

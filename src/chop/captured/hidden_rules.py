@@ -44,17 +44,17 @@ class Executed:
     def tensors(self) -> list[Tensor]:
         """The arguments that are tensors, or lists of some."""
         listed = [x if isinstance(x, list | tuple) else [x] for x in self.given.values()]
-        return [x for found in listed for x in found if isinstance(x, Tensor)]
+        return [x for item in listed for x in item if isinstance(x, Tensor)]
 
     def hidden_inputs(self) -> list[tuple[Tensor, Tensor]]:
         """Arguments with their hidden elements, of those that have some."""
-        return [(x, found) for x in self.tensors() if (found := self.hidden(x)) is not None]
+        return [(x, mask) for x in self.tensors() if (mask := self.hidden(x)) is not None]
 
     def number(self, x: Tensor) -> Tensor:
         """1 where an element is hidden, 0 elsewhere; float32, of memory of its own."""
-        found = self.hidden(x)
+        mask = self.hidden(x)
         numbers = torch.zeros(x.shape, device=x.device)
-        return numbers if found is None else numbers.copy_(found)
+        return numbers if mask is None else numbers.copy_(mask)
 
     def rerun(self, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Calls the operator with `change(x)` in place of each tensor that it moves or sums."""
@@ -69,8 +69,8 @@ class Executed:
                 placed.append(value)
             elif not argument.is_out:
                 named[argument.name] = value
-        found = self.func(*placed, **named)
-        first: Tensor = found[0] if isinstance(found, tuple | list) else found
+        result = self.func(*placed, **named)
+        first: Tensor = result[0] if isinstance(result, tuple | list) else result
         return first
 
 
@@ -84,8 +84,8 @@ def nothing(run: Executed, result: Tensor) -> None:
 
 def elementwise(run: Executed, result: Tensor) -> Tensor | None:
     """Hides an element if any of its inputs is hidden, broadcast."""
-    found = [hidden for _, hidden in run.hidden_inputs()]
-    return functools.reduce(torch.logical_or, found) if found else None
+    masks = [hidden for _, hidden in run.hidden_inputs()]
+    return functools.reduce(torch.logical_or, masks) if masks else None
 
 
 def moved(run: Executed, result: Tensor) -> Tensor:
@@ -109,38 +109,38 @@ def looked_up(run: Executed, result: Tensor) -> Tensor:
     source = run.given.get("self", run.given.get("weight"))
     is_moved = source is None or run.hidden(source) is not None
     # Of a large table of embeddings a copy would cost more than the model.
-    found = moved(run, result) if is_moved else torch.zeros_like(result, dtype=torch.bool)
+    mask = moved(run, result) if is_moved else torch.zeros_like(result, dtype=torch.bool)
     chosen = run.given.get("index", run.given.get("indices"))
     if isinstance(chosen, Tensor):
         by = run.hidden(chosen)
         if by is None:
-            return found
-        if by.dim() == found.dim():
-            return found | by  # gather
-        dim = run.given.get("dim", 0) % found.dim()
-        behind = found.dim() - dim - by.dim()
-        return found | by.view(*by.shape, *[1] * behind)
-    return found | _by_indices(run, chosen, found)
+            return mask
+        if by.dim() == mask.dim():
+            return mask | by  # gather
+        dim = run.given.get("dim", 0) % mask.dim()
+        behind = mask.dim() - dim - by.dim()
+        return mask | by.view(*by.shape, *[1] * behind)
+    return mask | _by_indices(run, chosen, mask)
 
 
-def _by_indices(run: Executed, indices: Any, found: Tensor) -> Tensor:
+def _by_indices(run: Executed, indices: Any, mask: Tensor) -> Tensor:
     """Hidden elements among the indices of `x[i, :, j]`, as they lie in its result."""
     places = [n for n, index in enumerate(indices) if index is not None]
     given = [indices[n] for n in places]
     masks = [hidden for index in given if (hidden := run.hidden(index)) is not None]
     if not masks or any(index.dtype == torch.bool for index in given):
-        return torch.zeros_like(found)
+        return torch.zeros_like(mask)
     chosen = torch.broadcast_shapes(*(index.shape for index in given))
     total = functools.reduce(torch.logical_or, masks).expand(chosen)
     ahead = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
-    return total.reshape(*chosen, *[1] * (found.dim() - ahead - len(chosen)))
+    return total.reshape(*chosen, *[1] * (mask.dim() - ahead - len(chosen)))
 
 
 def reordered(run: Executed, result: Tensor) -> Tensor | None:
     """Elements of `topk` and `sort`, and their places."""
     x, places = run.given["self"], run.results[1]
-    found = run.hidden(x)
-    return None if found is None else found.expand(x.shape).gather(run.given["dim"], places)
+    mask = run.hidden(x)
+    return None if mask is None else mask.expand(x.shape).gather(run.given["dim"], places)
 
 
 def pooled(run: Executed, result: Tensor) -> Tensor:
@@ -153,9 +153,9 @@ def product(run: Executed, result: Tensor) -> Tensor | None:
     second = "batch2" if "batch2" in run.given else "mat2"
     first = next(name for name in ("batch1", "mat1", "self") if name in run.given)
     rows, columns = run.hidden(run.given[first]), run.hidden(run.given[second])
-    found = [] if rows is None else [rows.all(-1, keepdim=True)]
-    found += [] if columns is None else [columns.all(-2, keepdim=True)]
-    return functools.reduce(torch.logical_or, found) if found else None
+    masks = [] if rows is None else [rows.all(-1, keepdim=True)]
+    masks += [] if columns is None else [columns.all(-2, keepdim=True)]
+    return functools.reduce(torch.logical_or, masks) if masks else None
 
 
 def convolved(run: Executed, result: Tensor) -> Tensor | None:
@@ -172,16 +172,16 @@ def convolved(run: Executed, result: Tensor) -> Tensor | None:
 
 def attended(run: Executed, result: Tensor) -> Tensor | None:
     """The answers to hidden queries."""
-    found = run.hidden(run.given["query"])
-    return None if found is None else found.all(-1, keepdim=True)
+    mask = run.hidden(run.given["query"])
+    return None if mask is None else mask.all(-1, keepdim=True)
 
 
 def reduced(run: Executed, result: Tensor) -> Tensor | None:
     """Hides an element if all that is reduced to it is hidden."""
-    found, dims = run.hidden(run.given["self"]), run.given.get("dim")
-    if found is None or dims is None or dims == []:
-        return None if found is None else found.all()
-    return found.expand(run.given["self"].shape).all(dims, keepdim=bool(run.given["keepdim"]))
+    mask, dims = run.hidden(run.given["self"]), run.given.get("dim")
+    if mask is None or dims is None or dims == []:
+        return None if mask is None else mask.all()
+    return mask.expand(run.given["self"].shape).all(dims, keepdim=bool(run.given["keepdim"]))
 
 
 def by_shape(run: Executed, result: Tensor) -> Tensor | None:
@@ -192,10 +192,10 @@ def by_shape(run: Executed, result: Tensor) -> Tensor | None:
     if "keepdim" in run.given or run.func.overloadpacket in REDUCING:
         return reduced(run, result)
     known = run.hidden_inputs()
-    alike = [found for x, found in known if x.shape == result.shape]
+    alike = [mask for x, mask in known if x.shape == result.shape]
     if alike:
         return functools.reduce(torch.logical_or, alike)
-    rows = [found for x, found in known if x.dim() > 1 and x.shape[:-1] == result.shape[:-1]]
+    rows = [mask for x, mask in known if x.dim() > 1 and x.shape[:-1] == result.shape[:-1]]
     return rows[0].all(-1, keepdim=True) if rows else None
 
 
@@ -226,9 +226,9 @@ RULES: Mapping[Any, Rule] = {
 
 def rule_of(func: Any) -> Rule:
     """The rule of an overload."""
-    found = RULES.get(func.overloadpacket)
-    if found is not None:
-        return found
+    rule = RULES.get(func.overloadpacket)
+    if rule is not None:
+        return rule
     name = func.overloadpacket.__name__
     if name.startswith("_scaled_dot_product"):
         return attended

@@ -34,28 +34,28 @@ def visible_tokens(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     Args:
         batch: inputs by name.
     """
-    kept = {name: _kept(name, x) for name, x in batch.items()}
-    return {name: mask for name, mask in kept.items() if mask is not None}
+    visible = {name: _visible(name, x) for name, x in batch.items()}
+    return {name: mask for name, mask in visible.items() if mask is not None}
 
 
-def _kept(name: str, mask: Any) -> Tensor | None:
+def _visible(name: str, mask: Any) -> Tensor | None:
     if not isinstance(mask, Tensor) or not mask.numel():
         return None
     if mask.dim() in (3, 4) and name.endswith(MASK):
-        return _kept_keys(mask)
+        return _visible_keys(mask)
     if mask.dim() != 2:
         return None
     if name.endswith(MASK):
-        kept, hidden = mask == 1, mask == 0
+        visible, hidden = mask == 1, mask == 0
     elif name.endswith(KEY_PADDING):
         hidden = mask if mask.dtype == torch.bool else mask == float("-inf")
-        kept = mask == 0
+        visible = mask == 0
     else:
         return None
-    return kept if bool((kept | hidden).all()) and bool(kept.any()) else None
+    return visible if bool((visible | hidden).all()) and bool(visible.any()) else None
 
 
-def _kept_keys(mask: Tensor) -> Tensor | None:
+def _visible_keys(mask: Tensor) -> Tensor | None:
     """Keys that some query sees, of a mask (batch, queries, keys) or (batch, heads, ...).
 
     True and 1 show a key; a mask of numbers of which some are negative is added to the scores.
@@ -68,8 +68,8 @@ def _kept_keys(mask: Tensor) -> Tensor | None:
         shown = mask == 1
         if not bool((shown | (mask == 0)).all()):
             return None
-    kept = shown.flatten(1, -2).any(1)
-    return kept if bool(kept.any()) else None
+    visible = shown.flatten(1, -2).any(1)
+    return visible if bool(visible.any()) else None
 
 
 def hidden_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -82,11 +82,11 @@ def hidden_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         model: its graph and modules tell whether tokens come first, where shapes do not.
         batch: inputs by name.
     """
-    masks = {name: ~kept for name, kept in visible_tokens(batch).items()}
+    masks = {name: ~visible for name, visible in visible_tokens(batch).items()}
     if not any(bool(hidden.any()) for hidden in masks.values()):
         return {}
     sides = {name.startswith(TARGET_SIDE) for name in batch if name not in masks}
-    found: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     for name, x in batch.items():
         side, places = name.startswith(TARGET_SIDE), {}
         for mask, hidden in masks.items():
@@ -96,8 +96,8 @@ def hidden_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         if fits:
             place = fits[max(fits, key=lambda mask: _common_start(name, mask))]
             if bool(place.any()):
-                found[name] = place
-    return found
+                inputs[name] = place
+    return inputs
 
 
 def _common_start(name: str, mask: str) -> int:
@@ -140,10 +140,10 @@ def is_tokens_first(node: fx.Node, name: str) -> bool:
     where they are square too, `batch_first` of the modules that have it.
     """
     mask = next((x for x in node.graph.find_nodes(op="placeholder") if x.target == name), None)
-    of_mask, of_node = _named_sizes(mask), _named_sizes(node)
-    if {*of_mask} & {*of_node} - {""}:
+    mask_sizes, node_sizes = _named_sizes(mask), _named_sizes(node)
+    if {*mask_sizes} & {*node_sizes} - {""}:
         return any(
-            size and size == other for size, other in zip(of_mask, of_node[::-1], strict=True)
+            size and size == other for size, other in zip(mask_sizes, node_sizes[::-1], strict=True)
         )
     shape, masked = _example_shape(node)[:2], () if mask is None else _example_shape(mask)
     if len(shape) == len(masked) == 2 and shape != shape[::-1]:
@@ -162,8 +162,8 @@ def _named_sizes(node: fx.Node | None) -> tuple[str, str]:
 
 def _example_shape(node: fx.Node) -> tuple[int, ...]:
     """The shape of a value for the example inputs; empty where it is not known."""
-    noted = node.meta["mase"].common.results.get("data_out_0") if "mase" in node.meta else None
-    return tuple(getattr(noted, "shape", None) or ())
+    metadata = node.meta["mase"].common.results.get("data_out_0") if "mase" in node.meta else None
+    return tuple(getattr(metadata, "shape", None) or ())
 
 
 def inputs_of(node: fx.Node) -> Iterator[fx.Node]:

@@ -261,8 +261,8 @@ class CapturedModule(fx.GraphModule):
             whole = " and ".join(f"({guard.expression})" for guard in guards)
             together = compile_guard(ShapeGuard(whole)) if 0 < len(whole) < MAX_LENGTH else None
             cached = by_mode[self.training] = guards, together, list(map(compile_guard, guards))
-        found: tuple[list[ShapeGuard], Any, list[Any]] = cached
-        return found
+        entry: tuple[list[ShapeGuard], Any, list[Any]] = cached
+        return entry
 
     # --- members of any name
 
@@ -407,7 +407,7 @@ def _unpickled(
     module = _bare(cls)
     module.__dict__.update(state)
     graph = nodes_to_graph(records)
-    for node, kept in zip(graph.nodes, meta, strict=True):
-        node.meta.update(kept)
+    for node, attributes in zip(graph.nodes, meta, strict=True):
+        node.meta.update(attributes)
     module.graph = graph
     return module

@@ -54,14 +54,14 @@ _FIELDS: dict[type[nn.Module], int] = {
 
 def changed_scopes(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules below one whose calls are part of the graph, and that got hooks or attributes."""
-    found = []
+    modules = []
     for name, child in children_of(module).items():
         if child is not None and type(child) in _FIELDS:
             if len(vars(child)) > _FIELDS[type(child)] or has_hooks(child):
-                found.append((name, child))
+                modules.append((name, child))
             for path, inner in changed_scopes(child):
-                found.append((f"{name}.{path}", inner))
-    return found
+                modules.append((f"{name}.{path}", inner))
+    return modules
 
 
 def _empty_twin(module: nn.Module) -> nn.Module:

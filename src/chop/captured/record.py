@@ -107,12 +107,12 @@ class RecordAttribute:
     def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None:
             return self
-        found = member(module, self._name)
-        if found is None:
-            found = getattr(module.record, self._name)
-        if found is None and self._name == "config":
+        value = member(module, self._name)
+        if value is None:
+            value = getattr(module.record, self._name)
+        if value is None and self._name == "config":
             raise AttributeError("the model has no configuration")
-        return found
+        return value
 
     def __set__(self, module: Any, value: Any) -> None:
         setattr(module.record, self._name, value)

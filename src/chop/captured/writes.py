@@ -35,8 +35,8 @@ def shared_writes(node: fx.Node) -> dict[fx.Node, fx.Node]:
 
     Left out are those that nobody reads afterwards but by the node's own result.
     """
-    found = {written: memory_of(written) for written in written_by(node)}
-    return {x: source for x, source in found.items() if _is_read_later(node, source)}
+    memory = {written: memory_of(written) for written in written_by(node)}
+    return {x: source for x, source in memory.items() if _is_read_later(node, source)}
 
 
 def _is_read_later(node: fx.Node, source: fx.Node) -> bool:

@@ -151,14 +151,14 @@ class Page:
     @cached_property
     def _blocks(self) -> list[list[str]]:
         """Paragraphs of the text, each with the indented ones that follow it."""
-        found: list[list[str]] = []
+        rows: list[list[str]] = []
         text = "\n\n".join(filter(None, (self.command.help, self.command.epilog)))
         for paragraph in filter(None, text.split("\n\n")):
-            if paragraph.startswith("  ") and found:
-                found[-1].append(paragraph)
+            if paragraph.startswith("  ") and rows:
+                rows[-1].append(paragraph)
             else:
-                found.append([paragraph])
-        return found
+                rows.append([paragraph])
+        return rows
 
     @property
     def _details(self) -> list[list[str]]:
@@ -217,23 +217,25 @@ class Page:
 
     def _panels(self) -> dict[str, list[Any]]:
         """Parameters by heading: the model and its data first, what few need near the end."""
-        found: dict[str, list[Any]] = {}
+        panels: dict[str, list[Any]] = {}
         for each in self._parameters():
             is_argument = each.param_type_name == "argument"
             heading = "Arguments" if is_argument else each.rich_help_panel or "Options"
-            found.setdefault(heading, []).append(each)
+            panels.setdefault(heading, []).append(each)
         ranks = {"Arguments": 0, MORE: 3, OUTPUT: 4}
-        order = sorted(found, key=lambda name: (ranks.get(name, 2 - _has_model(found[name])), name))
-        return {heading: found[heading] for heading in order}
+        order = sorted(
+            panels, key=lambda name: (ranks.get(name, 2 - _has_model(panels[name])), name)
+        )
+        return {heading: panels[heading] for heading in order}
 
     def _parted(self) -> tuple[list[Any], list[Any]]:
         """Parameters that the short page explains, those of `FIRST` first, and the others."""
-        found = self._parameters()
-        shown = [e for e in found if _panel(e) != MORE or e.name in FIRST]
+        parameters = self._parameters()
+        shown = [e for e in parameters if _panel(e) != MORE or e.name in FIRST]
         ranks = {name: rank for rank, name in enumerate(FIRST)}
         last = len(FIRST) + 1
         shown.sort(key=lambda e: ranks.get(e.name, last if _panel(e) == OUTPUT else last - 1))
-        return shown, [each for each in found if each not in shown]
+        return shown, [each for each in parameters if each not in shown]
 
     def _options(self, heading: str, parameters: list[Any], is_whole: bool) -> Iterator[Text]:
         if not parameters:

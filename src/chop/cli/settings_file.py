@@ -22,15 +22,15 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     from chop.config import load_toml
 
-    of_file = {name: value for name, value in load_toml(file).items() if name not in given}
-    for name, value in of_file.items():
+    from_file = {name: value for name, value in load_toml(file).items() if name not in given}
+    for name, value in from_file.items():
         option = name if name in ("evaluate", "loss") else "model"
         check_code({name: value}, file, f"--{option}")
-    out = of_file.get("out")
+    out = from_file.get("out")
     if isinstance(out, str):
         check_place(out, file, "--out")
-    _check_storage(of_file.get("storage"), file)
-    return {**of_file, **given}
+    _check_storage(from_file.get("storage"), file)
+    return {**from_file, **given}
 
 
 def _check_storage(storage: Any, file: Path) -> None:

@@ -41,13 +41,13 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     indices = [n for n in train.column_names if INDICES.fullmatch(n) and _is_integer(train, n)]
     if indices and len(indices) < len(train.column_names):
         listed = ", ".join(map(repr, indices))
-        assume(f"column {listed} is the index that pandas has written, and no input", log)
+        assume(f"column {listed} is an index that pandas wrote and is not used as input", log)
         splits = DatasetDict({k: s.remove_columns(indices) for k, s in splits.items()})
     commas = [name for name in splits["train"].column_names if _has_commas(splits, name)]
     if not commas:
         return splits
     listed = enumerate_names(list(map(repr, commas)), SHOWN)
-    assume(f"columns {listed} have decimal commas, and are read as numbers", log)
+    assume(f"columns {listed} have decimal commas and are read as numbers", log)
     return DatasetDict({key: _converted(split, commas) for key, split in splits.items()})
 
 

@@ -78,7 +78,7 @@ def check_classes(splits: DatasetDict, name: str) -> None:
             assume(f"no training row has the class {listed} of the split '{key}'", log)
     for alike in _alike([value for value in known if isinstance(value, str)]):
         shown = " and ".join(map(repr, sorted(alike)))
-        assume(f"classes {shown} differ in case or spaces alone, and are several", log)
+        assume(f"classes {shown} differ only in case or spaces and count as different classes", log)
     numbers = [value for value in known if isinstance(value, int)]
     if numbers and min(numbers) > 0:
         assume(

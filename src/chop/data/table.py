@@ -45,7 +45,7 @@ def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDic
         return splits
     others = [name for name in features if name != label and name not in numbers]
     if others:
-        assume(f"no inputs, as they hold no numbers: columns {', '.join(others)}", log)
+        assume(f"columns that hold no numbers are not used as inputs: {', '.join(others)}", log)
     values = {key: _numbers(split, numbers) for key, split in splits.items()}
     check_cells(numbers, np.concatenate([*values.values()]))
     return DatasetDict({key: _vectors(split, values[key], label) for key, split in splits.items()})

@@ -120,11 +120,11 @@ def _tokenize_words(
                 f"column '{label}': expected a label for each word, got {len(labels)} for the "
                 f"{len(words)} words that start with '{' '.join(map(str, words[:3]))}'."
             )
-    found = encode(tokenizer, rows[column], is_split_into_words=True, **settings)
+    encoded = encode(tokenizer, rows[column], is_split_into_words=True, **settings)
     if label is None:
-        return dict(found)
-    labels = [_of_first_tokens(found.word_ids(i), words) for i, words in enumerate(rows[label])]
-    return {**found, "labels": labels}
+        return dict(encoded)
+    labels = [_of_first_tokens(encoded.word_ids(i), words) for i, words in enumerate(rows[label])]
+    return {**encoded, "labels": labels}
 
 
 def _of_first_tokens(words: list[int | None], labels: list[int]) -> list[int]:

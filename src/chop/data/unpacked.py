@@ -59,9 +59,9 @@ def check_unpacked(files: Iterable[str | Path]) -> None:
             continue
         least, ratio = PARQUET if kind is _parquet_bytes else COMPRESSED
         limit = least + ratio * file.stat().st_size
-        found = kind(file, min(limit, memory - total))
-        total += found
-        if found > limit:
+        size = kind(file, min(limit, memory - total))
+        total += size
+        if size > limit:
             raise ConfigError(
                 f"'{file}' unpacks to more than {limit / MiB:,.0f} MiB, of {_size(file)}: a "
                 "data set of few bytes may not fill the memory or the disk; if it is yours, give "
@@ -118,8 +118,8 @@ def contents(file: Path, is_wanted: Callable[[str], bool]) -> Iterator[IO[bytes]
             return
         with entries:
             for entry in entries:
-                if is_wanted(entry.name) and (found := entries.extractfile(entry)) is not None:
-                    yield found
+                if is_wanted(entry.name) and (content := entries.extractfile(entry)) is not None:
+                    yield content
 
 
 @contextmanager
@@ -167,12 +167,12 @@ def _opener(start: bytes) -> Callable[[Any], IO[bytes]] | None:
 
 def _stream_bytes(file: Path, limit: int) -> int:
     """Bytes of a compressed file, counted a little beyond `limit` at most."""
-    found = 0
+    size = 0
     for part in _parts(file):
-        found += len(part)
-        if found > limit:
+        size += len(part)
+        if size > limit:
             break
-    return found
+    return size
 
 
 def _parts(file: Path) -> Iterator[bytes]:
@@ -201,7 +201,7 @@ def _parquet_bytes(file: Path, limit: int) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found, texts, longest = 0, set(), 1
+    size, texts, longest = 0, set(), 1
     try:
         with pq.ParquetFile(file) as parquet:
             meta = parquet.metadata
@@ -209,19 +209,19 @@ def _parquet_bytes(file: Path, limit: int) -> int:
                 group = meta.row_group(i)
                 for k in range(group.num_columns):
                     column = group.column(k)
-                    found += column.num_values * WIDTHS.get(column.physical_type, 4)
+                    size += column.num_values * WIDTHS.get(column.physical_type, 4)
                     if column.physical_type in WIDTHS:
                         continue
                     unpacked = max(column.total_uncompressed_size, 0)
-                    found += unpacked
+                    size += unpacked
                     if not set(column.encodings) <= PLAIN and column.num_values * unpacked > limit:
                         texts.add(column.path_in_schema)
                         longest = max(longest, unpacked)
-            if found > limit or not texts:
-                return found
-            return found + _text_bytes(parquet, sorted(texts), longest, limit - found)
+            if size > limit or not texts:
+                return size
+            return size + _text_bytes(parquet, sorted(texts), longest, limit - size)
     except (OSError, ValueError, pa.ArrowException):
-        return found
+        return size
 
 
 def _text_bytes(parquet: pq.ParquetFile, columns: list[str], longest: int, limit: int) -> int:
@@ -234,9 +234,9 @@ def _text_bytes(parquet: pq.ParquetFile, columns: list[str], longest: int, limit
         limit: beyond which counting ends.
     """
     rows = max(1, min(BATCH, 64 * MiB // longest))
-    found = 0
+    size = 0
     for batch in parquet.iter_batches(batch_size=rows, columns=columns):
-        found += sum(column.nbytes for column in batch.columns)
-        if found > limit:
+        size += sum(column.nbytes for column in batch.columns)
+        if size > limit:
             break
-    return found
+    return size

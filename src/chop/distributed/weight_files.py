@@ -116,11 +116,11 @@ def stored_dtypes(path: str | Path) -> dict[str, str]:
     Raises:
         CheckpointError: a file is missing or broken.
     """
-    found: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     for file in _files(Path(path)):
         with open_file(file) as opened:
-            found |= {x: str(opened.get_slice(x).get_dtype()) for x in opened.offset_keys()}
-    return found
+            dtypes |= {x: str(opened.get_slice(x).get_dtype()) for x in opened.offset_keys()}
+    return dtypes
 
 
 @dataclass(frozen=True)

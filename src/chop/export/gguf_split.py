@@ -101,12 +101,12 @@ def without_others(tokenizer: Any, count: int) -> Any:
         return tokenizer
     backend = Tokenizer.from_str(json.dumps({**document, "added_tokens": added}))
     texts = {token["content"] for token in document["added_tokens"]} - {x["content"] for x in added}
-    kept = {
+    parts = {
         key: x
         for key, x in tokenizer.init_kwargs.items()
         if key not in BUILDING and not (key.endswith("_token") and str(x) in texts)
     }
-    return type(tokenizer)(tokenizer_object=backend, **kept)
+    return type(tokenizer)(tokenizer_object=backend, **parts)
 
 
 def _pre_tokenizer(steps: tuple[str, ...]) -> Any:

@@ -57,10 +57,10 @@ def read(folder: Path) -> Read:
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     own = config.get("quantization_config")
-    found = own if own else document(folder / SETTINGS).get("quantization")
-    if not isinstance(found, Mapping):
+    quantization = own if own else document(folder / SETTINGS).get("quantization")
+    if not isinstance(quantization, Mapping):
         raise ConfigError(f"'{folder}': expected settings of {METHOD} in {SETTINGS}.")
-    return found
+    return quantization
 
 
 READER = Reader(METHOD, read)

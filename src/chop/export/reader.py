@@ -196,13 +196,13 @@ def _model(
     return model
 
 
-def _fitted(found: Read, model: nn.Module, where: str) -> Read:
+def _fitted(content: Read, model: nn.Module, where: str) -> Read:
     """Fits the content of a folder to a model: experts of one layer are put together.
 
     Biases of zeros that the model has no place for are left out: tools write them for every layer.
 
     Args:
-        found: content of the folder.
+        content: content of the folder.
         model: on the meta device, its layers float.
         where: the folder, for messages.
 
@@ -211,11 +211,11 @@ def _fitted(found: Read, model: nn.Module, where: str) -> Read:
     """
     from chop.export.stored_experts import join_experts
 
-    names = (f"{path}.bias" for path in found.packed)
-    zeros = {x for x in names if x in found.tensors and not bool(found.tensors[x].any())}
+    names = (f"{path}.bias" for path in content.packed)
+    zeros = {x for x in names if x in content.tensors and not bool(content.tensors[x].any())}
     spare = zeros - {*model.state_dict()} if zeros else zeros
-    kept = {name: x for name, x in found.tensors.items() if name not in spare}
-    fitted = join_experts(replace(found, tensors=kept), model, where)
+    tensors = {name: x for name, x in content.tensors.items() if name not in spare}
+    fitted = join_experts(replace(content, tensors=tensors), model, where)
     for path, module in model.named_modules(remove_duplicate=False):
         shape = fitted.packed[path].shape if path in fitted.packed else None
         weight = of_layer(module).weight

@@ -197,8 +197,8 @@ def stored_affine(
     if bool(is_code.all()) and bool((values > 0).all()) and _are_bfloat16(values):
         of_groups = to_bits(values) | steps.long().reshape(-1) << BITS
         packed = pack_bits(of_groups, BITS + ZERO_BITS)
-        found = GroupAffine(bits, span)
-        return Stored(found, pack_bits(codes, bits), packed, shape=(rows, columns))
+        number_format = GroupAffine(bits, span)
+        return Stored(number_format, pack_bits(codes, bits), packed, shape=(rows, columns))
     if not is_whole or width > max(WIDEST_GROUPED, bits + 1):
         raise ValueError("its zero points are those of no format here")
     return stored_integers(numbers, scales, width, group)
@@ -236,11 +236,11 @@ def numbers_of(one: Stored) -> Numbers | None:
     if isinstance(kind, ScaleInteger):
         group = kind.group_size if kind.granularity == "group" else None
         return Numbers(_signed(codes, kind.width), one.scales, kind.width, group)
-    of_groups = shape[0] * -(-shape[1] // kind.group_size)
+    groups = shape[0] * -(-shape[1] // kind.group_size)
     if isinstance(kind, GroupInteger):
-        values = from_bits(unpack_bits(one.scales, BITS, of_groups)).float()
+        values = from_bits(unpack_bits(one.scales, BITS, groups)).float()
         return Numbers(_signed(codes, kind.width), values, kind.width, kind.group_size)
-    both = unpack_bits(one.scales, BITS + ZERO_BITS, of_groups)
+    both = unpack_bits(one.scales, BITS + ZERO_BITS, groups)
     zeros = (both >> BITS).double() * 2.0 ** (kind.width - ZERO_BITS)
     if not torch.equal(zeros, zeros.round()):
         return None

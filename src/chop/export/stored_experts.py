@@ -48,11 +48,11 @@ class _Layer:
         return [self.sources[place] for place in sorted(self.sources)]
 
 
-def join_experts(found: Read, model: nn.Module, where: str) -> Read:
+def join_experts(content: Read, model: nn.Module, where: str) -> Read:
     """Fits the content of a folder to a model, which has one layer for all experts.
 
     Args:
-        found: with the paths of the folder.
+        content: with the paths of the folder.
         model: model of transformers on the meta device, with float layers.
         where: the folder, for messages.
 
@@ -62,15 +62,15 @@ def join_experts(found: Read, model: nn.Module, where: str) -> Read:
     """
     packed, inputs, layers = dict[str, Stored](), dict[str, NumberFormat](), dict[str, _Layer]()
     conversions, own = Conversions(model), dict(model.named_modules(remove_duplicate=False))
-    for path, stored in found.packed.items():
+    for path, stored in content.packed.items():
         name = f"{path}.weight"
         own_path = conversions.name_of(name).removesuffix(".weight")
         is_beyond = own_path.rpartition(".experts.")[0] not in own  # of a layer that is not there
         is_plain = own_path in own or EXPERT.search(name) is None or is_beyond
         if is_plain and not conversions.is_converted(name):
             packed[own_path] = stored
-            if path in found.inputs:
-                inputs[own_path] = found.inputs[path]
+            if path in content.inputs:
+                inputs[own_path] = content.inputs[path]
             continue
         place = conversions.expert_matrix(name)
         layer = None if place is None else _find_layer(place, own)
@@ -85,11 +85,11 @@ def join_experts(found: Read, model: nn.Module, where: str) -> Read:
     _check_alone(layers, own, where)
     for path, layer in layers.items():
         _check_complete(layer, where)
-        packed[path] = _joined([found.packed[x] for x in layer.order], layer, where)
-        rounded = _inputs_of(layer, found.inputs, where)
+        packed[path] = _joined([content.packed[x] for x in layer.order], layer, where)
+        rounded = _inputs_of(layer, content.inputs, where)
         if rounded is not None:
             inputs[path] = rounded
-    return replace(found, packed=packed, inputs=inputs)
+    return replace(content, packed=packed, inputs=inputs)
 
 
 def _find_layer(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | None:

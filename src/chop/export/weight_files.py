@@ -27,10 +27,10 @@ def document(path: Path, kind: str = "config") -> dict[str, Any]:
         CheckpointError: the file is missing, or holds none.
     """
     try:
-        found: dict[str, Any] = read_json(path, kind)
+        content: dict[str, Any] = read_json(path, kind)
     except (OSError, ConfigError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {first_line(error)}") from None
-    return found
+    return content
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:

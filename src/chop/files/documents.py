@@ -89,13 +89,13 @@ def read_toml(path: str | Path, kind: str) -> dict[str, Any]:
     content = read_bytes(path, kind)
     check_count(content)
     try:
-        found = tomllib.loads(content.decode("utf-8-sig"))
+        document = tomllib.loads(content.decode("utf-8-sig"))
     except RecursionError:
         raise NotReadableError(f"it is nested deeper than {DEEPEST} levels") from None
     except ValueError as error:
         raise NotReadableError(_reason(error)) from None
-    _check(found)
-    return found
+    _check(document)
+    return document
 
 
 def check_count(text: str | bytes) -> None:

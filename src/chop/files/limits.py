@@ -17,7 +17,7 @@ NO_MEMORY = (
     "there is not enough memory: take a smaller model, fewer rows or smaller batches, or raise the "
     "limit (ulimit -v, or that of the container)."
 )
-NO_SPACE = "this command's output cannot be written: no space is left where it goes; free some."
+NO_SPACE = "the output of this command cannot be written because the disk is full; free some space."
 LOOP = "a link leads to itself ({}): remove it."
 
 
@@ -27,7 +27,7 @@ def reached_limit(error: BaseException) -> str | None:
     >>> reached_limit(OSError(errno.EMFILE, "Too many open files"))
     'too many files are open at once: raise the limit with ulimit -n 1024.'
     """
-    return next((found for each in _chain(error) if (found := _of_one(each)) is not None), None)
+    return next((limit for each in _chain(error) if (limit := _of_one(each)) is not None), None)
 
 
 def _of_one(error: BaseException) -> str | None:

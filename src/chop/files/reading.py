@@ -139,8 +139,8 @@ def _check(status: os.stat_result, path: str | Path, kind: str) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
-        found = KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
-        raise NotReadableError(f"it is no regular file but {found}")
+        actual = KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise NotReadableError(f"it is no regular file but {actual}")
     if bound is not None and status.st_size > bound:
         raise NotReadableError(
             f"it has {status.st_size:,} bytes, and a file of its kind ({kind}) {bound:,} at most"

@@ -184,9 +184,9 @@ def read_folds(folder: Path) -> tuple[int, dict[str, int], frozenset[str]]:
         VerificationError: it cannot be read, or has something else than cycles.
     """
     try:
-        found = read_json(folder / FOLDS, "design")
-        fold, folds = found["fold"], found["folds"]
-        soft = frozenset(found.get("soft", ()))
+        document = read_json(folder / FOLDS, "design")
+        fold, folds = document["fold"], document["folds"]
+        soft = frozenset(document.get("soft", ()))
         numbers = [fold, *folds.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise VerificationError(f"'{folder / FOLDS}' cannot be read: {error}") from None

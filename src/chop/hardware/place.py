@@ -215,8 +215,8 @@ def _cached(key: str, seed: int) -> Path:
 
 def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
     path = kept(_cached(key, seed), partial(_write_route, router, name, seed, key, work))
-    found: dict[str, Any] = read_json(path, "cached")
-    return found
+    cached: dict[str, Any] = read_json(path, "cached")
+    return cached
 
 
 def _write_route(router: Router, name: str, seed: int, key: str, work: Path, target: Path) -> None:
@@ -305,9 +305,9 @@ def words(cell: str) -> str:
 def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Path | None:
     """The bitstream of a seed, in the cache folder; None where the packer is not installed."""
     result = _cached(key, seed)
-    found, routed = result.with_suffix(".bit"), result.with_suffix(".config")
-    if is_whole(found):
-        return found
+    bitstream, routed = result.with_suffix(".bit"), result.with_suffix(".config")
+    if is_whole(bitstream):
+        return bitstream
     try:
         command = _command(router.packer)
     except UnavailableError:
@@ -319,4 +319,4 @@ def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Pa
     done = run([*command, "routed.config", "packed.bit"], work, PLACE_SECONDS)
     if done.returncode:
         raise ConfigError(f"{router.packer}: {_reason(done.stdout + done.stderr)}")
-    return kept(found, partial(shutil.copyfile, work / "packed.bit"))
+    return kept(bitstream, partial(shutil.copyfile, work / "packed.bit"))

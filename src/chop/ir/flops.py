@@ -72,12 +72,14 @@ class FlopCounts:
         if row.layout or row.kind not in _MAY_MULTIPLY:
             return 0
         home = (getattr(target, "__module__", None) or "torch").split(".")[0]
-        found = 0
+        operations = 0
         if home in STANDARD_MODULES or (home != "chop" and row.flops is None):
             function = target if callable(target) else _method(str(target))
-            found = self._counted((target, _key((args, kwargs))), lambda: function, args, kwargs)
-        if found or row.flops is None:
-            return found
+            operations = self._counted(
+                (target, _key((args, kwargs))), lambda: function, args, kwargs
+            )
+        if operations or row.flops is None:
+            return operations
         # torch counts no product of a matrix and a vector.
         return _by_rule(row, None, (args, kwargs), result)
 

@@ -84,9 +84,11 @@ class Profile:
         def visit(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
             if node in wanted:
                 arguments = argument_tensors(node, self._mg.operator(node), values)
-                found = {("args", name): x for name, x in arguments.items()}
-                found |= {("results", f"data_out_{i}"): x for i, x in enumerate(tensors_in(result))}
-                for (side, name), x in found.items():
+                tensors = {("args", name): x for name, x in arguments.items()}
+                tensors |= {
+                    ("results", f"data_out_{i}"): x for i, x in enumerate(tensors_in(result))
+                }
+                for (side, name), x in tensors.items():
                     self._tell_nan(zeroed(x), number, node)
                     self._update((node, side, name), settings, x, hidden_elements(x))
 

@@ -94,8 +94,8 @@ def are_tied_pairs(mg: MaseGraph, saved: Collection[str]) -> bool:
     It ties by what transformers says of the model, and cannot where a third module has the weight.
     """
     config = mg.model.record.config
-    found = [names for _, names in _names_of_parameters(mg) if len(names) > 1]
-    shared = [names for names in found if any(is_inside(name, saved) for name in names)]
+    tied = [names for _, names in _names_of_parameters(mg) if len(names) > 1]
+    shared = [names for names in tied if any(is_inside(name, saved) for name in names)]
     are_pairs = all(len(names) == 2 and _used(mg, names) == set(names) for names in shared)
     return bool(shared) and are_pairs and getattr(config, "tie_word_embeddings", False)
 
@@ -103,8 +103,8 @@ def are_tied_pairs(mg: MaseGraph, saved: Collection[str]) -> bool:
 def warn_of_shared_weights(mg: MaseGraph, layers: Collection[str], where: str) -> None:
     """Warns of adapted layers whose weight other modules have, which PEFT's merging changes too."""
     names = {f"{path}.weight" for path in layers}
-    shared = [sorted(found) for _, found in _names_of_parameters(mg) if len(found) > 1]
-    pairs = [(name, other) for found in shared for name in found for other in found]
+    shared = [sorted(group) for _, group in _names_of_parameters(mg) if len(group) > 1]
+    pairs = [(name, other) for group in shared for name in group for other in group]
     first = next(((n, o) for n, o in pairs if n in names and o not in names), None)
     if first is not None:
         layer, other = (name.rpartition(".")[0] for name in first)

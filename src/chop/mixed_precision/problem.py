@@ -252,11 +252,11 @@ class PrecisionProblem:
 
     def rounded(self, name: str) -> dict[str, tuple[str, ...]]:
         """By layer, the operands that take the format of a choice."""
-        found = self._members(*self.targets[name])
-        for layer, operands in [*found.items()]:
+        members = self._members(*self.targets[name])
+        for layer, operands in [*members.items()]:
             others = self.layers.sharing.get(layer, ()) if "weight" in operands else ()
-            found |= {x: (*found.get(x, ()), "weight") for x in others}
-        return found
+            members |= {x: (*members.get(x, ()), "weight") for x in others}
+        return members
 
     def _members(self, layer: str, operands: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """The operands of a layer, and of those that are joined to it."""

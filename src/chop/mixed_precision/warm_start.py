@@ -175,11 +175,11 @@ def cached(
 ) -> dict[str, Config]:
     """Disk cache of `make()`: a resumed search does not measure again; another key does."""
     try:
-        noted = read_json(path, "cached")
+        cached = read_json(path, "cached")
     except (OSError, ValueError):
-        noted = {}
+        cached = {}
     identity = json.loads(json.dumps(key, default=str))
-    if noted.get("of") != identity or not isinstance(noted.get("found"), dict):
-        noted = {"of": identity, "found": make()}
-        write_json(path, noted)
-    return dict(noted["found"])
+    if cached.get("of") != identity or not isinstance(cached.get("found"), dict):
+        cached = {"of": identity, "found": make()}
+        write_json(path, cached)
+    return dict(cached["found"])

@@ -159,8 +159,8 @@ class _FileNames:
 
         Places are in order, and tell nothing else. None of other tensors.
         """
-        found = self._conversions.expert_matrix(name)
-        return None if found is None else (found.expert, found.part)
+        matrix = self._conversions.expert_matrix(name)
+        return None if matrix is None else (matrix.expert, matrix.part)
 
     def by_file(self, _: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
         """By name in a file, the model's."""

@@ -75,16 +75,16 @@ def check_own(name: str, weights: str | Path | None) -> None:
         ConfigError: there is no such file, or it does not have the name.
         CheckpointError: there are no such weights, or they cannot be read.
     """
-    found = OF_FILE.fullmatch(name)
-    if found is not None and not name.startswith(TIMM):
-        path = Path(found["file"])
+    match = OF_FILE.fullmatch(name)
+    if match is not None and not name.startswith(TIMM):
+        path = Path(match["file"])
         if not path.is_file():
             raise ConfigError(f"model file '{path}' does not exist.")
         if isinstance(
             top := _read_statements(path), list
         ):  # else running it says where it is no Python
             kinds = ast.FunctionDef, ast.ClassDef
-            _check_defines(path, top, found["name"], f"'{path}'", kinds)
+            _check_defines(path, top, match["name"], f"'{path}'", kinds)
     if weights is not None:
         check_readable(weights)
 
@@ -95,16 +95,16 @@ def check_is_in_file(name: str, setting: str) -> None:
     Raises:
         ConfigError: the text is not `file.py:name`, or there is no such file or name.
     """
-    found = OF_FILE.fullmatch(name)
-    if found is None:
+    match = OF_FILE.fullmatch(name)
+    if match is None:
         raise ConfigError(f"{setting}: expected file.py:function, got '{name}'.")
-    path = Path(found["file"]).expanduser()
+    path = Path(match["file"]).expanduser()
     if not path.is_file():
         raise ConfigError(f"{setting}: '{path}' does not exist.")
     top = _read_statements(path)
     if not isinstance(top, list):
         raise ConfigError(f"{setting}: '{path}' is no Python: {first_line(top)}")
-    _check_defines(path, top, found["name"], f"{setting}: '{path}'", (ast.FunctionDef,))
+    _check_defines(path, top, match["name"], f"{setting}: '{path}'", (ast.FunctionDef,))
 
 
 Definition = ast.FunctionDef | ast.ClassDef
@@ -153,14 +153,14 @@ def function_of_file(name: str, setting: str) -> Callable[..., Any]:
             (see `chop.trust`).
     """
     check_is_in_file(name, setting)
-    found = OF_FILE.fullmatch(name)
-    assert found is not None
-    path = Path(found["file"]).expanduser()
+    match = OF_FILE.fullmatch(name)
+    assert match is not None
+    path = Path(match["file"]).expanduser()
     with running(name):
         module = sys.modules.get(_title(path))
         if module is None or getattr(module, SOURCE, None) != _source(path):
             module = _run_file(path)
-    function = getattr(module, found["name"], None)
+    function = getattr(module, match["name"], None)
     if not callable(function):
         raise ConfigError(f"{setting}: '{name}' is no function.")
     return function  # type: ignore[no-any-return]

@@ -102,8 +102,8 @@ def best_share(
 
     def why_infeasible(values: Mapping[str, Any]) -> str | None:
         reason = space.infeasible(values)
-        if reason is None and (found := scored(_texts(space, values))) < lowest:
-            return f"it scores {found:.4g}, below {bar:.4g}, which the best {share:.0%} reach"
+        if reason is None and (number := scored(_texts(space, values))) < lowest:
+            return f"it scores {number:.4g}, below {bar:.4g}, which the best {share:.0%} reach"
         return reason
 
     return dataclasses.replace(space, infeasible=why_infeasible)

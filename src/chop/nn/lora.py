@@ -134,9 +134,9 @@ class LoraLinear(QuantLinear):
         """
         is_plain = self.spec.is_float and not self.is_pruned
         cls: type[nn.Linear] = nn.Linear if is_plain else QuantLinear
-        left_out = {"alpha", "use_rslora", *(("spec", *COPIES) if is_plain else ())}
+        excluded = {"alpha", "use_rslora", *(("spec", *COPIES) if is_plain else ())}
         layer = cls.__new__(cls)
-        layer.__dict__.update({k: v for k, v in vars(self).items() if k not in left_out})
+        layer.__dict__.update({k: v for k, v in vars(self).items() if k not in excluded})
         children = {k: child for k, child in self._modules.items() if k not in ADAPTER_MODULES}
         set_members(layer, dict(self._parameters), children=children)
         wide = torch.promote_types(self.weight.dtype, torch.float32)

@@ -47,8 +47,8 @@ def running_replicas() -> Replicas | None:
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
     for reference in _module_state_mapping.values():
-        found = reference()
-        root = found._state_ctx.iter_forward_root if isinstance(found, FSDPState) else None
+        wrapper = reference()
+        root = wrapper._state_ctx.iter_forward_root if isinstance(wrapper, FSDPState) else None
         if root is not None:
             (module,) = root._modules
             return find_replicas(module)

@@ -76,13 +76,13 @@ def constructor_of(model_class: Any) -> Callable[..., Any]:
     return make
 
 
-def is_model_class(found: Any) -> bool:
+def is_model_class(value: Any) -> bool:
     """Returns whether something is a class of models, or an auto class that chooses one."""
     from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     bases = PreTrainedModel, _BaseAutoModelClass
-    return isinstance(found, type) and issubclass(found, bases) and found not in bases
+    return isinstance(value, type) and issubclass(value, bases) and value not in bases
 
 
 def tied_keys(model: Any) -> Any:
@@ -148,7 +148,7 @@ def failed_conversions(tables: Sequence[str]) -> str | None:
     names = [x for table in tables for x in FAILED_CONVERSION.findall(table)]
     if not names:
         return None
-    return f"the parts that '{names[0]}' is put together from are not all there, or not of one size"
+    return f"the parts of '{names[0]}' are incomplete or differ in size"
 
 
 def gguf_splits() -> dict[str, str]:

@@ -54,8 +54,8 @@ class Values:
     def get(self, batch: int) -> dict[fx.Node, Any]:
         """The values of a batch by node; none where none were put."""
         file = self._files.get(batch)
-        found = self._known.get(batch, {}) if file is None else read_torch_file(file)
-        return {self._nodes[name]: x for name, x in found.items()}
+        values = self._known.get(batch, {}) if file is None else read_torch_file(file)
+        return {self._nodes[name]: x for name, x in values.items()}
 
     def put(self, batch: int, values: Mapping[fx.Node, Any]) -> None:
         """Notes the values of a batch.

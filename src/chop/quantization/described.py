@@ -64,8 +64,8 @@ def add_summary(model: nn.Module, example: Inputs | None = None) -> nn.Module:
 
 def example_of(model: nn.Module) -> Inputs | None:
     """The inputs that a quantized model was captured with; None where nothing is known of them."""
-    found = vars(model).get("extra_repr")
-    return found.example if isinstance(found, Summary) else None
+    extra_repr = vars(model).get("extra_repr")
+    return extra_repr.example if isinstance(extra_repr, Summary) else None
 
 
 def describe(model: nn.Module) -> str:

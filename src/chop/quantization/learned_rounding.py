@@ -91,10 +91,10 @@ def learn_rounding(
         try:
             parts = _parts(mg, layers, rows[0], scratch)
         except NoBlocksError:
-            told, few = _layer_by_layer(mg, layers, rows, learning, stage, scratch)
+            losses, few = _layer_by_layer(mg, layers, rows, learning, stage, scratch)
         else:
-            told, few = _block_by_block(mg, parts, layers, rows, learning, stage, scratch)
-    return told, skipped | few
+            losses, few = _block_by_block(mg, parts, layers, rows, learning, stage, scratch)
+    return losses, skipped | few
 
 
 def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:

@@ -61,11 +61,11 @@ def _hands_on(row: Operator) -> bool:
 
 def _scores(rows: dict[fx.Node, Operator]) -> set[fx.Node]:
     """Nodes whose results are read as scores, or are added to some."""
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node, row in reversed(rows.items()):
-        if row.reads_scores or (node in found and _hands_on(row)):
-            found.update(node.all_input_nodes)
+        if row.reads_scores or (node in nodes and _hands_on(row)):
+            nodes.update(node.all_input_nodes)
         elif row.twin is QuantScaledDotProductAttention:
             mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
-            found.update({mask} if isinstance(mask, fx.Node) else ())
-    return found
+            nodes.update({mask} if isinstance(mask, fx.Node) else ())
+    return nodes

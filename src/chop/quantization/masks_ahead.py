@@ -49,7 +49,7 @@ class MasksAhead:
         Args:
             node: a product, or an operator that works element by element.
         """
-        found: list[MaskAhead] = []
+        masks: list[MaskAhead] = []
         steps: tuple[tuple[str, tuple[Any, ...]], ...] = ()
         row = self._rows[node]
         if not (row.is_product_of_activations or _is_elementwise(row)):
@@ -58,11 +58,11 @@ class MasksAhead:
         while (user := self._only_user(aliases)) is not None:
             row = self._rows[user]
             if row.reads_scores:
-                return tuple(found)
+                return tuple(masks)
             mask = self._find_mask(user, aliases)
             step = _step(row, user)
             if mask is not None:
-                found.append((*mask, steps))
+                masks.append((*mask, steps))
             elif step is not None:
                 steps = (*steps, step)
             elif not _is_elementwise(row):

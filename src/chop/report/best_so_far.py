@@ -62,9 +62,9 @@ class _Line:
     def marked(self) -> list[int]:
         """Positions where the median changes, and the last trial measured."""
         middle = self.middle
-        found = [i for i, value in enumerate(middle) if i == 0 or value != middle[i - 1]]
+        changes = [i for i, value in enumerate(middle) if i == 0 or value != middle[i - 1]]
         last = len(middle) - 1
-        return sorted({*found, last}) if len(found) <= MOST_MARKED else [last]
+        return sorted({*changes, last}) if len(changes) <= MOST_MARKED else [last]
 
     @property
     def early(self) -> int:
@@ -179,13 +179,13 @@ def plot_best_so_far(
 
 
 def _lines(curves: Mapping[str, Sequence[Run]], factor: float) -> list[_Line]:
-    found = []
+    lines = []
     for label, runs in curves.items():
         finite = [[(n, factor * value) for n, value in run if math.isfinite(value)] for run in runs]
-        kept = [run for run in finite if run]
-        if kept:
-            found.append(_Line(label, *spread_of(kept)))
-    return found
+        finished = [run for run in finite if run]
+        if finished:
+            lines.append(_Line(label, *spread_of(finished)))
+    return lines
 
 
 def _shifts(lines: Sequence[_Line]) -> list[float]:

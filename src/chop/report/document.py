@@ -131,30 +131,30 @@ def read_document(folder: Path) -> Document | None:
     """
     path = latest(folder / FILE)
     try:
-        found = read_json(path, "report")
+        content = read_json(path, "report")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
-    return parse_document(found, str(path))
+    return parse_document(content, str(path))
 
 
-def parse_document(found: Mapping[str, Any], path: str) -> Document:
+def parse_document(content: Mapping[str, Any], path: str) -> Document:
     """The document of a run from the content of its file.
 
     Args:
-        found: the content.
+        content: the content.
         path: path of the file, for messages.
     Raises:
         CheckpointError: it is broken, or of a later version of `chop`.
     """
-    if found.get("format", FORMAT) != FORMAT:
+    if content.get("format", FORMAT) != FORMAT:
         raise CheckpointError(
-            f"'{path}' is of format {found['format']!r}, expected {FORMAT}: read it with the "
+            f"'{path}' is of format {content['format']!r}, expected {FORMAT}: read it with the "
             "version of chop that wrote it."
         )
     try:
-        document: Document = parse(Document, found)
+        document: Document = parse(Document, content)
     except ConfigError as error:
         raise CheckpointError(f"'{path}' is broken: {error}") from None
     return document

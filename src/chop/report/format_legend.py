@@ -15,14 +15,14 @@ INTEGER = (
 MOST_LABELS = 6
 
 
-def format_legend(found: Iterable[NumberFormat]) -> Table | None:
+def format_legend(formats: Iterable[NumberFormat]) -> Table | None:
     """A row for each kind of format: its names on the page, and what it is; None of no format.
 
     Args:
-        found: formats of the page, which may be there twice; floats are left out.
+        formats: formats of the page, which may be there twice; floats are left out.
     """
     labels: dict[type[NumberFormat], dict[str, None]] = {}
-    for each in found:
+    for each in formats:
         if not each.is_identity:
             labels.setdefault(type(each), {})[each.label] = None
     rows = []

@@ -11,7 +11,7 @@ from chop.errors import ConfigError
 from chop.report.charts import HeatMap, charted_as, heat_map
 from chop.report.figures import new_figure, on_cell, plain, save_figure, text_inches
 
-MOST_TOLD = 12
+MOST_LISTED = 12
 """Columns up to which cells have their numbers written in."""
 LOG_FLOOR = 1e-12
 CELL_POINTS = 7
@@ -71,7 +71,7 @@ def plot_layer_map(
     image = axes.imshow(shades, cmap="viridis", aspect="auto")
     axes.set_xticks(range(len(options)), options, rotation=45, ha="right", fontsize="small")
     axes.set_yticks(range(len(layers)), layers, fontsize="small")
-    if len(options) <= MOST_TOLD:
+    if len(options) <= MOST_LISTED:
         finite = [shade for row in shades for shade in row if math.isfinite(shade)]
         middle = (min(finite) + max(finite)) / 2
         for i, row in enumerate(values):

@@ -234,10 +234,10 @@ def _result_document(report: Report[Any]) -> Any:
     """The result as plain values; a mapping has the assumptions, too."""
     result = report.result
     is_record = dataclasses.is_dataclass(result) and not isinstance(result, type)
-    found = dataclasses.asdict(result) if is_record else result
-    if not report.assumptions or not isinstance(found, dict):
-        return found
-    return {**found, "assumptions": list(report.assumptions)}
+    content = dataclasses.asdict(result) if is_record else result
+    if not report.assumptions or not isinstance(content, dict):
+        return content
+    return {**content, "assumptions": list(report.assumptions)}
 
 
 def assumptions_text(report: Report[Any]) -> str | None:

@@ -13,8 +13,8 @@ from chop.search import Result, SearchSpace, TrialRecord
 from chop.search.importance import importance_errors, importances
 from chop.search.objective import Goals, constraints_of, objectives_of
 
-MOST_TOLD = 12
-"""Choices of a trial that are told one by one; of more, how many took each option."""
+MOST_LISTED = 12
+"""Most choices of a trial that are listed one by one. Longer lists count each option."""
 
 WHOLE = 1e4
 """Numbers from which on fractions are not shown."""
@@ -96,8 +96,8 @@ def clouds_of(result: Result) -> list[Cloud]:
 def about_trial(trial: TrialRecord) -> str:
     """What a trial chose, in lines: each choice, or of many how often each option was taken."""
     chosen = trial.config
-    if len(chosen) > MOST_TOLD:
-        counts = Counter(chosen.values()).most_common(MOST_TOLD)
+    if len(chosen) > MOST_LISTED:
+        counts = Counter(chosen.values()).most_common(MOST_LISTED)
         lines = [f"{option}: {count} of {len(chosen)}" for option, count in counts]
     else:
         lines = [f"{name}: {option}" for name, option in chosen.items()]

@@ -54,8 +54,8 @@ def front_charts(
     """The charts of `plot_front`, which takes the same arguments: one for each cloud."""
     charts = []
     for cloud in clouds:
-        told = list(zip(cloud.points, cloud.texts, strict=False))
-        texts = dict(reversed(told))  # of equal points the first tells
+        labeled = list(zip(cloud.points, cloud.texts, strict=False))
+        texts = dict(reversed(labeled))  # equal points have the text of the first
         measured, front = (
             tuple(Mark(x, y, text=texts.get((x, y), "")) for x, y in points if _is_finite(x, y))
             for points in (cloud.points, sorted(cloud.front))

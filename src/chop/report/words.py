@@ -36,4 +36,4 @@ def in_words(text: str) -> str:
     >>> in_words("activation_bits"), in_words("best lut so far"), in_words("model.lut_1")
     ('bits per input', 'best lookup tables so far', 'model.lut_1')
     """
-    return NAMES.sub(lambda found: WORDS[found[0]], text)
+    return NAMES.sub(lambda match: WORDS[match[0]], text)

@@ -18,17 +18,15 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from rich.text import Text
 
 LINE_SECONDS = 10.0
-"""Between two lines on one long step, in a pipe."""
+"""Seconds between two lines of one long step, in a pipe."""
 
 
-_steps: ContextVar[Iterator[int] | None] = ContextVar(
-    "numbers of steps that are told", default=None
-)
+_steps: ContextVar[Iterator[int] | None] = ContextVar("numbers of announced steps", default=None)
 
 
 @contextmanager
 def announced_steps() -> Iterator[None]:
-    """Inside, `announce_step` prints: of commands that measure for minutes, and have no bar."""
+    """Context in which `announce_step` prints, for long commands without a progress bar."""
     token = _steps.set(count(1))
     try:
         yield
@@ -37,10 +35,10 @@ def announced_steps() -> Iterator[None]:
 
 
 def announce_step(text: str) -> None:
-    """Prints a step that is done, with its number, where a command tells them.
+    """Prints a finished step with its number, inside `announced_steps`.
 
     Args:
-        text: the step.
+        text: description of the step.
     """
     numbers = _steps.get()
     if numbers is not None:
@@ -48,16 +46,16 @@ def announce_step(text: str) -> None:
 
 
 def say_line(console: Console, text: str) -> None:
-    """Prints one line of progress, whatever the width: a file is read line by line."""
+    """Prints one line of progress without wrapping, so that files have one line each."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Estimate:
-    """Seconds left: the mean time of each kind of measurement, times how many of it are left.
+    """Estimates the remaining seconds from the mean time of each kind of measurement.
 
-    Those that train take a hundred times as long as those that only measure, so that the pace of
-    the last ones says nothing of the next. A kind that was never measured takes as long as the
-    fastest other, times the ratio of their costs.
+    Training takes a hundred times as long as measuring, so kinds are averaged separately. A kind
+    that was never measured is assumed to take as long as the fastest other kind, times the ratio
+    of their costs.
 
     Args:
         kinds: kind of each measurement.
@@ -78,19 +76,19 @@ class Estimate:
         self._share = 0.0
 
     def expect(self, kinds: Iterable[str]) -> None:
-        """These are left, and no others."""
+        """Sets the kinds of the remaining measurements."""
         self._left = Counter(kinds)
 
     def begin(self, kind: str) -> None:
-        """A measurement of that kind runs from now on."""
+        """Starts the clock of a measurement of this kind."""
         self._running, self._share = (kind, self._now()), 0.0
 
     def advance(self, share: float) -> None:
-        """So much of the running measurement is done, 0 to 1."""
+        """Sets the finished share of the running measurement, 0 to 1."""
         self._share = share
 
     def end(self) -> None:
-        """The measurement is over."""
+        """Ends the running measurement."""
         assert self._running is not None
         kind, began = self._running
         self._left[kind] -= 1
@@ -99,7 +97,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """None until something was measured, at least in part."""
+        """Remaining seconds. None until something was measured, at least in part."""
         left = +self._left
         means = {kind: mean(taken) for kind, taken in self._taken.items()}
         running, spent = None, 0.0
@@ -122,19 +120,19 @@ class Estimate:
 
 
 class TimeLeft(ProgressColumn):
-    """`0:01:23 left`; a dash while that cannot be known."""
+    """Column `0:01:23 left`, with dashes while the time is unknown."""
 
     def __init__(self, estimate: Estimate) -> None:
         super().__init__()
         self.estimate = estimate
 
     def render(self, task: Task) -> Text:
-        """The column's text, at each refresh."""
+        """Returns the text of the column at each refresh."""
         return Text(f"{format_clock(self.estimate.seconds)} left")
 
 
 def format_clock(seconds: float | None) -> str:
-    """Hours, minutes and seconds; dashes of None.
+    """Formats hours, minutes and seconds. None becomes dashes.
 
     >>> format_clock(83.4), format_clock(None)
     ('0:01:23', '-:--:--')
@@ -146,13 +144,13 @@ def format_clock(seconds: float | None) -> str:
 
 
 def work_bar(estimate: Estimate) -> Progress:
-    """A bar with the number of measurements, the time since its start, and the time left."""
+    """Returns a bar with the number of measurements, the elapsed and the remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), Elapsed())
     return Progress(*columns, TimeLeft(estimate))
 
 
 class Stages:
-    """What a job measures and trains: one bar with the whole time left; in a pipe a line each.
+    """Progress of a job's stages: one bar with the remaining time, or in a pipe a line each.
 
     The bar counts steps. A step is a stage, or several stages whose number is not known before
     (`step`), so that the number of steps never grows.
@@ -188,7 +186,7 @@ class Stages:
             self._bar.stop()
 
     def expect(self, kinds: Iterable[str], steps: int | None = None) -> None:
-        """These stages are left, and no others.
+        """Sets the remaining stages.
 
         Args:
             kinds: kind of each stage.
@@ -204,7 +202,7 @@ class Stages:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Stages inside are one step."""
+        """Context whose stages count as one step."""
         self._is_inside = True
         yield
         self._is_inside = False
@@ -212,7 +210,7 @@ class Stages:
 
     @contextmanager
     def stage(self, kind: str, label: str) -> Iterator[Callable[[float], None]]:
-        """One stage runs inside; what is given takes the share of it that is done, 0 to 1."""
+        """Runs one stage inside. Yields a callback for its finished share, 0 to 1."""
         self._estimate.begin(kind)
         self._bar.update(self._task, description=label)
         yield self._estimate.advance
@@ -220,9 +218,9 @@ class Stages:
         if not self._is_inside:
             self._advance()
         if not self._bar.console.is_terminal:
-            left = format_clock(self._estimate.seconds)
+            remaining = format_clock(self._estimate.seconds)
             number = self._done + self._is_inside
-            say_line(self._bar.console, f"{number} of {self._total}: {label}, {left} left")
+            say_line(self._bar.console, f"{number} of {self._total}: {label}, {remaining} left")
 
     def _advance(self) -> None:
         self._done += 1
@@ -232,7 +230,7 @@ class Stages:
 
 @contextmanager
 def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
-    """A bar of equal steps; in a pipe a line now and then, and one at the end.
+    """Shows a bar of equal steps, or in a pipe a line now and then and one at the end.
 
     Args:
         label: label of the bar.
@@ -246,14 +244,14 @@ def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
             task = bar.add_task(label, total=steps)
             yield lambda: bar.advance(task)
         return
-    began = told = time.monotonic()
+    began = printed = time.monotonic()
 
     def advance() -> None:
-        nonlocal told
+        nonlocal printed
         now, number = time.monotonic(), next(done)
-        if number == steps or now - told >= LINE_SECONDS:
-            told = now
-            left = format_clock((now - began) / number * (steps - number))
-            say_line(console, f"{label}: {number / steps:.0%}, {left} left")
+        if number == steps or now - printed >= LINE_SECONDS:
+            printed = now
+            remaining = format_clock((now - began) / number * (steps - number))
+            say_line(console, f"{label}: {number / steps:.0%}, {remaining} left")
 
     yield advance

@@ -194,18 +194,18 @@ def _format(name: str, value: Any) -> str:
     return text if name in ("sampler", "job") else f"{name}={text}"
 
 
-def title_of(found: Sequence[Compared], data_of: Callable[[str], str | None]) -> str:
+def title_of(searches: Sequence[Compared], data_name: Callable[[str], str | None]) -> str:
     """The model and data, where all searches have the same.
 
     Args:
-        found: the searches.
-        data_of: gives the data of a model where the settings name none.
+        searches: the searches.
+        data_name: gives the data of a model where the settings name none.
     """
-    titles = {_title(each.settings, data_of) for each in found if each.settings is not None}
-    is_one = len(titles) == 1 and all(each.settings is not None for each in found)
-    return titles.pop() if is_one else f"{len(found)} searches"
+    titles = {_title(each.settings, data_name) for each in searches if each.settings is not None}
+    is_one = len(titles) == 1 and all(each.settings is not None for each in searches)
+    return titles.pop() if is_one else f"{len(searches)} searches"
 
 
-def _title(settings: Mapping[str, Any], data_of: Callable[[str], str | None]) -> str:
+def _title(settings: Mapping[str, Any], data_name: Callable[[str], str | None]) -> str:
     model = settings.get("model") or ""
-    return " on ".join(filter(None, (model, settings.get("dataset") or data_of(model))))
+    return " on ".join(filter(None, (model, settings.get("dataset") or data_name(model))))

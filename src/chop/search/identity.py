@@ -113,8 +113,8 @@ def _content(cell: CellType) -> Any:
 
 def _is_cache(cls: type, name: object) -> bool:
     """True for an attribute that is only there once somebody has asked for it."""
-    found = getattr(cls, name, None) if isinstance(name, str) else None
-    return isinstance(found, cached_property)
+    value = getattr(cls, name, None) if isinstance(name, str) else None
+    return isinstance(value, cached_property)
 
 
 def _name(value: Any) -> str:

@@ -45,9 +45,9 @@ def live_progress(
         result = read()
         done = sum(result.counts.get(outcome, 0) for outcome in ENDED)
         began = began or (time.monotonic(), done)
-        left = format_clock(_seconds_left(*began, done, until))
-        bar.update(task, completed=done, description=headline(result), left=left)
-        for line in lines.new(result, left) if lines else ():
+        remaining = format_clock(_seconds_left(*began, done, until))
+        bar.update(task, completed=done, description=headline(result), left=remaining)
+        for line in lines.new(result, remaining) if lines else ():
             say_line(bar.console, line)
 
     with bar if has_bar else nullcontext():
@@ -76,12 +76,12 @@ class TrialLines:
         self.until, self._told = until, set[int]()
         self._is_first = True
 
-    def new(self, result: Result, left: str) -> Iterator[str]:
+    def new(self, result: Result, remaining: str) -> Iterator[str]:
         """A line for each trial, with its values; for many at once, and those of earlier runs, one.
 
         Args:
             result: current result.
-            left: time left, as a text.
+            remaining: time left, as a text.
         """
         ended = [t for t in result.trials if t.outcome in ENDED]
         fresh = [t for t in ended if t.number not in self._told]
@@ -91,12 +91,12 @@ class TrialLines:
             return
         end = f"{len(ended)} of {self.until}: "
         if is_first or len(fresh) > MOST_LINES:
-            yield f"{end}{headline(result)}, {left} left"
+            yield f"{end}{headline(result)}, {remaining} left"
             return
         for place, trial in enumerate(fresh, len(ended) - len(fresh) + 1):
-            told = _values(result, trial) or trial.outcome
-            number = f"{place} of {self.until}: trial {trial.number}, {told}"
-            yield f"{number}; {headline(result)}, {left} left"
+            text = _values(result, trial) or trial.outcome
+            number = f"{place} of {self.until}: trial {trial.number}, {text}"
+            yield f"{number}; {headline(result)}, {remaining} left"
 
 
 def headline(result: Result) -> str:
@@ -110,5 +110,5 @@ def headline(result: Result) -> str:
 
 def _values(result: Result, trial: TrialRecord) -> str:
     """Formats the value of a trial for each goal; "" for one without values."""
-    found = trial.values
-    return ", ".join(f"{g.name} {found[g.name]:.4g}" for g in result.goals if g.name in found)
+    values = trial.values
+    return ", ".join(f"{g.name} {values[g.name]:.4g}" for g in result.goals if g.name in values)

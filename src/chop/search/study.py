@@ -352,7 +352,7 @@ class Search:
             said = f"is infeasible now: {reason}" if reason else "was infeasible, and is not now"
             return f"rule 'infeasible': trial {row.number} {said}"
         if row.key not in (None, self.space.key(config)):
-            return f"rule 'canonical' or 'active': trial {row.number} stands for another thing now"
+            return f"rule 'canonical' or 'active': trial {row.number} has another meaning now"
         return None
 
 

@@ -225,8 +225,8 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(storages.values())
 
 
-def _row(contender: Contender, batch: int, found: Comparison) -> ModelRow:
-    measured, peer = found[contender.name], contender.peer
+def _row(contender: Contender, batch: int, comparison: Comparison) -> ModelRow:
+    measured, peer = comparison[contender.name], contender.peer
     return ModelRow(
         contender.name,
         batch,
@@ -237,5 +237,5 @@ def _row(contender: Contender, batch: int, found: Comparison) -> ModelRow:
         contender.file_bytes,
         measured,
         peer,
-        None if peer is None else found.ratio(contender.name, peer),
+        None if peer is None else comparison.ratio(contender.name, peer),
     )

@@ -27,10 +27,10 @@ def decision_score(name: str, **settings: Any) -> Score:
 
         with warnings.catch_warnings():  # of a class that does not occur, whose number is 0
             warnings.simplefilter("ignore", UserWarning)
-            found = getattr(metrics, name)(
+            value = getattr(metrics, name)(
                 labels.cpu().numpy(), predictions.cpu().numpy(), **settings
             )
-        return float(found)
+        return float(value)
 
     return score
 

@@ -67,9 +67,9 @@ def to_array(series: Any, name: str | None = None) -> np.ndarray:
     """
     kind = getattr(series.dtype, "kind", "O")
     if kind not in "biuf":
-        found = next(iter(series.dropna()), None)
+        first = next(iter(series.dropna()), None)
         raise ConfigError(
-            f"column '{name or series.name}': expected numbers, got {found!r:.60}; number its "
+            f"column '{name or series.name}': expected numbers, got {first!r:.60}; number its "
             "values (series.astype('category').cat.codes) or leave it out."
         )
     if _is_of_pandas(series.dtype):  # of pandas' own, with NA

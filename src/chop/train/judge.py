@@ -93,8 +93,8 @@ class Judge:
 
     def score(self, model: nn.Module) -> Score:
         """The number of a model, with an interval where there is one number for each row."""
-        found, is_by_row = self.rows(model)
-        return self.score_of(found, is_by_row)
+        numbers, is_by_row = self.rows(model)
+        return self.score_of(numbers, is_by_row)
 
     def score_of(self, rows: Tensor, is_by_row: bool) -> Score:
         """The score that the numbers of `rows` make."""
@@ -111,14 +111,14 @@ class Judge:
         if not isinstance(given, Tensor | np.ndarray | list | tuple):
             raise wrong
         try:
-            found = torch.as_tensor(given).detach().cpu()
+            scores = torch.as_tensor(given).detach().cpu()
         except (TypeError, ValueError, RuntimeError, OverflowError):
             raise wrong from None
-        if found.is_complex() or found.dim() > 1 or not found.numel():
+        if scores.is_complex() or scores.dim() > 1 or not scores.numel():
             raise wrong
         # Rows that are right or wrong stay bool, of which the mean is a share.
-        rows = found if found.dtype == torch.bool else found.double()
-        return rows.reshape(-1), found.dim() == 1
+        rows = scores if scores.dtype == torch.bool else scores.double()
+        return rows.reshape(-1), scores.dim() == 1
 
 
 def _as_given(model: nn.Module) -> nn.Module:
@@ -197,17 +197,17 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
 
     def loss(output: Any, labels: Tensor) -> Tensor:
         try:
-            found = function(output, labels)
+            value = function(output, labels)
         except ChopError:
             raise
         except Exception as error:
             raise ConfigError(f"{title}: {_reason(function, error)}") from error
-        if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ConfigError(
-                f"{title}: gave {_shown(found)}, expected one number with a gradient, such as the "
+                f"{title}: gave {_shown(value)}, expected one number with a gradient, such as the "
                 "mean over the rows."
             )
-        return found.reshape(())
+        return value.reshape(())
 
     return loss
 

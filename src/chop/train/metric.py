@@ -33,8 +33,8 @@ def values(answers: Tensor, labels: Tensor) -> Tensor:
 def surprise(answers: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of each label in nats, float32: (K, C) and (K,) to (K,)."""
     parts = zip(answers.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
-    found = [F.cross_entropy(x.float(), y, reduction="none") for x, y in parts]
-    return torch.cat(found) if found else answers.new_zeros(0, dtype=torch.float32)
+    losses = [F.cross_entropy(x.float(), y, reduction="none") for x, y in parts]
+    return torch.cat(losses) if losses else answers.new_zeros(0, dtype=torch.float32)
 
 
 def positives(answers: Tensor, labels: Tensor) -> Tensor:

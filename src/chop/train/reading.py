@@ -96,13 +96,13 @@ def _is_named_pair(value: Any) -> bool:
 
 def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
     """Columns by name, and the labels of their rows."""
-    found = {name: as_column(_array(column)) for name, column in inputs.items()}
-    found[LABELS] = as_column(_labels_of(labels))
-    lengths = {name: len(column) for name, column in found.items()}
-    if len(set(lengths.values())) > 1 or len(found) < 2:
+    columns = {name: as_column(_array(column)) for name, column in inputs.items()}
+    columns[LABELS] = as_column(_labels_of(labels))
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1 or len(columns) < 2:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ConfigError(f"expected inputs and labels of as many rows, got rows: {listed}.")
-    return found
+    return columns
 
 
 def _array(value: Any) -> Any:

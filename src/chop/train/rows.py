@@ -209,11 +209,11 @@ def check_no_gaps(name: str, column: Column) -> None:
 
 
 def _check_none(name: str, bad: Tensor, what: str, advice: str) -> None:
-    found = [str(number + 1) for number in bad.nonzero().flatten().tolist()]
-    if found:
+    numbers = [str(number + 1) for number in bad.nonzero().flatten().tolist()]
+    if numbers:
         raise ConfigError(
-            f"column '{name}': {len(found)} of {len(bad)} rows have {what} (row "
-            f"{enumerate_names(found, SHOWN_ROWS)}): {advice} or leave these rows out."
+            f"column '{name}': {len(numbers)} of {len(bad)} rows have {what} (row "
+            f"{enumerate_names(numbers, SHOWN_ROWS)}): {advice} or leave these rows out."
         )
 
 

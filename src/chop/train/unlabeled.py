@@ -67,7 +67,7 @@ def _of_loader(loader: DataLoader[Any]) -> Rows:
     items = list(in_order(loader))
     if not items or _named(items[0]) is None or loader.batch_sampler is None:
         return read_rows(loader)
-    return _joined([found for item in items if (found := _named(item)) is not None], True)
+    return _joined([values for item in items if (values := _named(item)) is not None], True)
 
 
 def _of_list(model: nn.Module, items: list[Any]) -> Rows:

@@ -21,11 +21,11 @@ def fingerprint_of_weights(model: nn.Module) -> str:
 
 def fingerprint_of_code(name: str) -> str:
     """The text `file.py:fn` with a digest of the file; another text is another function."""
-    found = OF_FILE.fullmatch(name)
-    if found is None:
+    match = OF_FILE.fullmatch(name)
+    if match is None:
         return name
-    digest = hashlib.sha256(read_bytes(Path(found["file"]).expanduser(), "source")).hexdigest()[:16]
-    return f"{found['name']} {digest}"
+    digest = hashlib.sha256(read_bytes(Path(match["file"]).expanduser(), "source")).hexdigest()[:16]
+    return f"{match['name']} {digest}"
 
 
 def fingerprint_of_rows(rows: Rows) -> str:

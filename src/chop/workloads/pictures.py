@@ -194,10 +194,10 @@ def _preprocessor(name: str) -> dict[str, Any]:
 
 def _read_json(path: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = read_json(path, "config")
+        settings: dict[str, Any] = read_json(path, "config")
     except (OSError, ConfigError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
-    return found
+    return settings
 
 
 def _shown(values: Any) -> str:

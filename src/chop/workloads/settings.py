@@ -75,10 +75,10 @@ class WorkloadConfig:
         label_std: standard deviation that labels were divided by. Default: 1.
         text_column: column with the texts. Default: `text`, `sentence` and the like.
         label_column: column with the labels. Default: `labels` or `label`.
-        pixel_mean: what is subtracted from pixels of 0 to 1: one number, or one per channel.
+        pixel_mean: mean to subtract from pixels of 0 to 1. One number, or one per channel.
             Default: as the model's processor config, its `default_cfg` or the data set says, else
             0.5.
-        pixel_std: what the difference is divided by, likewise. Default: as for pixel_mean.
+        pixel_std: standard deviation to divide pixels by. Default: as for pixel_mean.
         image_size: height and width of pictures, or one number for both. Default: as the model
             says, else as the data set has them.
         channels: channels of pictures: 1 is gray, 3 is RGB. Default: as for image_size.
@@ -222,9 +222,7 @@ class JudgedConfig:
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
         if self.lower_is_better and self.evaluate is None:
-            raise ConfigError(
-                "lower_is_better: is about the number of evaluate, which is not given."
-            )
+            raise ConfigError("lower_is_better: applies to evaluate, which is not given.")
 
     @property
     def own_functions(self) -> OwnFunctions:

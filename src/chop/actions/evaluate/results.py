@@ -75,14 +75,14 @@ def report_of(
     )
 
 
-def _outcome(found: Evaluation, metric: Metric) -> Outcome:
-    rows = found.rows
+def _outcome(evaluation: Evaluation, metric: Metric) -> Outcome:
+    rows = evaluation.rows
     exact = None if rows.reference is None else rows.reference.value
-    return Outcome(found.dataset, metric.name, rows.own.value, exact, metric.is_share)
+    return Outcome(evaluation.dataset, metric.name, rows.own.value, exact, metric.is_share)
 
 
-def _verdict(found: Evaluation, workload: Workload) -> str:
-    rows, metric = found.rows, workload.task.metric
+def _verdict(evaluation: Evaluation, workload: Workload) -> str:
+    rows, metric = evaluation.rows, workload.task.metric
     said = f"{metric.title} {format_cell(rows.own.value, rows.own.interval, metric)}"
     if rows.reference is not None:
         said += f", float {format_cell(rows.reference.value, rows.reference.interval, metric)}"
@@ -95,9 +95,9 @@ def _counted(rows: RowResult, workload: Workload) -> str:
     return f"{rows.rows:,} {workload.name_of('test')} rows"
 
 
-def _tiles(found: Evaluation, workload: Workload) -> list[Tile]:
+def _tiles(evaluation: Evaluation, workload: Workload) -> list[Tile]:
     """The metric of the rows, and how far the answers are from the float model's."""
-    rows, metric = found.rows, workload.task.metric
+    rows, metric = evaluation.rows, workload.task.metric
     exact = "" if rows.reference is None else f"float {metric.format_value(rows.reference.value)}, "
     own = Cell(rows.own.value, format_cell(rows.own.value, rows.own.interval, metric))
     tiles = [Tile(f"{metric.name} (95 % interval)", own, f"{exact}{_counted(rows, workload)}")]

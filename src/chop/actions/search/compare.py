@@ -116,25 +116,26 @@ def compare_searches(
     return run_job(compared, Settings(tuple(searches), name, tuple(labels), goal, Path(out)))
 
 
-def about_searches(found: Sequence[Compared]) -> str:
+def about_searches(searches: Sequence[Compared]) -> str:
     """Formats the settings that all searches share: sampler, trials, training and budgets.
 
     Args:
-        found: the searches.
+        searches: the searches.
     """
-    lengths = {len(each.result.measured) for each in found}
-    parts = [f"sampler {name}" for name in _common(found, "sampler")]
+    lengths = {len(each.result.measured) for each in searches}
+    parts = [f"sampler {name}" for name in _common(searches, "sampler")]
     parts += [f"{count} trials" for count in lengths if len(lengths) == 1]
     parts += [
-        f"each trained for {count} epoch{'s' * (count != 1)}" for count in _common(found, "epochs")
+        f"each trained for {count} epoch{'s' * (count != 1)}"
+        for count in _common(searches, "epochs")
     ]
-    budgets = {within(each.result.goals) for each in found}
+    budgets = {within(each.result.goals) for each in searches}
     return ", ".join([*parts, *(text for text in budgets if text and len(budgets) == 1)])
 
 
-def _common(found: Sequence[Compared], setting: str) -> list[Any]:
+def _common(searches: Sequence[Compared], setting: str) -> list[Any]:
     """The value of a setting that all searches have; none where they differ, or it is none."""
-    values = [(each.settings or {}).get(setting) for each in found]
+    values = [(each.settings or {}).get(setting) for each in searches]
     return values[:1] if values[0] and values.count(values[0]) == len(values) else []
 
 

@@ -106,7 +106,7 @@ def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
         f"search {job.name}",
         searched,
         load=lambda config, _: job.prepare(config),
-        kept=lambda config: _kept(config, others),
+        kept=lambda config: _resume_note(config, others),
         settings=lambda config, _: settings_of(config),
         folder=lambda config: config.folder,
     )
@@ -115,7 +115,7 @@ def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
     return result
 
 
-def _kept(config: SearchConfig, others: int) -> str:
+def _resume_note(config: SearchConfig, others: int) -> str:
     if others:
         return (
             f"finished trials are kept; the same command goes on from there, with {others} more "

@@ -178,11 +178,11 @@ def _best_line(config: NasConfig, best: TrialRecord, noted: Mapping[str, Any]) -
 
 
 def _note(validation: int, test: str) -> str:
-    """What stands below the table."""
+    """Returns the note below the table."""
     return (
         f"validation: {validation} of the training rows, which no trial was trained on. Trials are "
         "chosen by them, so that the accuracy of the best is likely too high there. "
-        f"test: {test}, which no choice was made by; best.json has the accuracy of the "
+        f"test: {test}, used for reporting only; best.json has the accuracy of the "
         "best on them. Intervals are Wilson's, at 95 %."
     )
 

@@ -155,9 +155,11 @@ def about_recipe(
         return "no recipe: in the best all layers are float"
     export = f"chop search export {shlex.quote(str(config.folder))} best.toml"
     if config.circuit_goals():  # all operators of a circuit are rounded, inputs too
-        return f"no recipe, which holds formats of weights alone: {export} writes all"
+        return (
+            f"no recipe, because recipes hold only formats of weights: {export} writes all formats"
+        )
     return (
-        f"no recipe, which holds formats of weights alone: {export} writes all of them, "
+        f"no recipe, because recipes hold only formats of weights: {export} writes all formats, "
         "and --operands weight --bias float searches for a recipe"
     )
 

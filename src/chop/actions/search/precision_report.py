@@ -101,17 +101,17 @@ def note_of(
     front: list[TrialRecord],
     compared: str,
 ) -> str:
-    """What stands below the table.
+    """Returns the note below the table.
 
     Args:
-        searched: which rows trials were measured on, and how many.
-        count: of the test rows.
-        tested: the same with what they are.
-        held_out: those.
-        front: what was found.
-        compared: what the search gains.
+        searched: number and kind of the rows that trials were measured on.
+        count: number of test rows.
+        tested: number and kind of the test rows.
+        held_out: evaluator on the test rows.
+        front: Pareto front of the search.
+        compared: gain of the search, in words.
     """
-    parts = [f"search: {searched}.", f"test: {tested}, which no choice was made by."]
+    parts = [f"search: {searched}.", f"test: {tested}, used for reporting only."]
     parts.append(interval_note(held_out.task.metric))
     if len(held_out.labels) > count:
         parts.append("Tokens of one text count as independent.")
@@ -234,5 +234,5 @@ def search_steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]
     assert result.best is not None
     has_recipe = result.best.number in result.recipes
     recipe = config.folder / RECIPE_FILE if has_recipe else None
-    found = steps_after_search(config.folder, best_model(config, result.best), recipe)
-    return found if has_recipe else [export_search_step(config.folder), *found]
+    steps = steps_after_search(config.folder, best_model(config, result.best), recipe)
+    return steps if has_recipe else [export_search_step(config.folder), *steps]

@@ -22,7 +22,7 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
     split = workload
     if workload.judge is not None:
         rows = fitting(workload.train.spread(config.search_rows), workload)
-        return workload, rows, f"{len(rows)} training rows, for predictions of a start alone"
+        return workload, rows, f"{len(rows)} training rows, only for predicting a start"
     if workload.validation is not None or len(workload.train) > 1:
         split = workload.with_validation()
     validation = split.validation

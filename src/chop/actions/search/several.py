@@ -151,12 +151,12 @@ def _columns(job: SearchJob, group: Sequence[SearchConfig], goal: str) -> dict[s
 def _best(folder: Path) -> dict[str, Any]:
     """What a search notes of its best; nothing where none is within its budgets."""
     try:
-        noted: dict[str, Any] = read_json(folder / BEST_FILE, "result")
+        summary: dict[str, Any] = read_json(folder / BEST_FILE, "result")
     except FileNotFoundError:
         return {}
     except (OSError, ConfigError) as error:
         raise CheckpointError(f"'{folder / BEST_FILE}' cannot be read: {error}.") from None
-    return noted
+    return summary
 
 
 def _without_empty(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

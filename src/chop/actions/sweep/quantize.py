@@ -100,8 +100,8 @@ def _steps(
 ) -> list[Step]:
     """The format of the smallest width that loses little, for `chop compress`."""
     value = None if outcome is None else outcome.value
-    found = [row for row in rows if value in [row.get(stage) for stage in STAGES]]
-    least = min(found, key=lambda row: row["width"], default=None)
+    matching = [row for row in rows if value in [row.get(stage) for stage in STAGES]]
+    least = min(matching, key=lambda row: row["width"], default=None)
     text = "" if least is None else f"{least['width']}.{least['frac_width']}"
     return steps_after_sweep(config, workload.name, text)
 

@@ -83,39 +83,39 @@ class Differentiation:
         sources = {**self.parameters, **leaves}
         wanted = {name: x for name, x in sources.items() if x.requires_grad}
         ends = [x for x in outputs if x.requires_grad and _is_differentiable(x)]
-        found: Sequence[Tensor | None] = [None] * len(wanted)
+        gradients: Sequence[Tensor | None] = [None] * len(wanted)
         if ends and wanted:
             try:
                 with _without_hooks(self.parameters.values()):
-                    found = torch.autograd.grad(
+                    gradients = torch.autograd.grad(
                         ends, list(wanted.values()), list(map(_direction, ends)), allow_unused=True
                     )
             except Exception:  # reentrant checkpoints, operators without a derivative
                 return Gradients(required, {}, fails=True)
-        sketches = dict(zip(wanted, map(_sketch, found), strict=True))
+        sketches = dict(zip(wanted, map(_sketch, gradients), strict=True))
         return Gradients(required, {name: sketches.get(name) for name in sources})
 
 
-def difference(found: Gradients, expected: Gradients, tolerance: float) -> tuple[str, set[str]]:
+def difference(captured: Gradients, expected: Gradients, tolerance: float) -> tuple[str, set[str]]:
     """Describes a difference of gradients and names them; "" if there is none.
 
     Args:
-        found: gradients of the capture.
+        captured: gradients of the capture.
         expected: gradients of the model.
         tolerance: relative to the largest entry of each gradient.
     """
-    if found.required != expected.required:
+    if captured.required != expected.required:
         what = "an output requires a gradient and that of the model does not"
-        if sum(found.required) < sum(expected.required):
+        if sum(captured.required) < sum(expected.required):
             what = "an output of the model requires a gradient and that of the capture does not"
         return what, set()
     if expected.fails:
         return "", set()
-    if found.fails:
+    if captured.fails:
         return "the model can be differentiated and its capture cannot", set()
     for one, other, text in (
-        (found, expected, "has a gradient that it does not have in the model"),
-        (expected, found, "has no gradient, unlike in the model"),
+        (captured, expected, "has a gradient that it does not have in the model"),
+        (expected, captured, "has no gradient, unlike in the model"),
     ):
         only = [n for n, x in one.by_name.items() if x is not None and other.by_name[n] is None]
         if only:
@@ -123,12 +123,12 @@ def difference(found: Gradients, expected: Gradients, tolerance: float) -> tuple
     known = {
         name: x
         for name, x in expected.by_name.items()
-        if x is not None and not _is_equal(found.by_name[name], x)
+        if x is not None and not _is_equal(captured.by_name[name], x)
     }
-    if not known or _are_close(found, expected, known, tolerance * _FAINT):
+    if not known or _are_close(captured, expected, known, tolerance * _FAINT):
         return "", set()
     floor = _FAINT * max(_largest(x) for x in expected.by_name.values() if x is not None)
-    errors = {name: _error(found.by_name[name], x, floor) for name, x in known.items()}
+    errors = {name: _error(captured.by_name[name], x, floor) for name, x in known.items()}
     wrong = {name for name, error in errors.items() if error > tolerance}
     if not wrong:
         return "", wrong
@@ -140,18 +140,22 @@ def difference(found: Gradients, expected: Gradients, tolerance: float) -> tuple
     )
 
 
-def _is_equal(found: Tensor | None, expected: Tensor) -> bool:
-    return found is not None and found.dtype == expected.dtype and torch.equal(found, expected)
+def _is_equal(captured: Tensor | None, expected: Tensor) -> bool:
+    return (
+        captured is not None
+        and captured.dtype == expected.dtype
+        and torch.equal(captured, expected)
+    )
 
 
 def _are_close(
-    found: Gradients, expected: Gradients, names: Iterable[str], tolerance: float
+    captured: Gradients, expected: Gradients, names: Iterable[str], tolerance: float
 ) -> bool:
     """Returns whether all differences are below a share of the largest entry of all gradients.
 
     One norm of all together takes a tenth of the time of one for each.
     """
-    pairs = [(found.by_name[name], expected.by_name[name]) for name in names]
+    pairs = [(captured.by_name[name], expected.by_name[name]) for name in names]
     if any(x is None or y is None or x.shape != y.shape for x, y in pairs):
         return False
     # Parameters may be on several devices.
@@ -161,10 +165,10 @@ def _are_close(
     return _norm(ours - theirs) <= tolerance * _norm(theirs)
 
 
-def _error(found: Tensor | None, expected: Tensor, floor: float) -> float:
-    if found is None or found.shape != expected.shape:
+def _error(captured: Tensor | None, expected: Tensor, floor: float) -> float:
+    if captured is None or captured.shape != expected.shape:
         return float("inf")
-    ours, theirs = _real(found), _real(expected)
+    ours, theirs = _real(captured), _real(expected)
     gaps = ours - theirs
     gap = _norm(gaps)
     if not math.isfinite(gap):

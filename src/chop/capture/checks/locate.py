@@ -43,10 +43,10 @@ def locate(
         arguments: of a call on which they differ, fixed ones included.
         mismatch: difference to locate.
     """
-    found = _last_reader(captured, mismatch.parameters)
-    if found is None:
-        found = _first_difference(model, captured, arguments, mismatch.training)
-    path, where = found or ("", definition_line(type(model)))
+    place = _last_reader(captured, mismatch.parameters)
+    if place is None:
+        place = _first_difference(model, captured, arguments, mismatch.training)
+    path, where = place or ("", definition_line(type(model)))
     return GraphBreak(path, where, CaptureError(str(mismatch)))
 
 

@@ -123,8 +123,8 @@ class GradientCheck:
         modes = [True] if captured.record.eval_only is None else []
         if effort <= _MOST_IN_EVAL or not modes:
             modes.append(False)
-        found = (self._compare(captured, training, with_inputs) for training in modes)
-        return next(filter(None, found if effort <= _MOST_IN_TRAINING else ()), None)
+        mismatches = (self._compare(captured, training, with_inputs) for training in modes)
+        return next(filter(None, mismatches if effort <= _MOST_IN_TRAINING else ()), None)
 
     def _compare(
         self, captured: CapturedModule, training: bool, with_inputs: bool
@@ -138,24 +138,24 @@ class GradientCheck:
         own = self._differentiation(with_inputs)
         try:
             with preserve_state(self._model):
-                found = _differentiated(captured, _taken(expected, self._example), own, training)
+                call = _differentiated(captured, _taken(expected, self._example), own, training)
         except GuardError:
             return None
         except Exception as error:
             reason = GraphBreak("", "", error).reason()
             return Mismatch(f"on the example inputs it fails ({reason})", training)
-        return self._difference(found, expected, training)
+        return self._difference(call, expected, training)
 
-    def _difference(self, found: Call, expected: Call, training: bool) -> Mismatch | None:
+    def _difference(self, call: Call, expected: Call, training: bool) -> Mismatch | None:
         narrow = any(x.dtype.itemsize < 4 for x in (*expected.outputs, *expected.written.values()))
-        reason = _first_difference(found, expected, _TOLERANCE if narrow else _CLOSE)
+        reason = _first_difference(call, expected, _TOLERANCE if narrow else _CLOSE)
         if reason is not None:
             return Mismatch(reason, training)
-        extra = (found.written.keys() & self._state_names) - expected.written.keys()
+        extra = (call.written.keys() & self._state_names) - expected.written.keys()
         if extra:
             return Mismatch(f"it writes to {min(extra)} and the model does not", training)
-        assert found.gradients is not None and expected.gradients is not None
-        reason, names = difference(found.gradients, expected.gradients, _GRADIENT_TOLERANCE)
+        assert call.gradients is not None and expected.gradients is not None
+        reason, names = difference(call.gradients, expected.gradients, _GRADIENT_TOLERANCE)
         return Mismatch(reason, training, names & self._parameters.keys()) if reason else None
 
     def _eager_call(self, training: bool, with_inputs: bool) -> Call | None:

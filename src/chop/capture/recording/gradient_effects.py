@@ -124,10 +124,9 @@ def watched_saved_tensors(
     enter: Any = saved_tensors_hooks.__enter__
 
     def watched(hooks: Any) -> Any:
-        of_torch = type(hooks) is not saved_tensors_hooks and type(hooks).__module__.startswith(
-            "torch."
-        )
-        if is_recording() and not of_torch:
+        kind = type(hooks)
+        is_from_torch = kind is not saved_tensors_hooks and kind.__module__.startswith("torch.")
+        if is_recording() and not is_from_torch:
             with untraced():
                 changes = not _gives_back(hooks)
             if changes:

@@ -84,9 +84,9 @@ class LeafAttributes:
 
     def _check(self, leaf: nn.Module, at_end: bool = False) -> None:
         for path, part in self._parts.get(id(leaf), ()):
-            found = _changed_attribute(part, self._before[id(part)])
-            if found is not None:
-                raise self._error(path, part, at_end, *found)
+            change = _changed_attribute(part, self._before[id(part)])
+            if change is not None:
+                raise self._error(path, part, at_end, *change)
 
     def accept(self, leaf: nn.Module) -> None:
         """Takes what a call of a leaf has made of its attributes for granted."""

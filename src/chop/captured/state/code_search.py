@@ -120,15 +120,15 @@ class CodeSearch:
                 self._visit(inner, home)
         code = function.__code__
         own = is_own_file(code.co_filename)
-        of_module = home is not None and issubclass(home, nn.Module)
-        if not own and not of_module:
+        is_module = home is not None and issubclass(home, nn.Module)
+        if not own and not is_module:
             return
         names = code_names(code)
         if function.__name__ not in ("__init__", *_MODES):
             self.texts |= texts_in(code)
             for name in (*names, *(texts_in(code) if names & _BY_TEXT else ())):
                 self.names.setdefault(name, code)
-        elif of_module and function.__name__ not in _MODES:
+        elif is_module and function.__name__ not in _MODES:
             return
         if function.__name__ != "__init__":
             stored = self._stored.setdefault(home, set())
@@ -186,7 +186,7 @@ def is_own_file(filename: str) -> bool:
 def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str]:
     """The names in code, of these instructions or of all, each with the line of the first."""
     numbers = {dis.opmap[each] for each in by}
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for part in _parts(code):
         # Disassembly is slow, and most code has none of these.
         if by and numbers.isdisjoint(part.co_code[::2]):
@@ -195,8 +195,8 @@ def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str
         for step in dis.get_instructions(part):
             line = step.positions.lineno if step.positions and step.positions.lineno else line
             if isinstance(step.argval, str) and (not by or step.opname in by):
-                found.setdefault(step.argval, f"{part.co_filename}:{line}")
-    return found
+                sources.setdefault(step.argval, f"{part.co_filename}:{line}")
+    return sources
 
 
 @weakly_cached

@@ -269,11 +269,11 @@ def _part_of(value: Any) -> str:
 def _attributes(owner: Any, names: Collection[str]) -> set[str]:
     """The names that are attributes of an object itself, or that could become so."""
     fields = fields_of(owner) if not isinstance(owner, nn.Module) else vars(owner)
-    found = {name: _static(owner, name) for name in names}
+    values = {name: _static(owner, name) for name in names}
     # What a property computes, or keeps in the object from then on, is read by other names.
     code = (types.FunctionType, *PLAIN)
     return {
-        n for n, x in found.items() if n in (fields or ()) or x is MISSING or isinstance(x, code)
+        n for n, x in values.items() if n in (fields or ()) or x is MISSING or isinstance(x, code)
     }
 
 

@@ -127,19 +127,19 @@ class _Place:
         if owner is None:
             return []
         now = self._read(owner)
-        found = [(key, "no value") for key in self._missing & now.keys()]
+        changes = [(key, "no value") for key in self._missing & now.keys()]
         for key, get in self._kept.items():
             value = now.get(key, MISSING)
             if value is get() and value is not None:  # what has ended is None too
                 continue
             if content(value, False, self._names) != self._contents[key]:
-                found.append((key, self._shown[key]))
+                changes.append((key, self._shown[key]))
             elif isinstance(value, PLAIN) and value is not get():
                 self._kept[key] = _weakly(value, self._renew)
                 self._renew()
-        if ... in self._described and (found or self._size not in (None, len(now))):
-            found = [(..., _OTHER)]
-        texts = ((*self._described[key], key, shown) for key, shown in dict.fromkeys(found))
+        if ... in self._described and (changes or self._size not in (None, len(now))):
+            changes = [(..., _OTHER)]
+        texts = ((*self._described[key], key, shown) for key, shown in dict.fromkeys(changes))
         return [
             f"{label}, read at {first_line(code, key)}, was captured with {shown}"
             for label, code, key, shown in texts
@@ -178,11 +178,11 @@ class Places:
                 return []
         except Exception:  # an owner, a key or a variable is gone
             pass
-        found = [text for place in self._places for text in place.changes()]
-        if self._is_old and not found:
+        changes = [text for place in self._places for text in place.changes()]
+        if self._is_old and not changes:
             self._places = [place for place in self._places if place.owner() is not None]
             self._compile()
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(changes))
 
     def _renew(self, _: Any = None) -> None:
         self._is_old, self._is_same = True, bool  # it is False

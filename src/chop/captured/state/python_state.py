@@ -215,7 +215,7 @@ class Variable:
 @weakly_cached
 def _variables(search: CodeSearch) -> tuple[Variable, ...]:
     """The variables of files and classes that code can set or fill."""
-    found: dict[tuple[int, str], Variable] = {}
+    variables: dict[tuple[int, str], Variable] = {}
     stored: dict[str, str] = {}
     for function in search.functions.values():
         code, home = function.__code__, function.__globals__
@@ -224,14 +224,14 @@ def _variables(search: CodeSearch) -> tuple[Variable, ...]:
         for name in code_names(code):
             if name in settable or _has_content(home.get(name)):
                 where = settable.get(name) or first_line(code, name)
-                found.setdefault((id(home), name), Variable(home, name, where))
+                variables.setdefault((id(home), name), Variable(home, name, where))
     for cls in filter(is_own_class, (home for each in search.classes for home in each.__mro__)):
         for name, value in vars(cls).items():
             is_set = name in stored and not isinstance(value, _CODE)
             if is_set or (_is_container(value) and name[:2] != "__"):
                 where = stored.get(name) or f"{cls.__module__}.{cls.__qualname__}"
-                found.setdefault((id(cls), name), Variable(cls, name, where))
-    return tuple(found.values())
+                variables.setdefault((id(cls), name), Variable(cls, name, where))
+    return tuple(variables.values())
 
 
 def _is_container(value: Any) -> bool:

@@ -104,8 +104,10 @@ def content(
     parts = parts_of(value, names)
     if parts is None:
         return Same(value, held or not isinstance(value, Tensor | nn.Module))
-    found = [content(part, held, names, (*inside, id(value))) for part in parts]
-    return cls, tuple(sorted(found, key=repr) if isinstance(value, set | frozenset) else found)
+    contents = [content(part, held, names, (*inside, id(value))) for part in parts]
+    return cls, tuple(
+        sorted(contents, key=repr) if isinstance(value, set | frozenset) else contents
+    )
 
 
 def same_content(one: Any, other: Any) -> bool:
@@ -154,12 +156,12 @@ def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | Non
         return [value.func, value.args, value.keywords]
     fields = fields_of(value)
     named = fields.items() if fields else ()
-    found = [x for name, part in named if names is None or name in names for x in (name, part)]
+    parts = [x for name, part in named if names is None or name in names for x in (name, part)]
     if isinstance(value, np.ndarray):
         return [*value.flat]
     if isinstance(value, CONTAINERS):
-        return found + items_of(value)
-    return None if fields is None else found
+        return parts + items_of(value)
+    return None if fields is None else parts
 
 
 def items_of(value: Any) -> list[Any]:

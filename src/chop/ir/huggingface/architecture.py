@@ -37,11 +37,11 @@ def named_class(config: Any, where: str) -> Any:
 
     check_architectures(config, where)
     name = next(iter(config.architectures or ()), "")
-    found = getattr(transformers, name, None) if name.isidentifier() else None
-    if found is None:
+    model_class = getattr(transformers, name, None) if name.isidentifier() else None
+    if model_class is None:
         return None
-    if not is_model_class(found):
+    if not is_model_class(model_class):
         raise ConfigError(
             f"{where}: its architecture is '{name:.80}', which is no model of transformers."
         )
-    return found
+    return model_class

@@ -206,8 +206,8 @@ def check_shape(model: Any, name: str, weight: Tensor) -> None:
 def _expected_shape(model: Any, name: str, weight: Tensor) -> torch.Size:
     """The shape of a parameter in the model; its own, where it is shared out, or packed already."""
     path, _, own = name.rpartition(".")
-    found = parameters_of(model.get_submodule(path)).get(own)
-    return weight.shape if found is None or isinstance(found, DTensor) else found.shape
+    parameter = parameters_of(model.get_submodule(path)).get(own)
+    return weight.shape if parameter is None or isinstance(parameter, DTensor) else parameter.shape
 
 
 def settle_missing(model: Any, missing: Collection[str]) -> None:

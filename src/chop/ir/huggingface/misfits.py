@@ -12,11 +12,11 @@ NO_FLOATS = ("I", "U", "BOOL")
 
 
 def other_shape(
-    key: str, found: Iterable[int], expected: Iterable[int], where: str
+    key: str, actual: Iterable[int], expected: Iterable[int], where: str
 ) -> CheckpointError:
     """Describes a tensor of another size than the model's."""
     return CheckpointError(
-        f"{where}: the weights cannot be read: '{key}' has the shape {[*found]}, by config.json "
+        f"{where}: the weights cannot be read: '{key}' has the shape {[*actual]}, by config.json "
         f"{[*expected]}."
     )
 
@@ -31,9 +31,9 @@ def lacking(model: Any, needed: list[str], where: str) -> CheckpointError:
 
 def no_floats(name: str, kind: str, where: str) -> CheckpointError:
     """Describes a tensor of integers, or of truth values, where a model has floats."""
-    found = "truth values" if kind == "BOOL" else "integers"
+    actual = "truth values" if kind == "BOOL" else "integers"
     return CheckpointError(
-        f"{where}: '{name}' holds {found} ({kind}), and no scales say which numbers they stand "
+        f"{where}: '{name}' holds {actual} ({kind}), and no scales say which numbers they stand "
         "for; expected floats."
     )
 

@@ -66,8 +66,8 @@ def _is_tied(model: Any, head: PackedOperator, table: nn.Module) -> bool:
     """Returns whether an output layer had the weight of a table that has its new rows already."""
     if not getattr(model, "all_tied_weights_keys", None) or not isinstance(table, PackedOperator):
         return False
-    kept = min(len(head.weight), len(table.weight))
-    return torch.equal(head.weight[:kept], table.weight[:kept])
+    shared = min(len(head.weight), len(table.weight))
+    return torch.equal(head.weight[:shared], table.weight[:shared])
 
 
 def take_rows(layer: QuantizedOperator, other: nn.Linear) -> QuantizedOperator:
@@ -146,8 +146,8 @@ def _given_scales(layer: QuantizedOperator, operand: str = "weight") -> Tensor |
 
 def _with_rows(whole: Tensor, rows: Tensor) -> Tensor:
     """A tensor whose first rows are those of another, as far as it has them."""
-    kept = min(len(whole), len(rows))
-    whole[:kept] = rows[:kept]
+    shared = min(len(whole), len(rows))
+    whole[:shared] = rows[:shared]
     return whole
 
 

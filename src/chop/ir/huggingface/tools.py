@@ -24,5 +24,5 @@ def find_tool(name: str) -> str | None:
     Args:
         name: name of a tensor in a file.
     """
-    found = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
-    return next(found, None)
+    tools = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
+    return next(tools, None)

@@ -66,8 +66,8 @@ class Unread:
         Raises:
             CheckpointError: something else is left; it is named.
         """
-        for key, found, expected in [] if has_new_head else sorted(self.mismatched):
-            raise other_shape(key, found, expected, where)
+        for key, actual, expected in [] if has_new_head else sorted(self.mismatched):
+            raise other_shape(key, actual, expected, where)
         check_layers(model, self.missing, where)
         family = _Family(model)
         unexpected = {family.own_name(key) for key in self.unexpected}
@@ -82,11 +82,11 @@ class Unread:
         needed = [key for key in missing if not family.may_be_new(key, self)]
         if needed:
             raise lacking(model, needed, where)
-        for key, found, expected in sorted(self.mismatched):
+        for key, actual, expected in sorted(self.mismatched):
             if family.is_of_body(key):
                 raise CheckpointError(
                     f"{where}: the weights do not fit its config.json: '{key}' has the shape "
-                    f"{[*found]}, expected {[*expected]}."
+                    f"{[*actual]}, expected {[*expected]}."
                 )
         fresh = sorted([*missing, *(key for key, *_ in self.mismatched)])
         return [*_notes(model, spare, fresh, unread)]
@@ -161,13 +161,13 @@ class _Family:
         classes = [self._saved, *(x for x in self._siblings() if x is not self._saved)]
         return any(self._has_module(x, key) for x in classes)
 
-    def may_be_new(self, key: str, left: Unread) -> bool:
+    def may_be_new(self, key: str, remaining: Unread) -> bool:
         """Returns whether a tensor that no file has may be drawn at random, as a new head's."""
         if self._saved not in (None, type(self.model)) and not POOLER.search(key):
             return self._plain(key) not in self._parts(self._saved)
         path = key.rpartition(".")[0]
         own = {f"{path}.{name}".lstrip(".") for name in _tensor_names(self._modules[path])}
-        if own & self._stored(left.missing):
+        if own & self._stored(remaining.missing):
             return False
         is_new = self._saved is None or self.model.get_output_embeddings() is None
         return POOLER.search(key) is not None or (is_new and not self.is_of_body(key))
@@ -184,8 +184,8 @@ class _Family:
 
     def is_of_layer(self, key: str) -> bool:
         """Returns whether a tensor is of a numbered layer that the model has."""
-        found = NUMBERED.match(key)
-        return found is not None and f"{found['list']}.{found['number']}" in self._modules
+        match = NUMBERED.match(key)
+        return match is not None and f"{match['list']}.{match['number']}" in self._modules
 
     @cached_property
     def _modules(self) -> dict[str, nn.Module]:
@@ -197,18 +197,18 @@ class _Family:
         import transformers
 
         name = str((self.model.config.architectures or [""])[0])
-        found = getattr(transformers, name, None)
-        return found if isinstance(found, type) else None
+        model_class = getattr(transformers, name, None)
+        return model_class if isinstance(model_class, type) else None
 
     def _siblings(self) -> Iterable[type]:
         """Other classes of models with this configuration."""
         from transformers import PreTrainedModel
 
         kind = type(self.model.config)
-        for found in vars(sys.modules[type(self.model).__module__]).values():
-            is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
-            if is_model and found.config_class is kind and "forward" in vars(found):
-                yield found
+        for value in vars(sys.modules[type(self.model).__module__]).values():
+            is_model = isinstance(value, type) and issubclass(value, PreTrainedModel)
+            if is_model and value.config_class is kind and "forward" in vars(value):
+                yield value
 
     def _has_module(self, cls: type, key: str) -> bool:
         """Returns whether a class has the module of a tensor, by the name that it has for it."""

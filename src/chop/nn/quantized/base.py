@@ -149,7 +149,7 @@ class QuantizedOperator(nn.Module):
         Raises:
             ConfigError: scales still wait for a first batch, or became infinite or NaN.
         """
-        found: dict[str, Tensor] = {}
+        buffers: dict[str, Tensor] = {}
         for operand in self.spec.lsq_operands:
             scales = self._parameters[SCALE_NAMES[operand]]
             if not has_started(scales):
@@ -158,10 +158,10 @@ class QuantizedOperator(nn.Module):
                 weight = self.effective(operand).detach()
                 scales = nn.Parameter(initial_scales(self.spec.number_format(operand), weight))
             assert scales is not None
-            found[operand] = scales
+            buffers[operand] = scales
         fits = self.fits
-        if found:
-            return self.with_spec(self.spec.with_scales(found).with_quantizers(**fits))
+        if buffers:
+            return self.with_spec(self.spec.with_scales(buffers).with_quantizers(**fits))
         if not fits:
             return self
         twin = copy.copy(self)  # a packed operator stays packed
@@ -187,17 +187,17 @@ class QuantizedOperator(nn.Module):
     def running(self) -> dict[str, RunningMaximum]:
         """By operand what training has shown of a format that was not calibrated."""
         ranges = {name: self._buffers.get(RANGE_NAMES[name]) for name, _ in self.spec.items()}
-        found = {
+        scales = {
             name: read_range(buffer, getattr(self.spec, name))
             for name, buffer in ranges.items()
             if buffer is not None and not getattr(self.spec, name).is_fitted
         }
-        return {name: x for name, x in found.items() if x is not None}
+        return {name: x for name, x in scales.items() if x is not None}
 
     @property
     def fits(self) -> dict[str, Quantizer]:
         """By operand the format that training has fitted."""
-        return {name: found.fitted for name, found in self.running.items()}
+        return {name: maximum.fitted for name, maximum in self.running.items()}
 
     def _operand(self, name: str) -> Any:
         """The parameter that the operator computes with, not yet quantized; None without one.

@@ -128,7 +128,7 @@ def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
     elif kind is BasePruningMethod:
         warn_once(
             f"{type(module).__name__}: torch.nn.utils.prune masks its {name}, and quantized "
-            "operators have masks of weights alone: the zeros stay as values, which training may "
+            "operators only have masks of weights: the zeros stay as values, which training may "
             "change."
         )
     if kind is SpectralNorm:

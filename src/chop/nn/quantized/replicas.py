@@ -192,7 +192,7 @@ def _agree_on_formats(model: nn.Module, group: Any) -> None:
     digest = zlib.crc32(repr(text).encode()) % 2**24
     device = next((x.device for x in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     digests = _gather(torch.tensor([digest], dtype=torch.float32, device=device), group)
-    if all(found == digests[0] for found in digests):
+    if all(each == digests[0] for each in digests):
         return
     specs: list[Any] = [own]
     dist.broadcast_object_list(specs, dist.get_global_rank(group, 0), group=group)

@@ -117,16 +117,16 @@ def _fingerprint(waiting: Quantizer) -> float:
 
 
 @torch.no_grad()
-def write_range(buffer: Tensor, found: RunningMaximum, recent: Sequence[float]) -> None:
+def write_range(buffer: Tensor, maximum: RunningMaximum, recent: Sequence[float]) -> None:
     """Writes a range into its buffer, in place.
 
     Args:
         buffer: see `empty_range`.
-        found: the range.
+        maximum: the range.
         recent: the largest magnitudes of the last training tensors, newest first.
     """
-    number = found.waiting.derived_number(found.fitted)
-    head = (found.largest, number, _fingerprint(found.waiting))
+    number = maximum.waiting.derived_number(maximum.fitted)
+    head = (maximum.largest, number, _fingerprint(maximum.waiting))
     numbers = NUMBERS.pack(*head, *recent, *(0.0,) * (WINDOW - len(recent)))
     buffer.copy_(torch.frombuffer(bytearray(numbers), dtype=torch.float32))  # faster than a list
 
@@ -152,17 +152,17 @@ def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
     if not largest:
         return False
     numbers = numbers_of(buffer)
-    found = known = _range_of(numbers, waiting)
-    before = [] if found is None else [y for y in numbers[HEAD:-1] if y > 0]
+    maximum = known = _range_of(numbers, waiting)
+    before = [] if maximum is None else [y for y in numbers[HEAD:-1] if y > 0]
     recent = [largest, *before]
     peak = max(recent)
-    if found is None or largest > found.largest:
-        found = RunningMaximum(waiting, largest, waiting.fitted(x.detach()))
-    elif peak < found.largest / 2:
+    if maximum is None or largest > maximum.largest:
+        maximum = RunningMaximum(waiting, largest, waiting.fitted(x.detach()))
+    elif peak < maximum.largest / 2:
         scaled = x.detach().double() * (peak / largest)
-        found = RunningMaximum(waiting, peak, waiting.fitted(scaled))
-    write_range(buffer, found, recent)
-    return found is not known
+        maximum = RunningMaximum(waiting, peak, waiting.fitted(scaled))
+    write_range(buffer, maximum, recent)
+    return maximum is not known
 
 
 def merged_range(ranges: Sequence[Sequence[float]]) -> list[float]:

@@ -40,8 +40,8 @@ def masked_operands(operands: Sequence[Tensor]) -> Tensor | None:
     Args:
         operands: floating operands of arithmetic on scores.
     """
-    found = [_large(x) for x in operands]
-    masked = [x for x in found if x is not None]
+    masks = [_large(x) for x in operands]
+    masked = [x for x in masks if x is not None]
     if not masked:
         return None
     shape = torch.broadcast_shapes(*(x.shape for x in operands))
@@ -70,7 +70,7 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
         masks: see `chop.captured.masks.MASKS_AHEAD`.
         x: the result, or any tensor of its shape.
     """
-    found = None
+    masked = None
     for kind, mask, steps in masks:
         hidden = _large(mask) if kind == "added" else mask if kind == "hidden" else ~mask
         if hidden is None:
@@ -85,8 +85,8 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
         assert part is not None
         for (name, args), shape in zip(reversed(steps), reversed(shapes[:-1]), strict=True):
             part = part.transpose(*args) if name == "transpose" else part.reshape(shape)
-        found = part if found is None else found | part
-    return found
+        masked = part if masked is None else masked | part
+    return masked
 
 
 def hidden_of(masked: Tensor | None, shape: torch.Size) -> Tensor | None:

@@ -150,8 +150,8 @@ def restored_fit(operator: QuantizedOperator, operand: str, waiting: Quantizer) 
     if torch.compiler.is_compiling() or (type(buffer) not in WHOLE and is_fake(buffer)):
         note_compiling(operator)
         return operator.known_fits.get(operand, waiting)
-    found = read_range(buffer, waiting)
-    return waiting if found is None else found.fitted
+    maximum = read_range(buffer, waiting)
+    return waiting if maximum is None else maximum.fitted
 
 
 # --- both --------------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ def renew(operator: QuantizedOperator, before: QuantSpec) -> None:
     stale = [n for n in OPERANDS if n not in same.intersection(learned, earlier)]
     if learned or earlier:
         dropped = {SCALE_NAMES[name] for name in stale}
-        kept = {name: x for name, x in parameters_of(operator).items() if name not in dropped}
-        set_members(operator, kept)
+        parameters = {name: x for name, x in parameters_of(operator).items() if name not in dropped}
+        set_members(operator, parameters)
         for operand in (name for name in stale if name in learned):
             scales = _placeholder(operator, operand)
             operator.register_parameter(SCALE_NAMES[operand], nn.Parameter(scales))
@@ -242,8 +242,8 @@ def adopt_attributes(operator: QuantizedOperator) -> None:
         return
     add_ranges(operator)
     for operand, stored in dict(running).items():
-        found = stored if isinstance(stored, RunningMaximum) else RunningMaximum(*stored)
+        maximum = stored if isinstance(stored, RunningMaximum) else RunningMaximum(*stored)
         buffer = buffers_of(operator).get(RANGE_NAMES[operand])
         if buffer is not None:
-            write_range(buffer, found, [found.largest])
+            write_range(buffer, maximum, [maximum.largest])
     note(operator)

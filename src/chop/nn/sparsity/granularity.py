@@ -178,9 +178,9 @@ def _lowest_in_rows(layer: Scored) -> Tensor:
     by_output = layer.ranked.movedim(1 - layer.input_axis, 0)
     rows = by_output.reshape(len(by_output), -1).nan_to_num(torch.inf, neginf=-torch.inf)
     masked = layer.hidden.movedim(1 - layer.input_axis, 0).reshape(rows.shape).sum(1)
-    left = (rows.shape[1] - masked).cumsum(0)
-    total = int(left[-1]) if len(rows) else 0
-    ends = left * round(layer.sparsity * total) // max(total, 1)
+    remaining = (rows.shape[1] - masked).cumsum(0)
+    total = int(remaining[-1]) if len(rows) else 0
+    ends = remaining * round(layer.sparsity * total) // max(total, 1)
     shares = masked + ends.diff(prepend=ends.new_zeros(1))
     most = int(shares.max()) if len(rows) else 0
     lowest_first = rows.topk(most, dim=1, largest=False).indices

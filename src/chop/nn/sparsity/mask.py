@@ -41,12 +41,12 @@ def attach_mask(
     setattr(module, NOTE, dict(note))
 
 
-def _has_mask(module: QuantizedOperator, kept: Tensor) -> bool:
+def _has_mask(module: QuantizedOperator, mask: Tensor) -> bool:
     """True where a module has this mask, and zeros under it: nothing is to be written."""
-    if not module.is_pruned or not torch.equal(module.weight_mask, kept):
+    if not module.is_pruned or not torch.equal(module.weight_mask, mask):
         return False
     assert isinstance(module.weight, Tensor)
-    return not bool(module.weight.detach().masked_fill(kept, 0).any())
+    return not bool(module.weight.detach().masked_fill(mask, 0).any())
 
 
 def detach_mask(module: QuantizedOperator) -> None:

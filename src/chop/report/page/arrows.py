@@ -91,5 +91,5 @@ def chart_arrows(
         row = sum(abs(at - other) < ROOM for other in others)
         others.append(at)
         is_below = abs(end - y.start) < abs(end - y.end)
-        is_told = series.line != "none" and row < MOST_ARROWS
-        yield Arrow(mark, at, end, -8.0 if is_below else 8.0, row if is_told else None)
+        is_labeled = series.line != "none" and row < MOST_ARROWS
+        yield Arrow(mark, at, end, -8.0 if is_below else 8.0, row if is_labeled else None)

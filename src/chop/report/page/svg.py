@@ -24,7 +24,7 @@ LEAST_CELL, TOLD_CELL, MARGIN = 6.0, 34.0, 8.0
 LETTER = 6.6
 """Pixels of a letter, a little generous."""
 LONGEST = 40
-MOST_TOLD = 400
+MOST_NUMBERED = 400
 """Cells of a heat map up to which each has its number written in."""
 SHADES = 9
 COLORS = 6
@@ -142,7 +142,7 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     for series, color in zip(chart.series, colors_of(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
         for arrow in chart_arrows(series, chart.y, x, y, arrows):
-            tip, shown = told(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
+            tip, shown = tip_text(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
             yield arrow.drawn("faint" if color < 0 else f"c{color}", tip, shown, x.end)
 
 
@@ -181,7 +181,7 @@ def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) ->
         size = 4 if few else 1.5
         yield (
             f'<circle class="mark {kind}{" hollow" * series.dashed}" cx="{at:.1f}" '
-            f'cy="{height:.1f}" r="{size}" data-tip="{escape(told(series, mark, chart))}"/>'
+            f'cy="{height:.1f}" r="{size}" data-tip="{escape(tip_text(series, mark, chart))}"/>'
         )
 
 
@@ -192,8 +192,8 @@ def _way(points: Sequence[tuple[float, float]], line: str) -> str:
     return "".join(parts)
 
 
-def told(series: Series, mark: Mark, chart: LineChart) -> str:
-    """What is shown of a mark where it is pointed at."""
+def tip_text(series: Series, mark: Mark, chart: LineChart) -> str:
+    """Returns the text that appears when the pointer is on a mark."""
     interval = ""
     if mark.low is not None and mark.high is not None:
         ends = (number(end, chart.y.percent) for end in (mark.low, mark.high))
@@ -295,7 +295,7 @@ def _heat(chart: HeatMap, whole: float) -> str:
     width = max(LEAST_CELL, (whole - left - MARGIN) / count)
     longest = max((len(text) for row in chart.texts or () for text in row), default=0)
     least = max(TOLD_CELL, 8 + LETTER * longest)
-    is_told = len(rows) * len(columns) <= MOST_TOLD and width >= least
+    has_numbers = len(rows) * len(columns) <= MOST_NUMBERED and width >= least
     slanted = LETTER * max(map(len, columns), default=0) > width - 4
     bottom = (14 + LETTER * max(map(len, columns), default=0) * 0.75) if slanted else 20.0
     bottom += 18.0 if chart.xlabel else 0.0
@@ -303,7 +303,7 @@ def _heat(chart: HeatMap, whole: float) -> str:
     beyond = LETTER * 0.75 * len(columns[-1]) - width / 2 if slanted and columns else 0.0
     width = max(LEAST_CELL, min(width, (whole - left - max(MARGIN, beyond)) / count))
     size = left + width * count + max(MARGIN, beyond), TOP + CELL * len(rows) + bottom
-    parts = _heat_parts(chart, rows, columns, (left, width), is_told, slanted)
+    parts = _heat_parts(chart, rows, columns, (left, width), has_numbers, slanted)
     return _element(max(whole, size[0]), size[1], chart.title, parts)
 
 
@@ -312,7 +312,7 @@ def _heat_parts(
     rows: Sequence[str],
     columns: Sequence[str],
     cell: tuple[float, float],
-    is_told: bool,
+    has_numbers: bool,
     slanted: bool,
 ) -> Iterator[str]:
     left, width = cell
@@ -331,7 +331,7 @@ def _heat_parts(
                 f'<rect class="cell h{kind}" x="{x:.1f}" y="{top:.1f}" width="{width - 1:.1f}" '
                 f'height="{CELL - 1}" data-tip="{escape(tip)}"/>'
             )
-            if is_told:
+            if has_numbers:
                 brief = f"{100 * value:.1f}" if chart.percent else f"{value:.2g}"
                 brief = chart.texts[i][j] if chart.texts else brief
                 yield _text(x + width / 2, top + CELL / 2 + 4, brief, kind=f"on{kind}")

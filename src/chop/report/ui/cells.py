@@ -42,12 +42,13 @@ def cells_of(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
         run: the run.
         now: the time, for the duration of a run that goes on.
     """
-    found, spent = run.outcome, seconds_of(run, now or datetime.now(UTC))
-    share = found is not None and found.is_share
+    outcome, spent = run.outcome, seconds_of(run, now or datetime.now(UTC))
+    share = outcome is not None and outcome.is_share
     value, reference, bits, size = (
-        _known(getattr(found, name, None)) for name in ("value", "reference", "bits", "size_bytes")
+        _known(getattr(outcome, name, None))
+        for name in ("value", "reference", "bits", "size_bytes")
     )
-    metric = "" if found is None or value is None else f"{found.metric} "
+    metric = "" if outcome is None or value is None else f"{outcome.metric} "
     return [
         ListCell("command", run.kind),
         ListCell("model", shortened(run.model, LONGEST), title=run.model),
@@ -102,10 +103,10 @@ def seconds_of(run: FoundRun, now: datetime) -> float | None:
 
 def _time(text: str) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.tzinfo is not None else None
+    return time if time.tzinfo is not None else None
 
 
 def duration_text(seconds: float | None) -> str:
@@ -128,10 +129,10 @@ def duration_text(seconds: float | None) -> str:
 
 def time_text(text: str) -> str:
     """A time in UTC to the minute; another text as it is."""
-    found = _time(text)
-    return text if found is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M}"
+    time = _time(text)
+    return text if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M}"
 
 
 def _timestamp(text: str) -> float | None:
-    found = _time(text)
-    return None if found is None else found.timestamp()
+    time = _time(text)
+    return None if time is None else time.timestamp()

@@ -66,36 +66,36 @@ def compare(folder: RunsFolder, paths: Sequence[str]) -> Comparison | None:
         paths: below it; those that are there twice count once.
     """
     chosen = list(dict.fromkeys(paths))[:MOST_RUNS]
-    found = [run for path in chosen if (run := folder.run(path)) is not None]
-    if len(found) < 2 or len(found) < len(chosen):
+    runs = [run for path in chosen if (run := folder.run(path)) is not None]
+    if len(runs) < 2 or len(runs) < len(chosen):
         return None
     notes: list[str] = []
-    pages = [page for run in found if (page := _page(folder, run, notes)) is not None]
+    pages = [page for run in runs if (page := _page(folder, run, notes)) is not None]
     settings = _differing([page.manifest.settings for page in pages])
     tiles, pictures = _drawn([page for page in pages if page.document.tiles], notes)
     return Comparison(
-        tuple(found),
-        tuple(_facts(found)),
-        tuple(settings) if len(pages) == len(found) else (),
+        tuple(runs),
+        tuple(_facts(runs)),
+        tuple(settings) if len(pages) == len(runs) else (),
         tiles,
         pictures,
         tuple(notes),
     )
 
 
-def _facts(found: Sequence[FoundRun]) -> list[Fact]:
-    columns = zip(*map(cells_of, found), strict=True)
+def _facts(runs: Sequence[FoundRun]) -> list[Fact]:
+    columns = zip(*map(cells_of, runs), strict=True)
     facts = []
     for cells in columns:
         values = [cell.value for cell in cells]
         texts = tuple(cell.title or cell.text for cell in cells)
         if any(texts):
             name = cells[0].column
-            facts.append(Fact(name, texts, _difference(found, name, values)))
+            facts.append(Fact(name, texts, _difference(runs, name, values)))
     return facts
 
 
-def _difference(found: Sequence[FoundRun], name: str, values: Sequence[float | None]) -> str:
+def _difference(runs: Sequence[FoundRun], name: str, values: Sequence[float | None]) -> str:
     """The second number against the first: points of a share, else a ratio."""
     if len(values) != 2 or name in ("duration", "started"):
         return ""
@@ -103,7 +103,7 @@ def _difference(found: Sequence[FoundRun], name: str, values: Sequence[float | N
     if first is None or second is None:
         return ""
     if name in ("result", "float"):
-        outcomes = [run.outcome for run in found]
+        outcomes = [run.outcome for run in runs]
         kinds = {(each.metric, each.is_share) for each in outcomes if each is not None}
         if len(kinds) != 1:
             return ""

@@ -79,8 +79,8 @@ def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
 
 def _error(manifest: Manifest) -> str:
     """Returns the error of a failed run. Interruptions by a person are in the state."""
-    found = manifest.error or ""
-    return "" if found.startswith("KeyboardInterrupt") else found
+    error = manifest.error or ""
+    return "" if error.startswith("KeyboardInterrupt") else error
 
 
 def _again(manifest: Manifest, command: str, folder: Path) -> str:

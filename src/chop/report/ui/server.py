@@ -129,14 +129,14 @@ def application(folder: Path, token: str) -> Starlette:
         return HTMLResponse(_render(name, nonce=nonce, **values), status, {**HEADERS, **policy})
 
     def listed(request: Request) -> Response:
-        found = runs.runs()
-        counts = Counter(run.state for run in found)
-        return html("list.html.jinja", folder=str(runs.root), rows=_rows(found), counts=counts)
+        entries = runs.runs()
+        counts = Counter(run.state for run in entries)
+        return html("list.html.jinja", folder=str(runs.root), rows=_rows(entries), counts=counts)
 
     def rows(request: Request) -> Response:
-        found = runs.runs()
-        text = _render("rows.html.jinja", rows=_rows(found))
-        counts = _render("counts.html.jinja", counts=Counter(run.state for run in found))
+        entries = runs.runs()
+        text = _render("rows.html.jinja", rows=_rows(entries))
+        counts = _render("counts.html.jinja", counts=Counter(run.state for run in entries))
         return JSONResponse({"html": text, "counts": counts}, 200, HEADERS)
 
     def page(request: Request) -> Response:
@@ -152,14 +152,14 @@ def application(folder: Path, token: str) -> Starlette:
         run = runs.run(request.path_params["path"])
         if run is None:
             return JSONResponse({}, 404, HEADERS)
-        found = {"html": _progress(runs, run.path), "state": run.state}
-        return JSONResponse(found, 200, HEADERS)
+        state = {"html": _progress(runs, run.path), "state": run.state}
+        return JSONResponse(state, 200, HEADERS)
 
     def compared(request: Request) -> Response:
-        found = compare(runs, request.query_params.getlist("run"))
-        if found is None:
+        comparison = compare(runs, request.query_params.getlist("run"))
+        if comparison is None:
             return html("missing.html.jinja", 404)
-        return html("compare.html.jinja", found=found)
+        return html("compare.html.jinja", comparison=comparison)
 
     routes = [
         Route("/", listed),
@@ -186,10 +186,10 @@ def _progress(runs: RunsFolder, path: str) -> str:
     )
 
 
-def _rows(found: Sequence[FoundRun]) -> list[tuple[FoundRun, list[ListCell]]]:
+def _rows(runs: Sequence[FoundRun]) -> list[tuple[FoundRun, list[ListCell]]]:
     """The runs with their cells, all at the same time."""
     now = datetime.now(UTC)
-    return [(run, cells_of(run, now)) for run in found]
+    return [(run, cells_of(run, now)) for run in runs]
 
 
 def _columns(found: Progress) -> list[str]:
