@@ -1,4 +1,4 @@
-"""Memory: how much this process may have, and what C's allocator has freed and kept."""
+"""Memory of this process: its limit, and return of freed heap memory (`malloc_trim`)."""
 
 from __future__ import annotations
 

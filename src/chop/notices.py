@@ -16,7 +16,7 @@ from chop.errors import ConfigError, bounded, did_you_mean
 
 @dataclass(frozen=True)
 class Assumption:
-    """A thing that a job took for granted, or noticed.
+    """An assumption or observation of a job.
 
     Attributes:
         text: a sentence, with the way to say otherwise.

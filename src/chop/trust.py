@@ -1,4 +1,4 @@
-"""Trust: which code that a file names may run, and where a file may have results written.
+"""Trust in files: which code they may run, and where they may write results.
 
 A name such as `file.py:Net` or `timm:NAME` leads to code. Named on a command line or in a program
 it runs. Named by a file that is read (a manifest, a TOML file, a storage) it runs only where the
@@ -56,7 +56,7 @@ def trust_code() -> AbstractContextManager[None]:
 
 
 def trust_named(settings: Any) -> AbstractContextManager[None]:
-    """Context in which files may name the code that `settings` name, and no other.
+    """Context in which files may only name code that `settings` name.
 
     Args:
         settings: settings of a command line or a program, nested.

@@ -138,9 +138,9 @@ def test_the_fastest_way_and_its_command_are_told():
     text = describe_fastest(rows, FOLDER, True, {})
     assert text == (
         "Fastest: compressed, 0.50 (0.49 to 0.51) at batch 1, 0.90 (0.88 to 0.92) at batch 16 "
-        "times as fast as float in PyTorch: MaseGraph.from_checkpoint('runs/one/model'). No way to "
-        "run it here is faster than float, as rounding the inputs costs more time than small "
-        "layers save; larger layers and batches gain more, and chop bench model runs/one --batch "
+        "times as fast as float in PyTorch: MaseGraph.from_checkpoint('runs/one/model'). On this "
+        "machine it is not faster than float, because rounding the inputs costs more time than "
+        "small layers save; larger layers and batches gain more, and chop bench model runs/one --batch "
         "64 measures one."
     )
     rows += timed(compiled=(1.5, 1.2))

@@ -1,4 +1,4 @@
-"""Doubts about a compression that its own numbers raise, which its report has first."""
+"""Warnings about implausible scores of a compression, shown first in its report."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _about_splits(exact: Candidate, workload: Workload) -> str:
             f"{apart}: these rows differ in kind, and the format is chosen on the validation rows."
         )
     return (
-        f"{apart}: the model was probably trained on the validation rows. The format is chosen on "
-        "them and may lose more on new rows; give a split 'validation' that the model has not seen."
+        f"{apart}: the model has probably seen the validation rows. The format is chosen on "
+        "them and may lose more on new rows; give a split 'validation' that it has not seen."
     )
 
 

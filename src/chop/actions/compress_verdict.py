@@ -1,4 +1,4 @@
-"""Last lines of a compression: verdict with size, metric and speed, and three points on it."""
+"""Verdict of a compression: size, metric and speed in one sentence, with three points below it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class DamagedRunError(CheckpointError):
 
 
 class CompressedRun(NamedTuple):
-    """A run that compressed a model.
+    """Settings and files of a run of `chop compress`.
 
     Attributes:
         settings: settings of the run.

@@ -1,4 +1,4 @@
-"""Described run: what the output folder of a command holds, and commands that go on from it."""
+"""Description of a run: contents of the output folder, and commands that continue from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Next steps after a job: command lines and lines of Python that can be pasted, for its page."""
+"""Next steps after a job: command lines and Python code to paste, shown on its page."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Way:
 
 
 class Engine(nn.Module):
-    """An ONNX file that another library runs, called as a module; outputs are in its order.
+    """Module that runs an ONNX file in another engine. Outputs have the order of the file.
 
     Args:
         opened: makes of the file what takes inputs by name and gives the outputs.

@@ -1,4 +1,4 @@
-"""Merges recordings with different nodes: those of one mode are kept beside those of the other."""
+"""Merges recordings of `train()` and `eval()` that have different nodes into one graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of tensors that no graph can be captured with: fake, sharded and nested ones."""
+"""Tensors that cannot be captured: fake, sharded and nested ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden elements: what padding has made of the values inside a model, followed through a run.
+"""Padding mask propagation: finds the values inside a model that come from padding only.
 
 An attention mask hides tokens. What a layer computes for them reaches no answer, and what
 calibration and statistics learn of a model must not depend on it. Values have many layouts (heads

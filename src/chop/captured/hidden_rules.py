@@ -1,4 +1,4 @@
-"""Rules of hidden elements: which elements of an operator's result hidden elements have made.
+"""Rules of padding mask propagation for each operator.
 
 Padding is followed through a model by elements. A sum is hidden where all that it sums up is: a
 token that attends others is not hidden by those that its mask hides. An element-wise result is

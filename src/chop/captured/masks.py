@@ -1,4 +1,4 @@
-"""Attention masks among the inputs of a model: the tokens that they hide, in every other input."""
+"""Attention masks among a model's inputs, and the padding tokens that they hide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of one mode: what a graph runs in `train()` only, or in `eval()` only.
+"""Nodes that a graph runs only in `train()` or only in `eval()`.
 
 A model that keeps averages, counters or a codebook while it trains has other operators in `train()`
 than in `eval()`. Its graph has those of both. `node.meta[MODE]` names the mode that a node is of,

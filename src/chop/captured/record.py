@@ -99,7 +99,7 @@ class CaptureRecord:
 
 
 class RecordAttribute:
-    """An entry of a module's record as an attribute; a member of the model by that name wins."""
+    """Descriptor for an entry of a module's record. A model's own member has priority."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name

@@ -27,7 +27,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 class Commands(CommandGroup):
-    """All commands; one that Ctrl-C or SIGTERM stops says what is kept."""
+    """Group of all commands. After Ctrl-C or SIGTERM a command names its saved results."""
 
     table: ClassVar = {
         "compress": COMPRESS,

@@ -1,4 +1,4 @@
-"""Pages of `--help`: at most 60 lines with the options that most need; `--help-all` has the rest.
+"""Pages of `--help`: at most 60 lines with the most used options. `--help-all` shows the rest.
 
 Typer's own pages read brackets as markup, `pip install 'mase-chop[ui]'` among them, and take four
 lines for an option. Here `[bold]...[/]` is the only markup.

@@ -1,4 +1,4 @@
-"""Settings of a TOML file, which runs no code and writes nowhere without the command line."""
+"""Settings of a TOML file. Code and other output folders need an option on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars of `datasets`, which a job of seconds needs no line of."""
+"""Turns off the progress bars of `datasets`."""
 
 from __future__ import annotations
 

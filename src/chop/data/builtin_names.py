@@ -1,4 +1,4 @@
-"""Names of built-in data sets, models and tokenizers: what is on disk by the same name wins.
+"""Names of built-in data sets, models and tokenizers. A path with the same name has priority.
 
 `builtin:NAME` always means the built-in one.
 """

@@ -1,4 +1,4 @@
-"""Cells of tables as people save them: indices, decimal commas, gaps and infinite numbers."""
+"""Cleans the cells of tables: pandas indices, decimal commas, missing and infinite numbers."""
 
 from __future__ import annotations
 

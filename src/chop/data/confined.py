@@ -1,4 +1,4 @@
-"""Confinement of data sets: their files and pictures are in their own folder, links followed.
+"""Confinement of data sets to their folder: files and pictures outside of it are refused.
 
 A folder's README, an index of `save_to_disk` and a column of pictures name files. What they name
 outside the folder, or by a URL, is refused before it is opened.

@@ -1,4 +1,4 @@
-"""Files of JSON whose rows are `null`, which end the process: pyarrow reads past its memory."""
+"""Check for JSON files with `null` rows, which crash pyarrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bound on what files of a data set unpack to: compressed ones, archives and Parquet.
+"""Limit on the unpacked size of compressed files, archives and Parquet (decompression bombs).
 
 Few bytes can stand for very many. What a file unpacks to is counted before anything is written to
 the cache or held in memory.

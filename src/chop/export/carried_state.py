@@ -1,4 +1,4 @@
-"""State that a graph carries from one call to the next, which files of other engines lose."""
+"""State that a graph carries between calls, which exported files cannot hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits of GGUF tokenizers: how texts are parted before merges, by `tokenizer.ggml.pre`.
+"""Pre-tokenizers of GGUF files: how texts are split before merges (`tokenizer.ggml.pre`).
 
 Steps are `digits` (each digit apart), `words` (those of GPT-2), `bytes` (as characters), or the
 regular expression of words. Source: llama.cpp, `llama-vocab.cpp`, the types of pre-tokenizers.

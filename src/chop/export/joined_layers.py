@@ -1,4 +1,4 @@
-"""Layers that engines join: several projections of one input, which they keep as one matrix."""
+"""Projections that engines fuse into one matrix, such as query, key and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelOpt reader: FP8 folders of NVIDIA's TensorRT Model Optimizer as packed layers.
+"""Reader for FP8 folders of NVIDIA's TensorRT Model Optimizer (ModelOpt).
 
 Source of the layout: ModelOpt's unified Hugging Face checkpoint. A `weight` of e4m3, and in float32
 `weight_scale`, which it is multiplied by, and `input_scale`, which inputs are divided by, one of

@@ -1,4 +1,4 @@
-"""Codes of single experts as codes of layers of all experts.
+"""Stacks the quantized weights of single experts into layers of all experts (mixture of experts).
 
 Tools store each expert of a mixture as linear layers of its own. transformers 5 stacks their
 matrices to two parameters, and chop has an `ExpertLinear` for each of the two: its rows are those
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of all experts, and the modules of a folder that it is made of.
+    """Layer of all experts and the modules of a folder that it is built from.
 
     Attributes:
         path: path of the layer.

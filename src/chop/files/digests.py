@@ -1,4 +1,4 @@
-"""Digests beside files: a file that was cut short or changed is noticed before it is used."""
+"""SHA-256 digests beside files, which detect truncated or changed files before use."""
 
 from __future__ import annotations
 

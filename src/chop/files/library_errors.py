@@ -1,4 +1,4 @@
-"""Errors of libraries that read somebody's file, as one sentence that names the file."""
+"""Turns errors of libraries that read files into one sentence with the file's name."""
 
 from __future__ import annotations
 

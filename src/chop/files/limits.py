@@ -1,4 +1,4 @@
-"""Limits of the machine: processes, threads, open files, memory, space, links; as one sentence."""
+"""One-sentence messages for exhausted limits: processes, threads, files, memory, disk space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens files for reading: regular files within the bound of their kind, by one function.
+"""Opens regular files for reading, with a size limit for each kind.
 
 A pipe or a socket hangs whoever opens it, and a device never ends. `open_regular` opens a file
 without waiting, refuses everything but a regular file, and compares its size with `BOUNDS`.
@@ -49,7 +49,7 @@ BOUNDS: Mapping[str, int | None] = {
 
 
 class NotReadableError(ConfigError):
-    """A file is no regular file, too large, or no document; the message does not name it."""
+    """Raised if a file is not regular, too large, or no document. The message does not name it."""
 
 
 KINDS_OF_FILES = {

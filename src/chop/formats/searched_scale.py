@@ -1,4 +1,4 @@
-"""Searched scales: the scale of a group is the one that changes a layer's output least."""
+"""Searched scales: each group has the scale that changes the layer's output least."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of a circuit: what the codes of each port are, and in which order they travel."""
+"""Interface of a circuit: meaning of the codes at each port, and the order of elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in the files of a model: floats, or codes of a tool that nothing says how to decode."""
+"""Checks whether a model's files hold floats or codes of an unknown quantization tool."""
 
 from __future__ import annotations
 

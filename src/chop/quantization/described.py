@@ -1,4 +1,4 @@
-"""Summary of a quantized model in its own text: formats, share of the parameters, and bytes."""
+"""Summary of a quantized model in its `repr`: formats, share of the parameters and bytes."""
 
 from __future__ import annotations
 

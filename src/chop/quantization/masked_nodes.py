@@ -1,4 +1,4 @@
-"""Masked nodes: calls of a graph that compute or read scores, and may meet a mask."""
+"""Finds graph nodes that compute or read attention scores and may see a mask."""
 
 from __future__ import annotations
 

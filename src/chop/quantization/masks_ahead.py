@@ -1,4 +1,4 @@
-"""Masks ahead: what later operators hide of scores, given to the calls that compute the scores.
+"""Passes later attention masks to the calls that compute the scores.
 
 A scale that follows scores must not follow those that a mask hides a few operators later. So each
 quantized call between the product of queries and keys and a softmax gets the masks as an argument;

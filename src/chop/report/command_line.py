@@ -1,4 +1,4 @@
-"""Command lines of runs, as a shell takes them."""
+"""Shell command line that repeats a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Legend of the number formats on a page: what their short names say."""
+"""Legend that explains the short names of the number formats on a page."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do next with the results of a run.
+    """Suggested next step with the results of a run.
 
     Attributes:
         label: description of the step.

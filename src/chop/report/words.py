@@ -1,4 +1,4 @@
-"""Words of pages for the names that columns have in programs, which files and manifests keep."""
+"""Readable labels on pages for the column names in files and manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interruption of a job, by hand or by a batch system: says what is kept, and how to resume."""
+"""Interruption of a job by Ctrl-C or SIGTERM, with a message on saved results and how to resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chop.files.reading import read_bytes
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised where SIGTERM ends a job: it stops as by Ctrl-C."""
+    """Raised when SIGTERM ends a job, as Ctrl-C would."""
 
 
 @contextmanager

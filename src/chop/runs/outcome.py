@@ -1,4 +1,4 @@
-"""Outcome of a run: the numbers by which a list of runs tells one from another."""
+"""Outcome of a run: the main numbers shown in a list of runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """Numbers of a finished run; what a job does not measure is left out.
+    """Main numbers of a finished run. Numbers that were not measured are None.
 
     Attributes:
         data: the data set; "" where the job has none.

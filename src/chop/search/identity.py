@@ -1,4 +1,4 @@
-"""Identity of option values: text that is equal in every process for equal values.
+"""Identity of option values as text, the same in every process.
 
 A study stores the texts of its options, and a resumed one must mean the same by them.
 """

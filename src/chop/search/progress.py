@@ -66,7 +66,7 @@ def _seconds_left(began: float, before: int, done: int, until: int) -> float | N
 
 
 class TrialLines:
-    """Lines on the trials that have ended since the last ones, for what is no terminal.
+    """Progress lines for newly finished trials, for output that is not a terminal.
 
     Args:
         until: trials that the study is to have.

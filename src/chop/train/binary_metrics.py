@@ -1,4 +1,4 @@
-"""Metrics of yes and no, of one answer or several a row, and of ranking, as scikit-learn has them.
+"""Binary, multilabel and ranking metrics of scikit-learn.
 
 Shapes: N rows, L labels of a row, C classes. Labels and predictions are 0 and 1.
 """

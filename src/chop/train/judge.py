@@ -1,4 +1,4 @@
-"""Judges: functions of the user's that say how good a model is."""
+"""Judges: evaluation functions supplied by the user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNNAMED = "score"
 
 @dataclass(frozen=True)
 class Judge:
-    """A function of a model that gives a number: what the model is judged by.
+    """Evaluation function that gives a number for a model.
 
     Attributes:
         function: takes the model, in evaluation mode and without gradients, and gives a number, or

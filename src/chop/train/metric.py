@@ -1,4 +1,4 @@
-"""Metrics of tasks: what is taken from answers, the number it makes, and which way is better.
+"""Metrics of tasks: predictions from answers, their score, and its direction.
 
 Shapes: K answers that are compared, C classes, L labels of a row.
 """
@@ -49,7 +49,7 @@ def confidences(answers: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that says how good answers are.
+    """Score of a model's answers.
 
     Attributes:
         name: in tables and results.

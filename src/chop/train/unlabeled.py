@@ -1,4 +1,4 @@
-"""Rows without labels, which show a model's inputs: tensors, lists of rows or batches, loaders."""
+"""Reads rows without labels: tensors, lists of rows or batches, and data loaders."""
 
 from __future__ import annotations
 

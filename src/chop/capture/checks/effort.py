@@ -1,4 +1,4 @@
-"""Effort of a forward pass, which decides how often a fresh capture is compared with its model."""
+"""Estimated cost of a forward pass, which limits how often a new capture is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of one call, which tell a model from a graph that returns the same."""
+"""Comparison of gradients of a model and its capture in one call."""
 
 from __future__ import annotations
 

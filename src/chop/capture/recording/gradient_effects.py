@@ -1,4 +1,4 @@
-"""Effects on gradients that no node has: frozen parameters, and hooks on the backward pass."""
+"""Side effects on gradients that no node records: frozen parameters and backward hooks."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Place:
 
 
 class EffectError(CaptureError):
-    """The model's Python does something that no node does, for parts that run elsewhere.
+    """Raised when the model's Python has a side effect that no node records.
 
     Args:
         message: description of the effect.

@@ -1,4 +1,4 @@
-"""Attributes of leaves that a model's Python sets around their calls, which no node does."""
+"""Attributes of leaf modules that a model's Python changes, which no node records."""
 
 from __future__ import annotations
 

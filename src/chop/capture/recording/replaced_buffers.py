@@ -1,4 +1,4 @@
-"""Buffers and data that training replaces: the graph writes the new value into the old tensor.
+"""Buffers replaced in training: the graph writes the new value into the old tensor.
 
 `self.mean = ...` and `weight.data = ...` are the same as a copy, as long as nobody holds on to the
 old tensor, or writes into the new one later.

@@ -1,4 +1,4 @@
-"""Script functions: their Python runs in a recording, in the place of TorchScript's program."""
+"""TorchScript functions: a recording runs their Python source instead."""
 
 from __future__ import annotations
 

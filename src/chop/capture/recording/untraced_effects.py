@@ -1,4 +1,4 @@
-"""Effects that no node has and that are refused: modes, buffers and entries of inputs."""
+"""Refused side effects that no node records: changes of modes, buffers and entries of inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of a model: the functions that its modules run, the names in them, what they can set."""
+"""Search of a model's code: functions that it runs, names that it reads, attributes it sets."""
 
 from __future__ import annotations
 

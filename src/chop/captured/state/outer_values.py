@@ -1,4 +1,4 @@
-"""Outer values: what a model's code reads of attributes, files, closures, objects, environment.
+"""Values that a model's code reads from attributes, modules, closures, objects and environment.
 
 A graph holds them as constants. A call warns where one of them is no longer what it was.
 """

@@ -1,4 +1,4 @@
-"""Places where code reads values, and one comparison of all of them that is quick.
+"""Places where code reads values, with one fast comparison of all of them.
 
 A call of a captured model compares every value that its code reads: a loop would take longer than
 a small graph. So a function is compiled that compares the identity of each with what it was.

@@ -1,4 +1,4 @@
-"""Content of Python values: two values of equal content are the same to the code of a model."""
+"""Content of Python values. A model's code cannot distinguish values of equal content."""
 
 from __future__ import annotations
 

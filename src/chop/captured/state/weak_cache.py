@@ -1,4 +1,4 @@
-"""Caches of answers about classes and code, which keep neither of them alive."""
+"""Weak caches for classes and code objects."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ NEVER = -1
 
 
 class NotLoadedError(ChopError, OSError):
-    """The library of a simulation is none that this system loads."""
+    """Raised if this system cannot load the library of a simulation."""
 
 
 @dataclass(frozen=True, eq=False)

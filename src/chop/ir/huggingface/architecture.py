@@ -1,4 +1,4 @@
-"""Class of transformers that a configuration names."""
+"""Finds the model class of transformers for a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of files as transformers makes tensors of a model of them: renamed, or joined."""
+"""Weight conversions of transformers: how tensors of files are renamed or joined in a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences on tensors of files that do not fit a model, however they are read."""
+"""Error messages for tensors of files that do not fit a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vocabularies of another size: tables and output layers stay quantized.
+"""Vocabulary resizing: embedding tables and output layers stay quantized.
 
 transformers makes an `nn.Linear` of any output layer. Tables keep their kind there, and it assigns
 rows to `weight.data`. What an operator has for each row, such as learned scales and masks, follows

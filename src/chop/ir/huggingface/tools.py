@@ -1,4 +1,4 @@
-"""Quantization tools, by the names of the tensors that they store."""
+"""Identifies quantization tools by the names of their tensors."""
 
 from __future__ import annotations
 

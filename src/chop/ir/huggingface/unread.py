@@ -1,4 +1,4 @@
-"""Tensors of files that a model of transformers did not read, and its tensors that no file has.
+"""Unexpected and missing tensors after transformers has loaded a model.
 
 A task's head may be on one side alone: that is a warning. Of all other tensors, each is read, or
 named in an error.

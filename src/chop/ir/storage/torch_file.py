@@ -1,4 +1,4 @@
-"""Files of `torch.save`: read as tensors alone, in the memory that the file has."""
+"""Reads files of `torch.save` as tensors only, with a bound on memory."""
 
 from __future__ import annotations
 

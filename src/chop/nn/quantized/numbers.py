@@ -1,4 +1,4 @@
-"""Values of small tensors that decide how an operator computes: scales and ranges."""
+"""Values of small tensors (scales and ranges) as Python numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data-parallel training: processes agree on starts of scales, on ranges and on formats.
+"""Data-parallel training: synchronizes initial scales, ranges and formats between processes.
 
 Each process rounds by its own batch and by what all of them have seen until the last step of the
 optimizer. Before a step updates the parameters, one collective makes the state of all processes

@@ -1,4 +1,4 @@
-"""Formats that follow the training data: ranges of activations, as buffers of state dicts.
+"""Running ranges of activations in training, stored as buffers.
 
 The grid of a format with a field to derive follows the largest magnitude of the last `WINDOW`
 training tensors. It widens at once, so that no training tensor saturates more than its fit allows,

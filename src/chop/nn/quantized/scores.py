@@ -1,4 +1,4 @@
-"""Masked scores: numbers that hide what they are added to, and that no format rounds.
+"""Masked attention scores (such as -inf), which quantizers skip.
 
 A softmax gives hidden scores a weight of zero. Handed to a format, they would set the scale that
 the other scores share, make their block NaN, or saturate and be seen. So operators that meet them

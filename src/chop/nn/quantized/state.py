@@ -1,4 +1,4 @@
-"""State of quantized operators in tensors: starts of learned scales, ranges of derived formats."""
+"""State of quantized operators as tensors: initial learned scales, ranges of derived formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrows of a line chart: where marks lie beyond the upright axis, and where their numbers go."""
+"""Arrows of a line chart for marks beyond the vertical axis, with their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captions of charts: what is seen in them, in one or two sentences."""
+"""Captions of charts, one or two sentences each."""
 
 from __future__ import annotations
 

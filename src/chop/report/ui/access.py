@@ -1,4 +1,4 @@
-"""Access to the server: the token of its address, and the cookie that the token is changed for."""
+"""Access control of the server: a token in its address, exchanged for a cookie."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page_to(address: str) -> str:
 
 
 class TokenRequired:
-    """Middleware: only requests with the token pass, or with the cookie that it is changed for.
+    """Middleware that requires the token or its cookie.
 
     A port of the loopback address is open to every user and every program of the machine, so the
     mode of a folder protects nothing that a server shows of it. A request with the token in its

@@ -1,4 +1,4 @@
-"""Cells of a list of runs: what is shown of each number, and what it is sorted by."""
+"""Cells of a list of runs: displayed text and sort key of each number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of runs of a list: their numbers, settings that differ, and charts on common axes."""
+"""Comparison of runs: their numbers, differing settings, and charts on common axes."""
 
 from __future__ import annotations
 

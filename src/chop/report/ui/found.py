@@ -1,4 +1,4 @@
-"""Run of a list: what its manifest says, in short."""
+"""Summary of a run's manifest for the list of runs."""
 
 from __future__ import annotations
 
