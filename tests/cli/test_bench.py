@@ -140,8 +140,8 @@ def test_the_fastest_way_and_its_command_are_told():
         "Fastest: compressed, 0.50 (0.49 to 0.51) at batch 1, 0.90 (0.88 to 0.92) at batch 16 "
         "times as fast as float in PyTorch: MaseGraph.from_checkpoint('runs/one/model'). On this "
         "machine it is not faster than float, because rounding the inputs costs more time than "
-        "small layers save; larger layers and batches gain more, and chop bench model runs/one --batch "
-        "64 measures one."
+        "small layers save; larger layers and batches gain more, and chop bench model runs/one "
+        "--batch 64 measures one."
     )
     rows += timed(compiled=(1.5, 1.2))
     rows += [{**row, "largest_difference": 0.5} for row in timed(openvino=(9, 9))]  # it saturates
