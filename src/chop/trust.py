@@ -79,7 +79,7 @@ def _trusting(is_trusted: Callable[[str], bool]) -> Iterator[None]:
 
 
 def identity_of(name: str) -> str:
-    """The same text for each spelling of the path of a file of code."""
+    """Normalizes the path in the name of a code file."""
     match = OF_FILE.fullmatch(name)
     if match is None or name.startswith(TIMM):
         return name
@@ -108,7 +108,7 @@ def check_code(settings: Any, file: str | Path, option: str | None = None) -> No
 
 @contextmanager
 def running(name: str) -> Iterator[None]:
-    """Context in which the code of a name runs; names that it gives itself are trusted as it is.
+    """Context in which named code runs. Code that it names itself is trusted as well.
 
     Raises:
         ConfigError: a command or a job runs, and was not given the name.
@@ -127,7 +127,7 @@ def running(name: str) -> Iterator[None]:
 
 
 def confirmation(settings: Any) -> str:
-    """The option that a command needs where a file names code for it, after a space; or "".
+    """Returns the option that confirms code named by a file, after a space, or "".
 
     Args:
         settings: the name of a model, or nested settings.
@@ -139,7 +139,7 @@ def confirmation(settings: Any) -> str:
 
 
 def options_naming(settings: Mapping[str, Any]) -> str:
-    """The options that a command needs where a file has these settings, after a space; or "".
+    """Returns the options that confirm the settings of a file, after a space, or "".
 
     >>> options_naming({"model": "net.py:Net", "evaluate": None})
     ' --model net.py:Net'

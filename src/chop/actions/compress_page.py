@@ -68,7 +68,7 @@ def tiles_of(
 
 
 def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Workload) -> Outcome:
-    """The numbers of a list of runs: of the saved model on test rows, beside float.
+    """Returns the numbers for a list of runs: saved model and float on test rows.
 
     Args:
         saved: the model.

@@ -372,12 +372,12 @@ def _file_bytes(folder: Path) -> dict[str, int]:
 
 
 def sizes_of(result: Mapping[str, Any]) -> str:
-    """The files' sizes, as one line."""
+    """Formats the sizes of the files in one line."""
     return f"Files: {files_of(result)}; the weights' file is {smaller(times_smaller(result))}."
 
 
 def smaller(ratio: float) -> str:
-    """A ratio of sizes in words.
+    """Formats a ratio of sizes in words.
 
     >>> smaller(6.28), smaller(0.8)
     ('6.3x smaller', '1.2x larger')
@@ -386,7 +386,7 @@ def smaller(ratio: float) -> str:
 
 
 def files_of(result: Mapping[str, Any]) -> str:
-    """The files of the saved model and of float, with their sizes."""
+    """Lists the files of the saved and the float model with their sizes."""
     exact, saved = result["float_bytes"], result["saved_bytes"]
     texts = [
         f"{name} {saved[name] / 1000:.1f} kB (float {exact[name] / 1000:.1f} kB)"

@@ -80,7 +80,7 @@ class Candidate:
 def table_of(
     candidates: Sequence[Candidate], metric: Metric, test: str = "test"
 ) -> list[dict[str, Any]]:
-    """The candidates as people read them; see `footnotes` for the marks.
+    """Returns the table of candidates. `footnotes` explains its marks.
 
     Args:
         candidates: measured candidates.

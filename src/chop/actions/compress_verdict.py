@@ -29,7 +29,7 @@ def verdict_of(
     result: Mapping[str, Any],
     workload: Workload,
 ) -> str:
-    """The saved model beside float in one sentence: size, metric on test rows, and speed.
+    """Compares the saved model with float in one sentence: size, metric on test rows and speed.
 
     Args:
         saved: the model.
@@ -65,7 +65,7 @@ def _faster(best: Fastest | None) -> str:
 
 
 def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
-    """Three lines below the verdict: files and sizes, speed, and how to load the model.
+    """Returns three lines below the verdict: files and sizes, speed, and code to load the model.
 
     Args:
         result: result of the job.

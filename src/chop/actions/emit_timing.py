@@ -15,7 +15,7 @@ INTERVAL = "interval between two samples"
 def circuit_timing(
     design: Design, simulated: Mapping[str, Any], placement: Mapping[str, Any], clock_mhz: float
 ) -> dict[str, Any]:
-    """Latency and interval of a circuit.
+    """Computes latency and interval of a circuit.
 
     Args:
         design: the circuit.
@@ -40,7 +40,7 @@ def circuit_timing(
 
 
 def clock_text(timing: Mapping[str, Any]) -> str:
-    """The clock and where it comes from.
+    """Formats the clock frequency with its source.
 
     Args:
         timing: timing in the result.
@@ -50,7 +50,7 @@ def clock_text(timing: Mapping[str, Any]) -> str:
 
 
 def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
-    """The table of latency and interval, below its heading.
+    """Returns the table of latency and interval with its heading.
 
     Args:
         timing: timing in the result.

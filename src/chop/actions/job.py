@@ -122,7 +122,7 @@ def run_job(
 
 
 def with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Report[R]:
-    """The report with what was assumed, in its result too; rows split off are said first.
+    """Adds assumptions to a report and its result. Rows that were split off come first.
 
     Args:
         report: report of a job.

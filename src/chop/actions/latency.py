@@ -125,7 +125,7 @@ def _file_bytes(model: nn.Module) -> int | None:
 def speed_tables(
     title: str, comparison: ModelComparison, *, is_detail: bool = False
 ) -> list[Block]:
-    """Two tables for a terminal, and one for the document.
+    """Returns two tables for a terminal and one for the report page.
 
     Args:
         title: title of the first table.
@@ -222,7 +222,7 @@ class Fastest:
 
     @property
     def product(self) -> float:
-        """Orders ways as the geometric mean over batch sizes does."""
+        """Product of the speedups, which sorts as their geometric mean."""
         return math.prod(float(row[TIMES]) for row in self.rows)
 
     @property
@@ -241,7 +241,7 @@ class Fastest:
         return text if gains else f"{text}: the engine gains the speed, fewer bits the size"
 
     def in_short(self) -> str:
-        """The same without intervals."""
+        """Formats the speedup without intervals."""
         first = self.rows[0]
         each = [f"{row[TIMES]:.2f}x at batch {row['batch']}" for row in self.rows[1:]]
         text = f"{first[TIMES]:.2f}x as fast at batch {first['batch']}"
@@ -256,7 +256,7 @@ class Fastest:
 
 
 def find_fastest(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
-    """The fastest way of those whose outputs differ from float's as the saved model's do.
+    """Finds the fastest way whose outputs agree with those of the saved model.
 
     Fastest is the largest geometric mean over batches of how many times as fast as float in PyTorch
     it is, of the ways that are faster than that at some batch size, where there are any.

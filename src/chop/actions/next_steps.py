@@ -21,7 +21,7 @@ OWN = ("out", "device", "seed")
 
 
 def quoted(path: str | Path) -> str:
-    """A path as a shell takes it."""
+    """Quotes a path for a shell."""
     return shlex.quote(str(path))
 
 
@@ -88,7 +88,7 @@ def _steps_without_model() -> list[Step]:
 
 
 def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
-    """The same after a compression block by block, which writes a folder of transformers alone."""
+    """Returns steps after a compression block by block, which only writes a transformers folder."""
     export = f"chop export {quoted(out / FOLDER)} --to compressed-tensors"
     return [
         Step("The model is in this folder", f"{out / FOLDER}/"),
@@ -150,7 +150,7 @@ def steps_with_files(files: Mapping[str, Path]) -> list[Step]:
 
 
 def workload_options(config: WorkloadConfig) -> str:
-    """Options that name a job's model and data for another job; defaults are left out."""
+    """Returns command-line options for a job's model and data, without defaults."""
     default, parts = WorkloadConfig(), []
     for each in fields(WorkloadConfig):
         value = getattr(config, each.name)

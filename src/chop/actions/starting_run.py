@@ -33,7 +33,7 @@ RESULT, REPORT = "result.json", "report.json"
 
 
 def config_of_run(config: C, workload: Workload | None, out: Path | None = None) -> C:
-    """The settings with model and data of the run that `config.start_from` names.
+    """Returns the settings with model and data of the run named by `config.start_from`.
 
     Args:
         config: the settings.
@@ -80,7 +80,7 @@ def _bring_fine_tuned(folder: Path, out: Path) -> None:
 
 
 def read_start_manifest(config: Any) -> Manifest | None:
-    """The manifest of the run that finished in the folder; None of a checkpoint without one."""
+    """Reads the manifest of a finished run. None for a checkpoint without one."""
     folder = config.start_from
     if folder is not None and folder.is_dir():
         settle(folder)  # its files are read by their own names
@@ -128,7 +128,7 @@ def check_saved_model(start: Path | None) -> None:
 
 
 def checkpoint_in(path: Path) -> Path:
-    """The checkpoint that a path means: its own name, or the one in the folder."""
+    """Returns the checkpoint for a path: its own name, or the only one in the folder."""
     stem = path.with_suffix("") if path.suffix in SUFFIXES else path
     if stem.with_name(stem.name + SUFFIXES[0]).is_file():
         return stem
@@ -143,7 +143,7 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def read_graph(checkpoint: Path, workload: Workload) -> MaseGraph:
-    """The graph of a checkpoint on the workload's device, its weights as parameters.
+    """Loads the graph of a checkpoint to the workload's device, with weights as parameters.
 
     Packed weights are values of their format: training changes nothing until it has moved them by
     half a step.

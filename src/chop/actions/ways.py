@@ -149,7 +149,7 @@ def make_peers(
     batches: Sequence[Mapping[str, Tensor]],
     threads: int,
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """The float model in the engines of some ways: what compression gains there is beside it.
+    """Builds the float model in other engines, as the baseline for their speed.
 
     Args:
         exact: the float graph; it stays as it is.
@@ -241,7 +241,7 @@ COMMANDS = {SAVED: LOADED, **{name: way.command for name, way in WAYS.items()}}
 
 
 def in_folder(template: str, folder: str | Path) -> str:
-    """A line of `COMMANDS` for a folder, with texts as Python writes them.
+    """Fills a folder into a line of `COMMANDS`, quoted for Python.
 
     >>> print(in_folder(LOADED, "runs/it's"))
     MaseGraph.from_checkpoint("runs/it's/model")
@@ -251,7 +251,7 @@ def in_folder(template: str, folder: str | Path) -> str:
 
 
 def bench_command(folder: str | Path, model: str = "") -> str:
-    """The command that measures the model in a folder of `chop compress`, for a shell.
+    """Returns the shell command that measures the model in a folder of `chop compress`.
 
     Args:
         folder: output folder of the run.

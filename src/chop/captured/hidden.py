@@ -77,7 +77,7 @@ def is_followed_call(model: nn.Module, names: Iterable[str]) -> bool:
 
 
 def hidden_elements(x: Tensor) -> Tensor | None:
-    """Boolean of the tensor's shape, True where a value is of hidden tokens alone.
+    """Returns a boolean mask, True where a value comes from padding tokens only.
 
     Returns: None where no element is hidden, and outside of `following`.
     """
@@ -86,7 +86,7 @@ def hidden_elements(x: Tensor) -> Tensor | None:
 
 
 def visible(x: Tensor) -> Tensor:
-    """The elements that count: the tensor itself, or (n,) those that are not hidden."""
+    """Returns the visible elements: the tensor itself, or (n,) if some are hidden."""
     hidden = hidden_elements(x)
     return x if hidden is None else _shown(x, hidden)
 
@@ -113,13 +113,13 @@ def visible_alone(x: Tensor) -> Iterator[Tensor]:
 
 
 def visible_rows(x: Tensor) -> Tensor:
-    """The rows that count: the tensor itself, or (rows, channels) those that are not hidden."""
+    """Returns the visible rows: the tensor itself, or (rows, channels) if some are hidden."""
     hidden = hidden_elements(x)
     return x if hidden is None else x[~hidden.all(-1)]
 
 
 def zeroed(x: Tensor) -> Tensor:
-    """The tensor with zeros in the place of its hidden elements, whatever they are."""
+    """Replaces hidden elements of a tensor with zeros."""
     hidden = hidden_elements(x)
     return x if hidden is None else x.masked_fill(hidden, 0)
 

@@ -27,7 +27,7 @@ lay out the result otherwise before it meets the mask.
 
 
 def visible_tokens(batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Boolean (batch, tokens) of each mask by name, False where it hides a token.
+    """Returns boolean (batch, tokens) for each mask by name, False where it hides a token.
 
     Masks that hide every token are left out, and what bears such a name and is no mask.
 
@@ -73,7 +73,7 @@ def _visible_keys(mask: Tensor) -> Tensor | None:
 
 
 def hidden_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The inputs that have hidden tokens: boolean, of a shape that expands to theirs.
+    """Returns the hidden tokens of each input: boolean, in a shape that expands to the input.
 
     An input is masked by the mask of its shape, the encoder's or the decoder's as its name says;
     masks are inputs too.

@@ -30,7 +30,7 @@ PHRASE = re.compile(
 
 
 def plain(text: str) -> str:
-    """A help text without markup.
+    """Removes the markup of a help text.
 
     >>> plain("[bold]Needs[/] pip install 'mase-chop[ui]'.")
     "Needs pip install 'mase-chop[ui]'."
@@ -39,7 +39,7 @@ def plain(text: str) -> str:
 
 
 def spelling(parameter: Any, is_whole: bool = True) -> str:
-    """An option's names and the type of its value; an argument's name.
+    """Returns an option's names and value type, or an argument's name.
 
     Args:
         parameter: parameter of Typer.
@@ -70,7 +70,7 @@ def default_text(parameter: Any) -> str:
 
 
 def one_line(text: str, room: int) -> str:
-    """The beginning of a text that fits into a line: its first sentence, or whole phrases of it.
+    """Shortens a text to one line: its first sentence, or whole phrases of it.
 
     >>> one_line("Number of rows. All by default.", 40)
     'Number of rows.'
@@ -276,7 +276,7 @@ class Page:
 
 
 def styled(text: str) -> Text:
-    """A text with its `[bold]...[/]` in bold."""
+    """Renders `[bold]...[/]` of a text in bold."""
     parts = BOLD.split(text)  # every second one is bold
     return Text.assemble(*((part, "bold" if i % 2 else "") for i, part in enumerate(parts)))
 

@@ -11,7 +11,7 @@ from chop.trust import check_code, check_place
 
 
 def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a TOML file and of the options, which win.
+    """Merges the settings of a TOML file with options, which have priority.
 
     Args:
         file: the TOML file.

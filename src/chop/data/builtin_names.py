@@ -20,7 +20,7 @@ MARK = " (built in)"
 def builtin_name(
     name: object, known: Collection[str], kind: str, has: Callable[[Path], bool]
 ) -> str | None:
-    """The built-in thing that a name means; None where it means something else.
+    """Returns the built-in data set, model or tokenizer of a name, or None.
 
     Args:
         name: name from the user.
@@ -39,7 +39,7 @@ def builtin_name(
 
 
 def plain_name(name: str) -> str:
-    """A name without the prefix.
+    """Removes the prefix of a name.
 
     >>> plain_name("builtin:vit"), plain_name("./vit")
     ('vit', './vit')
@@ -48,7 +48,7 @@ def plain_name(name: str) -> str:
 
 
 def tell_which(name: object, known: Collection[str], kind: str, chosen: str | None) -> None:
-    """Says which one a name means, where there is something on disk beside the built-in one.
+    """Notes the choice if a name is both built in and on disk.
 
     Args:
         name: name from the user.
@@ -67,5 +67,5 @@ def tell_which(name: object, known: Collection[str], kind: str, chosen: str | No
 
 
 def advice_of_builtin(name: object, known: Collection[str]) -> str:
-    """The way to the built-in one of that name, behind an error on what is on disk; or ""."""
+    """Returns a hint to the built-in one of this name, for errors about a path. Else ""."""
     return f" The built-in one is {PREFIX}{name}." if str(name) in known else ""

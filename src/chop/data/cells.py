@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @without_bars()
 def with_plain_cells(splits: DatasetDict) -> DatasetDict:
-    """The same without pandas' index, and with numbers where texts have a decimal comma.
+    """Removes pandas indices and converts texts with decimal commas to numbers.
 
     Args:
         splits: result of `load_dataset`.

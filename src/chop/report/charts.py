@@ -335,7 +335,7 @@ def finite(chart: Chart) -> Chart:
 
 
 def chart_in_words(chart: Chart) -> Chart:
-    """A chart with words in the place of names that its title, axes and legend have in programs.
+    """Replaces program names in the title, axes and legend of a chart with readable labels.
 
     Args:
         chart: chart of a figure. Names of layers in it stay.

@@ -16,7 +16,7 @@ MODULES = ("chop", "chop/cli")
 
 
 def command_line(command: Sequence[str]) -> str:
-    """The command line of a run; "" where there is none to start again, as in a notebook.
+    """Returns the command line that repeats a run, or "" if there is none, as in a notebook.
 
     Control characters are shown and not kept: a shell would take a line break for the end.
 

@@ -16,7 +16,7 @@ MOST_LABELS = 6
 
 
 def format_legend(formats: Iterable[NumberFormat]) -> Table | None:
-    """A row for each kind of format: its names on the page, and what it is; None of no format.
+    """Returns a row for each kind of format with its names and meaning. None without formats.
 
     Args:
         formats: formats of the page, which may be there twice; floats are left out.

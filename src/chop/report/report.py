@@ -241,7 +241,7 @@ def _result_document(report: Report[Any]) -> Any:
 
 
 def assumptions_text(report: Report[Any]) -> str | None:
-    """The assumptions of a report as one list; None where there are none."""
+    """Formats the assumptions of a report as one list, or None if there are none."""
     if not report.assumptions:
         return None
     return "\n".join(["Assumptions:", "", *(f"- {text}" for text in report.assumptions)])
@@ -249,7 +249,7 @@ def assumptions_text(report: Report[Any]) -> str | None:
 
 @contextmanager
 def with_details() -> Iterator[None]:
-    """Inside, the terminal shows blocks that are details, too."""
+    """Context in which the terminal also shows details."""
     token = _has_details.set(True)
     try:
         yield

@@ -31,7 +31,7 @@ NAMES = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, WORDS))})(?![\w.-])
 
 
 def in_words(text: str) -> str:
-    """A heading or label with words in the place of names; those of layers stay as they are.
+    """Replaces column names in a heading or label with readable words. Layer names stay.
 
     >>> in_words("activation_bits"), in_words("best lut so far"), in_words("model.lut_1")
     ('bits per input', 'best lookup tables so far', 'model.lut_1')

@@ -19,7 +19,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM raises `Terminated` in this process; a second one ends it at once.
+    """Context in which SIGTERM raises `Terminated`. A second SIGTERM ends the process at once.
 
     Forked processes end at once. Where SIGTERM is ignored, or somebody else handles it, it stays
     so, and processes of torchrun end at once, too: it ends them where one of them fails.

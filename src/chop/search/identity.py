@@ -20,7 +20,7 @@ SHOWN = 200
 
 
 def identity_of(value: Any) -> str:
-    """Text that is another where a value is another.
+    """Returns a text that identifies a value.
 
     Numbers and texts are compared with their types, dataclasses by their fields, other objects by
     what they would be pickled from. Classes and functions are compared by name; a lambda, a local

@@ -77,7 +77,7 @@ class TrialLines:
         self._is_first = True
 
     def new(self, result: Result, remaining: str) -> Iterator[str]:
-        """A line for each trial, with its values; for many at once, and those of earlier runs, one.
+        """Yields a line for each new trial, or one line for many trials and those of earlier runs.
 
         Args:
             result: current result.

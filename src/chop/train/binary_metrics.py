@@ -20,7 +20,7 @@ RANKING = ("roc_auc", "average_precision")
 
 
 def decision_score(name: str, **settings: Any) -> Score:
-    """The function of `sklearn.metrics` of that name, (predictions, labels) -> float."""
+    """Wraps a function of `sklearn.metrics` as (predictions, labels) -> float."""
 
     def score(predictions: Tensor, labels: Tensor) -> float:
         from sklearn import metrics

@@ -28,7 +28,7 @@ def _is_of_pandas(value: Any) -> bool:
 
 
 def split_frame(frame: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """The inputs of a frame, and its labels; None where no column is called so.
+    """Splits a frame into inputs and labels. None if there is no column of labels.
 
     Args:
         frame: with a column `labels` or `label`, or without.
@@ -42,7 +42,7 @@ def split_frame(frame: Any) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def to_matrix(frame: Any) -> np.ndarray:
-    """The numbers of a frame, float32 (rows, columns), in the order of its columns.
+    """Converts a frame to float32 (rows, columns), in the order of its columns.
 
     Raises:
         ConfigError: a column holds no numbers, or a cell is blank, NaN or infinite.
@@ -57,7 +57,7 @@ def to_matrix(frame: Any) -> np.ndarray:
 
 
 def to_array(series: Any, name: str | None = None) -> np.ndarray:
-    """The numbers of a series; missing ones are NaN.
+    """Converts a series to numbers. Missing ones are NaN.
 
     Args:
         series: series of pandas.

@@ -55,7 +55,7 @@ class Judge:
         lower_is_better: bool = False,
         code: str = "",
     ) -> Judge:
-        """The judge of a function, which has its name unless another is given.
+        """Builds the judge for a function, named after it by default.
 
         Raises:
             ConfigError: it cannot be called, or not with a model alone.
@@ -92,7 +92,7 @@ class Judge:
         return self._numbers(given)
 
     def score(self, model: nn.Module) -> Score:
-        """The number of a model, with an interval where there is one number for each row."""
+        """Evaluates a model. The score has an interval if there is a number for each row."""
         numbers, is_by_row = self.rows(model)
         return self.score_of(numbers, is_by_row)
 
@@ -136,7 +136,7 @@ def _as_given(model: nn.Module) -> nn.Module:
 
 
 def interval_of_rows(rows: Tensor) -> Interval | None:
-    """The interval of the mean of rows (K,): Wilson's of bools, else the bootstrap's.
+    """Returns the confidence interval of the mean of rows (K,): Wilson's for bools, else bootstrap.
 
     Returns: None where some are no finite numbers, or there is only one.
     """
@@ -183,7 +183,7 @@ def check_function(function: Any, count: int, setting: str, takes: str) -> None:
 
 
 def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tensor]:
-    """A loss of the user's that is checked each time.
+    """Wraps a loss of the user and checks each result.
 
     Args:
         function: (output of the model, labels of the batch) -> a scalar.

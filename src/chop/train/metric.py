@@ -43,7 +43,7 @@ def positives(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def confidences(answers: Tensor, labels: Tensor) -> Tensor:
-    """The logits themselves, by which a metric ranks rows."""
+    """Returns the logits, by which ranking metrics sort rows."""
     return answers
 
 

@@ -135,7 +135,7 @@ def loss_and_answers(output: Any, labels: Tensor, task: Task) -> tuple[Tensor, T
 
 
 def read_answers(output: Any, task: Task, rows: int) -> Tensor:
-    """The answers of a model's output that a task compares.
+    """Extracts the answers that a task compares from a model's output.
 
     Args:
         output: see `read_output`. A task that reads everything has nested tensors of any shape.

@@ -21,7 +21,7 @@ FIRST = POSITION.format(0)
 
 
 def read_inputs(model: nn.Module, data: Any) -> Rows:
-    """Rows whose labels may be missing; those that are made up are zeros.
+    """Reads rows whose labels may be missing. Missing labels become zeros.
 
     Args:
         model: tells rows from batches in a list: it is called on the first item, as one of them.

@@ -43,7 +43,7 @@ def check_answers(
 
 
 def check_judged(workload: Workload, config: WorkloadConfig) -> None:
-    """The same of the number that a function of the user's gives for the float model."""
+    """Checks the number that a function of the user gives for the float model."""
     check_scores({"": workload.score(workload.model, workload.test)}, workload, config)
 
 

@@ -98,7 +98,7 @@ def load_checkpoint(
 
 
 def tokenizer_name(config: WorkloadConfig) -> str:
-    """The tokenizer of the settings; default, the model's own, not a built-in one of its name."""
+    """Returns the tokenizer of the settings. Default: the model's own, not a built-in one."""
     if config.tokenizer is not None:
         return config.tokenizer
     builtin = builtin_model(config.model)

@@ -20,7 +20,7 @@ def fingerprint_of_weights(model: nn.Module) -> str:
 
 
 def fingerprint_of_code(name: str) -> str:
-    """The text `file.py:fn` with a digest of the file; another text is another function."""
+    """Returns the function's name with a digest of its file, which identifies the function."""
     match = OF_FILE.fullmatch(name)
     if match is None:
         return name

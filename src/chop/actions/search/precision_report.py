@@ -73,7 +73,7 @@ def judged_row(
     score: HeldOutScore | None,
     circuit: Sequence[tuple[str, int]] = (),
 ) -> dict[str, Any]:
-    """The same where a function of the user's judges, on rows of its own."""
+    """Returns the table row if a function of the user computes the score on its own rows."""
     interval = None if score is None else score.interval
     return {
         "formats": label,

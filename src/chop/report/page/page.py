@@ -315,7 +315,7 @@ def environment(*folders: Path) -> Environment:
 
 
 def said(text: str) -> str:
-    """A text of a page: no control characters but line breaks, percent signs apart from numbers.
+    """Cleans a text for a page: no control characters, and a space before percent signs.
 
     >>> said("97.5% of 3 rows, 95 % interval")
     '97.5 % of 3 rows, 95 % interval'

@@ -18,12 +18,12 @@ LEADS_ON = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" cont
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """Returns a new random token."""
     return secrets.token_urlsafe(32)
 
 
 def page_to(address: str) -> str:
-    """A page that a browser leaves for an address at once."""
+    """Returns a page that redirects to an address at once."""
     return LEADS_ON.format(html.escape(address))
 
 

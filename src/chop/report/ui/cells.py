@@ -36,7 +36,7 @@ class ListCell:
 
 
 def cells_of(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
-    """The cells of a run behind its name; a run without numbers has empty ones.
+    """Returns the cells of a run after its name. Missing numbers give empty cells.
 
     Args:
         run: the run.
@@ -70,7 +70,7 @@ def _known(value: float | None) -> float | None:
 
 
 def metric_text(value: float | None, is_share: bool) -> str:
-    """A metric: shares in percent.
+    """Formats a metric, shares in percent.
 
     >>> metric_text(0.96667, True), metric_text(12.3456, False), metric_text(None, True)
     ('96.67 %', '12.35', '')
@@ -81,7 +81,7 @@ def metric_text(value: float | None, is_share: bool) -> str:
 
 
 def size_text(size: float | None) -> str:
-    """Bytes in a unit that leaves few digits.
+    """Formats bytes in a suitable unit.
 
     >>> size_text(5_000), size_text(12), size_text(2.5e9), size_text(None)
     ('5.0 kB', '12 B', '2.5 GB', '')
@@ -110,7 +110,7 @@ def _time(text: str) -> datetime | None:
 
 
 def duration_text(seconds: float | None) -> str:
-    """A duration in its two greatest units.
+    """Formats a duration in its two largest units.
 
     >>> [duration_text(x) for x in (None, 0.4, 65, 7260, 180000)]
     ['', '0 s', '1 min 5 s', '2 h 1 min', '2 d 2 h']
@@ -128,7 +128,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def time_text(text: str) -> str:
-    """A time in UTC to the minute; another text as it is."""
+    """Formats a time in UTC to the minute. Other texts stay as they are."""
     time = _time(text)
     return text if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M}"
 

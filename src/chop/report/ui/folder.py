@@ -75,7 +75,7 @@ class RunsFolder:
         return None if (folder / MANIFEST).is_dir() else self._run(folder)
 
     def inside(self, path: str) -> Path | None:
-        """A path below the folder; None where it leads out of it, or through a link."""
+        """Resolves a path below the folder. None if it leads outside or through a link."""
         place = Path(os.path.normpath(self.root / path))
         try:
             has_links = place.resolve() != place
@@ -84,7 +84,7 @@ class RunsFolder:
         return place if not has_links and place.is_relative_to(self.root) else None
 
     def page(self, run: FoundRun) -> str | None:
-        """The page of a run; None where it has none that can be shown."""
+        """Reads the page of a run, or None if there is none to show."""
         place = latest(self.root / run.path / PAGE)
         if self.inside(place.relative_to(self.root).as_posix()) != place:
             return None

@@ -51,7 +51,7 @@ class FoundRun:
 
 
 def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
-    """A run from its manifest.
+    """Summarizes a run from its manifest.
 
     Args:
         path: path of its folder, relative to the folder of the list.
