@@ -115,7 +115,7 @@ def assume(text: str, log: logging.Logger | None = None, about: str = "") -> Non
 
 @contextlib.contextmanager
 def collected_assumptions() -> Iterator[list[Assumption]]:
-    """Context that collects the assumptions made inside, each once. Outer contexts get them, too."""
+    """Context that collects assumptions made inside, each once. Outer contexts get them, too."""
     assumptions: list[Assumption] = []
     token = _assumed.set((*_assumed.get(), assumptions))
     try:

@@ -19,7 +19,7 @@ from chop.formats import (
     Ternary,
 )
 from chop.nn import quantized as q
-from chop.nn.quantized.scores import LOWEST_SCORE, hidden_of, masked_operands, masked_scores
+from chop.nn.quantized.scores import LOWEST_SCORE, masked_operands, masked_scores, operand_mask
 from tests.formats.examples import ALL
 from tests.subcases import subcases
 
@@ -261,10 +261,12 @@ def test_masks_of_results_seen_by_operands():
     masked = torch.zeros(2, 3, 4, dtype=torch.bool)
     masked[:, 0, 1] = True
     masked[0, 2] = True
-    assert hidden_of(masked, masked.shape) is masked and hidden_of(None, torch.Size([3])) is None
-    assert hidden_of(masked, torch.Size([3, 4])).sum() == 1
-    assert hidden_of(masked, torch.Size([2, 3, 1])).nonzero().tolist() == [[0, 2, 0]]
-    assert not hidden_of(masked, torch.Size([]))
+    assert (
+        operand_mask(masked, masked.shape) is masked and operand_mask(None, torch.Size([3])) is None
+    )
+    assert operand_mask(masked, torch.Size([3, 4])).sum() == 1
+    assert operand_mask(masked, torch.Size([2, 3, 1])).nonzero().tolist() == [[0, 2, 0]]
+    assert not operand_mask(masked, torch.Size([]))
 
 
 def test_formats_that_cannot_be_causal_are_those_of_the_docs():

@@ -15,7 +15,7 @@ pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop
 from chop import runs
 from chop.files.reading import BOUNDS
 from chop.report.command_line import command_line
-from chop.report.ui.cells import cells_of
+from chop.report.ui.cells import list_cells
 from chop.report.ui.folder import RunsFolder
 from chop.report.ui.found import FoundRun
 from chop.runs import MANIFEST, Outcome, read_manifest
@@ -107,13 +107,13 @@ def test_hostile_numbers_are_text_or_nothing(outcome, root, ask):
 )
 def test_times_that_are_none_have_no_duration(times):
     run = FoundRun("a", "compress", "finished", started=times[0], ended=times[1])
-    assert {cell.column: cell.text for cell in cells_of(run)}["duration"] == ""
+    assert {cell.column: cell.text for cell in list_cells(run)}["duration"] == ""
 
 
 def test_a_run_that_goes_on_has_its_time_so_far():
     run = FoundRun("a", "compress", "running", started="2026-01-01T00:00:00+00:00")
     now = datetime(2026, 1, 1, 2, 3, 4, tzinfo=UTC)
-    assert {cell.column: cell.text for cell in cells_of(run, now)}["duration"] == "2 h 3 min"
+    assert {cell.column: cell.text for cell in list_cells(run, now)}["duration"] == "2 h 3 min"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
-from chop.quantization.described import add_summary, example_of
+from chop.quantization.described import add_summary, captured_inputs
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
 from chop.train import Metric, Rows, Task
@@ -127,7 +127,7 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
     if not any(isinstance(x, QuantizedOperator | PackedOperator) for x in model.modules()):
         raise ConfigError("chop.save: expected a quantized model: call chop.quantize first.")
     rows = _rows_of(model, data)
-    example = example_of(model) if rows is None else example_inputs(model, rows)
+    example = captured_inputs(model) if rows is None else example_inputs(model, rows)
     packed, info = passes.pack_transform_pass(MaseGraph(model, dummy_in=example), {"silent": True})
     path = Path(path).expanduser()
     packed.export(path)

@@ -373,7 +373,9 @@ def _file_bytes(folder: Path) -> dict[str, int]:
 
 def sizes_of(result: Mapping[str, Any]) -> str:
     """Formats the sizes of the files in one line."""
-    return f"Files: {files_of(result)}; the weights' file is {smaller(times_smaller(result))}."
+    return (
+        f"Files: {describe_files(result)}; the weights' file is {smaller(times_smaller(result))}."
+    )
 
 
 def smaller(ratio: float) -> str:
@@ -385,7 +387,7 @@ def smaller(ratio: float) -> str:
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
 
 
-def files_of(result: Mapping[str, Any]) -> str:
+def describe_files(result: Mapping[str, Any]) -> str:
     """Lists the files of the saved and the float model with their sizes."""
     exact, saved = result["float_bytes"], result["saved_bytes"]
     texts = [

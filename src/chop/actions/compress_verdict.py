@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from chop.actions.compress_results import (
     ONNX_FILE,
-    files_of,
+    describe_files,
     float_onnx_bytes,
     rounds_inputs,
     smaller,
@@ -72,7 +72,7 @@ def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
         config: the settings.
     """
     packed = f"{result['packed_share']:.1%} of the parameters are packed"
-    files = f"- Files in {config.out}/: {files_of(result)}; {packed}."
+    files = f"- Files in {config.out}/: {describe_files(result)}; {packed}."
     return [files, f"- {_speed(result, config)}", f"- Use: {_use(result, config)}"]
 
 

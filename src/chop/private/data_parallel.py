@@ -62,7 +62,7 @@ def find_replicas(wrapper: nn.Module) -> Replicas:
     return Replicas(wrapper, wrapper, True)
 
 
-def groups_of(replicas: Replicas) -> list[Any]:
+def process_groups(replicas: Replicas) -> list[Any]:
     """The process groups over which a model is replicated or sharded, one after the other."""
     if isinstance(replicas.wrapper, DistributedDataParallel):
         return [replicas.wrapper.process_group]

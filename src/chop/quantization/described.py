@@ -62,7 +62,7 @@ def add_summary(model: nn.Module, example: Inputs | None = None) -> nn.Module:
     return model
 
 
-def example_of(model: nn.Module) -> Inputs | None:
+def captured_inputs(model: nn.Module) -> Inputs | None:
     """The inputs that a quantized model was captured with; None where nothing is known of them."""
     extra_repr = vars(model).get("extra_repr")
     return extra_repr.example if isinstance(extra_repr, Summary) else None

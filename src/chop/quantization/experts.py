@@ -81,8 +81,8 @@ def counted_rows_of(
     mg: MaseGraph, node: fx.Node, x: Tensor, batch: Mapping[str, Any]
 ) -> Tensor | None:
     """`counted_rows` of what a node gives, layers of several experts included."""
-    tell = counted_rows_of_experts if has_experts(mg, node) else counted_rows
-    return tell(node, x, batch)
+    counting = counted_rows_of_experts if has_experts(mg, node) else counted_rows
+    return counting(node, x, batch)
 
 
 def weighed_samples(
@@ -106,9 +106,9 @@ def weighed_samples(
     Raises:
         ConfigError: a row that counts is not finite.
     """
-    tell = counted_rows_of_experts if has_experts else counted_rows
+    counting = counted_rows_of_experts if has_experts else counted_rows
     for number, (x, batch) in enumerate(zip(values, batches, strict=True)):
-        counted = tell(source, x, batch)
+        counted = counting(source, x, batch)
         check_finite(x, counted, batch, number, measured)
         alike = None if counted is None else counted.float()
         yield x, alike if weights is None else weights[number]

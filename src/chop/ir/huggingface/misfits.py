@@ -24,7 +24,7 @@ def other_shape(
 def lacking(model: Any, needed: list[str], where: str) -> CheckpointError:
     """Describes files that lack tensors which a model needs."""
     return CheckpointError(
-        f"{where}: the weights lack {first_of(needed)}, which the {type(model).__name__} of its "
+        f"{where}: the weights lack {name_first(needed)}, which the {type(model).__name__} of its "
         "config.json needs."
     )
 
@@ -38,6 +38,6 @@ def no_floats(name: str, kind: str, where: str) -> CheckpointError:
     )
 
 
-def first_of(names: list[str]) -> str:
+def name_first(names: list[str]) -> str:
     """The first name, and how many others there are."""
     return enumerate_names([f"'{name}'" for name in names], 1)

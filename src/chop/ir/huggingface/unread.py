@@ -17,7 +17,7 @@ from torch import nn
 
 from chop.errors import CheckpointError, enumerate_names
 from chop.ir.huggingface.layers import NUMBERED, check_layers, spare_layers
-from chop.ir.huggingface.misfits import first_of, lacking, other_shape
+from chop.ir.huggingface.misfits import lacking, name_first, other_shape
 from chop.ir.huggingface.skeleton import empty_model
 from chop.ir.huggingface.tools import find_tool
 from chop.nn.packed.base import BUFFER_NAMES
@@ -109,8 +109,8 @@ def _no_place(model: Any, names: list[str]) -> str:
     tool = next((x for name in names if (x := find_tool(name))), None)
     if tool is None:
         kind = type(model).__name__
-        return f"the {kind} of its config.json has no place for {first_of(names)}."
-    own = first_of([name for name in names if find_tool(name) == tool])
+        return f"the {kind} of its config.json has no place for {name_first(names)}."
+    own = name_first([name for name in names if find_tool(name) == tool])
     return (
         f"the weights are codes of {tool}, as {own}, "
         "and no quantization_config in its config.json says how they are decoded: fetch the "

@@ -15,9 +15,9 @@ from chop.nn.quantized import state
 from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.scores import (
     hidden_ahead,
-    hidden_of,
     masked_operands,
     masked_scores,
+    operand_mask,
 )
 
 
@@ -84,7 +84,7 @@ class QuantCall(QuantizedOperator):
             shape = torch.broadcast_shapes(*(x.shape for x in scores))
             masked = _joined(masked, hidden_ahead(masks, scores[0].expand(shape)))
         quantized = [
-            self.quantize(name, x, hidden_of(masked, x.shape))
+            self.quantize(name, x, operand_mask(masked, x.shape))
             if name and isinstance(x, Tensor)
             else x
             for name, x in given

@@ -31,9 +31,9 @@ from chop.notices import AdjustedWarning
 from chop.private.data_parallel import (
     Replicas,
     find_replicas,
-    groups_of,
     ignore_buffers,
     leave_buffers,
+    process_groups,
     running_replicas,
 )
 from chop.private.modules import buffers_of, parameters_of
@@ -128,7 +128,7 @@ register_optimizer_step_pre_hook(_on_step)
 def _agree(replicas: Replicas, agreement: _Agreement) -> None:
     agreement.is_due = False
     model = replicas.model
-    for group in groups_of(replicas):
+    for group in process_groups(replicas):
         if not agreement.has_formats:
             _agree_on_formats(model, group)
         synchronize(model, group, agreement.started)

@@ -81,7 +81,7 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
             laid_out = getattr(laid_out, name)(*args)
             shapes.append(laid_out.shape)
         whole = hidden.expand(torch.broadcast_shapes(hidden.shape, shapes[-1]))
-        part = hidden_of(whole, shapes[-1])
+        part = operand_mask(whole, shapes[-1])
         assert part is not None
         for (name, args), shape in zip(reversed(steps), reversed(shapes[:-1]), strict=True):
             part = part.transpose(*args) if name == "transpose" else part.reshape(shape)
@@ -89,7 +89,7 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
     return masked
 
 
-def hidden_of(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
+def operand_mask(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
     """Returns the mask of an operand: elements that are hidden wherever they are repeated.
 
     Args:

@@ -61,7 +61,7 @@ def visible_steps(
     return [(points[first][0], points[0][1]), *points[first:]]
 
 
-def hidden_of(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
+def beyond_axis(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
     """Returns true for each mark that lies beyond the upright axis."""
     factor = 100 if axis.percent else 1
     return [not y.scale.shows(factor * mark.y) for mark in marks]
@@ -79,7 +79,7 @@ def chart_arrows(
         y: places upwards.
         others: places of the chart's earlier arrows, to which these are added.
     """
-    marks, hidden = series.marks, hidden_of(series.marks, y, axis)
+    marks, hidden = series.marks, beyond_axis(series.marks, y, axis)
     for i, mark in enumerate(marks):
         is_step = series.line == "steps" and i + 1 < len(marks)
         if not hidden[i] or (is_step and hidden[i + 1]):

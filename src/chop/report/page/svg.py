@@ -11,7 +11,7 @@ from html import escape
 
 from chop.report.axes import axis_scale
 from chop.report.charts import Axis, Bar, BarChart, HeatMap, Histogram, LineChart, Mark, Series
-from chop.report.page.arrows import chart_arrows, hidden_of, visible_steps
+from chop.report.page.arrows import beyond_axis, chart_arrows, visible_steps
 from chop.report.page.ticks import Place
 from chop.tables import printable
 
@@ -166,7 +166,7 @@ def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) ->
     factor = 100 if chart.y.percent else 1
     points = [(x.of(mark.x), y.of(factor * mark.y)) for mark in series.marks]
     kind = "faint" if color < 0 else f"c{color}"
-    hidden = hidden_of(series.marks, y, chart.y)
+    hidden = beyond_axis(series.marks, y, chart.y)
     if series.line != "none" and len(points) > 1:
         classes = f"line {kind}{' dashed' * series.dashed}"
         shown = visible_steps(points, hidden) if series.line == "steps" else points

@@ -35,7 +35,7 @@ class ListCell:
     title: str = ""
 
 
-def cells_of(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
+def list_cells(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
     """Returns the cells of a run after its name. Missing numbers give empty cells.
 
     Args:

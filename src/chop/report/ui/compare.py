@@ -11,7 +11,7 @@ from chop.errors import CheckpointError, ChopError
 from chop.files.documents import parse_json
 from chop.report.document import FILE, Document, PageTable, parse_document
 from chop.report.page.page import PageRun, Picture, common_charts, compared_tiles, picture
-from chop.report.ui.cells import cells_of
+from chop.report.ui.cells import list_cells
 from chop.report.ui.folder import RunsFolder, open_plain
 from chop.report.ui.found import FoundRun
 from chop.runs import Manifest, read_manifest
@@ -84,7 +84,7 @@ def compare(folder: RunsFolder, paths: Sequence[str]) -> Comparison | None:
 
 
 def _facts(runs: Sequence[FoundRun]) -> list[Fact]:
-    columns = zip(*map(cells_of, runs), strict=True)
+    columns = zip(*map(list_cells, runs), strict=True)
     facts = []
     for cells in columns:
         values = [cell.value for cell in cells]

@@ -17,7 +17,7 @@ from chop.report.page.page import environment, picture
 from chop.report.report import say
 from chop.report.ui.access import TOKEN, TokenRequired, new_token
 from chop.report.ui.browser import opened
-from chop.report.ui.cells import ListCell, cells_of
+from chop.report.ui.cells import ListCell, list_cells
 from chop.report.ui.compare import compare
 from chop.report.ui.folder import Progress, RunsFolder
 from chop.report.ui.found import FoundRun
@@ -189,7 +189,7 @@ def _progress(runs: RunsFolder, path: str) -> str:
 def _rows(runs: Sequence[FoundRun]) -> list[tuple[FoundRun, list[ListCell]]]:
     """The runs with their cells, all at the same time."""
     now = datetime.now(UTC)
-    return [(run, cells_of(run, now)) for run in runs]
+    return [(run, list_cells(run, now)) for run in runs]
 
 
 def _columns(found: Progress) -> list[str]:
