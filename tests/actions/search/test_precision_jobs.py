@@ -298,7 +298,7 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     found = Evaluator(given.model, given.validation)
     assert float(table["float"]["search accuracy"]) == found.scores(found.logits())["accuracy"]
     note = (tmp_path / "precision" / "table.md").read_text().split("\n\n")[1]
-    assert note.startswith("search: 120 validation rows. test: 400 test rows, which no choice")
+    assert note.startswith("search: 120 validation rows. test: 400 test rows, used for reporting")
     assert "Wilson's, at 95 %" in note
     noted = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert noted["search_rows"] == "120 validation rows" and noted["test_rows"] == 400
