@@ -330,7 +330,9 @@ def test_what_waits_is_not_measured_where_a_rule_excludes_it_now(tmp_path):
 def test_a_study_goes_on_only_if_the_same_configurations_are_one(tmp_path):
     run(small(), tmp_path, sampler="grid")
     as_one = small(canonical=lambda config: {"x": "o0"})
-    with pytest.raises(ConfigError, match="rule 'canonical' or 'active': trial 1 has another meaning"):
+    with pytest.raises(
+        ConfigError, match="rule 'canonical' or 'active': trial 1 has another meaning"
+    ):
         run(as_one, tmp_path, sampler="grid")
 
 
