@@ -127,7 +127,7 @@ def parts() -> Iterator[Part]:
     torch.manual_seed(0)
     table = IntegerEmbedding(torch.randint(-128, 128, (WORDS, WIDTH)), 0.5)
     stream = Stream.in_order((TOKENS,), Edge.of(1.0, 0, WORDS - 1))
-    row = COMPONENTS[IntegerEmbedding]
+    row = COMPONENTS["IntegerEmbedding"]
     plan = row.plan(Site(table, [stream], TEXT_FOLD))
     yield Part(row.module, "embedding", plan.parameters, plan.memories)
     yield Part("chop_credits", "requantize", {"W": 8, "LATENCY": 6})

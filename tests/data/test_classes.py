@@ -17,8 +17,8 @@ def rows(train, test, feature=None):
 
 
 WARNED = {
-    "case": (["pos", "Pos", "neg"] * 4, ["pos"], None, "'Pos' and 'pos' differ only in case"),
-    "spaces": (["pos", "pos ", "neg"] * 4, ["pos"], None, "'pos' and 'pos ' differ only in case"),
+    "case": (["pos", "Pos", "neg"] * 4, ["pos"], None, "'Pos' and 'pos' differ in case"),
+    "spaces": (["pos", "pos ", "neg"] * 4, ["pos"], None, "'pos' and 'pos ' differ in case"),
     "from 1": ([1, 2] * 4, [1, 2], None, "labels begin at 1"),
     "from 5": ([5, 7] * 4, [5], None, "labels begin at 5"),
     "missing": (["a", "b"] * 4, ["a", "c"], None, "no training row has the class c of the split"),

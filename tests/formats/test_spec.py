@@ -98,8 +98,8 @@ def test_no_mapping_is_refused():
 
 
 def test_two_formats_of_one_name_clash():
-    with pytest.raises(ConfigError, match="two number formats are called 'integer'"):
-        type("Other", (NumberFormat,), {"name": "integer"})
+    with pytest.raises(ConfigError, match="'integer' is defined twice, by chop and by tests"):
+        type("Other", (NumberFormat,), {"name": "integer", "__module__": __name__})
     assert get_format("fixed") is Integer
     assert get_format(None) is Float
 

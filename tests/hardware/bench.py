@@ -104,7 +104,7 @@ def simulate(
         is_soft: as in `Site`.
     Returns: the plan, and the runs by profile.
     """
-    component = COMPONENTS[type(operator)]
+    component = COMPONENTS[type(operator).__name__]
     plan = component.plan(Site(operator, [stream for stream, _ in inputs], fold, kept, is_soft))
     given = [codes for _, codes in inputs]
     given = given if kept is None else [*given[:-1], kept(given[-1].flatten(1))]

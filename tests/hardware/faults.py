@@ -23,8 +23,9 @@ def check_fault_is_found(module, old, new, run, folder, monkeypatch):
     text = (RTL / f"{module}.sv").read_text()
     assert text.count(old) == 1
     (folder / f"{module}.sv").write_text(text.replace(old, new))
-    for kind, row in list(COMPONENTS.items()):
-        monkeypatch.setitem(COMPONENTS, kind, replace(row, folder=folder))
+    for name, row in list(COMPONENTS.items()):
+        monkeypatch.delitem(COMPONENTS, name)
+        monkeypatch.setitem(COMPONENTS, name, replace(row, folder=folder))
     monkeypatch.setattr(bench, "lint", lambda *files: None)
     with pytest.raises(AssertionError, match="FAIL"):
         run(folder)

@@ -131,7 +131,7 @@ def test_inputs_in_different_orders_are_refused():
     a = Stream.in_order((3, 4), edge)
     b = Stream(torch.arange(12).view(4, 3).T, edge, 1)
     with pytest.raises(ConfigError, match="IntegerAdd: expected two inputs .* in one order"):
-        COMPONENTS[IntegerAdd].plan(Site(IntegerAdd(edge, edge), (a, b), 12))
+        COMPONENTS["IntegerAdd"].plan(Site(IntegerAdd(edge, edge), (a, b), 12))
 
 
 ROUNDINGS = ["nearest_even", "floor", "sign", "threshold"]
@@ -234,7 +234,7 @@ def test_a_mean_whose_multiplier_is_too_wide_is_refused():
     operator = Requantize(edge, Grid(2.0**20, -100, 90))
     given = drawn(edge, 3, 2).stream
     with pytest.raises(ConfigError, match=r"a mean over 7 of 32 bits .* more than 62 bits"):
-        COMPONENTS[Requantize].plan(Site(operator, [given], 6))
+        COMPONENTS["Requantize"].plan(Site(operator, [given], 6))
 
 
 @pytest.mark.parametrize("divisor", [3, 5, 7, 9, 49, 65, 1023, 15015])

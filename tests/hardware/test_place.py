@@ -20,7 +20,6 @@ from chop.hardware.port import Port
 from chop.hardware.project import Project
 from chop.hardware.testbench import compile_testbench, run_testbench
 from chop.hardware.verilog import sources
-from chop.nn.integer import IntegerLinear
 from chop.workloads.workload import Workload
 from tests.hardware import bench
 from tests.hardware.test_linear import EDGE, layer
@@ -68,7 +67,7 @@ def test_a_netlist_whose_registers_are_absorbed_computes_the_same(fold, tmp_path
 
 def synthesized_layer(operator, driven, fold, folder):
     """The plan and the netlist of a linear layer, whose testbench is written beside it."""
-    plan = COMPONENTS[IntegerLinear].plan(Site(operator, [driven.stream], fold))
+    plan = COMPONENTS["IntegerLinear"].plan(Site(operator, [driven.stream], fold))
     read = driven.stream.with_lanes(plan.lanes[0])
     sent = {
         Port.of("data_in_0", read, True): read.sent(driven.codes),

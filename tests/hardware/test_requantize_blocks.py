@@ -82,7 +82,7 @@ def test_features_travel_in_any_order_within_blocks():
     across = requantizer(EDGE, size=8, window=(-4, 2))
     along = drawn_blocks(EDGE, 3, 8, positions=columns.T.reshape(8, 3).T.contiguous())
     with pytest.raises(ConfigError, match="blocks of 8 codes do not travel one after another"):
-        COMPONENTS[RequantizeBlocks].plan(Site(across, [along.stream], 24))
+        COMPONENTS["RequantizeBlocks"].plan(Site(across, [along.stream], 24))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_features_travel_in_any_order_within_blocks():
 def test_what_no_stream_of_blocks_has_is_refused(operator, positions, reason):
     stream = Stream.in_order((10,), EDGE) if positions is None else Stream(positions, EDGE, 1)
     with pytest.raises(ConfigError, match=reason):
-        COMPONENTS[RequantizeBlocks].plan(Site(operator, [stream], 24))
+        COMPONENTS["RequantizeBlocks"].plan(Site(operator, [stream], 24))
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def clip_row(tmp_path, monkeypatch):
     path = tmp_path / "library" / "chop_clip.sv"
     path.parent.mkdir()
     path.write_text(SOURCE)
-    row = Component("chop_clip", plan_clip, path.parent, kind=Kind.ACTIVATION)
-    monkeypatch.setitem(COMPONENTS, IntegerClip, row)
+    row = Component(IntegerClip, "chop_clip", plan_clip, path.parent, kind=Kind.ACTIVATION)
+    monkeypatch.setitem(COMPONENTS, "IntegerClip", row)
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,21 @@ from chop.export.gguf_header import gguf_file
 from chop.export.reader import Reader
 from chop.files.documents import read_json
 from chop.ir.huggingface.config_file import CONFIG
+from chop.plugins import Registry
 
-READERS: Mapping[str, str] = {
-    "compressed-tensors": "chop.export.compressed_tensors_reader",
-    "gptq": "chop.export.gptq_reader",
-    "awq": "chop.export.awq_reader",
-    "modelopt": "chop.export.modelopt_reader",
-}
-"""The module of each reader, by `quant_method` of a folder; it has the `READER`."""
+READERS: Registry[Reader] = Registry(
+    "readers",
+    {
+        "compressed-tensors": "chop.export.compressed_tensors_reader:READER",
+        "gptq": "chop.export.gptq_reader:READER",
+        "awq": "chop.export.awq_reader:READER",
+        "modelopt": "chop.export.modelopt_reader:READER",
+    },
+    kind=Reader,
+)
+"""Readers by `quant_method` of a folder: those of chop, and those of other packages."""
 OTHER_SETTINGS: Mapping[str, str] = {"hf_quant_config.json": "modelopt"}
 """`quant_method` by a file beside a `config.json` without a `quantization_config`."""
-GGUF_READER = "chop.export.gguf_reader"
 
 
 def reader_of(path: Path) -> Reader | None:
@@ -36,7 +39,9 @@ def reader_of(path: Path) -> Reader | None:
             other weights.
     """
     if gguf_file(path) is not None:
-        return _reader_in(GGUF_READER)
+        from chop.export.gguf_reader import READER
+
+        return READER
     try:
         settings = read_json(path / CONFIG, "config").get("quantization_config")
     except (OSError, ConfigError):
@@ -45,7 +50,7 @@ def reader_of(path: Path) -> Reader | None:
         beside = (method for file, method in OTHER_SETTINGS.items() if (path / file).is_file())
         settings = {"quant_method": next(beside, None)}
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
-    return _reader_in(READERS[method]) if isinstance(method, str) and method in READERS else None
+    return READERS[method] if isinstance(method, str) and method in READERS else None
 
 
 def check_method(config: Any, where: str) -> None:
@@ -72,11 +77,6 @@ def check_method(config: Any, where: str) -> None:
             f"{where}: quantization_config has the quant_method {method!r:.40}, which neither chop "
             f"nor transformers reads; chop reads {', '.join(READERS)}."
         )
-
-
-def _reader_in(module: str) -> Reader:
-    found: Reader = import_module(module).READER
-    return found
 
 
 def load(path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any) -> nn.Module:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 
 from chop.errors import ConfigError, did_you_mean
 from chop.export.target import Target
+from chop.plugins import Registry
 
-TARGETS: Mapping[str, str] = {
-    "onnx": "chop.export.onnx.target",
-    "openvino": "chop.export.openvino",
-    "pt2": "chop.export.pt2",
-    "compressed-tensors": "chop.export.compressed_tensors",
-    "gptq": "chop.export.gptq",
-    "qonnx": "chop.export.qonnx",
-    "gguf": "chop.export.gguf",
-}
-"""The module of each target, by the name that `--to` takes; it has the `TARGET`."""
+TARGETS: Registry[Target] = Registry(
+    "targets",
+    {
+        "onnx": "chop.export.onnx.target:TARGET",
+        "openvino": "chop.export.openvino:TARGET",
+        "pt2": "chop.export.pt2:TARGET",
+        "compressed-tensors": "chop.export.compressed_tensors:TARGET",
+        "gptq": "chop.export.gptq:TARGET",
+        "qonnx": "chop.export.qonnx:TARGET",
+        "gguf": "chop.export.gguf:TARGET",
+    },
+    kind=Target,
+)
+"""Targets by the name that `--to` takes: those of chop, and those of other packages."""
 
 REFUSED: Mapping[str, str] = {
     "awq": "chop reads folders of AWQ and writes none: gptq and compressed-tensors hold the same "
@@ -42,5 +46,4 @@ def target(name: str) -> Target:
         raise ConfigError(f"to: no target '{name}': {REFUSED[name]}.")
     if name not in TARGETS:
         raise ConfigError(f"to: unknown target '{name}': {did_you_mean(name, TARGETS)}")
-    found: Target = import_module(TARGETS[name]).TARGET
-    return found
+    return TARGETS[name]

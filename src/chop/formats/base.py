@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
 from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
+from chop.plugins import Registry
 from chop.private.torch_api import is_transformed
 
 INPUT_OPERANDS = ("data_in", "weight", "bias")
@@ -62,8 +63,6 @@ class NumberFormat(Quantizer):
         for name in TAKING_TENSORS & vars(cls).keys():
             setattr(cls, name, checking(vars(cls)[name]))
         for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
-            if REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
-                raise ConfigError(f"two number formats are called '{name}'.")
             REGISTRY[name] = cls
 
     def __post_init__(self) -> None:
@@ -234,7 +233,17 @@ MAX_SUMMARY_LENGTH = 4
 """Elements of a field that labels write out."""
 UNITS = {"exponent_bias": "", "group_size": "elements", "levels": "levels"}
 """Of fields that are no bits."""
-REGISTRY: dict[str, type[NumberFormat]] = {}
+
+
+def _format_class(name: str, value: Any) -> type[NumberFormat]:
+    """Checks what a package declares as the number format `name`."""
+    is_format = isinstance(value, type) and issubclass(value, NumberFormat)
+    if not is_format or name not in (value.name, *value.aliases):
+        raise REGISTRY.misfit(name, value, "a subclass of NumberFormat of that name")
+    return cast("type[NumberFormat]", value)
+
+
+REGISTRY: Registry[type[NumberFormat]] = Registry("formats", as_row=_format_class)
 """Every format class by name and alias."""
 
 
@@ -249,10 +258,10 @@ def get_format(name: str | None) -> type[NumberFormat]:
     Raises:
         ConfigError: no format has that name.
     """
-    found = REGISTRY.get("float" if name is None else str(name))
-    if found is None:
+    name = "float" if name is None else str(name)
+    if name not in REGISTRY:
         raise ConfigError(f"unknown number format '{name}': {did_you_mean(name, REGISTRY)}")
-    return found
+    return REGISTRY[name]
 
 
 def parse_format(settings: Any, where: str = "format") -> NumberFormat:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from chop.hardware.components import COMPONENTS
+from chop.hardware.components import component_of
 from chop.hardware.connect import connect
 from chop.hardware.devices import Device
 from chop.hardware.emit import UNFOLDED
@@ -96,7 +96,9 @@ class Foldable:
         if key not in self._plans:
             assert part.site is not None
             site = part.site.alone(fold, is_soft)
-            plan = COMPONENTS[type(site.operator)].plan(site)
+            component = component_of(type(site.operator))
+            assert component is not None
+            plan = component.plan(site)
             usage = plan_usage(part.module, plan, self.device.family)
             self._plans[key] = Option(
                 fold, plan.cycles, plan.lanes, plan.out.lanes, usage, plan.resources.is_soft

@@ -13,10 +13,10 @@ import torch
 from torch import fx, nn
 
 from chop.errors import ConfigError
-from chop.hardware.components import COMPONENTS
+from chop.hardware.components import component_of
 from chop.hardware.indices import index_edge
 from chop.hardware.lanes import divisors, fewest_lanes
-from chop.hardware.plan import RTL, ComponentPlan, Site
+from chop.hardware.plan import RTL, Component, ComponentPlan, Site
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
 from chop.hardware.signals import signal_names
 from chop.hardware.stream import Stream
@@ -199,7 +199,7 @@ class _Builder:
         row = self.mg.operator(node)
         module = self.mg.module_of(node)
         ends = ENCODERS | Decode | Constant | KeptKeys
-        known = type(module) in COMPONENTS or isinstance(module, ends)
+        known = component_of(type(module)) is not None or isinstance(module, ends)
         known |= node.op == "placeholder"
         known |= row.layout == "copied" and len(_tensors(node)) == 1
         return known or row.only_moves or row.layout == "read" or row.joins(node)
@@ -225,9 +225,8 @@ class _Builder:
             self.masks[node] = Kept.of(module, *wires)
         elif isinstance(module, Constant):
             self.values[node] = Fixed(module.codes, module.out)
-        elif type(module) in COMPONENTS:
-            assert module is not None
-            self.values[node] = self._operate(node, module)
+        elif module is not None and (row := component_of(type(module))):
+            self.values[node] = self._operate(node, module, row)
         elif self.mg.operator(node).joins(node):
             self.values[node] = self._join(node)
         elif not self._is_parted(node):  # parts are moved where they are read
@@ -237,9 +236,8 @@ class _Builder:
         (source,) = node.all_input_nodes
         shape, fold = self._shape(node)[1:], self.folds.get(node.name, self.fold)
         stream = Stream.in_order(shape, encode.out)
-        readers = [type(self.mg.module_of(user)) for user in node.users]
-        rows = [row for kind, row in COMPONENTS.items() if kind in readers]
-        spatial = max((row.spatial for row in rows), default=0)
+        rows = [component_of(type(self.mg.module_of(user))) for user in node.users]
+        spatial = max((row.spatial for row in rows if row), default=0)
         if spatial and len(shape) != spatial + 1:
             raise ConfigError(
                 f"expected a batch of samples, got {self._shape(node)} for {spatial} spatial "
@@ -266,9 +264,8 @@ class _Builder:
             wire = self._wire(source, node)
             self.outputs.append(Boundary(self.names[source.name], source.name, wire))
 
-    def _operate(self, node: fx.Node, operator: nn.Module) -> Wire:
-        streams = self._streams(node, operator)
-        row, kind = COMPONENTS[type(operator)], type(operator).__name__
+    def _operate(self, node: fx.Node, operator: nn.Module, row: Component) -> Wire:
+        streams, kind = self._streams(node, row), type(operator).__name__
         kept = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
         site = Site(operator, [wire.stream for wire in streams], self.fold, kept)
         if node.name in self.folds:
@@ -279,7 +276,7 @@ class _Builder:
         self.instances.append(made)
         return made.output
 
-    def _streams(self, node: fx.Node, operator: nn.Module) -> list[Wire]:
+    def _streams(self, node: fx.Node, row: Component) -> list[Wire]:
         """What an operator reads; a constant is sent as the other operand is."""
         sources = [
             self.masks[source].value if source in self.masks else self.values[source]
@@ -289,9 +286,7 @@ class _Builder:
         found = []
         for number, source in enumerate(sources):
             if isinstance(source, Fixed):
-                beside = (
-                    live[0].stream if live and COMPONENTS[type(operator)].is_broadcast else None
-                )
+                beside = live[0].stream if live and row.is_broadcast else None
                 source = self._constant(
                     f"{self.names[node.name]}_constant_{number}", source, beside
                 )

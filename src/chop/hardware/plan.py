@@ -178,6 +178,7 @@ class Component:
     """A row: the circuit of one class of operators.
 
     Attributes:
+        operator: class of the operators.
         module: SystemVerilog module in `folder/MODULE.sv`. Modules that it instantiates are
             found in the same folder, or in the library.
         plan: parameters, memories, cycles and resources of an operator.
@@ -188,6 +189,7 @@ class Component:
         kind: what it is drawn as.
     """
 
+    operator: type[nn.Module]
     module: str
     plan: Callable[[Site], ComponentPlan]
     folder: Path = RTL

@@ -14,6 +14,7 @@ from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.packed import PackedOperator
 from chop.passes.documentation import pass_docstring
+from chop.plugins import Registry
 
 C = TypeVar("C")
 
@@ -34,6 +35,13 @@ class GraphPass(Protocol):
         """Runs the pass on `mg` (or `graph`) and returns the graph and what it found."""
 
 
+def _checked_pass(name: str, value: Any) -> GraphPass:
+    """Checks what a package declares as the pass `name`."""
+    if not callable(value) or getattr(value, "__name__", None) != name:
+        raise PASSES.misfit(name, value, "a function of that name")
+    return cast(GraphPass, value)
+
+
 MASE_KEYS = (
     "report",
     "baseline_weight_path",
@@ -45,8 +53,8 @@ MASE_KEYS = (
     "force_device_meta",
 )
 """What MASE's configs tell a pass, or what reads them, and passes here do without."""
-PASSES: dict[str, GraphPass] = {}
-"""Every pass made by `graph_pass`, by its name."""
+PASSES: Registry[GraphPass] = Registry("passes", as_row=_checked_pass)
+"""Every pass made by `graph_pass`, by its name, and those of other packages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +116,6 @@ def graph_pass(
                 verify(result)
             return result, info
 
-        if name in PASSES:
-            raise ConfigError(f"two passes are called '{name}'.")
         PASSES[name] = _as_pass(run, function, config, transforms)
         return PASSES[name]
 

@@ -23,6 +23,7 @@ import chop.passes
 from chop import runs
 from chop.errors import CheckpointError, check_known
 from chop.ir.graph import MaseGraph
+from chop.passes import PASSES
 
 log = logging.getLogger(__name__)
 Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
@@ -57,9 +58,10 @@ class Stage:
         chosen, config = step if isinstance(step, tuple) else (step, None)
         if callable(chosen):
             return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
-        known = [name for name in vars(chop.passes) if name.endswith("_pass")]
-        check_known(chosen, known, "no pass is called")
-        return cls(chosen, getattr(chop.passes, chosen), config)
+        # MASE's functions that are no passes here, but may be listed.
+        others = {name: x for name, x in vars(chop.passes).items() if name.endswith("_pass")}
+        check_known(chosen, {*PASSES, *others}, "no pass is called")
+        return cls(chosen, PASSES[chosen] if chosen in PASSES else others[chosen], config)
 
     def run(self, mg: MaseGraph) -> tuple[MaseGraph, dict[str, Any]]:
         """Runs the pass."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.errors import ConfigError, did_you_mean
+from chop.plugins import Registry
 from chop.search.space import ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
@@ -56,17 +57,32 @@ def _sensitivity(space: SearchSpace, seed: int) -> BaseSampler:
     return SensitivitySampler(space, seed)
 
 
-SAMPLERS: Mapping[str, SamplerRow] = {
-    "sensitivity": SamplerRow(_sensitivity),
-    "random": SamplerRow(_optuna("RandomSampler")),
-    "grid": SamplerRow(_grid),
-    "tpe": SamplerRow(_optuna("TPESampler"), constraint_settings=True),
-    "nsga2": SamplerRow(_optuna("NSGAIISampler"), constraint_settings=True),
-    "cmaes": SamplerRow(
-        _optuna("CmaEsSampler", warn_independent_sampling=False), "index", max_goals=1
-    ),
-    "gp": SamplerRow(_optuna("GPSampler"), constraint_settings=True),
-}
+def _sampler_row(name: str, value: Any) -> SamplerRow:
+    """Makes a row of a sampler of another package: a `SamplerRow`, or what makes a sampler."""
+    if isinstance(value, SamplerRow):
+        return value
+    if not callable(value):
+        expected = "a SamplerRow, or a function or class that takes a space and a seed"
+        raise SAMPLERS.misfit(name, value, expected)
+    return SamplerRow(value)
+
+
+SAMPLERS: Registry[SamplerRow] = Registry(
+    "samplers",
+    {
+        "sensitivity": SamplerRow(_sensitivity),
+        "random": SamplerRow(_optuna("RandomSampler")),
+        "grid": SamplerRow(_grid),
+        "tpe": SamplerRow(_optuna("TPESampler"), constraint_settings=True),
+        "nsga2": SamplerRow(_optuna("NSGAIISampler"), constraint_settings=True),
+        "cmaes": SamplerRow(
+            _optuna("CmaEsSampler", warn_independent_sampling=False), "index", max_goals=1
+        ),
+        "gp": SamplerRow(_optuna("GPSampler"), constraint_settings=True),
+    },
+    as_row=_sampler_row,
+)
+"""Samplers by name: those of chop, and those of other packages."""
 
 PRUNERS = {
     "asha": "SuccessiveHalvingPruner",

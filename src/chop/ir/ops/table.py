@@ -9,6 +9,7 @@ import builtins
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from chop.nn import quantized as q
 from chop.nn.hadamard import Hadamard
 from chop.nn.packed import drop_packed_twin, packed_twin
 from chop.nn.transposed import TransposedLinear
+from chop.plugins import Registry
 from chop.private.modules import METHODS
 
 ONE_INPUT: Arguments = {"input": "data_in"}
@@ -279,10 +281,41 @@ TABLE: tuple[Operator, ...] = (
     ),
 )
 
-OPS: dict[str, Operator] = {}
-"""Rows by operator name."""
 _BY_CALL: dict[Any, Operator] = {}
 """Rows by module class, function and name of a method."""
+
+
+def _indexed(name: str, row: Operator) -> Operator:
+    """Checks a row, and lists it under all that it calls."""
+    calls = (*row.modules, *row.functions, *row.methods)
+    taken = [call for call in calls if call in _BY_CALL]
+    if taken:
+        raise ConfigError(f"operator '{name}': {taken[0]} is in the table already.")
+    for method in row.methods:
+        if method != _plain(method):
+            raise ConfigError(f"operator '{name}': write '{method}' as '{_plain(method)}'.")
+    if row.quantized is not None:
+        if not issubclass(row.quantized, q.QuantizedOperator):
+            text = f"expected a QuantizedOperator as quantized, got {row.quantized.__name__}."
+            raise ConfigError(f"operator '{name}': {text}")
+        if "weight" in row.quantized.operands:
+            packed_twin(row.quantized)
+    # MASE has some functions apart from the modules that compute the same.
+    apart = row.mase_type == "builtin_func"
+    _BY_CALL.update(dict.fromkeys(row.modules, replace(row, mase_type="module") if apart else row))
+    _BY_CALL.update(dict.fromkeys((*row.functions, *row.methods), row))
+    return row
+
+
+def _plain(method: str) -> str:
+    """In-place methods end in an underscore and are the same operator."""
+    return method if method.startswith("__") else method.removesuffix("_")
+
+
+OPS: Registry[Operator] = Registry(
+    "operators", {row.name: _indexed(row.name, row) for row in TABLE}, Operator, _indexed
+)
+"""Rows by operator name: those of chop, and those of other packages."""
 
 
 def quantizable_operators() -> tuple[str, ...]:
@@ -303,24 +336,7 @@ def register(row: Operator) -> None:
             is named with the underscore of its in-place twin; or there can be no packed twin. The
             table then stays as it was.
     """
-    calls = (*row.modules, *row.functions, *row.methods)
-    taken = [x for x in calls if x in _BY_CALL] + [row.name] * (row.name in OPS)
-    if taken:
-        raise ConfigError(f"operator '{row.name}': {taken[0]} is in the table already.")
-    for method in row.methods:
-        if method != _plain(method):
-            raise ConfigError(f"operator '{row.name}': write '{method}' as '{_plain(method)}'.")
-    if row.quantized is not None:
-        if not issubclass(row.quantized, q.QuantizedOperator):
-            text = f"expected a QuantizedOperator as quantized, got {row.quantized.__name__}."
-            raise ConfigError(f"operator '{row.name}': {text}")
-        if "weight" in row.quantized.operands:
-            packed_twin(row.quantized)
     OPS[row.name] = row
-    # MASE has some functions apart from the modules that compute the same.
-    apart = row.mase_type == "builtin_func"
-    _BY_CALL.update(dict.fromkeys(row.modules, replace(row, mase_type="module") if apart else row))
-    _BY_CALL.update(dict.fromkeys((*row.functions, *row.methods), row))
 
 
 def unregister(name: str) -> None:
@@ -338,6 +354,13 @@ def unregister(name: str) -> None:
         drop_packed_twin(row.quantized)
 
 
+@cache
+def _import_plugins() -> None:
+    """Adds the rows of other packages, which are found by what they call and not by name."""
+    for _ in OPS.values():
+        pass
+
+
 def stand_in_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
     """What makes a module of the table of another library's module; None for all others."""
     cls = type(module)
@@ -350,6 +373,8 @@ def of_module(cls: type[nn.Module]) -> Operator:
 
     A class that computes something else than its ancestor is another operator.
     """
+    if cls not in _BY_CALL:
+        _import_plugins()
     ancestors: tuple[Any, ...] = cls.__mro__
     for ancestor in ancestors:
         if ancestor in _BY_CALL:
@@ -403,6 +428,8 @@ def module_of_node(node: fx.Node, root: nn.Module) -> nn.Module | None:
 
 def of_function(function: Any) -> Operator:
     """The row of a function or of a method of `torch.Tensor`; a generic row otherwise."""
+    if function not in _BY_CALL:
+        _import_plugins()
     if function in _BY_CALL:
         return _BY_CALL[function]
     name = getattr(function, "__name__", type(function).__name__)
@@ -418,11 +445,4 @@ def _of_method(name: str) -> Operator:
     return _BY_CALL.get(_plain(name)) or Operator(name, "builtin_func")
 
 
-def _plain(method: str) -> str:
-    """In-place methods end in an underscore and are the same operator."""
-    return method if method.startswith("__") else method.removesuffix("_")
-
-
 STANDARD_MODULES = frozenset({"torch", "_operator", "operator", "builtins", "math"})
-for _listed in TABLE:
-    register(_listed)
