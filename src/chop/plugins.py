@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module, metadata
+from pathlib import Path
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -163,8 +164,9 @@ class Registry(MutableMapping[str, T], Generic[T]):
             raise self._clash(name, *packages)
 
     def _clash(self, name: str, *packages: str) -> ConfigError:
+        by = " and by ".join(dict.fromkeys(packages))
         return ConfigError(
-            f"the {GROUPS[self.group]} '{name}' is defined twice, by {' and by '.join(packages)}: "
+            f"the {GROUPS[self.group]} '{name}' is defined twice, by {by}: "
             "rename one, or uninstall its package."
         )
 
@@ -224,10 +226,14 @@ def import_plugin(module: str) -> None:
     """Imports a module that adds rows to registries as it is imported.
 
     Args:
-        module: dotted name, such as `mypkg` or `mypkg.formats`.
+        module: dotted name, such as `mypkg` or `mypkg.formats`: of an installed package, or of one
+            in the current folder.
     Raises:
         PluginError: it cannot be imported.
     """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that it hides nothing
     with _importing_for(module):
         try:
             imported = import_module(module)

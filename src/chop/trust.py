@@ -86,6 +86,23 @@ def identity_of(name: str) -> str:
     return f"{Path(match['file']).expanduser().resolve()}:{match['name']}"
 
 
+def check_import(module: str, file: str | Path) -> None:
+    """Checks the name of a module that a file wants to have imported.
+
+    Args:
+        module: dotted name.
+        file: file that names it.
+    Raises:
+        ConfigError: the file is not trusted.
+    """
+    is_trusted = _is_trusted.get()
+    if is_trusted is None or not is_trusted(module):
+        raise ConfigError(
+            f"'{file}' has a module imported, '{module}', which is code and does not run because a "
+            f"file says so: if you trust it, give --import {module}, or {TRUST}."
+        )
+
+
 def check_code(settings: Any, file: str | Path, option: str | None = None) -> None:
     """Checks settings that a file gave, before any code that they name runs.
 

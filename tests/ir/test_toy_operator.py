@@ -308,7 +308,7 @@ def test_layers_joined_behind_it_lose_the_same_features():
 )
 def test_what_is_in_the_table_is_not_replaced(row, taken):
     before = dict(OPS)
-    with pytest.raises(ConfigError, match=f"operator '{row.name}': .*{taken}.* already"):
+    with pytest.raises(ConfigError, match=rf"'{row.name}'.*(defined twice|{taken}.* already)"):
         register(row)
     assert before == OPS
 

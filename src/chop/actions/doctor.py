@@ -6,10 +6,12 @@ import importlib.machinery
 import importlib.metadata
 import platform
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from chop.installed import DISTRIBUTION, how_to_get, misfit, version
+from chop.plugins import GROUPS, PluginError, described, entry_points, load_entry_point
 
 EXTRAS = {
     "openvino": "chop export --to openvino",
@@ -55,12 +57,30 @@ def examine() -> list[Finding]:
         Finding("python", OK, platform.python_version()),
         _import_name(),
         *_packages(),
+        *_plugins(),
         accelerator,
         _compiler(),
         _cpu_kernels(),
         *_hardware_tools(),
         _cache(),
     ]
+
+
+def _plugins() -> Iterator[Finding]:
+    """Extensions of other packages; those that cannot be imported stop only what needs them."""
+    for group, noun in GROUPS.items():
+        for name, entries in entry_points(group).items():
+            packages = " and ".join(map(described, entries))
+            what = f"{noun} {name}"
+            if len(entries) > 1:
+                yield Finding(what, WRONG, f"defined twice, by {packages}: uninstall one of them")
+                continue
+            try:
+                load_entry_point(entries[0])
+            except PluginError as error:
+                yield Finding(what, WRONG, str(error))
+            else:
+                yield Finding(what, OK, packages)
 
 
 def clean() -> Finding:

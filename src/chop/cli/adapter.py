@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from chop.cli.command import COMMON, FIGURES, RUN_FOLDER, TRUST_CODE, Command
+from chop.cli.command import COMMON, FIGURES, IMPORTS, RUN_FOLDER, TRUST_CODE, Command
 from chop.cli.execute import execute
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE
@@ -153,6 +153,8 @@ def build_command(command: Command, name: str) -> Any:
     if command.trusts:
         trust = inspect.Parameter("trust_code", keyword, default=False, annotation=TRUST_CODE)
         parameters.append(trust)
+    if command.trusts or command.settings:
+        parameters.append(inspect.Parameter("imports", keyword, default=None, annotation=IMPORTS))
     if command.settings or command.draws:
         parameters.append(inspect.Parameter("figures", keyword, default=None, annotation=FIGURES))
     for flag, annotation in COMMON.items():

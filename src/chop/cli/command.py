@@ -52,6 +52,17 @@ TRUST_CODE = Annotated[
     ),
 ]
 """Option of commands that make a model."""
+IMPORTS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        help="Import a module first, which adds formats, passes, samplers or the like.",
+        metavar="MODULE",
+        rich_help_panel="More options",
+        show_default="none",
+    ),
+]
+"""Option of commands with settings or models."""
 FIGURES = Annotated[
     str | None,
     typer.Option(

@@ -21,6 +21,7 @@ from chop.cli.values import read_value
 from chop.errors import ConfigError
 from chop.files import names_of_files
 from chop.notices import set_logging_verbosity
+from chop.plugins import import_plugin
 from chop.trust import trust_code, trust_named
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
@@ -73,6 +74,8 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
 
 def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
     """The settings that a command ran with, and its result."""
+    for module in chosen.pop("imports", None) or ():
+        import_plugin(module)
     if RUN_FOLDER in chosen:
         folder = chosen.pop(RUN_FOLDER).expanduser()
         if command.on_run is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from chop.errors import ConfigError
-from chop.trust import check_code, check_place
+from chop.plugins import import_plugin
+from chop.trust import check_code, check_import, check_place
 
 
 def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,7 +24,9 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     from chop.config import load_toml
 
-    from_file = {name: value for name, value in load_toml(file).items() if name not in given}
+    found = load_toml(file)
+    _import_modules(found.pop("import", ()), file)
+    from_file = {name: value for name, value in found.items() if name not in given}
     for name, value in from_file.items():
         option = name if name in ("evaluate", "loss") else "model"
         check_code({name: value}, file, f"--{option}")
@@ -31,6 +35,17 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         check_place(out, file, "--out")
     _check_storage(from_file.get("storage"), file)
     return {**from_file, **given}
+
+
+def _import_modules(modules: Any, file: Path) -> None:
+    """Imports the modules that a file names, unless the command line has imported them."""
+    modules = [modules] if isinstance(modules, str) else modules
+    if not all(isinstance(module, str) for module in modules):
+        raise ConfigError(f"{file}: import: expected a list of modules, got {modules!r:.60}.")
+    for module in modules:
+        if module not in sys.modules:
+            check_import(module, file)
+            import_plugin(module)
 
 
 def _check_storage(storage: Any, file: Path) -> None:

@@ -10,6 +10,7 @@ from chop.formats.base import (
     from_key,
     get_format,
     parse_format,
+    stored_settings,
 )
 from chop.formats.binary import Binary
 from chop.formats.binary_residual import BinaryResidual
@@ -73,4 +74,5 @@ __all__ = [
     "lsq_fake_quantize",
     "parse_format",
     "parse_format_string",
+    "stored_settings",
 ]

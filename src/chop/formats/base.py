@@ -25,7 +25,7 @@ from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
 from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
-from chop.plugins import Registry
+from chop.plugins import OWN, PROGRAM, PluginError, Registry, package_of
 from chop.private.torch_api import is_transformed
 
 INPUT_OPERANDS = ("data_in", "weight", "bias")
@@ -243,6 +243,8 @@ def _format_class(name: str, value: Any) -> type[NumberFormat]:
     return cast("type[NumberFormat]", value)
 
 
+PACKAGE = "package"
+"""Key of a format in files: name and version of the package that defines it."""
 REGISTRY: Registry[type[NumberFormat]] = Registry("formats", as_row=_format_class)
 """Every format class by name and alias."""
 
@@ -267,6 +269,8 @@ def get_format(name: str | None) -> type[NumberFormat]:
 def parse_format(settings: Any, where: str = "format") -> NumberFormat:
     """A format from an instance, a name, None, or a mapping with `name` and the format's fields.
 
+    `PACKAGE` in a mapping, as files have it, names the package to install for an unknown format.
+
     >>> parse_format({"name": "integer", "width": 8, "frac_width": 4}).label
     'integer 8.4'
 
@@ -279,10 +283,27 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
         settings = {"name": settings}
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}: expected a format, a name or a mapping, got {settings!r}.")
-    fields = {key: value for key, value in settings.items() if key != "name"}
+    fields = {key: value for key, value in settings.items() if key not in ("name", PACKAGE)}
+    if PACKAGE in settings and settings.get("name") not in REGISTRY:
+        package = str(settings[PACKAGE])
+        raise PluginError(
+            f"{where}: the number format '{settings.get('name')}' is of the package {package}, "
+            f"which is not installed: pip install {package.partition(' ')[0]}"
+        )
     if fields and "name" not in settings:
         raise ConfigError(f"{where}: missing key 'name', of the format that has {min(fields)!r}.")
     return parse(get_format(settings.get("name")), fields, where)
+
+
+def stored_settings(number_format: NumberFormat) -> dict[str, Any]:
+    """Returns the settings of a format for a file, with the package that it is from.
+
+    Args:
+        number_format: any format; of one of chop's own no package is named.
+    """
+    settings = json.loads(number_format.key)
+    package = package_of(type(number_format))
+    return settings if package in (OWN, PROGRAM) else {**settings, PACKAGE: package}
 
 
 @lru_cache(maxsize=4096)

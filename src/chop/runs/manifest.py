@@ -33,6 +33,7 @@ from chop.files.reading import open_regular
 from chop.files.temporary import remove_orphans
 from chop.installed import __version__
 from chop.notices import warn_each_time
+from chop.plugins import plugins_in_use
 from chop.runs.environment import now, read_environment
 from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
@@ -209,6 +210,8 @@ class Run:
             self.manifest,
             state="finished",
             ended=now(),
+            # Packages are imported when their names are used, most of them after the start.
+            environment={**self.manifest.environment, "plugins": plugins_in_use()},
             rows=tuple(self.rows),
             outcome=self.outcome,
             artifacts=tuple(artifacts),

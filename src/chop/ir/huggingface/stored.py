@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from chop.captured.overrides import why_not_its_class
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import OPERANDS, NumberFormat, QuantSpec
-from chop.formats.base import parse_format
+from chop.formats.base import parse_format, stored_settings
 from chop.ir.ops import of_layer, stand_in_for
 from chop.nn.hadamard import Hadamard, Rotated
 from chop.nn.lora import LoraLinear
@@ -134,8 +133,7 @@ def _plain(quantizer: Any, where: str) -> Settings | None:
         raise ConfigError(
             f"save_pretrained: {where} has {quantizer.label} in the place of a format."
         )
-    plain: Settings = json.loads(quantizer.key)
-    return None if quantizer.is_identity else plain
+    return None if quantizer.is_identity else stored_settings(quantizer)
 
 
 def stored_modules(model: nn.Module) -> dict[str, StoredModule]:

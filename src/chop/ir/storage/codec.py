@@ -8,7 +8,6 @@ is an object with one key that starts with `$`: `{"$tuple": [1, 2]}`, `{"$dtype"
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,10 @@ from chop.captured.node_list import NodeRef
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.captured.targets import function_reference
 from chop.errors import CheckpointError
-from chop.formats import OPERANDS, NumberFormat, QuantSpec, parse_format
+from chop.formats import OPERANDS, NumberFormat, QuantSpec, parse_format, stored_settings
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
+from chop.plugins import PluginError
 
 Json = Any
 Rules = Mapping[str, Callable[[Any], Any]]
@@ -212,6 +212,8 @@ class Decoder:
             raise
         except RecursionError:
             raise
+        except PluginError as error:
+            raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
         except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint has a malformed value {str(plain)[:80]}: {error}"
@@ -235,9 +237,9 @@ class Decoder:
 
 def _settings_of(number_format: NumberFormat) -> Json:
     """The format's name, and the fields that are not as by default."""
-    settings = json.loads(number_format.key)
+    settings = stored_settings(number_format)
     defaults = {field.name: field.default for field in dataclasses.fields(number_format)}  # type: ignore[arg-type]
-    return {name: x for name, x in settings.items() if name == "name" or x != defaults[name]}
+    return {name: x for name, x in settings.items() if name not in defaults or x != defaults[name]}
 
 
 def _range(start: int, stop: int, step: int) -> range:
