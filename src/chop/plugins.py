@@ -40,6 +40,7 @@ GROUPS: Mapping[str, str] = MappingProxyType(
 OWN = __name__.partition(".")[0]
 PROGRAM = "this program"
 _in_use: dict[str, str] = {}
+_failed: dict[metadata.EntryPoint, PluginError] = {}
 _importing: ContextVar[str] = ContextVar("package that is imported", default=PROGRAM)
 
 T = TypeVar("T")
@@ -79,7 +80,6 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._rows: dict[str, T | str] = dict(rows)
         self._packages = dict.fromkeys(rows, OWN)
         self._added: dict[str, Any] = {}
-        self._errors: dict[str, PluginError] = {}
         self._kind, self._as_row = kind, as_row
 
     def __getitem__(self, name: str) -> T:
@@ -103,6 +103,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def __delitem__(self, name: str) -> None:
         del self._rows[name], self._packages[name]
         self._added.pop(name, None)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows or name in entry_points(self.group)
@@ -143,17 +148,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
             KeyError: no package declares the name.
             PluginError: it cannot be imported, or is no row.
         """
-        if name in self._errors:
-            raise self._errors[name]
         entry = entry_points(self.group)[name][0]
-        try:
-            with _importing_for(described(entry)):
-                value = load_entry_point(entry)
-                if name not in self._rows:  # formats and passes add themselves
-                    self[name] = value
-        except PluginError as error:
-            self._errors[name] = error
-            raise
+        with _importing_for(described(entry)):
+            value = load_entry_point(entry)
+            if name not in self._rows:  # formats and passes add themselves
+                self[name] = value
 
     def _check_clash(self, name: str) -> None:
         declared = entry_points(self.group).get(name, ())
@@ -204,20 +203,30 @@ def _all_entry_points() -> list[metadata.EntryPoint]:
     return [point for point in points if point.group.startswith(f"{OWN}.")]
 
 
+def clear_entry_points() -> None:
+    """Forgets which packages are installed, for programs that install some while they run."""
+    entry_points.cache_clear()
+    _all_entry_points.cache_clear()
+    _failed.clear()
+
+
 def load_entry_point(entry: metadata.EntryPoint) -> Any:
-    """Imports the object of an entry point.
+    """Imports the object of an entry point. An import that has failed is not tried again.
 
     Raises:
         PluginError: the import fails.
     """
+    if entry in _failed:
+        raise _failed[entry]
     try:
         value = entry.load()
     except Exception as error:  # code of other people
         noun = GROUPS[entry.group.removeprefix(f"{OWN}.")]
-        raise PluginError(
+        _failed[entry] = PluginError(
             f"the {noun} '{entry.name}' of {described(entry)} cannot be imported "
             f"({type(error).__name__}: {first_line(error)}): mend or uninstall that package."
-        ) from error
+        )
+        raise _failed[entry] from error
     _note_use(described(entry))
     return value
 

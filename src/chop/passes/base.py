@@ -116,8 +116,8 @@ def graph_pass(
                 verify(result)
             return result, info
 
-        PASSES[name] = _as_pass(run, function, config, transforms)
-        return PASSES[name]
+        PASSES[name] = made = _as_pass(run, function, config, transforms)
+        return made
 
     return decorate
 

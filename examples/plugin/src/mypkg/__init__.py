@@ -1,0 +1,1 @@
+"""Extensions of chop: a number format, a pass and a sampler."""

@@ -1,0 +1,184 @@
+"""Registries of names that other packages extend, by entry points and by imports."""
+
+import subprocess
+import sys
+from importlib import metadata
+from textwrap import dedent
+
+import pytest
+
+from chop import plugins
+from chop.errors import ConfigError
+from chop.formats import REGISTRY, formats, get_format, parse_format
+from chop.plugins import GROUPS, PluginError, Registry, clear_entry_points
+from chop.search.registry import SAMPLERS, SamplerRow, sampler_row
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Makes packages as pip leaves them: `install("mypkg", "0.3", source, points by group)`."""
+    names, before = [], {registry: set(registry) for registry in (REGISTRY, SAMPLERS)}
+
+    def make(package, version, source, points):
+        folder = tmp_path / package
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text(dedent(source))
+        info = folder / f"{package}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+        )
+        lines = [
+            line
+            for group, rows in points.items()
+            for line in (f"[chop.{group}]", *(f"{name} = {place}" for name, place in rows.items()))
+        ]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(folder)
+        names.append(package)
+        clear_entry_points()
+
+    yield make
+    monkeypatch.undo()
+    clear_entry_points()
+    for package in names:
+        sys.modules.pop(package, None)
+    for registry, known in before.items():
+        for name in set(registry) - known:
+            del registry[name]
+
+
+FORMAT = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+    from chop.formats import Integer
+
+    @dataclass(frozen=True)
+    class Plain(Integer):
+        name: ClassVar[str] = "plain"
+        aliases: ClassVar[tuple[str, ...]] = ()
+"""
+
+
+def test_a_name_is_known_before_its_package_is_imported(install):
+    install("mypkg", "0.3", FORMAT, {"formats": {"plain": "mypkg:Plain"}})
+    assert "plain" in REGISTRY and "plain" in list(REGISTRY) and "mypkg" not in sys.modules
+    assert parse_format({"name": "plain", "width": 4, "frac_width": 1}).width == 4
+    assert REGISTRY.package("plain") == "mypkg 0.3" and REGISTRY.package("integer") is None
+    assert plugins.plugins_in_use()["mypkg"] == "0.3"
+    assert get_format("plain") in formats()
+
+
+def test_a_package_that_fails_stops_only_those_who_need_it(install):
+    install("broken", "1.0", "import nothing_of_this_name", {"formats": {"odd": "broken:Odd"}})
+    with pytest.raises(PluginError, match=r"'odd' of broken 1.0 cannot be imported \(ModuleNot"):
+        get_format("odd")
+    assert get_format("integer").name == "integer"
+    with pytest.warns(UserWarning, match="broken 1.0 cannot be imported"):
+        assert "odd" not in [kind.name for kind in formats()]
+
+
+def test_two_packages_with_one_name(install):
+    install("mypkg", "0.3", FORMAT, {"formats": {"plain": "mypkg:Plain"}})
+    install("other", "2.0", FORMAT, {"formats": {"plain": "other:Plain"}})
+    with pytest.raises(
+        ConfigError, match=r"'plain' is defined twice, by (mypkg 0.3|other 2.0) and"
+    ):
+        get_format("plain")
+    assert get_format("integer").name == "integer"
+
+
+def test_a_package_with_a_name_of_chop(install):
+    install("mypkg", "0.3", "def hill(space, seed): ...", {"samplers": {"tpe": "mypkg:hill"}})
+    with pytest.raises(ConfigError, match=r"'tpe' is defined twice, by mypkg 0.3 and by chop"):
+        sampler_row("tpe")
+    assert sampler_row("random")
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "source", "message"),
+    [
+        (
+            "formats",
+            "plain",
+            "Plain = 3",
+            "expected a subclass of NumberFormat of that name, got 3",
+        ),
+        ("formats", "other", FORMAT.replace("Plain", "Odd"), "NumberFormat of that name"),
+        ("samplers", "climb", "Odd = 3", "a SamplerRow, or a function or class"),
+        ("samplers", "climb", "", "cannot be imported"),
+    ],
+)
+def test_an_entry_point_of_another_kind(group, name, source, message, install):
+    install(
+        "mypkg", "0.3", source, {group: {name: "mypkg:Odd" if "Odd" in source else "mypkg:Plain"}}
+    )
+    registry = REGISTRY if group == "formats" else SAMPLERS
+    with pytest.raises(PluginError, match=message):
+        registry[name]
+
+
+def test_rows_may_be_sampler_rows_or_what_makes_samplers(install):
+    source = """
+        from chop.search.registry import SamplerRow
+
+        class Climb:
+            def __init__(self, space, seed): ...
+
+        ROW = SamplerRow(Climb, max_goals=1)
+    """
+    install("mypkg", "0.3", source, {"samplers": {"row": "mypkg:ROW", "make": "mypkg:Climb"}})
+    assert SAMPLERS["row"].max_goals == 1
+    assert isinstance(SAMPLERS["make"], SamplerRow)
+
+
+def test_a_program_adds_rows_and_may_define_them_again():
+    registry = Registry("samplers")
+    for _ in range(2):  # as in a notebook, whose cell is run twice
+
+        def climb(space, seed):
+            return None
+
+        registry["climb"] = climb
+    with pytest.raises(ConfigError, match="'climb' is defined twice, by tests"):
+        registry["climb"] = test_a_program_adds_rows_and_may_define_them_again
+    del registry["climb"]
+    assert "climb" not in registry and len(registry) == 0
+
+
+def test_no_metadata_is_read_by_an_import():
+    code = (
+        "import importlib.metadata as m, chop, chop.formats, chop.passes, chop.train; "
+        "from chop import plugins; print(plugins.entry_points.cache_info().currsize)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"
+
+
+def test_every_group_has_a_registry_of_its_kind():
+    import chop.export.readers
+    import chop.export.targets
+    import chop.hardware.components
+    import chop.ir.ops
+    import chop.passes
+    import chop.train
+
+    found = [
+        REGISTRY,
+        SAMPLERS,
+        chop.export.readers.READERS,
+        chop.export.targets.TARGETS,
+        chop.hardware.components.COMPONENTS,
+        chop.ir.ops.OPS,
+        chop.passes.PASSES,
+        chop.train.TASKS,
+    ]
+    assert {registry.group for registry in found} == set(GROUPS)
+
+
+def test_packages_on_the_path_twice_are_one(install, monkeypatch):
+    install("mypkg", "0.3", FORMAT, {"formats": {"plain": "mypkg:Plain"}})
+    packages = list(metadata.distributions())
+    monkeypatch.setattr(metadata, "distributions", lambda: packages * 2)
+    clear_entry_points()
+    assert get_format("plain").name == "plain"
