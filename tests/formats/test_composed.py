@@ -26,7 +26,7 @@ from chop.nn.packed import PackedLinear, pack
 from chop.nn.quantized import QuantLinear, modules
 from chop.nn.quantized.modules import linear
 from chop.report.format_page import PAGE, PICTURES, pages
-from tests.formats import checks
+from chop.testing import formats as checks
 from tests.formats.composed import (
     DECODED,
     KINDS,

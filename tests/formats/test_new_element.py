@@ -29,7 +29,7 @@ from chop.kernels.triton import rules
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
 from chop.report.format_page import PAGE, pages
-from tests.formats import checks
+from chop.testing import formats as checks
 from tests.kernels.examples import DTYPES, inputs, same
 from tests.passes.conftest import with_metadata
 from tests.subcases import subcases

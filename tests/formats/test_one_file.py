@@ -17,7 +17,7 @@ from chop.nn.packed import pack
 from chop.nn.quantized import QuantConv2d, QuantLinear, modules
 from chop.nn.quantized.modules import conv2d, linear
 from chop.report.format_page import PAGE, PICTURES, pages
-from tests.formats import checks
+from chop.testing import formats as checks
 from tests.formats.examples import examples_of
 from tests.passes.conftest import Net, with_metadata
 
@@ -165,7 +165,7 @@ def test_the_registry_and_configs(kind):
         parse_format(kind.name + "s")
     flat = {"name": kind.name, "data_in_width": 8, "weight_width": 4, "bias_width": 6}
     assert QuantSpec.parse(flat) == QuantSpec(kind(width=8), kind(width=4), kind(width=6))
-    checks.search_space_holds_valid_settings(kind, examples_of(kind)[0])
+    checks.search_space_holds_valid_settings(examples_of(kind)[0])
 
 
 @pytest.mark.sampled(1)

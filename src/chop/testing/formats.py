@@ -1,25 +1,36 @@
-"""What every number format must satisfy: functions of any format, each with its own condition.
-
-`CHECKS` is run over the whole registry by `test_conformance.py`; a format that is defined anywhere
-else can be run through the same ones. Exceptions are named where a definition asks for them.
-"""
+"""Laws of number formats: functions of a format, each with the condition under which it holds."""
 
 import copy
 import dataclasses
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from chop.formats import from_key, parse_format
-from chop.formats.elements import Fixed, Sign, Trit
-from chop.formats.groups import Whole
+from chop.formats import NumberFormat, from_key, parse_format
+from chop.formats.elements import Fixed, Trit
 from chop.formats.packing import pack_bits, pack_trits
-from chop.formats.scaling import ScaledFloatScale, Unscaled
 from chop.kernels import KERNELS
 from chop.kernels.eager import round_eagerly
+from chop.testing.format_traits import (
+    element_of,
+    groups_of,
+    has_blocks_along_one_axis,
+    has_its_own_values_as_fixed_points,
+    has_mirror,
+    is_deterministic,
+    is_monotone,
+    layout_of,
+    rounds_parts_alike,
+    rounds_to_nearest,
+    scaling_of,
+)
+from chop.testing.laws import obeys
 
+replace: Any = dataclasses.replace
 NAN, INF = float("nan"), float("inf")
 SPECIAL = [0.0, -0.0, 1e-42, -1e-42, 0.5, -0.5, 1.0, -1.0, 3.4e38, -3.4e38, INF, -INF]
 FINITE = [value for value in SPECIAL if abs(value) < 1e38]
@@ -31,96 +42,75 @@ SHAPES = [(), (0,), (3,), (2, 3), (2, 0, 3), (5, 37), (2, 3, 4, 5)]
 class Check:
     """A property of a format, and the formats that it is asked of."""
 
-    run: Callable
-    applies: Callable
+    run: Callable[[NumberFormat], None]
+    applies: Callable[[NumberFormat], bool]
 
     @property
-    def name(self):
-        return self.run.__name__
+    def name(self) -> str:
+        """Returns the law in words."""
+        return self.run.__name__.replace("_", " ")
 
 
 CHECKS: list[Check] = []
 
 
-def check(where=lambda fmt: True):
+Run = Callable[[NumberFormat], None]
+
+
+def check(where: Callable[[NumberFormat], bool] = lambda fmt: True) -> Callable[[Run], Run]:
     """Adds a function of a format to the checks, for the formats that `where` is true of."""
 
-    def add(function):
+    def add(function: Run) -> Run:
         CHECKS.append(Check(function, where))
         return function
 
     return add
 
 
-def values(count=2048, dtype=torch.float32, special=SPECIAL):
+def check_format(kind: type[NumberFormat], examples: Iterable[NumberFormat]) -> None:
+    """Checks a number format by all laws that apply to it, as chop checks its own formats.
+
+    Args:
+        kind: class of the format.
+        examples: settings to check it in; a wide and a narrow one are a good start.
+    Raises:
+        AssertionError: names the first law that is broken, the format, and the numbers.
+        ConfigError: a setting of the search space is refused.
+
+    Example:
+        >>> from chop.formats import Integer
+        >>> check_format(Integer, [Integer(8, 4), Integer(4, 2)])  # doctest: +SKIP
+    """
+    examples = list(examples)
+    assert examples and all(type(fmt) is kind for fmt in examples), (
+        f"{kind.__name__}: expected examples of this class, got {examples!r:.80}"
+    )
+    obeys("search space holds valid settings", search_space_holds_valid_settings, examples[0])
+    for law in CHECKS:
+        applying = [fmt for fmt in examples if law.applies(fmt)]
+        for fmt in applying[:1] if law.run in ONCE_PER_KIND else applying:
+            obeys(law.name, law.run, fmt)
+
+
+def values(
+    count: int = 2048, dtype: torch.dtype = torch.float32, special: Sequence[float] = SPECIAL
+) -> Tensor:
     """(rows, 96): normal values of two scales, and some special ones."""
     normal = torch.randn(count, generator=torch.Generator().manual_seed(0))
     x = torch.cat([normal * 4, normal * 0.05, torch.tensor(special)])
     return x[-(x.numel() // 96 * 96) :].view(-1, 96).to(dtype)
 
 
-def same(a, b):
+def same(a: Tensor, b: Tensor) -> bool:
     """Equal bit for bit, all NaNs being one."""
     both = a.isnan() & b.isnan()
     equal = (a == b) & (torch.signbit(a) == torch.signbit(b))
     return a.dtype == b.dtype and bool((both | equal).all())
 
 
-def element_of(fmt):
-    """The layout's; None for a format with a rounding of its own."""
-    layout = fmt.layout()
-    return None if layout is None else layout.element
-
-
-def scaling_of(fmt):
-    """The layout's; None where nothing is scaled."""
-    layout = fmt.layout()
-    scaling = None if layout is None else layout.scaling
-    return None if isinstance(scaling, Unscaled) else scaling
-
-
-def is_measured(fmt):
-    """True where scales follow the data."""
-    return scaling_of(fmt) is not None and scaling_of(fmt).statistic is not None
-
-
-def has_levels(fmt):
-    """True for sums of several roundings."""
-    return fmt.layout() is not None and fmt.layout().levels is not None
-
-
-def floors(fmt):
-    return getattr(element_of(fmt), "rounding", None) == "floor"
-
-
-def is_unsigned(fmt):
-    return getattr(element_of(fmt), "code", None) == "unsigned"
-
-
-def groups_of(fmt, x):
-    """The parts of `x` that are rounded together, (..., size)."""
-    return x.reshape(1, -1) if scaling_of(fmt) is None else fmt.layout().groups.split(x)
-
-
-def is_deterministic(fmt):
-    return fmt.is_deterministic
-
-
-def is_zero_one(fmt):
-    return isinstance(element_of(fmt), Sign) and not element_of(fmt).bipolar
-
-
-def has_its_own_values_as_fixed_points(fmt):
-    """Not so: {0, 1} takes 0 to 1, and scales that are means or rounded quotients move."""
-    scaling = scaling_of(fmt)
-    measures_levels = is_measured(fmt) and has_levels(fmt) and fmt.layout().levels > 1
-    cuts = is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
-    moves = measures_levels or cuts or isinstance(scaling, ScaledFloatScale)
-    return is_deterministic(fmt) and not (is_zero_one(fmt) or moves)
-
-
 @check(has_its_own_values_as_fixed_points)
-def rounding_is_idempotent(fmt):
+def rounding_is_idempotent(fmt: NumberFormat) -> None:
+    """Rounded values are not changed by rounding them again."""
     y = fmt.round(values(special=FINITE))
     again = fmt.round(y)
     if getattr(scaling_of(fmt), "divisor", 1) != 1:  # its scale is a quotient, rounded to float32
@@ -131,16 +121,12 @@ def rounding_is_idempotent(fmt):
         assert same(again, y)
 
 
-def is_monotone(fmt):
-    """Not so where a residual's factor is larger than that of the level before."""
-    return is_deterministic(fmt) and not (has_levels(fmt) and is_measured(fmt))
-
-
 @check(is_monotone)
-def rounding_is_monotone_among_values_that_share_a_scale(fmt):
+def rounding_is_monotone_among_values_that_share_a_scale(fmt: NumberFormat) -> None:
+    """A larger value is not rounded to a smaller one."""
     x = values(special=FINITE)
     if scaling_of(fmt) is not None:
-        x = fmt.layout().groups.join(groups_of(fmt, x).sort(-1).values, x.shape)
+        x = layout_of(fmt).groups.join(groups_of(fmt, x).sort(-1).values, x.shape)
         # Padding lies between the signs; only full groups stay sorted.
         full = groups_of(fmt, torch.ones_like(x)).all(-1)
     else:
@@ -150,13 +136,9 @@ def rounding_is_monotone_among_values_that_share_a_scale(fmt):
     assert (y[..., 1:] >= y[..., :-1]).all()
 
 
-def has_mirror(fmt):
-    """Not so: floors, unsigned numbers, and {0, 1}; signs take a rest of zero to +1."""
-    return not (floors(fmt) or is_unsigned(fmt) or is_zero_one(fmt) or has_levels(fmt))
-
-
 @check(lambda fmt: is_deterministic(fmt) and has_mirror(fmt))
-def rounding_mirrors_signs(fmt):
+def rounding_mirrors_signs(fmt: NumberFormat) -> None:
+    """`-x` is rounded to the negative of what `x` is rounded to."""
     x = values(special=[1e-42, 0.5, 1.0, 1e20])
     element = element_of(fmt)
     if not getattr(element, "is_symmetric", True):  # reaches one step further below
@@ -168,20 +150,7 @@ def rounding_mirrors_signs(fmt):
     assert torch.equal(fmt.round(-x), -fmt.round(x))
 
 
-def rounds_to_nearest(fmt):
-    """Not so: floors, thresholds, {0, 1}, and sums of signs found one after the other.
-
-    Levels that were chosen such that each outweighs those below it do give the nearest sum.
-    """
-    by_rule = isinstance(element_of(fmt), Trit) and (
-        element_of(fmt).threshold != 0.5 or scaling_of(fmt) is not None
-    )
-    greedy = has_levels(fmt) and is_measured(fmt)
-    exact = is_deterministic(fmt) and not (floors(fmt) or is_zero_one(fmt))
-    return exact and fmt.bits() < 9 and not (by_rule or greedy)
-
-
-def code_books(fmt, x):
+def code_books(fmt: NumberFormat, x: Tensor) -> Tensor:
     """(codes, *x.shape): what every code means at each place, given the scales that `x` gets."""
     stored = fmt.encode(x)
     width = 8 * stored.codes.numel() // x.numel()
@@ -191,16 +160,18 @@ def code_books(fmt, x):
     for code in range(count):
         everywhere = torch.full((x.numel(),), code)
         packed = pack_trits(everywhere) if count == 3 else pack_bits(everywhere, width)
-        books.append(fmt.decode(dataclasses.replace(stored, codes=packed)))
+        books.append(fmt.decode(replace(stored, codes=packed)))
     has_spare_code = isinstance(element, Fixed) and element.is_symmetric
     if has_spare_code and element.code == "twos_complement":
         del books[2 ** (width - 1)]  # the lowest code has no mirror, and is left out
     together = torch.stack(books)
-    return together.where(together.isfinite(), INF)
+    finite: Tensor = together.where(together.isfinite(), INF)
+    return finite
 
 
 @check(rounds_to_nearest)
-def is_the_nearest_of_all_its_numbers(fmt):
+def is_the_nearest_of_all_its_numbers(fmt: NumberFormat) -> None:
+    """No code stands for a nearer value than the one that is chosen."""
     normal = torch.randn(24, 96, generator=torch.Generator().manual_seed(0)).double()
     x = normal * torch.logspace(-2, 1, 24).double()[:, None]
     assert_nearest(fmt, x)
@@ -211,15 +182,17 @@ def is_the_nearest_of_all_its_numbers(fmt):
     assert_nearest(fmt, torch.where((x.abs() < tops) & (ties.abs() < tops), ties, x))
 
 
-def largest_of_group(fmt, x):
+def largest_of_group(fmt: NumberFormat, x: Tensor) -> Tensor:
     """The largest magnitude of each element's group; infinity where there are no groups."""
     if scaling_of(fmt) is None:
         return torch.full_like(x, INF)
     groups = groups_of(fmt, x.abs())
-    return fmt.layout().groups.join(groups.amax(-1, keepdim=True).expand_as(groups), x.shape)
+    largest = groups.amax(-1, keepdim=True).expand_as(groups)
+    joined: Tensor = layout_of(fmt).groups.join(largest, x.shape)
+    return joined
 
 
-def assert_nearest(fmt, x):
+def assert_nearest(fmt: NumberFormat, x: Tensor) -> None:
     """`round` gives a number of the code book, and none is nearer (in the log domain: of `log`)."""
     books, y = code_books(fmt, x), fmt.round(x)
     if getattr(element_of(fmt), "rounding", None) == "nearest_log":
@@ -237,7 +210,8 @@ def assert_nearest(fmt, x):
 
 
 @check()
-def decode_inverts_encode(fmt):
+def decode_inverts_encode(fmt: NumberFormat) -> None:
+    """`decode(encode(x))` is `round(x)`, bit for bit, in the storage that `bits` promises."""
     for dtype in DTYPES:
         x = values(dtype=dtype)
         torch.manual_seed(0)
@@ -253,7 +227,8 @@ def decode_inverts_encode(fmt):
 
 
 @check(is_deterministic)
-def narrow_inputs_are_rounded_as_wide_ones(fmt):
+def narrow_inputs_are_rounded_as_wide_ones(fmt: NumberFormat) -> None:
+    """Half-precision inputs are rounded as their float64 copies."""
     for dtype in DTYPES[1:]:
         x = values(dtype=dtype)
         wide, limits = fmt.round(x.double()), torch.finfo(dtype)
@@ -262,7 +237,8 @@ def narrow_inputs_are_rounded_as_wide_ones(fmt):
 
 
 @check()
-def takes_any_rank(fmt):
+def takes_any_rank(fmt: NumberFormat) -> None:
+    """Tensors of any rank, also empty ones, keep their shape."""
     for shape in SHAPES:
         x = torch.randn(shape)
         torch.manual_seed(1)
@@ -273,24 +249,22 @@ def takes_any_rank(fmt):
         assert fmt.saturates(x).shape == x.shape
 
 
-def has_blocks_along_one_axis(fmt):
-    return hasattr(fmt, "block_dim") and len(fmt.groups.sizes) == 1
-
-
 @check(has_blocks_along_one_axis)
-def takes_any_axis(fmt):
-    last = dataclasses.replace(fmt, block_dim=-1, skip_first_dim=False)
+def takes_any_axis(fmt: NumberFormat) -> None:
+    """Blocks along an axis are those along the last axis of a transposed tensor."""
+    last = replace(fmt, block_dim=-1, skip_first_dim=False)
     for shape in [(37,), (5, 37), (3, 40, 5), (3, 7, 4, 21)]:
         x = torch.randn(shape) * 3
         for dim in range(-len(shape), len(shape)):
-            y = dataclasses.replace(last, block_dim=dim).round(x)
+            y = replace(last, block_dim=dim).round(x)
             assert same(y, last.round(x.movedim(dim, -1)).movedim(-1, dim))
 
 
 @check(lambda fmt: has_blocks_along_one_axis(fmt) and fmt.name != "nvfp4")  # which has one for all
-def blocks_do_not_straddle_rows(fmt):
-    last = dataclasses.replace(fmt, block_dim=-1)
-    size = last.groups.sizes[0]
+def blocks_do_not_straddle_rows(fmt: NumberFormat) -> None:
+    """Each block is rounded as if it were alone."""
+    last = replace(fmt, block_dim=-1)
+    size = layout_of(last).groups.sizes[0]
     x = torch.randn(6, 2 * size + max(size // 3, 1)) * torch.logspace(-3, 3, 6)[:, None]
     together = last.round(x)
     assert same(torch.stack([last.round(row) for row in x]), together)
@@ -301,7 +275,8 @@ def blocks_do_not_straddle_rows(fmt):
 
 
 @check()
-def special_values_are_as_pinned(fmt):
+def special_values_are_as_pinned(fmt: NumberFormat) -> None:
+    """NaN stays NaN, infinities saturate or make their group NaN."""
     x = torch.tensor([NAN, 1.0, 0.0, -0.0, 1e-42, 3.4e38])
     y = fmt.round(x)
     assert y[0].isnan()
@@ -319,7 +294,8 @@ def special_values_are_as_pinned(fmt):
 
 
 @check(is_deterministic)
-def gradients_pass_straight_through_the_operator(fmt):
+def gradients_pass_straight_through_the_operator(fmt: NumberFormat) -> None:
+    """The gradient of the fake-quantizer is the identity."""
     x = values().requires_grad_()
     y = fmt(x)
     assert same(y.detach(), fmt.round(x.detach()))
@@ -329,9 +305,11 @@ def gradients_pass_straight_through_the_operator(fmt):
 
 
 @check(is_deterministic)
-def kernels_take_it_right_or_not_at_all(fmt):
+def kernels_take_it_right_or_not_at_all(fmt: NumberFormat) -> None:
+    """Kernels give the bits of `round`, or decline."""
     for x in (values(), torch.randn(40, 65) * torch.logspace(-6, 6, 40)[:, None]):
-        for run in (KERNELS["cpu"].run, round_eagerly):
+        kernels: tuple[Any, ...] = (KERNELS["cpu"].run, round_eagerly)
+        for run in kernels:
             out = torch.full_like(x, 77.0)
             if run(x, fmt, out):
                 assert same(out, fmt.round(x))
@@ -340,7 +318,8 @@ def kernels_take_it_right_or_not_at_all(fmt):
 
 
 @check(lambda fmt: is_deterministic(fmt) and not fmt.is_identity)
-def clip_stops_the_gradient_where_values_saturate(fmt):
+def clip_stops_the_gradient_where_values_saturate(fmt: NumberFormat) -> None:
+    """With `clip` the gradient is 0 where `saturates` is true."""
     x = torch.cat([torch.linspace(-40, 40, 1001), torch.tensor([1e30, -1e30])]).requires_grad_()
     (gradient,) = torch.autograd.grad(fmt(x, "clip").sum(), x)
     outside = fmt.saturates(x.detach())
@@ -350,7 +329,8 @@ def clip_stops_the_gradient_where_values_saturate(fmt):
 
 
 @check()
-def key_pickle_and_copy_give_the_same_format(fmt):
+def key_pickle_and_copy_give_the_same_format(fmt: NumberFormat) -> None:
+    """Key, pickle and copies give an equal format."""
     assert from_key(fmt.key) == fmt
     assert pickle.loads(pickle.dumps(fmt)) == fmt
     assert copy.deepcopy(fmt) == fmt
@@ -359,7 +339,8 @@ def key_pickle_and_copy_give_the_same_format(fmt):
 
 
 @check(is_deterministic)
-def the_memory_layout_is_kept_and_does_not_matter(fmt):
+def the_memory_layout_is_kept_and_does_not_matter(fmt: NumberFormat) -> None:
+    """Strides are kept, and do not change results."""
     x = torch.randn(2, 5, 4, 6)
     for other in (x.to(memory_format=torch.channels_last), x.transpose(1, 3).contiguous().mT.mT):
         assert fmt(other).stride() == torch.empty_like(other).stride()
@@ -368,18 +349,9 @@ def the_memory_layout_is_kept_and_does_not_matter(fmt):
         assert fmt(x.mT).stride() == x.mT.stride()
 
 
-def rounds_parts_alike(fmt):
-    """True where what has the same index of the first axis of several is rounded by itself."""
-    layout = fmt.layout()
-    if layout is None or scaling_of(fmt) is None:
-        threshold = getattr(element_of(fmt), "threshold", 0.0)
-        return isinstance(threshold, float) and not has_levels(fmt)
-    by_row = layout.groups.is_row_separable(3) and layout.groups != Whole("channel")
-    return by_row and not (layout.scaling.spans_tensor or has_levels(fmt))
-
-
 @check(is_deterministic)
-def large_tensors_are_rounded_like_their_parts(fmt):
+def large_tensors_are_rounded_like_their_parts(fmt: NumberFormat) -> None:
+    """Slices of a tensor are rounded as in the whole tensor."""
     x = torch.randn(3, 130, 96) * 3
     y = fmt.round(x)
     assert same(fmt.decode(fmt.encode(x)), y)
@@ -388,7 +360,8 @@ def large_tensors_are_rounded_like_their_parts(fmt):
 
 
 @check()
-def compiles_as_one_node(fmt):
+def compiles_as_one_node(fmt: NumberFormat) -> None:
+    """`torch.compile` takes the fake-quantizer without a graph break."""
     torch._dynamo.reset()
     x = values(64, special=FINITE)
     compiled = torch.compile(lambda t: fmt(t) * 2, fullgraph=True, backend="aot_eager")
@@ -399,7 +372,8 @@ def compiles_as_one_node(fmt):
 
 
 @check(lambda fmt: is_deterministic(fmt) and not fmt.is_identity)
-def is_a_wellformed_torch_operator(fmt):
+def is_a_wellformed_torch_operator(fmt: NumberFormat) -> None:
+    """The operators pass `torch.library.opcheck`."""
     for operator in (torch.ops.chop.fake_quantize, torch.ops.chop.fake_quantize_marking):
         x = torch.randn(3, 4, requires_grad=True)
         torch.library.opcheck(operator.default, (x, fmt.key))
@@ -409,14 +383,15 @@ ONCE_PER_KIND = (compiles_as_one_node, is_a_wellformed_torch_operator)
 """Slow, and the same code for all settings of a format."""
 
 
-def search_space_holds_valid_settings(kind, example):
-    """Each choice of `kind.search_space` gives a format, the other fields being the example's."""
-    known = {field.name for field in dataclasses.fields(kind)}
+def search_space_holds_valid_settings(example: NumberFormat) -> None:
+    """Each choice of the search space gives a format beside the example's other fields."""
+    kind = type(example)
+    known = set(vars(kind)["__dataclass_fields__"])
     assert set(kind.search_space) <= known
     room = {"width": {"exponent_width": 2}, "exponent_width": {"width": 8}}
     for field, choices in kind.search_space.items():
         others = {key: value for key, value in room.get(field, {}).items() if key in known}
         for value in choices:
-            fmt = dataclasses.replace(example, **others, **{field: value})
+            fmt = replace(example, **others, **{field: value})
             assert fmt.round(torch.ones(2)).shape == (2,)
             assert math.isfinite(fmt.bits())

@@ -1,0 +1,112 @@
+"""Traits of number formats: conditions under which laws hold, read from the layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from chop.formats import NumberFormat
+from chop.formats.elements import Sign, Trit
+from chop.formats.groups import Whole
+from chop.formats.scaling import ScaledFloatScale, Unscaled
+
+
+def layout_of(fmt: NumberFormat) -> Any:
+    """Returns the layout, or None for a format with a rounding of its own."""
+    return fmt.layout()
+
+
+def element_of(fmt: NumberFormat) -> Any:
+    """The layout's; None for a format with a rounding of its own."""
+    layout = layout_of(fmt)
+    return None if layout is None else layout.element
+
+
+def scaling_of(fmt: NumberFormat) -> Any:
+    """The layout's; None where nothing is scaled."""
+    layout = layout_of(fmt)
+    scaling = None if layout is None else layout.scaling
+    return None if isinstance(scaling, Unscaled) else scaling
+
+
+def is_measured(fmt: NumberFormat) -> bool:
+    """True where scales follow the data."""
+    return scaling_of(fmt) is not None and scaling_of(fmt).statistic is not None
+
+
+def has_levels(fmt: NumberFormat) -> bool:
+    """True for sums of several roundings."""
+    return layout_of(fmt) is not None and layout_of(fmt).levels is not None
+
+
+def floors(fmt: NumberFormat) -> bool:
+    """Returns true if rounding goes down."""
+    return getattr(element_of(fmt), "rounding", None) == "floor"
+
+
+def is_unsigned(fmt: NumberFormat) -> bool:
+    """Returns true if codes have no sign."""
+    return getattr(element_of(fmt), "code", None) == "unsigned"
+
+
+def groups_of(fmt: NumberFormat, x: Tensor) -> Tensor:
+    """The parts of `x` that are rounded together, (..., size)."""
+    return x.reshape(1, -1) if scaling_of(fmt) is None else layout_of(fmt).groups.split(x)
+
+
+def is_deterministic(fmt: NumberFormat) -> bool:
+    """Returns true if rounding draws no random numbers."""
+    return fmt.is_deterministic
+
+
+def is_zero_one(fmt: NumberFormat) -> bool:
+    """Returns true for binary numbers 0 and 1."""
+    return isinstance(element_of(fmt), Sign) and not element_of(fmt).bipolar
+
+
+def has_its_own_values_as_fixed_points(fmt: NumberFormat) -> bool:
+    """Not so: {0, 1} takes 0 to 1, and scales that are means or rounded quotients move."""
+    scaling = scaling_of(fmt)
+    measures_levels = is_measured(fmt) and has_levels(fmt) and layout_of(fmt).levels > 1
+    cuts = is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
+    moves = measures_levels or cuts or isinstance(scaling, ScaledFloatScale)
+    return is_deterministic(fmt) and not (is_zero_one(fmt) or moves)
+
+
+def is_monotone(fmt: NumberFormat) -> bool:
+    """Not so where a residual's factor is larger than that of the level before."""
+    return is_deterministic(fmt) and not (has_levels(fmt) and is_measured(fmt))
+
+
+def has_mirror(fmt: NumberFormat) -> bool:
+    """Not so: floors, unsigned numbers, and {0, 1}; signs take a rest of zero to +1."""
+    return not (floors(fmt) or is_unsigned(fmt) or is_zero_one(fmt) or has_levels(fmt))
+
+
+def rounds_to_nearest(fmt: NumberFormat) -> bool:
+    """Not so: floors, thresholds, {0, 1}, and sums of signs found one after the other.
+
+    Levels that were chosen such that each outweighs those below it do give the nearest sum.
+    """
+    by_rule = isinstance(element_of(fmt), Trit) and (
+        element_of(fmt).threshold != 0.5 or scaling_of(fmt) is not None
+    )
+    greedy = has_levels(fmt) and is_measured(fmt)
+    exact = is_deterministic(fmt) and not (floors(fmt) or is_zero_one(fmt))
+    return exact and fmt.bits() < 9 and not (by_rule or greedy)
+
+
+def has_blocks_along_one_axis(fmt: NumberFormat) -> bool:
+    """Returns true if blocks lie along one axis, which a field chooses."""
+    return hasattr(fmt, "block_dim") and len(layout_of(fmt).groups.sizes) == 1
+
+
+def rounds_parts_alike(fmt: NumberFormat) -> bool:
+    """True where what has the same index of the first axis of several is rounded by itself."""
+    layout = layout_of(fmt)
+    if layout is None or scaling_of(fmt) is None:
+        threshold = getattr(element_of(fmt), "threshold", 0.0)
+        return isinstance(threshold, float) and not has_levels(fmt)
+    by_row = layout.groups.is_row_separable(3) and layout.groups != Whole("channel")
+    return by_row and not (layout.scaling.spans_tensor or has_levels(fmt))

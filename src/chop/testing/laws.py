@@ -1,0 +1,31 @@
+"""Laws: properties that hold for every extension of a kind, and what a broken one says."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+def obeys(law: str, check: Callable[..., None], subject: Any, *more: Any) -> None:
+    """Runs the check of a law.
+
+    Args:
+        law: the law in words.
+        check: raises AssertionError where the law is broken.
+        subject: what is checked, the first argument of `check`.
+        more: its other arguments.
+    Raises:
+        AssertionError: names the law, the subject, and the line of the check that failed.
+    """
+    if not __debug__:
+        raise RuntimeError("chop.testing checks by assertions: run Python without -O.")
+    try:
+        check(subject, *more)
+    except AssertionError as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}:{place.lineno}"
+        name = getattr(subject, "label", None) or getattr(subject, "__name__", subject)
+        raise AssertionError(
+            f"{name} breaks the law '{law}': {error or place.line} ({where})"
+        ) from error
