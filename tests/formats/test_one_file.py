@@ -177,7 +177,7 @@ def test_conformance(kind):
                 check.run(kind(width=width))
                 asked.append(check.name)
     assert len(set(asked)) >= 14
-    assert checks.is_the_nearest_of_all_its_numbers.__name__ in asked
+    assert "is the nearest of all its numbers" in asked
 
 
 def test_derived_operators(kind):

@@ -27,5 +27,5 @@ def obeys(law: str, check: Callable[..., None], subject: Any, *more: Any) -> Non
         where = f"{place.filename}:{place.lineno}"
         name = getattr(subject, "label", None) or getattr(subject, "__name__", subject)
         raise AssertionError(
-            f"{name} breaks the law '{law}': {error or place.line} ({where})"
+            f"{name} breaks the law '{law}': {str(error) or place.line} ({where})"
         ) from error
