@@ -182,3 +182,75 @@ def test_packages_on_the_path_twice_are_one(install, monkeypatch):
     monkeypatch.setattr(metadata, "distributions", lambda: packages * 2)
     clear_entry_points()
     assert get_format("plain").name == "plain"
+
+
+OPERATOR = """
+    import torch
+    from torch import nn
+    from chop.ir.ops import Operator
+    from chop.nn.quantized import QuantizedOperator
+
+    class Scaled(nn.Module):
+        def __init__(self, features):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((features,), 0.3))
+
+        def forward(self, input):
+            return input * self.weight
+
+    class QuantScaled(QuantizedOperator, Scaled):
+        operands = ("data_in", "weight")
+
+        def forward(self, input):
+            return self.quantize("data_in", input) * self.quantize("weight", self.weight)
+
+    ROW = Operator("scaled", "module", (Scaled,), quantized=QuantScaled)
+"""
+
+
+def test_an_operator_of_a_package(install, tmp_path):
+    import torch
+
+    from chop import MaseGraph, passes
+    from chop.ir.ops import OPS, of_module, unregister
+
+    install("mypkg", "0.3", OPERATOR, {"operators": {"scaled": "mypkg:ROW"}})
+    import mypkg
+
+    try:
+        assert of_module(mypkg.Scaled).name == "scaled" and OPS.package("scaled") == "mypkg 0.3"
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), mypkg.Scaled(4))
+        x = torch.randn(2, 4)
+        mg = MaseGraph(model, dummy_in={"input": x})
+        config = {"by": "type", "scaled": {"config": {"name": "mxint", "weight_width": 8}}}
+        quantized, info = passes.quantize_transform_pass(mg, config)
+        assert info == {"quantized": 1}
+        quantized.export(tmp_path / "model")
+        read = MaseGraph.from_checkpoint(tmp_path / "model")
+        assert torch.equal(read.model(x), quantized.model(x))
+    finally:
+        if "scaled" in OPS:
+            unregister("scaled")
+
+
+COMPONENT = """
+    from torch import nn
+    from chop.hardware.plan import Component
+
+    class IntegerOdd(nn.Module):
+        pass
+
+    ROW = Component(IntegerOdd, "chop_odd", lambda site: None)
+"""
+
+
+def test_a_circuit_of_a_package(install):
+    from chop.hardware.components import COMPONENTS, component_of
+
+    install("mypkg", "0.3", COMPONENT, {"components": {"IntegerOdd": "mypkg:ROW"}})
+    import mypkg
+
+    assert component_of(mypkg.IntegerOdd) is mypkg.ROW
+    assert component_of(type("IntegerOdd", (), {})) is None
+    assert component_of(int) is None
+    del COMPONENTS["IntegerOdd"]

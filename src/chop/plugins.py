@@ -122,6 +122,15 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """Returns a view of the rows that can be imported."""
         return _ImportableRows(self)
 
+    def import_all(self) -> None:
+        """Imports all entry points; a warning tells, once, of one that cannot be imported."""
+        for name in entry_points(self.group):
+            if name not in self._rows:
+                try:
+                    self[name]
+                except PluginError as error:
+                    warn_once(str(error))
+
     def package(self, name: str) -> str | None:
         """Returns package and version that a row is from, as `mypkg 0.3`; None: it is of chop."""
         self[name]
@@ -174,11 +183,10 @@ class _ImportableRows(ValuesView[T]):
     _mapping: Registry[T]
 
     def __iter__(self) -> Iterator[T]:
-        for name in self._mapping:
-            try:
-                yield self._mapping[name]
-            except PluginError as error:
-                warn_once(str(error))
+        registry = self._mapping
+        registry.import_all()
+        for name in list(registry._rows):
+            yield registry[name]
 
 
 @cache

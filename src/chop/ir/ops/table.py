@@ -9,7 +9,6 @@ import builtins
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -354,13 +353,6 @@ def unregister(name: str) -> None:
         drop_packed_twin(row.quantized)
 
 
-@cache
-def _import_plugins() -> None:
-    """Adds the rows of other packages, which are found by what they call and not by name."""
-    for _ in OPS.values():
-        pass
-
-
 def stand_in_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
     """What makes a module of the table of another library's module; None for all others."""
     cls = type(module)
@@ -374,7 +366,7 @@ def of_module(cls: type[nn.Module]) -> Operator:
     A class that computes something else than its ancestor is another operator.
     """
     if cls not in _BY_CALL:
-        _import_plugins()
+        OPS.import_all()
     ancestors: tuple[Any, ...] = cls.__mro__
     for ancestor in ancestors:
         if ancestor in _BY_CALL:
@@ -429,7 +421,7 @@ def module_of_node(node: fx.Node, root: nn.Module) -> nn.Module | None:
 def of_function(function: Any) -> Operator:
     """The row of a function or of a method of `torch.Tensor`; a generic row otherwise."""
     if function not in _BY_CALL:
-        _import_plugins()
+        OPS.import_all()  # rows of packages are found by what they call, and not by name
     if function in _BY_CALL:
         return _BY_CALL[function]
     name = getattr(function, "__name__", type(function).__name__)

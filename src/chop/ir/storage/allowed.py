@@ -43,6 +43,7 @@ from chop.captured.runtime import (
 from chop.captured.targets import PYTHON_OPERATORS
 from chop.errors import CheckpointError, shorten
 from chop.formats import NumberFormat, QuantSpec
+from chop.ir.ops import OPS
 from chop.nested import field_of
 from chop.private.torch_api import (
     ASSERT,
@@ -218,7 +219,7 @@ class AllowList:
         """
         found: Any = self._extra.get(reference) or _torch_classes().get(reference)
         if found is None:
-            found = _captured(reference, CAPTURED_CLASSES)
+            found = _captured(reference, CAPTURED_CLASSES) or _declared_class(reference)
         for homes in (CHOP_HOMES, TRANSFORMERS_HOMES, LAYER_HOMES):
             found = found or self.imported(homes, reference, _is_module_class)
         if not _is_module_class(found):
@@ -274,6 +275,15 @@ def _owners() -> tuple[type, ...]:
     configs = () if transformers is None else (transformers.PretrainedConfig,)
     plain = (dict, list, tuple, str, torch.Size, torch.dtype, torch.device, types.FunctionType)
     return (Tensor, nn.Module, NumberFormat, QuantSpec, OpOverload, *plain, *configs)
+
+
+def _declared_class(reference: str) -> type[nn.Module] | None:
+    """Returns a class of an operator that an installed package or the program declares."""
+    for row in OPS.values():
+        for kind in (*row.modules, row.quantized):
+            if kind is not None and f"{kind.__module__}:{kind.__qualname__}" == reference:
+                return kind
+    return None
 
 
 def _last(reference: str) -> str:
