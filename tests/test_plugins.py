@@ -17,7 +17,7 @@ from chop.search.registry import SAMPLERS, SamplerRow, sampler_row
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Makes packages as pip leaves them: `install("mypkg", "0.3", source, points by group)`."""
-    names, before = [], {registry: set(registry) for registry in (REGISTRY, SAMPLERS)}
+    names, before = [], [(registry, set(registry)) for registry in (REGISTRY, SAMPLERS)]
 
     def make(package, version, source, points):
         folder = tmp_path / package
@@ -43,7 +43,7 @@ def install(tmp_path, monkeypatch):
     clear_entry_points()
     for package in names:
         sys.modules.pop(package, None)
-    for registry, known in before.items():
+    for registry, known in before:
         for name in set(registry) - known:
             del registry[name]
 

@@ -104,11 +104,6 @@ class Registry(MutableMapping[str, T], Generic[T]):
         del self._rows[name], self._packages[name]
         self._added.pop(name, None)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
-
     def __contains__(self, name: object) -> bool:
         return name in self._rows or name in entry_points(self.group)
 

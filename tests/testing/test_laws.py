@@ -26,9 +26,9 @@ def mg():
 
 @pytest.fixture(autouse=True)
 def registries():
-    before = {registry: set(registry) for registry in (REGISTRY, PASSES, SAMPLERS)}
+    before = [(registry, set(registry)) for registry in (REGISTRY, PASSES, SAMPLERS)]
     yield
-    for registry, names in before.items():
+    for registry, names in before:
         for name in set(registry) - names:
             del registry[name]
 
