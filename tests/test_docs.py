@@ -25,6 +25,10 @@ MOST_WORDS = 30
 TO_WRITE = {
     "src/chop/formats/int_group.py",
     "src/chop/passes/transforms/replace_activations.py",
+    "src/chop/actions/settings/near_zero.py",
+    "src/chop/actions/near_zero.py",
+    "src/chop/cli/near_zero.py",
+    "src/chop/export/NAME.py",
 }
 """Files that a reader of the pages is told to write."""
 PREAMBLE = """
@@ -34,7 +38,7 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 """
 SIMULATORS = pytest.mark.tools("verilator", "iverilog", "yosys")
 NEEDS = {"how-to/add-a-circuit": SIMULATORS, "guide/circuit": SIMULATORS}
-PRINTS_MORE = {"evaluate", "guide/python", "guide/passes", "own-model"}
+PRINTS_MORE = {"evaluate", "how-to/add-a-command", "guide/python", "guide/passes", "own-model"}
 """Pages with code that prints tables or measured numbers, too."""
 TIMES = "guide/bench"
 """What it prints depends on the machine; `tests/bench/test_docs.py` runs it."""
