@@ -95,7 +95,7 @@ class RowProof:
 
     Attributes:
         agreed: answers whose largest logit is the graph's; None where answers are no classes.
-        answers: that were compared: rows, or tokens.
+        answers: that were compared: rows, tokens or pixels.
         difference: the largest one between answers.
         largest: of the graph's answers.
     """
@@ -124,10 +124,11 @@ class RowProof:
             self.largest = max(self.largest, own.abs().max().item())
         if task.is_categorical:
             same = answers.argmax(-1) == own.argmax(-1)
-            same = same.reshape(len(same), same.shape[1:].numel()).all(-1)
             self.agreed = (self.agreed or 0) + int(same.sum())
-        self._predictions.append(task.metric.predict(answers, right))
-        self._labels.append(right)
+            self.answers += same.numel() - len(answers)  # each pixel of a picture is one
+        predictions, expected = task.metric.read(answers, right)
+        self._predictions.append(predictions)
+        self._labels.append(expected)
 
     def score(self, workload: Workload, rows: int) -> Score:
         """The task's metric of the engine."""

@@ -21,6 +21,7 @@ from chop.data.load import (
     num_labels,
     required_label_column,
 )
+from chop.data.masks import has_masks
 from chop.data.pictures import picture_column
 from chop.data.pixels import with_pixels
 from chop.data.table import with_vectors
@@ -41,6 +42,7 @@ __all__ = [
     "get_dataset_info",
     "get_tokenized_dataset",
     "get_tokenizer",
+    "has_masks",
     "is_running_text",
     "label_column",
     "load_dataset",

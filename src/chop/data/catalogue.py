@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from chop.data.builtin_names import builtin_name, plain_name
 from chop.data.load import has_data, label_column, num_labels
+from chop.data.masks import has_masks
 from chop.data.pictures import decoded, picture_column, with_files
 from chop.data.tokenize import TEXT_COLUMNS
 from chop.data.tokenizer import STORY_VOCABULARY
@@ -27,7 +28,8 @@ class DatasetInfo:
     Attributes:
         name: as `MaseDataModule` and `chop.data.load_dataset` take it.
         kind: pictures, texts, or plain feature vectors.
-        num_classes: classes of its labels; of text without labels, tokens.
+        num_classes: classes of its labels; of text without labels, tokens; of masks 0, as no file
+            tells.
         image_size: (channels, height, width) of pictures, in files of one's own of the first;
             None if there are none.
         num_features: length of the vectors.
@@ -87,7 +89,7 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     train = splits["train"]
     columns = train.column_names
     inputs = [column for column in columns if column != label_column(columns)]
-    classes = num_labels(splits)
+    classes = 0 if has_masks(splits) else num_labels(splits)
     picture = picture_column(splits)
     if picture is not None:
         example = decoded(with_files(train, picture)[0][picture], train.features[picture])

@@ -18,6 +18,7 @@ from chop.data.confined import (
     home_of,
     reader_of,
 )
+from chop.data.masks import read_masks
 from chop.data.null_rows import check_rows
 from chop.data.unpacked import check_unpacked
 from chop.data.windows import TEXT_BUILDER
@@ -48,8 +49,8 @@ ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf
 PATHS = ("./", "../", "~")
 """Starts of names that no data set of the hub has."""
 ACCEPTED = (
-    f"one of {', '.join(FILE_KINDS)}, a folder of them, or a folder of pictures with one for each "
-    "class"
+    f"one of {', '.join(FILE_KINDS)}, a folder of them, a folder of pictures with one for each "
+    "class, or one with images/ and masks/"
 )
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """What columns of a table may be separated by, and its name."""
@@ -182,7 +183,8 @@ def read_folder(folder: Path) -> DatasetDict:
         arrays = next((path for path in folder.iterdir() if _way_of_arrays(path)), folder)
         raise ConfigError(
             f"folder '{folder}' holds no data set: expected parquet, csv or json files, pictures "
-            f"in a folder for each class, or what save_to_disk writes ({first_line(error)})"
+            "in a folder for each class, images/ and masks/ of equal names, or what save_to_disk "
+            f"writes ({first_line(error)})"
             f"{_way_of_arrays(arrays)}."
         ) from error
     except Exception as error:  # as for files, and PyYAML for README.md
@@ -194,6 +196,9 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
     import datasets
 
     home, cache = home_of(folder, what), cache_folder() / "datasets"
+    masks = read_masks(folder, home)
+    if masks is not None:
+        return masks
     check_card(folder, home)
     # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
     builder = datasets.load_dataset_builder(_that_is_no_pattern(folder), cache_dir=str(cache))

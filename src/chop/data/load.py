@@ -11,6 +11,7 @@ from chop.data.builtin_names import advice_of_builtin, builtin_name, tell_which
 from chop.data.confined import Home, check_hub_files, check_pictures
 from chop.data.digits import digits
 from chop.data.files import check_is_there, prepared, read_file, read_folder
+from chop.data.masks import with_masks_as_labels
 from chop.data.pictures import picture_column
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
@@ -63,10 +64,10 @@ def load_dataset(
     Args:
         name_or_path: a file
             (parquet; csv, tsv, json, jsonl, or txt, whose rows are lines, also compressed); a
-            folder of them, of pictures in a folder for each class, or one written by
-            `save_to_disk`; `digits`, `reviews`, `stories`, `toy`; `jsc`, fetched from OpenML; a
-            name on the hub; or a DatasetDict. What is on disk wins over a built-in name;
-            `builtin:digits` is always the built-in one.
+            folder of them, of pictures in a folder for each class, of pictures in `images` with
+            masks of equal names in `masks`, or one written by `save_to_disk`; `digits`, `reviews`,
+            `stories`, `toy`; `jsc`, fetched from OpenML; a name on the hub; or a DatasetDict. What
+            is on disk wins over a built-in name; `builtin:digits` is always the built-in one.
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class); of lines of text, all.
         label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
@@ -170,7 +171,7 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
     from datasets import DatasetDict
 
     if label is None or label == "labels":
-        return splits
+        return with_masks_as_labels(splits)
     columns = splits[next(iter(splits))].column_names
     check_known(label, columns, "label column")
     others = [name for name in ("labels", "label") if name in columns and name != label]

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 def picture_column(splits: DatasetDict) -> str | None:
-    """The column that holds encoded pictures; None when there is none."""
+    """The column that holds encoded pictures that are no labels; None when there is none."""
     from datasets import Image
 
     features = splits["train"].features
-    return next((name for name, kind in features.items() if isinstance(kind, Image)), None)
+    pictures = [name for name, kind in features.items() if isinstance(kind, Image)]
+    return next((name for name in pictures if name not in ("labels", "label")), None)
 
 
 def with_files(split: Dataset, column: str) -> Dataset:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from chop.data.catalogue import DatasetInfo
 from chop.data.load import label_column
+from chop.data.masks import has_masks, read_mask, without_void
 from chop.data.pictures import decoded, picture_column, with_files
 from chop.errors import ConfigError
 
@@ -33,6 +34,8 @@ class PixelTransform:
         size: (C, H, W) of the result; pictures of another size are scaled bilinearly.
         mean: per channel, subtracted from pixels of 0 to 1.
         std: per channel, what the difference is divided by.
+        masks: feature of the labels where they are masks, which become int64 (H, W).
+        reduce_labels: masks count classes from 1, and their 0 does not count.
     """
 
     column: str
@@ -41,11 +44,21 @@ class PixelTransform:
     size: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    masks: Image | None = None
+    reduce_labels: bool = False
 
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Transforms the rows of a batch; a picture that is broken is a ConfigError."""
-        pixels = [self.picture(decoded(file, self.feature)) for file in rows[self.column]]
-        return {"pixel_values": pixels, "labels": rows[self.label]}
+        pictures = [decoded(file, self.feature) for file in rows[self.column]]
+        labels = rows[self.label]
+        if self.masks is not None:
+            labels = [
+                read_mask(file, self.masks, picture.size, self.size[1:])
+                for file, picture in zip(labels, pictures, strict=True)
+            ]
+        if self.reduce_labels:
+            labels = [without_void(mask) for mask in labels]
+        return {"pixel_values": [self.picture(each) for each in pictures], "labels": labels}
 
     def picture(self, picture: Picture) -> Tensor:
         """One picture, normalized."""
@@ -62,7 +75,11 @@ class PixelTransform:
 
 
 def with_pixels(
-    splits: DatasetDict, info: DatasetInfo, size: tuple[int, int, int] | None = None
+    splits: DatasetDict,
+    info: DatasetInfo,
+    size: tuple[int, int, int] | None = None,
+    *,
+    reduce_labels: bool = False,
 ) -> DatasetDict:
     """The same data set with tensors in the place of pictures; one of tensors as it is.
 
@@ -70,6 +87,7 @@ def with_pixels(
         splits: what `load_dataset` gives.
         info: the row of the data set, for mean and deviation of its pixels.
         size: (C, H, W) that a model wants; default, that of the data set.
+        reduce_labels: see `PixelTransform`.
     Raises:
         ConfigError: the data set holds tensors of another size.
     """
@@ -88,7 +106,11 @@ def with_pixels(
         values if len(values) == wanted[0] else (values * 3)[: wanted[0]]
         for values in (info.pixel_mean, info.pixel_std)
     )
-    feature = splits["train"].features[column]
-    transform = PixelTransform(column, feature, label, wanted, mean, std)
-    files = {key: with_files(split, column) for key, split in splits.items()}
-    return DatasetDict(files).with_transform(transform)
+    features = splits["train"].features
+    masks = features[label] if has_masks(splits) else None
+    transform = PixelTransform(
+        column, features[column], label, wanted, mean, std, masks, reduce_labels
+    )
+    for each in (column,) if masks is None else (column, label):
+        splits = DatasetDict({key: with_files(split, each) for key, split in splits.items()})
+    return splits.with_transform(transform)

@@ -26,7 +26,8 @@ class HeldOutScore:
         value: the task's metric.
         interval: of the value, see `chop.train.intervals.interval_of`.
         predictions: (K, ...) as the metric takes them, K the answers that are compared.
-        divergences: of classes float64 (K,), KL from the float model's answers in nats.
+        divergences: of classes float64 (K,), KL from the float model's answers in nats; of
+            pictures the mean over their pixels.
         losses: float64 (K,), the task's loss of each answer; None where it is not searched for.
     """
 
@@ -79,12 +80,13 @@ class HeldOutRows:
             interval = interval_of_rows(rows) if self.has_rows else None
             return HeldOutScore(self.metric.score(rows, rows), interval, rows, None)
         logits = self.held_out.of(self.found.model(config)).logits()
-        labels, divergences = self.held_out.labels, None
+        divergences = None
         if self.held_out.task.is_categorical:
             divergences = row_divergences(self.reference, logits)
-        predictions = self.metric.predict(logits, labels)
+            divergences = divergences.reshape(len(divergences), -1).mean(1)  # over pixels
+        predictions, self._expected = self.metric.read(logits, self.held_out.labels)
         value = self.held_out.scores(logits)[self.held_out.task.metric.name]
-        interval = interval_of(self.metric, predictions.cpu(), labels.cpu())
+        interval = interval_of(self.metric, predictions.cpu(), self._expected.cpu())
         losses = self._losses(logits) if self.goal == "loss" else None
         return HeldOutScore(value, interval, predictions, divergences, losses)
 
@@ -128,7 +130,7 @@ class HeldOutRows:
     def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
         """The interval of what is gained, by the name of the number."""
         metric = self.metric
-        labels = mine.predictions if self.is_judged else self.held_out.labels
+        labels = mine.predictions if self.is_judged else self._expected
         ends = bootstrap(
             lambda i: metric.gain(
                 metric.score(mine.predictions[i], labels[i]),

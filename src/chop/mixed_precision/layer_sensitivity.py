@@ -25,7 +25,7 @@ from chop.private.modules import parameters_of
 from chop.train import read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.feed import eval_mode
-from chop.train.model_io import read_output
+from chop.train.model_io import loss_and_answers
 from chop.train.rows import take_split
 
 METRICS = ("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance")
@@ -136,8 +136,7 @@ class Sensitivity:
         generator = torch.Generator().manual_seed(self.seed)
         traces = dict.fromkeys(self._weights, 0.0)
         with self._differentiable(), sdpa_kernel(SDPBackend.MATH):
-            _, logits = read_output(self.model(**inputs))
-            loss = self._batches.task.loss(*self._batches.task.compare(logits, labels))
+            loss, _ = loss_and_answers(self.model(**inputs), labels, self._batches.task)
             check_loss(loss, inputs, middle, "the trace of the Hessian")
             first = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
             # Layer by layer: a vector over all of them would add their cross terms as noise.

@@ -50,6 +50,7 @@ AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
     "text-generation": "AutoModelForCausalLM",
     "token-classification": "AutoModelForTokenClassification",
+    "semantic-segmentation": "AutoModelForSemanticSegmentation",
     "fill-mask": "AutoModelForMaskedLM",
     "feature-extraction": "AutoModel",
 }
@@ -79,9 +80,9 @@ def load_model(
             always the built-in one.
         num_labels: classes of the classification head; default, what the model has.
         task: `text-classification`, `image-classification`, `token-classification`,
-            `text-generation`, `fill-mask` or `feature-extraction`; default, the class that the
-            checkpoint names, or a classifier where `num_labels` is given. Built-in models have
-            one of their own.
+            `semantic-segmentation`, `text-generation`, `fill-mask` or `feature-extraction`;
+            default, the class that the checkpoint names, or a classifier where `num_labels` is
+            given. Built-in models have one of their own.
         pretrained: False draws fresh weights from `seed` and reads the configuration only.
         weights: of `file.py:Net` and `timm:NAME`, a state dict as .safetensors or .pt.
         seed: of whatever weights have to be drawn; the global generator is left as it was.

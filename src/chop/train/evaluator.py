@@ -121,7 +121,7 @@ class Evaluator:
             `loss`, of classes the cross entropy in nats, infinite where an answer is no number.
         """
         labels, metric = self.labels[: len(logits_NC)], self.task.metric
-        value = metric.score(metric.predict(logits_NC, labels), labels)
+        value = metric.score(*metric.read(logits_NC, labels))
         loss = float(self.task.loss(logits_NC.float(), labels))
         worst = -math.inf if metric.higher_is_better else math.inf
         return {

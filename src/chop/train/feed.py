@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.train.model_io import LABELS, fed_columns, read_output
+from chop.train.model_io import LABELS, fed_columns, read_answers
 from chop.train.rows import padding_token, read_rows
 from chop.train.tasks import Task, check_is_clear, find_task
 
@@ -71,7 +71,8 @@ class Feed:
         for step, (fed, labels) in enumerate(self.batches(shuffle)):
             output = self._run(fed)
             if step == 0 and self.task.is_categorical:
-                self.task.check(read_output(output)[1], self.rows.labels)
+                answers = read_answers(output, self.task, len(labels))
+                self.task.check(answers, self.rows.labels)
             yield output, labels
             del output  # large logits are gone before the next ones are made
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train import metrics
-from chop.train.metric import Metric, classes, confidences, positives, surprise, values
-from chop.train.tasks import IGNORED
+from chop.train.metric import CONSTANTS, Metric, surprise
+from chop.train.task import IGNORED
 
 METRIC_DRAWS, LEAST_DRAWS, DRAWN_ANSWERS = 400, 100, 10**7
 """Of a bootstrap, see `draws_for`."""
@@ -105,16 +105,6 @@ def draws_for(answers: int) -> int:
     return max(LEAST_DRAWS, min(METRIC_DRAWS, DRAWN_ANSWERS // max(answers, 1)))
 
 
-CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], str] = {
-    classes: "always answering the commonest class",
-    positives: "always answering the commonest class",
-    values: "always answering the mean",
-    confidences: "the same confidence for every row",
-    surprise: "guessing each token by its frequency in the training rows",
-}
-"""By what a metric takes: the best answer that looks at no input."""
-
-
 def constant_score(
     metric: Metric, labels: Tensor, frequencies: Callable[[], Tensor] | None = None
 ) -> float | None:
@@ -122,24 +112,22 @@ def constant_score(
 
     Args:
         metric: the metric.
-        labels: (K, ...), of the rows that a model is judged on.
+        labels: (K, ...) as the metric takes them, of the rows that a model is judged on.
         frequencies: gives int64 (C,), how often each class is a label of the training rows; of
             perplexity alone. Each counts once more, so that an unseen one has a chance.
     Returns: None where the metric takes something else, or cannot be had of a constant.
     """
-    if metric.predict not in CONSTANTS or not len(labels):
+    if not len(labels):
         return None
     if metric.predict is surprise:
         if frequencies is None:
             return None
         counts = (frequencies() + 1).double()
         answers = (counts.sum() / counts).log()[labels]
-    elif metric.predict in (values, confidences):
-        answers = labels.double().mean(0, keepdim=True).expand_as(labels)
-    elif metric.predict is positives:
-        answers = (labels.double().mean(0, keepdim=True) > 0.5).long().expand_as(labels)
+    elif metric.predict in CONSTANTS:
+        answers = CONSTANTS[metric.predict].answer(labels)
     else:
-        answers = torch.full_like(labels, int(labels.mode().values))
+        return None
     try:
         return metric.score(answers, labels)
     except Exception:  # of a user's function: it may refuse draws or answers of one class

@@ -47,6 +47,48 @@ def confidences(answers: Tensor, labels: Tensor) -> Tensor:
     return answers
 
 
+def expected_labels(predictions: Tensor, labels: Tensor) -> Tensor:
+    """The labels themselves."""
+    return labels
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The best answer that looks at no input.
+
+    Attributes:
+        about: sentence part on it.
+        answer: expected labels -> the predictions of that answer.
+    """
+
+    about: str
+    answer: Callable[[Tensor], Tensor]
+
+
+def _mean_of_each(labels: Tensor) -> Tensor:
+    return labels.double().mean(0, keepdim=True).expand_as(labels)
+
+
+def _commonest_of_each(labels: Tensor) -> Tensor:
+    return (labels.double().mean(0, keepdim=True) > 0.5).long().expand_as(labels)
+
+
+def _commonest(labels: Tensor) -> Tensor:
+    return torch.full_like(labels, int(labels.mode().values))
+
+
+COMMONEST = "always answering the commonest class"
+CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], Constant] = {
+    classes: Constant(COMMONEST, _commonest),
+    positives: Constant(COMMONEST, _commonest_of_each),
+    values: Constant("always answering the mean", _mean_of_each),
+    confidences: Constant("the same confidence for every row", _mean_of_each),
+}
+"""By what a metric takes; tasks add theirs."""
+GUESSED = "guessing each token by its frequency in the training rows"
+"""The same of perplexity, which needs the training rows."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """Score of a model's answers.
@@ -58,6 +100,7 @@ class Metric:
         higher_is_better: true if a larger number is a better model.
         is_share: printed in percent.
         is_relative: a drop is a share of the reference, as it is wherever lower is better.
+        expect: (predictions, labels) of a batch -> the labels as `score` takes them.
     """
 
     name: str
@@ -66,6 +109,12 @@ class Metric:
     higher_is_better: bool = True
     is_share: bool = False
     is_relative: bool = False
+    expect: Callable[[Tensor, Tensor], Tensor] = expected_labels
+
+    def read(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions and labels of a batch as `score` takes them, for rows to be joined."""
+        predictions = self.predict(answers, labels)
+        return predictions, self.expect(predictions, labels)
 
     @property
     def title(self) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
 from chop.nested import tree_parts
-from chop.train.tasks import CLASSIFICATION, Task
+from chop.train.task import Task
+from chop.train.tasks import CLASSIFICATION
 
 LABELS = "labels"
 POSITION = "input {}"
@@ -103,8 +104,8 @@ def loss_and_logits(
     """The loss and the logits of a model's output.
 
     Args:
-        output: a mapping or object with `logits` and perhaps `loss`, a tuple that starts with
-            them, or the logits themselves.
+        output: a mapping or object with `logits` (torchvision's `out`) and perhaps `loss`, a tuple
+            that starts with them, or the logits themselves.
         labels: of these rows; the task's loss with them counts where the output has none, or the
             task's own wins.
         task: what the model is asked to do.
@@ -184,7 +185,7 @@ def _read(output: Any) -> tuple[Tensor | None, Tensor | None]:
     if isinstance(output, Tensor):
         return None, output
     if isinstance(output, Mapping):
-        return output.get("loss"), output.get("logits")
+        return output.get("loss"), output.get("logits", output.get("out"))
     if hasattr(output, "logits"):
         return getattr(output, "loss", None), output.logits
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):

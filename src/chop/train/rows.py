@@ -32,6 +32,8 @@ SHOWN_ROWS = 5
 """Rows that a message names."""
 LOGIT_BYTES = 2**25
 """Of a batch of texts: a row of 128 tokens over 50,000 others has 25 MB of logits."""
+LABELED_PIXELS = 2**19
+"""Of a batch of pictures that have a label for each pixel."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
 
@@ -253,6 +255,12 @@ def _unmasked(ids: Tensor, mask: Column | None) -> Tensor:
 def _labels(column: Column) -> Column:
     if isinstance(column, Tensor):
         return _as_labels(column)
+    if any(row.dim() > 1 for row in column):
+        sizes = list(dict.fromkeys(tuple(row.shape) for row in column))
+        raise ConfigError(
+            f"labels: got pictures of differing sizes, {sizes[0]} and {sizes[1]}: scale pictures "
+            "and masks to one size, masks by the nearest pixel."
+        )
     return [_as_labels(row) for row in column]
 
 
@@ -327,6 +335,8 @@ def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
     """
     if has_pictures_in_text(rows):
         return 1
+    if rows.labels[0].dim() > 1:  # pictures, each with logits of its size for each class
+        most = min(most, max(1, LABELED_PIXELS // max(rows.labels[0].numel(), 1)))
     config = getattr(model, "config", None)
     if config is None or task.labels_from is None:
         return most

@@ -1,16 +1,13 @@
-"""Tasks: how outputs meet labels, the training loss, and the metric.
+"""Tasks by name, and which one labels are of.
 
 Shapes: B rows, T tokens, C classes, K answers that are compared.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Never
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,134 +20,31 @@ from chop.train.binary_metrics import (
 )
 from chop.train.metric import Metric, classes, confidences, positives, surprise, values
 from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
-
-IGNORED = -100
-"""The label of a position that counts neither in a loss nor in a metric."""
-
-LEAVE_OUT = (
-    f"classes count from 0: leave rows without a label out, or label them {IGNORED}, which "
-    "neither loss nor metric counts."
+from chop.train.segmentation import SEGMENTATION, SEGMENTATION_TASK, are_masks
+from chop.train.task import (
+    IGNORED,
+    LEAVE_OUT,
+    TASKS,
+    UNTOLD,
+    Labels,
+    Pair,
+    Task,
+    one_class,
+    unfit,
 )
-Pair = tuple[Tensor, Tensor]
-"""Answers and the labels that they are compared with; the first dimension of both is K."""
 
-
-def _as_they_are(answers: Tensor, labels: Tensor) -> Pair:
-    return answers, labels
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a model is asked to do.
-
-    Attributes:
-        name: what users call it.
-        metric: what is measured.
-        loss: (answers, labels) -> the mean loss, a scalar; what is trained.
-        compare: (logits, labels) of a batch -> what of them is compared.
-        is_categorical: answers are logits over classes, so that entropies mean something.
-        takes_model_loss: a loss that the model computes itself wins over `loss`.
-        labels_from: the column that stands in for labels where there are none.
-        output_loss: (output, labels) -> the mean loss, a scalar, in the place of `loss`: a function
-            of the user's, which takes what the model returns as it is.
-        reads_all: answers are all numbers that the model returns for a row, (B, D); else logits.
-        fits: returns true if logits and labels may be meant for the task, for messages.
-    """
-
-    name: str
-    metric: Metric
-    loss: Callable[[Tensor, Tensor], Tensor]
-    compare: Callable[[Tensor, Tensor], Pair] = _as_they_are
-    is_categorical: bool = False
-    takes_model_loss: bool = False
-    labels_from: str | None = None
-    output_loss: Callable[[Any, Tensor], Tensor] | None = None
-    reads_all: bool = False
-    fits: Callable[[Tensor, Tensor], bool] | None = field(default=None, repr=False)
-    metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
-    """Further metrics that may be asked for, by name."""
-
-    @property
-    def can_train(self) -> bool:
-        """True if there is a loss for training."""
-        return self.output_loss is not None or self.name != UNTOLD
-
-    def with_metric(self, metric: str | Metric | Callable[..., float] | None) -> Task:
-        """The task with another metric.
-
-        Args:
-            metric: a name, a `Metric`, or a function (predictions, labels) -> float of which
-                higher is better and whose predictions are those of the task's own metric.
-        Raises:
-            ConfigError: the task has no metric of that name.
-        """
-        if metric is None:
-            return self
-        if isinstance(metric, str):
-            known = {**self.metrics, self.metric.name: self.metric}
-            check_known(metric, known, "unknown metric")
-            return dataclasses.replace(self, metric=known[metric])
-        if not isinstance(metric, Metric):
-            name = getattr(metric, "__name__", type(metric).__name__)
-            metric = Metric(name, metric, self.metric.predict)
-        return dataclasses.replace(self, metric=metric)
-
-    def check_labels(self, labels: Tensor | list[Tensor]) -> None:
-        """Raises ConfigError where some labels are no classes, whatever the model.
-
-        Labels are whole and count from 0; `IGNORED` is none, but not all of them may be that.
-        """
-        if not self.is_categorical or not len(labels):
-            return
-        flat = _flat(labels)
-        if flat.is_floating_point() and bool((flat != flat.round()).any()):
-            raise ConfigError(
-                f"task '{self.name}': the labels have fractions; numbers that are no classes are "
-                "task 'regression'."
-            )
-        if not len(flat) or int(flat.min()) >= 0:
-            return
-        is_ignored = flat == IGNORED
-        wrong = ((flat < 0) & ~is_ignored).nonzero()[:, 0]
-        if len(wrong):
-            ends = torch.tensor([row.numel() for row in labels]).cumsum(0)
-            row = int(torch.searchsorted(ends, wrong[0].cpu(), right=True))
-            raise ConfigError(
-                f"task '{self.name}': row {row} has the label {int(flat[wrong[0]])}, one of "
-                f"{len(wrong)} negative labels, and {LEAVE_OUT}"
-            )
-        if bool(is_ignored.all()):
-            raise ConfigError(
-                f"task '{self.name}': every label is {IGNORED}, which neither loss nor metric "
-                "counts: expected some classes, counted from 0."
-            )
-
-    def check(self, logits: Tensor, labels: Tensor | list[Tensor]) -> None:
-        """Raises ConfigError where some labels are beyond the classes of the logits."""
-        if not self.is_categorical or not len(labels):
-            return
-        flat, count = _flat(labels), logits.shape[-1]
-        largest = int(flat.max()) if len(flat) else 0
-        if largest >= count:
-            numbers = f"{count} number{'s' * (count > 1)}"
-            raise ConfigError(
-                f"task '{self.name}': got the label {largest}, and the model answers with "
-                f"{numbers}, for the classes 0 to {count - 1}; {_suggested(logits, flat)}"
-            )
-
-
-def _flat(labels: Tensor | list[Tensor]) -> Tensor:
-    if isinstance(labels, Tensor):
-        return labels.flatten()
-    return torch.cat([row.flatten() for row in labels])
-
-
-# --- the tasks -----------------------------------------------------------------------------------
+__all__ = [
+    "IGNORED",
+    "LEAVE_OUT",
+    "TASKS",
+    "UNTOLD",
+    "Task",
+]
 
 
 def _one_class_each(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 2 or labels.dim() != 1:
-        raise _unfit("classification", "(B, C) and labels of (B,)", logits, labels)
+        raise unfit("classification", "(B, C) and labels of (B,)", logits, labels)
     return _counted(logits, labels, labels != IGNORED)
 
 
@@ -164,19 +58,19 @@ def _numbers(logits: Tensor, labels: Tensor) -> Pair:
     one = logits.squeeze(-1) if logits.dim() == labels.dim() + 1 else logits
     wanted = labels.squeeze(-1) if labels.dim() == one.dim() + 1 else labels
     if one.shape != wanted.shape:
-        raise _unfit("regression", "the shape of the labels", logits, labels)
+        raise unfit("regression", "the shape of the labels", logits, labels)
     return one, wanted.to(one.dtype)
 
 
 def _one_class_per_token(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
-        raise _unfit("token-classification", "(B, T, C) and labels of (B, T)", logits, labels)
+        raise unfit("token-classification", "(B, T, C) and labels of (B, T)", logits, labels)
     return _counted(logits, labels, labels != IGNORED)
 
 
 def _next_token(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
-        raise _unfit(CAUSAL_LM, "(B, T, C) and labels of (B, T)", logits, labels)
+        raise unfit(CAUSAL_LM, "(B, T, C) and labels of (B, T)", logits, labels)
     return _one_class_per_token(logits[:, :-1], labels[:, 1:])
 
 
@@ -186,7 +80,7 @@ def _yes_or_no(logits: Tensor, labels: Tensor) -> Pair:
     one = logits.squeeze(-1) if logits.dim() == 2 else logits
     wanted = labels.squeeze(-1) if labels.dim() == 2 else labels
     if one.dim() != 1 or one.shape != wanted.shape:
-        raise _unfit(BINARY, "(B,), (B, 1) or (B, 2) and labels of (B,)", logits, labels)
+        raise unfit(BINARY, "(B,), (B, 1) or (B, 2) and labels of (B,)", logits, labels)
     _check_zero_or_one(BINARY, wanted)
     counts = wanted != IGNORED
     return one[counts], wanted[counts].long()
@@ -194,7 +88,7 @@ def _yes_or_no(logits: Tensor, labels: Tensor) -> Pair:
 
 def _labels_each(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 2 or logits.shape != labels.shape:
-        raise _unfit(MULTILABEL, "(B, L) and labels of (B, L)", logits, labels)
+        raise unfit(MULTILABEL, "(B, L) and labels of (B, L)", logits, labels)
     _check_zero_or_one(MULTILABEL, labels)
     counts = (labels != IGNORED).all(1)
     return logits[counts], labels[counts].long()
@@ -211,21 +105,6 @@ def _check_zero_or_one(task: str, labels: Tensor) -> None:
 
 def _are_zero_or_one(labels: Tensor) -> bool:
     return bool(((labels == 0) | (labels == 1) | (labels == IGNORED)).all())
-
-
-def _unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigError:
-    return ConfigError(
-        f"task '{task}': expected logits of {wanted}, got {tuple(logits.shape)} and "
-        f"{tuple(labels.shape)}; {_suggested(logits, labels)}"
-    )
-
-
-def _suggested(logits: Tensor, labels: Tensor) -> str:
-    """The tasks that such logits and labels may be meant for; which one it is the user says."""
-    names = [f"'{name}'" for name, row in TASKS.items() if row.fits and row.fits(logits, labels)]
-    if not names:
-        return f"the tasks are {', '.join(TASKS)}."
-    return f"logits and labels like these are of task {' or '.join(names)}: --task says which."
 
 
 def cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
@@ -283,7 +162,7 @@ def _over_classes(
     metric: str,
     compare: Callable[[Tensor, Tensor], Pair],
     metrics: Mapping[str, Metric] = _OF_TOKENS,
-    labels_from: str | None = None,
+    **further: Any,
 ) -> Task:
     return Task(
         name,
@@ -292,9 +171,19 @@ def _over_classes(
         compare,
         is_categorical=True,
         takes_model_loss=True,
-        labels_from=labels_from,
+        is_one_class=one_class,
         metrics=metrics,
+        **further,
     )
+
+
+def _numbered_classes(labels: Labels) -> int:
+    """One more than the largest label."""
+    return max(int(row.max()) for row in labels if row.numel()) + 1
+
+
+def _numbers_of_a_row(labels: Labels) -> int:
+    return max(1, labels[0].numel())
 
 
 CAUSAL_LM = "causal-lm"
@@ -302,13 +191,23 @@ CAUSAL_LM = "causal-lm"
 BINARY, MULTILABEL = "binary", "multilabel"
 """Tasks of yes and no: one answer a row, and several."""
 _ROWS = (
-    _over_classes("classification", "accuracy", _one_class_each, _OF_ROWS),
+    _over_classes(
+        "classification",
+        "accuracy",
+        _one_class_each,
+        _OF_ROWS,
+        heads=_numbered_classes,
+        takes_names=True,
+    ),
     Task(
         BINARY,
         _OF_BINARY["accuracy"],
         binary_cross_entropy,
         _yes_or_no,
         fits=lambda x, y: x.shape[1:] in ((), (1,)) and y.dim() == 1 and _are_zero_or_one(y),
+        is_one_class=one_class,
+        heads=lambda labels: 1,
+        takes_names=True,
         metrics=_OF_BINARY,
     ),
     Task(
@@ -317,6 +216,7 @@ _ROWS = (
         binary_cross_entropy,
         _labels_each,
         fits=lambda x, y: x.dim() == 2 and x.shape[1:] == y.shape[1:] and _are_zero_or_one(y),
+        heads=_numbers_of_a_row,
         metrics=_OF_LABELS,
     ),
     Task(
@@ -325,19 +225,27 @@ _ROWS = (
         F.mse_loss,
         _numbers,
         fits=lambda x, y: x.shape[1:] in ((), (1,), y.shape[1:]),
+        heads=_numbers_of_a_row,
         metrics=_OF_NUMBERS,
     ),
-    _over_classes("token-classification", "accuracy", _one_class_per_token),
-    _over_classes(CAUSAL_LM, "perplexity", _next_token, labels_from="input_ids"),
+    _over_classes(
+        "token-classification",
+        "accuracy",
+        _one_class_per_token,
+        heads=_numbered_classes,
+        auto_task="token-classification",
+    ),
+    _over_classes(
+        CAUSAL_LM,
+        "perplexity",
+        _next_token,
+        labels_from="input_ids",
+        auto_task="text-generation",
+    ),
+    SEGMENTATION_TASK,
 )
-TASKS: dict[str, Task] = {row.name: row for row in _ROWS}
-"""The tasks by name: accuracy of classes and of one yes or no, F1 of several, R2 of numbers,
-accuracy of each token's class, and perplexity of the next token."""
+TASKS.update({row.name: row for row in _ROWS})
 CLASSIFICATION = TASKS["classification"]
-
-
-UNTOLD = "untold"
-"""The name of the task of a model that a function of the user's judges, and no task was named."""
 
 
 def _no_loss(answers: Tensor, labels: Tensor) -> Never:
@@ -380,13 +288,16 @@ def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | li
     """The task that labels are of.
 
     Numbers with fractions are regression, one class each is classification; a label for each
-    token is token classification, and causal language modeling where the labels are the tokens.
+    token is token classification, and causal language modeling where the labels are the tokens; a
+    class for each pixel is segmentation.
     """
     if isinstance(labels, Tensor) and labels.dim() < 2:
         return TASKS["regression" if labels.is_floating_point() else "classification"]
     first = labels[0]
     if first.is_floating_point():
         return TASKS["regression"]
+    if are_masks(labels):
+        return SEGMENTATION_TASK
     ids = columns.get("input_ids")
     is_language = ids is not None and _are_same(ids, labels)
     return TASKS[CAUSAL_LM if is_language else "token-classification"]
@@ -396,10 +307,16 @@ def check_is_clear(task: Task, labels: Tensor | list[Tensor]) -> None:
     """Checks that labels from which a task was inferred cannot well be meant for another.
 
     Raises:
-        ConfigError: they are several numbers a row, all 0 or 1, which are rarely a regression.
+        ConfigError: they are several numbers a row or pictures, all 0 or 1, which are rarely a
+            regression.
     """
     if task.name != "regression" or not isinstance(labels, Tensor) or labels.dim() < 2:
         return
+    if are_masks(labels) and _are_zero_or_one(labels):
+        raise ConfigError(
+            f"labels: got pictures {tuple(labels.shape[1:])} of numbers, all 0 or 1: --task "
+            f"{SEGMENTATION} takes them for a class of each pixel, --task regression for numbers."
+        )
     if labels.shape[1] > 1 and _are_zero_or_one(labels):
         raise ConfigError(
             f"labels: got {labels.shape[1]} numbers a row, all 0 or 1: --task {MULTILABEL} takes "

@@ -202,8 +202,9 @@ def predict(
             answers, expected = judged.compare(
                 read_answers(output, judged, len(expected)), expected
             )
-            predictions.append(judged.metric.predict(answers, expected))
-            labels.append(expected)
+            found, right = judged.metric.read(answers, expected)
+            predictions.append(found)
+            labels.append(right)
             del output, answers  # as in `Feed.outputs`
             tick()
     return judged.metric, torch.cat(predictions).cpu(), torch.cat(labels).cpu()

@@ -11,7 +11,8 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.models import is_own
 from chop.train.evaluator import Evaluator
-from chop.train.intervals import CONSTANTS, FEW_ROWS, Score
+from chop.train.intervals import FEW_ROWS, Score
+from chop.train.metric import CONSTANTS, GUESSED
 from chop.trust import TIMM
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
@@ -36,8 +37,7 @@ def check_answers(
     evaluator: Evaluator, logits: Tensor, workload: Workload, config: WorkloadConfig
 ) -> None:
     """The same of answers that a search has of the float model, in the order of `logits`."""
-    labels = evaluator.labels
-    predictions = workload.task.metric.predict(logits, labels)
+    predictions, labels = workload.task.metric.read(logits, evaluator.labels)
     score = workload.score_of(predictions.cpu(), labels.cpu(), len(evaluator))
     check_scores({"search": score}, workload, config)
 
@@ -118,7 +118,10 @@ def _counted(name: str, score: Score, workload: Workload) -> str:
 def _why_uninformative(name: str, score: Score, workload: Workload) -> str | None:
     metric, rows = workload.task.metric, _counted(name, score, workload)
     if score.has_one_class:
-        return f"all labels of the {rows} are one class: no {metric.name} on them tells anything."
+        return (
+            f"all labels of the {rows} are one class: no {metric.name} on them tells anything."
+            f"{workload.task.one_class_hint}"
+        )
     if score.constant is None or math.isnan(score.constant):
         return None
     end = score.value
@@ -129,7 +132,9 @@ def _why_uninformative(name: str, score: Score, workload: Workload) -> str | Non
     beyond = "no better than"
     if metric.gain(score.value, score.constant) > ROUNDING:
         beyond = "not better, beyond its interval, than"
-    constant = f"{CONSTANTS[metric.predict]}, {metric.format_value(score.constant)}"
+    known = CONSTANTS.get(metric.predict)
+    about = GUESSED if known is None else known.about
+    constant = f"{about}, {metric.format_value(score.constant)}"
     return (
         f"float {metric.name} {score.format(metric)} on {rows} is {beyond} {constant}: a format "
         "that breaks the model would look as good as float."

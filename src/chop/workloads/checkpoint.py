@@ -18,6 +18,7 @@ from chop.data import (
     class_names,
     describe_dataset,
     get_tokenized_dataset,
+    has_masks,
     is_running_text,
     label_column,
     load_dataset,
@@ -35,18 +36,14 @@ from chop.notices import assume
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.reading import is_numeric
-from chop.train.tasks import BINARY, MULTILABEL, UNTOLD_TASK, check_is_clear
-from chop.workloads.pictures import SETTINGS, pictures_for
+from chop.train.segmentation import SEGMENTATION_TASK
+from chop.train.tasks import UNTOLD_TASK, check_is_clear
+from chop.workloads.pictures import SETTINGS, pictures_for, reduces_labels
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
     from chop.workloads.settings import WorkloadConfig
-
-OF_CLASSES = ("classification", BINARY)
-"""Tasks whose labels may be texts, or names of folders."""
-AUTO_TASKS = {"token-classification": "token-classification", CAUSAL_LM: "text-generation"}
-"""Tasks whose model is of another class than the classifiers'."""
 
 
 def load_checkpoint(
@@ -80,15 +77,15 @@ def load_checkpoint(
     make_folder(config.out)
     data = _load_data(config)
     task = _task_of(config, data)
-    if task.name in OF_CLASSES:
+    if task.takes_names:
         check_classes(data, config.dataset)
     model = load(
         config.model,
         num_labels=_num_labels(config.model, data, task),
-        task=None if is_own(config.model) else AUTO_TASKS.get(task.name),
+        task=None if is_own(config.model) else task.auto_task,
         weights=config.weights,
     )
-    if task.name in OF_CLASSES:
+    if task.takes_names:
         known = getattr(getattr(model, "config", None), "label2id", None)
         data = with_numbered_labels(data, known)
     data = _as_numbers(config, model, data, task)
@@ -143,6 +140,12 @@ def _task_of(config: WorkloadConfig, data: DatasetDict) -> Task:
     column = label_column(data["train"].column_names)
     if column is None:
         return TASKS[CAUSAL_LM] if config.own_functions.evaluate is None else UNTOLD_TASK
+    if has_masks(data):
+        assume(
+            f"{SEGMENTATION_TASK.inferred_note} Masks are scaled with their pictures, by the "
+            "nearest pixel."
+        )
+        return SEGMENTATION_TASK
     if class_names(data) is not None:
         return TASKS["classification"]
     labels, task = read_label_column(data["train"])
@@ -155,19 +158,13 @@ def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
 
     A trained head with more classes than the labels happen to show stays.
     """
-    if task.labels_from is not None or task.name not in TASKS:
+    if task.heads is None:
         return None
-    if task.name == BINARY:
-        return 1
-    names = class_names(data) if task.name == "classification" else None
+    names = class_names(data) if task.takes_names else None
     if names is not None:
-        return len(names)
-    labels, _ = read_label_column(data["train"])
-    first = labels[0]
-    if task.name in ("regression", MULTILABEL):
-        return max(1, first.numel())
-    needed = max(int(row.max()) for row in labels if row.numel()) + 1
-    return max(needed, _own_classes(name))
+        return len(names) if task.is_categorical else task.heads([])
+    needed = task.heads(read_label_column(data["train"])[0])
+    return max(needed, _own_classes(name)) if task.is_categorical else needed
 
 
 def _own_classes(name: str) -> int:
@@ -183,7 +180,10 @@ def _as_numbers(
         pictures = pictures_for(config, model, describe_dataset(str(config.dataset), data))
         get_console().print(str(pictures), highlight=False, markup=False)
         assume(f"{str(pictures)[0].upper()}{str(pictures)[1:]}.")
-        return with_pixels(data, pictures.info, pictures.size)
+        is_reduced = has_masks(data) and reduces_labels(config.model, model)
+        if is_reduced:
+            assume("Masks count classes from 1, and 0 is void, as preprocessor_config.json says.")
+        return with_pixels(data, pictures.info, pictures.size, reduce_labels=is_reduced)
     for name in SETTINGS:
         if getattr(config, name) is not None:
             raise ConfigError(f"{name}: data set '{config.dataset}' has no pictures.")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.models import function_of_file
+from chop.notices import assume
 from chop.train import (
     Metric,
     Rows,
@@ -66,6 +67,8 @@ def task_with(
     if judge is None:
         if asked is None:
             check_is_clear(rows.task, rows.labels)
+            if rows.task.inferred_note:
+                assume(rows.task.inferred_note)
         task = (asked or rows.task).with_metric(metric)
     else:
         task = replace(asked or UNTOLD_TASK, metric=judge.metric)

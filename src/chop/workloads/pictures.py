@@ -69,6 +69,15 @@ def pictures_for(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) ->
     return Pictures(dataclasses.replace(info, pixel_mean=mean, pixel_std=std), wanted, source)
 
 
+def reduces_labels(name: str, model: nn.Module) -> bool:
+    """Returns true if a model of transformers counts the classes of masks from 1, and 0 is void.
+
+    `do_reduce_labels` of its processor says so, as for ADE20K.
+    """
+    given = {} if getattr(model, "config", None) is None else _preprocessor(name)
+    return bool(given.get("do_reduce_labels", given.get("reduce_labels", False)))
+
+
 def _per_channel(
     name: str,
     asked: tuple[float, ...] | None,

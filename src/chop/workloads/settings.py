@@ -60,8 +60,8 @@ class WorkloadConfig:
             bert-tiny and gpt-tiny; a folder is one of Hugging Face. The file of `file.py:Net`, a
             class or function, is executed. `timm:NAME` is a model of timm.
         dataset: built-in name, local file or folder, or hub name. Built in are digits, reviews and
-            stories; a local one is a table, or a folder of pictures per class. Default: the
-            built-in model's own.
+            stories; a local one is a table, a folder of pictures per class, or images/ with masks/.
+            Default: the built-in model's own.
         out: folder for all results.
         train_epochs: epochs that fine-tune a model that is not built in before the job.
         limit: number of rows to use of each split. Default: all.
@@ -85,8 +85,9 @@ class WorkloadConfig:
         weights: state dict of file.py:Net or timm:NAME. A file .safetensors or .pt. Default: those
             that the function made or timm downloads.
         task: task type, as classification or regression. Others are binary (one logit for yes or
-            no), multilabel (several), token-classification and causal-lm (texts alone, evaluated by
-            perplexity). Default: inferred from the labels, never binary or multilabel.
+            no), multilabel (several), segmentation (a class for each pixel), token-classification
+            and causal-lm (texts alone, evaluated by perplexity). Default: inferred from the labels,
+            never binary or multilabel.
         metric: evaluation metric, as accuracy, f1 or mse. Others are balanced_accuracy, roc_auc,
             recall, r2, perplexity and more. Default: the task's own.
         force: go on with a float model that is no better than a constant answer, such as the

@@ -35,7 +35,7 @@ from chop.train.dtypes import in_dtype_of
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
 from chop.train.judge import Judge
 from chop.train.metrics import accuracy
-from chop.train.tasks import BINARY, CLASSIFICATION, UNTOLD_TASK
+from chop.train.tasks import CLASSIFICATION, UNTOLD_TASK
 from chop.train.train_loop import Progress
 from chop.workloads.judging import judge_of, task_with
 from chop.workloads.probe import check_forward
@@ -295,7 +295,7 @@ class Workload:
             interval_of(metric, predictions, labels),
             constant_score(metric, labels, lambda: self._frequencies(labels)),
             rows,
-            (self.task.is_categorical or self.task.name == BINARY) and len(labels.unique()) == 1,
+            self.task.is_one_class is not None and self.task.is_one_class(labels),
         )
 
     def _frequencies(self, labels: Tensor) -> Tensor:

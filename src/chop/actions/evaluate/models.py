@@ -18,9 +18,9 @@ from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.ir.graph import MaseGraph
 from chop.models import builtin_model, is_own, load_model, read_config
 from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
-from chop.train.model_io import read_output
+from chop.train.model_io import read_answers
 from chop.trust import identity_of as named_as
-from chop.workloads.checkpoint import AUTO_TASKS, tokenizer_name
+from chop.workloads.checkpoint import tokenizer_name
 from chop.workloads.load import load_workload
 from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import WorkloadConfig
@@ -131,7 +131,7 @@ def _continues_texts(name: str) -> bool:
 def _named(name: str, workload: Workload) -> nn.Module:
     if builtin_model(name):
         return load_trained(name, progress=True, held_out=VALIDATION_SHARE)
-    return load_model(name, task=None if is_own(name) else AUTO_TASKS.get(workload.task.name))
+    return load_model(name, task=None if is_own(name) else workload.task.auto_task)
 
 
 def _reference(
@@ -157,8 +157,10 @@ def _check_comparable(config: EvaluateConfig, judged: Judged) -> None:
     workload = judged.workload
     check_forward(judged.reference, workload.train, judged.reference_name, workload.dataset)
     example = workload.example()
+    count = len(next(iter(example.values())))
     ours, theirs = (
-        read_output(model(**example))[1].shape for model in (judged.model, judged.reference)
+        read_answers(model(**example), workload.task, count).shape
+        for model in (judged.model, judged.reference)
     )
     if ours != theirs:
         raise ConfigError(

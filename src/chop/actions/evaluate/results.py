@@ -101,12 +101,16 @@ def _tiles(evaluation: Evaluation, workload: Workload) -> list[Tile]:
     exact = "" if rows.reference is None else f"float {metric.format_value(rows.reference.value)}, "
     own = Cell(rows.own.value, format_cell(rows.own.value, rows.own.interval, metric))
     tiles = [Tile(f"{metric.name} (95 % interval)", own, f"{exact}{_counted(rows, workload)}")]
-    if rows.kl is None or rows.same is None or rows.flips is None:
+    if rows.kl is None or rows.same is None:
+        return tiles
+    tiles += [
+        Tile("KL divergence (nats)", _nats(rows.kl), f"mean of {rows.answers:,} answers"),
+        Tile("same answer", _share(rows.same), "as the float model"),
+    ]
+    if rows.flips is None:
         return tiles
     return [
         *tiles,
-        Tile("KL divergence (nats)", _nats(rows.kl), f"mean of {rows.answers:,} answers"),
-        Tile("same answer", _share(rows.same), "as the float model"),
         Tile("flips", _share(rows.flips), f"{rows.lost} right to wrong, {rows.won} wrong to right"),
     ]
 
@@ -123,14 +127,14 @@ def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block
     table = [named(short_name(found.model), rows.own)]
     if rows.reference is not None:
         table.insert(0, named(f"float: {short_name(found.reference)}", rows.reference))
-    if rows.kl is not None and rows.same is not None and rows.flips is not None:
-        table[1] |= {
-            "KL divergence": _nats(rows.kl),
-            "same answer": _share(rows.same),
-            "flips": _share(rows.flips),
-            "right to wrong": rows.lost,
-            "wrong to right": rows.won,
-        }
+    if rows.kl is not None and rows.same is not None:
+        table[1] |= {"KL divergence": _nats(rows.kl), "same answer": _share(rows.same)}
+        if rows.flips is not None:
+            table[1] |= {
+                "flips": _share(rows.flips),
+                "right to wrong": rows.lost,
+                "wrong to right": rows.won,
+            }
         table[0] |= dict.fromkeys(list(table[1])[2:], "")
     return [Table(title, table), Note(_about_rows(found, workload))]
 
@@ -143,9 +147,10 @@ def _about_rows(found: Evaluation, workload: Workload) -> str:
     if rows.kl is not None:
         said.append(
             "KL divergence: from the float model's distribution, mean in nats of an answer. Same "
-            "answer: as the float model's. Flips: answers that change from right to wrong or from "
-            "wrong to right."
+            "answer: as the float model's."
         )
+        if rows.flips is not None:
+            said.append("Flips: answers that change from right to wrong or from wrong to right.")
     elif rows.reference is not None:
         said.append(f"Answers of task '{workload.task.name}' are numbers, which do not flip.")
     else:

@@ -21,7 +21,7 @@ from chop.train.evaluator import divergences
 from chop.train.feed import Feed
 from chop.train.intervals import draws_for, interval_of
 from chop.train.metric import Metric
-from chop.train.model_io import LABELS, read_output
+from chop.train.model_io import LABELS, read_answers
 from chop.train.rows import Rows, rows_per_batch
 from chop.train.tasks import Task
 
@@ -53,9 +53,10 @@ class RowResult:
         own: the metric of the model.
         reference: that of the float model; None where there is none, as for all that follow.
         kl: mean of KL(float || model) over the answers, in nats; None of numbers, too.
-        same: share of answers whose largest logit is the float model's.
+        same: share of answers, of pictures of pixels, whose largest logit is the float model's.
         flips: share of answers that change from right to wrong or from wrong to right (Dutta et
-            al., Accuracy is Not All You Need, arXiv:2407.09141, 2024).
+            al., Accuracy is Not All You Need, arXiv:2407.09141, 2024); None of pictures, as are
+            the counts that follow.
         lost: how many change from right to wrong.
         won: how many change from wrong to right.
     """
@@ -118,7 +119,7 @@ def _answers(judged: Judged, rows: Rows) -> Iterator[Columns]:
     feed = Feed(judged.model, rows, len(rows), task)
     ((fed, labels),) = feed.batches()
     with matmul_precision("highest"):
-        own = _logits(judged.model, fed)
+        own = _logits(judged.model, fed, task)
         other = None if judged.reference is None else _logits_like(judged.reference, rows, task)
     for row in range(len(rows)):
         one = slice(row, row + 1)
@@ -129,23 +130,30 @@ def _answers(judged: Judged, rows: Rows) -> Iterator[Columns]:
 def _logits_like(model: nn.Module, rows: Rows, task: Task) -> Tensor:
     """Logits of a model that may take other columns."""
     ((fed, _),) = Feed(model, rows, len(rows), task).batches()
-    return _logits(model, fed)
+    return _logits(model, fed, task)
 
 
-def _logits(model: nn.Module, fed: Mapping[str, Tensor]) -> Tensor:
-    return read_output(model(**{name: x for name, x in fed.items() if name != LABELS}))[1]
+def _logits(model: nn.Module, fed: Mapping[str, Tensor], task: Task) -> Tensor:
+    output = model(**{name: x for name, x in fed.items() if name != LABELS})
+    return read_answers(output, task, len(next(iter(fed.values()))))
 
 
 def _columns(task: Task, own: Tensor, labels: Tensor, reference: Tensor | None) -> Columns:
     """Lists of K: labels, and what the metric takes of each model; of classes whether both are
-    right, whether they agree, and how far the distributions are apart."""
-    found = {"labels": labels, "own": task.metric.predict(own, labels)}
+    right, whether they agree, and how far the distributions are apart. Of pictures, which have a
+    class for each pixel, the share and the mean of the pixels."""
+    predictions, expected = task.metric.read(own, labels)
+    found = {"labels": expected, "own": predictions}
     if reference is not None:
         found["reference"] = task.metric.predict(reference, labels)
         if task.is_categorical:
             top, theirs = own.argmax(-1), reference.argmax(-1)
-            found |= {"right": top == labels, "reference_right": theirs == labels}
-            found |= {"same": top == theirs, "kl": divergences(reference, own)}
+            same, apart = top == theirs, divergences(reference, own)
+            if same.dim() > 1:
+                same, apart = (x.flatten(1).double().mean(1) for x in (same, apart))
+            else:
+                found |= {"right": top == labels, "reference_right": theirs == labels}
+            found |= {"same": same, "kl": apart}
     return {name: values.tolist() for name, values in found.items()}
 
 
@@ -166,12 +174,18 @@ def result_of(kept: list[Columns], task: Task) -> RowResult:
     reference = _score(metric, column["reference"], labels, sizes)
     if "kl" not in column:
         return RowResult(*counts, reference)
-    kl, right, was_right = column["kl"].double(), column["right"], column["reference_right"]
+    kl, same = column["kl"].double(), column["same"]
+    apart = Measured(kl.mean().clamp(min=0).item(), _mean_over_rows(kl, sizes))
+    if "right" not in column:
+        return RowResult(
+            *counts, reference, apart, Measured(same.mean().item(), _mean_over_rows(same, sizes))
+        )
+    right, was_right = column["right"], column["reference_right"]
     return RowResult(
         *counts,
         reference,
-        Measured(kl.mean().clamp(min=0).item(), _over_rows(lambda i: kl[i].mean().item(), sizes)),
-        share(column["same"], sizes),
+        apart,
+        share(same, sizes),
         share(right != was_right, sizes),
         int((was_right & ~right).sum()),
         int((right & ~was_right).sum()),
@@ -200,6 +214,10 @@ def share(chosen: Tensor, sizes: list[int]) -> Measured:
     if set(sizes) == {1} or count in (0, len(chosen)):
         return Measured(value, wilson(value * len(sizes), len(sizes)))
     return Measured(value, _over_rows(lambda i: chosen[i].double().mean().item(), sizes))
+
+
+def _mean_over_rows(values: Tensor, sizes: list[int]) -> Interval | None:
+    return _over_rows(lambda i: values[i].mean().item(), sizes)
 
 
 def _over_rows(statistic: Callable[[Tensor], float], sizes: list[int]) -> Interval | None:

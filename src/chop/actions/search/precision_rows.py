@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from chop.actions.settings.search import PrecisionConfig
-from chop.train import CAUSAL_LM, Rows
+from chop.train import Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.workload import Workload
 
 LEAST_VALIDATION = 100
 """With fewer validation rows trials are measured on training rows."""
 ANSWER_BYTES = 2**29
-"""Of the answers of a language model in float32: the float model's are kept beside a trial's."""
+"""Of answers for tokens or pixels in float32: the float model's are kept beside a trial's."""
 
 
 def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:
@@ -41,10 +41,13 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
 
 
 def fitting(rows: Rows, workload: Workload) -> Rows:
-    """Those whose answers fit into `ANSWER_BYTES`, spread evenly: of a vocabulary fewer do."""
-    if workload.task.name != CAUSAL_LM:
+    """Those whose answers fit into `ANSWER_BYTES`, spread evenly.
+
+    Of a vocabulary, or of classes for each pixel, fewer rows do.
+    """
+    places = sum(labels.numel() for labels in rows.labels) / max(len(rows), 1)
+    if not workload.task.is_categorical or places <= 1:
         return rows
-    # A model of one's own does not tell its vocabulary: an answer does.
+    # A model of one's own does not tell its classes: an answer does.
     answers = Evaluator(workload.model, rows.spread(1), task=workload.task).logits()
-    tokens = sum(len(labels) for labels in rows.labels) / max(len(rows), 1)
-    return rows.spread(max(1, int(ANSWER_BYTES / (4 * tokens * answers.shape[-1]))))
+    return rows.spread(max(1, int(ANSWER_BYTES / (4 * places * answers.shape[-1]))))

@@ -1,0 +1,162 @@
+"""Pictures with masks: folders, tables, and what is wrong with them."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict, Features, Image
+from PIL import Image as Pictures
+
+from chop.data import has_masks, load_dataset, picture_column, with_pixels
+from chop.data.catalogue import describe_dataset
+from chop.data.masks import without_void
+from chop.errors import ConfigError
+from chop.train import read_rows
+
+
+def save(place, pixels):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    Pictures.fromarray(pixels).save(place)
+
+
+def drawn(count, size=(6, 8)):
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (count, *size, 3)).astype(np.uint8)
+    return pixels, draw.integers(0, 4, (count, *size)).astype(np.uint8)
+
+
+def write(folder, names, size=(6, 8), count=5, mask_end="png"):
+    pixels, masks = drawn(count, size)
+    for i in range(count):
+        save(folder / names[0] / f"{i}.png", pixels[i])
+        save(folder / names[1] / f"{i}.{mask_end}", masks[i])
+    return pixels, masks
+
+
+def rows_of(data):
+    data = with_pixels(data, describe_dataset("own", data))
+    return {name: read_rows(split) for name, split in data.items()}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"train": ("images", "masks")},
+        {"train": ("train/images", "train/masks"), "test": ("test/images", "test/masks")},
+        {
+            "train": ("images/training", "masks/training"),
+            "test": ("images/testing", "masks/testing"),
+            "validation": ("images/val", "masks/val"),
+        },
+    ],
+)
+def test_folders_of_pictures_and_masks(tmp_path, layout):
+    for names in layout.values():
+        pixels, masks = write(tmp_path / "shapes", names, mask_end="bmp")
+    (tmp_path / "shapes" / layout["train"][0] / ".hidden.png").write_bytes(b"")
+    data = load_dataset(tmp_path / "shapes")
+    assert has_masks(data) and picture_column(data) == "image"
+    assert {*data} == {"train", "test", *layout}
+    rows = rows_of(data)
+    assert rows["train"].task.name == "segmentation"
+    if len(layout) > 1:
+        assert torch.equal(rows["test"].labels, torch.tensor(masks.astype(np.int64)))
+        wanted = torch.tensor(pixels).permute(0, 3, 1, 2) / 255
+        assert torch.equal(rows["test"].columns["pixel_values"], (wanted - 0.5) / 0.5)
+
+
+def test_masks_are_scaled_by_the_nearest_pixel(tmp_path):
+    write(tmp_path, ("images", "masks"), size=(4, 4))
+    labels = drawn(5, (4, 4))[1]
+    save(tmp_path / "masks" / "0.png", labels[0].repeat(2, 0).repeat(2, 1))
+    data = load_dataset(tmp_path)
+    data = with_pixels(data, describe_dataset("own", data), (3, 8, 8))
+    both = torch.cat([read_rows(split).labels for split in data.values()])
+    assert both.shape == (5, 8, 8)
+    wanted = {tuple(x.repeat(2, 0).repeat(2, 1).flatten()) for x in labels}
+    assert {tuple(x.flatten().tolist()) for x in both} == wanted
+
+
+@pytest.mark.parametrize("names", [("image", "mask"), ("image", "annotation"), ("x", "label")])
+def test_tables_with_a_column_of_masks(tmp_path, names):
+    pixels, masks = drawn(4)
+    columns = {
+        names[0]: [Pictures.fromarray(x) for x in pixels],
+        names[1]: [Pictures.fromarray(x) for x in masks],
+    }
+    features = Features({name: Image() for name in names})
+    table = Dataset.from_dict(columns, features)
+    DatasetDict(train=table, test=table).save_to_disk(tmp_path / "saved")
+    for given in (tmp_path / "saved", DatasetDict(train=table, test=table)):
+        rows = rows_of(load_dataset(given))
+        assert torch.equal(rows["test"].labels, torch.tensor(masks.astype(np.int64)))
+    other = Features({"a": Image(), "b": Image()})
+    table = Dataset.from_dict(dict(zip("ab", columns.values(), strict=True)), other)
+    with pytest.raises(ConfigError, match="no column 'labels' or 'label'.*--label-column"):
+        load_dataset(DatasetDict(train=table, test=table))
+    rows = rows_of(load_dataset(DatasetDict(train=table, test=table), label="b"))
+    assert torch.equal(rows["test"].labels, torch.tensor(masks.astype(np.int64)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16"])
+def test_modes_of_masks(tmp_path, mode):
+    write(tmp_path, ("images", "masks"))
+    mask = np.eye(6, 8, dtype=np.uint8) * (255 if mode == "1" else 1)
+    picture = Pictures.fromarray(mask)
+    if mode == "P":
+        picture.putpalette([7, 7, 7, 200, 0, 0])
+    else:
+        wide = mode == "I;16"
+        picture = Pictures.fromarray(mask.astype(np.uint16)) if wide else picture.convert(mode)
+    assert picture.mode == mode
+    for i in range(5):
+        picture.save(tmp_path / "masks" / f"{i}.png")
+    rows = rows_of(load_dataset(tmp_path))
+    assert torch.equal(rows["train"].labels[0], torch.eye(6, 8).long())
+
+
+def test_classes_that_count_from_1(tmp_path):
+    _, masks = write(tmp_path / "a", ("train/images", "train/masks"))
+    write(tmp_path / "a", ("test/images", "test/masks"))
+    data = load_dataset(tmp_path / "a")
+    data = with_pixels(data, describe_dataset("own", data), reduce_labels=True)
+    wanted = torch.tensor(masks.astype(np.int64)) - 1
+    assert torch.equal(read_rows(data["test"]).labels, wanted.where(wanted >= 0, 255))
+    given = torch.tensor([[0, 1, 255]])
+    assert without_void(given).tolist() == [[255, 0, 255]]
+
+
+def test_what_is_wrong_is_one_sentence(tmp_path):
+    write(tmp_path / "a", ("images", "masks"))
+    (tmp_path / "a/masks/3.png").unlink()
+    with pytest.raises(ConfigError, match=r"names in only one of them: '3'\. Give each picture a"):
+        load_dataset(tmp_path / "a")
+    write(tmp_path / "b", ("images", "masks"))
+    for i in range(5):
+        (tmp_path / f"b/masks/{i}.png").rename(tmp_path / f"b/masks/m{i}.png")
+    with pytest.raises(ConfigError, match="folders of two classes need other names than these"):
+        load_dataset(tmp_path / "b")
+    write(tmp_path / "c", ("images", "masks"))
+    save(tmp_path / "c/masks/2.png", drawn(1)[0][0])
+    with pytest.raises(ConfigError, match=r"2\.png' has colors \(RGB\): expected one number for"):
+        rows_of(load_dataset(tmp_path / "c"))
+    write(tmp_path / "d", ("images", "masks"))
+    save(tmp_path / "d/masks/2.png", np.zeros((4, 4), np.uint8))
+    with pytest.raises(ConfigError, match="has 4 x 4 pixels and its picture 8 x 6: expected"):
+        rows_of(load_dataset(tmp_path / "d"))
+    write(tmp_path / "e", ("images", "masks"))
+    save(tmp_path / "e/images/2.bmp", drawn(1)[0][0])
+    with pytest.raises(ConfigError, match="have one name: expected one picture of each"):
+        load_dataset(tmp_path / "e")
+    write(tmp_path / "f", ("images", "masks"))
+    (tmp_path / "f/masks/2.png").write_bytes(b"no picture")
+    with pytest.raises(ConfigError, match=r"2\.png' cannot be read: its bytes are of no known"):
+        rows_of(load_dataset(tmp_path / "f"))
+
+
+def test_files_elsewhere_are_not_read(tmp_path):
+    write(tmp_path / "a", ("images", "masks"))
+    save(tmp_path / "secret.png", drawn(1)[1][0])
+    (tmp_path / "a/masks/2.png").unlink()
+    (tmp_path / "a/masks/2.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(ConfigError, match="secret|outside|2.png"):
+        load_dataset(tmp_path / "a")
