@@ -113,6 +113,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len({*self._rows, *entry_points(self.group)})
 
+    def declare(self, rows: Mapping[str, T]) -> None:
+        """Adds rows of chop that are defined in another module than the registry."""
+        self._rows.update(rows)
+        self._packages.update(dict.fromkeys(rows, OWN))
+
     def values(self) -> ValuesView[T]:
         """Returns a view of the rows that can be imported."""
         return _ImportableRows(self)

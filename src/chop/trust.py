@@ -86,6 +86,12 @@ def identity_of(name: str) -> str:
     return f"{Path(match['file']).expanduser().resolve()}:{match['name']}"
 
 
+def is_trusted(name: str) -> bool:
+    """Returns true if a file may name this code: the command line or the program did."""
+    trusts = _is_trusted.get()
+    return trusts is not None and trusts(name)
+
+
 def check_import(module: str, file: str | Path) -> None:
     """Checks the name of a module that a file wants to have imported.
 
@@ -95,8 +101,7 @@ def check_import(module: str, file: str | Path) -> None:
     Raises:
         ConfigError: the file is not trusted.
     """
-    is_trusted = _is_trusted.get()
-    if is_trusted is None or not is_trusted(module):
+    if not is_trusted(module):
         raise ConfigError(
             f"'{file}' has a module imported, '{module}', which is code and does not run because a "
             f"file says so: if you trust it, give --import {module}, or {TRUST}."
@@ -113,9 +118,8 @@ def check_code(settings: Any, file: str | Path, option: str | None = None) -> No
     Raises:
         ConfigError: they name code, and neither the command line nor the program did.
     """
-    is_trusted = _is_trusted.get()
     for name in code_names(settings):
-        if is_trusted is None or not is_trusted(name):
+        if not is_trusted(name):
             named = f"{option} {name}, or " if option else ""
             raise ConfigError(
                 f"'{file}' names code, '{name}', which does not run because a file says so: if you "
@@ -130,8 +134,7 @@ def running(name: str) -> Iterator[None]:
     Raises:
         ConfigError: a command or a job runs, and was not given the name.
     """
-    is_trusted = _is_trusted.get()
-    if is_trusted is not None and not is_trusted(name):
+    if _is_trusted.get() is not None and not is_trusted(name):
         raise ConfigError(
             f"'{name}' is code that a file names and the command line does not: name it there, or "
             f"give {TRUST}."

@@ -12,9 +12,10 @@ import chop
 from chop import MaseGraph
 from chop.actions.lower import lower
 from chop.actions.search.job import run_search
+from chop.actions.search.nas import JOB as NAS_JOB
 from chop.actions.search.precision import JOB
 from chop.actions.settings.lower import LowerConfig
-from chop.actions.settings.search import PrecisionConfig
+from chop.actions.settings.search import NasConfig, PrecisionConfig
 from chop.cli.app import app
 from chop.errors import ConfigError
 from chop.mixed_precision.problem import PrecisionProblem
@@ -238,3 +239,89 @@ def test_a_model_with_a_task_keeps_it_for_training(tmp_path):
     )
     assert [row["method"] for row in found.result["rows"]] == ["float", "PTQ", "QAT"]
     assert found.result["task"] == "classification"
+
+
+def test_a_run_is_judged_again_by_the_function_that_the_command_names(files):
+    asked = "--model net.py:Boxes --dataset rows.csv --formats 8.auto --bench-seconds 0"
+    run = [*asked.split(), "--evaluate", "net.py:closeness", "--max-drop", "0.1", "--out", "runs/c"]
+    assert CliRunner().invoke(app, ["compress", *run]).exit_code == 0
+    again = ["evaluate", "runs/c", "--reference", "net.py:Boxes"]
+    told = str(CliRunner().invoke(app, again).exception)
+    assert "was judged by 'net.py:closeness', which does not run because a file says so" in told
+    command = "chop evaluate runs/c --reference net.py:Boxes --evaluate net.py:closeness"
+    assert f"give {command}." in told
+    for more in (["--evaluate", "net.py:closeness"], ["--trust-code"]):
+        ended = CliRunner().invoke(app, [*again, *more, "--out", "runs/e"])
+        assert ended.exit_code == 0, ended.output
+    saved = json.loads(Path("runs/c/result.json").read_text())
+    manifest = json.loads(Path("runs/e/manifest.json").read_text())
+    assert manifest["outcome"]["metric"] == "closeness" and manifest["outcome"]["reference"] == 1
+    assert manifest["outcome"]["value"] == pytest.approx(saved["saved"]["closeness"], abs=1e-6)
+    other = [*again, "--evaluate", "net.py:error", "--lower-is-better", "--out", "runs/o"]
+    assert CliRunner().invoke(app, other).exit_code == 0
+    assert json.loads(Path("runs/o/manifest.json").read_text())["outcome"]["metric"] == "error"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["quantize", "--widths", "8,4"],
+        pytest.param(
+            ["quantize", "--integer-bits", "3:4", "--fraction-bits", "4:5"], marks=pytest.mark.long
+        ),
+        ["prune", "--sparsity", "0.5", "--methods", "l1-norm"],
+    ],
+)
+def test_sweeps_are_judged_by_a_function(files, asked):
+    common = "--model net.py:Boxes --dataset rows.csv --evaluate net.py:closeness --out runs/s"
+    ended = CliRunner().invoke(app, ["sweep", *asked, *common.split()])
+    assert ended.exit_code == 0, ended.output
+    points = Path("runs/s/points.jsonl").read_text().splitlines()
+    assert all("closeness" in line for line in points)
+    before = len(points)
+    assert CliRunner().invoke(app, ["sweep", *asked, *common.split()]).exit_code == 0
+    assert len(Path("runs/s/points.jsonl").read_text().splitlines()) == before
+    Path("net.py").write_text(FILE + "\n# another function\n")
+    assert CliRunner().invoke(app, ["sweep", *asked, *common.split()]).exit_code == 0
+    assert len(Path("runs/s/points.jsonl").read_text().splitlines()) == 2 * before
+
+
+NAS = """
+import torch
+from chop.data import load_dataset
+from chop.train import evaluate, read_rows
+
+ROWS = read_rows(load_dataset("builtin:digits", limit=100)["test"])
+
+
+def wrong(model):
+    assert not torch.is_grad_enabled()
+    return 1.0 - evaluate(model, ROWS)
+"""
+
+
+@pytest.mark.long
+def test_architectures_are_judged_by_a_function(files, capsys):
+    Path("nas.py").write_text(NAS)
+    asked = {
+        "model": "vit", "limit": 100, "fields": {"hidden_size": [8, 12]}, "epochs": 1,
+        "trials": 2, "sampler": "random", "evaluate": "nas.py:wrong", "lower_is_better": True,
+        "out": Path("runs/n"),
+    }  # fmt: skip
+    result = run_search(NAS_JOB, NasConfig(**asked))
+    best = min(result.measured, key=lambda trial: trial.values["wrong"])
+    assert result.best.values == best.values and result.goals[0].name == "wrong"
+    noted = json.loads(Path("runs/n/nas/best.json").read_text())
+    assert noted["values"]["wrong"] == best.values["wrong"] and "test_accuracy" not in noted
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Judged by evaluate 'nas.py:wrong': the best is chosen by the numbers reported" in told
+    assert len(run_search(NAS_JOB, NasConfig(**asked)).measured) == 2
+    with pytest.raises(ConfigError, match="begun with other|other"):
+        run_search(NAS_JOB, NasConfig(**{**asked, "evaluate": "net.py:error"}))
+
+
+def test_sweeps_train_by_a_loss_alone(files):
+    common = "--model net.py:Boxes --dataset rows.csv --evaluate net.py:closeness --widths 8"
+    asked = ["sweep", "quantize", *common.split(), "--qat-epochs", "1"]
+    told = str(CliRunner().invoke(app, asked).exception)
+    assert "no loss is known to train it by: give --loss file.py:fn or --task, or 0 epochs" in told

@@ -8,7 +8,13 @@ from typing import Any
 
 from chop.actions.compress_measure import FLOAT, QUANTIZED, TRAINING, measure
 from chop.actions.compress_results import MODEL_FILES, about_rows, report_of
-from chop.actions.compress_table import Candidate, about_operators, footnotes, terminal_table
+from chop.actions.compress_table import (
+    Candidate,
+    about_operators,
+    footnotes,
+    outputs_tables,
+    terminal_table,
+)
 from chop.actions.compress_texts import check_samples, with_texts
 from chop.actions.compress_verdict import points_of, verdict_of
 from chop.actions.job import Job, Output, load_with_validation, run_job
@@ -88,6 +94,7 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     candidates = [baseline, *rounded, *trained]
     measured = show(
         terminal_table(f"{title}: {metric.title}", candidates, metric, workload.name_of("test")),
+        *outputs_tables(f"{title}: outputs{workload.judged_on}", candidates, workload.task),
         *map(Note, footnotes(candidates)),
         Note(about_operators(candidates), is_written=False),
         Note(about_rows(workload, baseline.scores["test"])),

@@ -241,7 +241,7 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     )
     write_folder(mg, config, output.results / FOLDER, SHARD)
     report = report_of(candidates, None, measured, workload, config, output)
-    report.result["saved"] = printed_row(rounded.row, metric)
+    report.result["saved"] = printed_row(rounded, metric)
     output.run.leave_out(config.out / BLOCKS)
     saved = (
         f"saved {label} ({rounded.row.method}) in {config.out / FOLDER}/, for transformers' "

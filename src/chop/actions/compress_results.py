@@ -106,7 +106,7 @@ def report_of(
         "task": workload.task.name,
         "metric": _about_metric(workload),
         "row_counts": _row_counts(workload),
-        "rows": [printed_row(row, metric) for row in rows],
+        "rows": [printed_row(candidate, metric) for candidate in candidates],
         "saved": None,
     }
     blocks: list[Block] = [
@@ -197,7 +197,7 @@ def _save(
     names = (ONNX_FILE, f"{ONNX_FILE}{DATA}")
     discard_older(folder, *(name for name in names if not (folder / name).is_file()))
     result |= {
-        "saved": printed_row(chosen.row, workload.task.metric),
+        "saved": printed_row(chosen, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": _layers(exact, chosen, result, workload, config),
         "formats": format_rows(chosen.graph),

@@ -12,7 +12,7 @@ from chop.ir.graph import MaseGraph
 from chop.report.plots import Curve
 from chop.report.report import Cell, Table
 from chop.statistics.intervals import Interval
-from chop.train import Metric
+from chop.train import Metric, Task
 from chop.train.intervals import Score
 
 if TYPE_CHECKING:
@@ -116,6 +116,19 @@ def terminal_table(
     return Table(title, rows, [name for name in rows[0] if name != OPERATORS])
 
 
+def outputs_tables(title: str, candidates: Sequence[Candidate], task: Task) -> list[Table]:
+    """The table of each output's metric on test rows; none of models with one output."""
+    rows = []
+    for candidate in candidates:
+        parts = candidate.scores["test"].parts
+        shown = {
+            name: Cell(value, task.metrics[name].format_value(value))
+            for name, value in parts.items()
+        }
+        rows.append({"method": candidate.row.method, "format": candidate.row.format, **shown})
+    return [Table(title, rows)] if candidates[0].scores["test"].parts else []
+
+
 def about_operators(candidates: Sequence[Candidate]) -> str:
     """How many operators are quantized, for a line below a table; `table.md` has it by format."""
     counts = {c.row.quantized for c in candidates if c.row.method != "float"}
@@ -123,10 +136,13 @@ def about_operators(candidates: Sequence[Candidate]) -> str:
     return f"Quantized operators: {most if least == most else f'{least} to {most}, by format'}."
 
 
-def printed_row(row: Row, metric: Metric) -> dict[str, Any]:
-    """A row for `result.json`."""
-    fields = dataclasses.asdict(row)
-    return {metric.name if name == "test" else name: value for name, value in fields.items()}
+def printed_row(candidate: Candidate, metric: Metric) -> dict[str, Any]:
+    """A row for `result.json`; of several outputs with the metric of each."""
+    fields = dataclasses.asdict(candidate.row)
+    parts = candidate.scores["test"].parts
+    outputs = {"outputs": dict(parts)} if parts else {}
+    named = {metric.name if name == "test" else name: value for name, value in fields.items()}
+    return {**named, **outputs}
 
 
 def footnotes(candidates: Sequence[Candidate]) -> list[str]:

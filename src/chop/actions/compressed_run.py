@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from chop import runs
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, ConfigError
 from chop.files import latest, settle, shared_lock
 from chop.files.documents import read_json
 from chop.files.library_errors import library_errors
 from chop.notices import assume, get_logger
-from chop.trust import check_code
-from chop.workloads.settings import WorkloadConfig
+from chop.trust import check_code, identity_of, is_trusted, names_code
+from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
 WEIGHTS, GRAPH = "model.pt", "model.mz"
 AGAIN = "Run chop compress again, or get the whole folder from where it was made."
@@ -76,10 +76,70 @@ def settings_of_run(
         ConfigError: its files name code, see `chop.trust`.
     """
     settings, _, file = compressed_run(folder)
-    known = {field.name for field in dataclasses.fields(WorkloadConfig)}
+    return _settings_of(WorkloadConfig, settings, file, given, option)
+
+
+def judged_settings_of_run(
+    folder: Path, given: Mapping[str, Any], option: str, command: str
+) -> JudgedWorkloadConfig:
+    """The same with the function that judged the run.
+
+    Args:
+        folder: output folder of the run.
+        given: settings that win; `evaluate` is another function, whose numbers `metric` names.
+        option: by which the command names the float model.
+        command: how the run is judged again, without the option that names the function.
+    Raises:
+        CheckpointError: the folder is of no run.
+        ConfigError: its files name code, see `chop.trust`; or a function of a program judged it.
+    """
+    settings, _, file = compressed_run(folder)
+    function = settings.get("evaluate")
+    if "evaluate" in given and not _is_same(function, given["evaluate"]):
+        settings = {**settings, "metric": None, "lower_is_better": False}
+    elif function is not None and not is_trusted(function):
+        model = settings["model"]
+        named = f" {option} {model}" if names_code(model) and is_trusted(model) is False else ""
+        raise ConfigError(
+            f"'{folder}' was judged by '{function}', which does not run because a file says so: if "
+            f"you trust it, give {command}{named} --evaluate {function}."
+        )
+    elif function is None and (judge := _judge_of_program(folder)) and "evaluate" not in given:
+        raise ConfigError(
+            f"'{folder}' was judged by '{judge}', a function of a program: write it to a file and "
+            f"give {command} --evaluate file.py:{judge}."
+        )
+    return _settings_of(JudgedWorkloadConfig, settings, file, given, option)
+
+
+def _is_same(function: str | None, other: str) -> bool:
+    return function is not None and identity_of(function) == identity_of(other)
+
+
+def _judge_of_program(folder: Path) -> str | None:
+    """The name of a function that a program gave, by the results of the run; else None."""
+    path = latest(folder / "result.json")
+    if not path.is_file():
+        return None
+    with library_errors(path, error=CheckpointError):
+        found = read_json(path, "result").get("metric")
+    return found.get("evaluate") if isinstance(found, dict) else None
+
+
+C = TypeVar("C", bound=WorkloadConfig)
+
+
+def _settings_of(
+    kind: type[C],
+    settings: Mapping[str, Any],
+    file: Path,
+    given: Mapping[str, Any],
+    option: str | None,
+) -> C:
+    known = {field.name for field in dataclasses.fields(kind)}
     chosen = {k: value for k, value in settings.items() if k in known and k not in given}
     check_code(chosen, file, option)
-    return WorkloadConfig(**{**chosen, **given})
+    return kind(**{**chosen, **given})
 
 
 def compressed_run(folder: Path) -> CompressedRun:

@@ -25,6 +25,7 @@ from chop.train.feed import Feed
 from chop.train.intervals import Score
 from chop.train.model_io import LABELS, read_output
 from chop.train.rows import Rows, rows_per_batch
+from chop.train.task import Task
 from chop.train.train_loop import EVALUATED
 from chop.workloads.workload import Workload
 
@@ -176,19 +177,31 @@ def compare_on_rows(
     feed.batch_size = rows_per_batch(mg.model, rows, workload.task, EVALUATED)
     for step, (fed, labels) in enumerate(feed.batches()):
         inputs = {name: x for name, x in fed.items() if name != LABELS}
-        name, logits = _logits_name(mg, inputs), dict[str, Tensor]()
+        read, logits = _reader(mg, inputs, workload.task, len(labels)), dict[str, Tensor]()
         for each in contestants:
-            logits[each.name] = _named(each.answers(inputs), name, each.name)
+            logits[each.name] = read(each.answers(inputs), each.name)
             found[each.name].add(workload, logits[each.name], logits[each.reference], labels)
         advance((step + 1) / feed.steps)
     return found
 
 
-def _logits_name(mg: MaseGraph, inputs: Mapping[str, Any]) -> str:
-    """What the logits are called among the outputs of a graph."""
+def _reader(
+    mg: MaseGraph, inputs: Mapping[str, Any], task: Task, rows: int
+) -> Callable[[Mapping[str, Tensor], str], Tensor]:
+    """A function of the outputs of an engine by name, and the name of the engine, for its answers.
+
+    The answers are what the task reads of the graph's outputs, here with those of the engine.
+    """
     answer = mg.model(**inputs)
-    logits = read_output(answer)[1]
-    return next(name for name, x in output_tensors(answer).items() if x is logits)
+    tensors = output_tensors(answer)
+    if task.read is None:
+        logits = read_output(answer)[1]
+        name = next(name for name, x in tensors.items() if x is logits)
+        return lambda found, who: _named(found, name, who)
+    paths = task.layout.names_among(answer, rows, tensors)
+    return lambda found, who: torch.cat(
+        [_named(found, path, who).reshape(rows, -1) for path in paths], 1
+    )
 
 
 def _named(found: Mapping[str, Tensor], name: str, who: str) -> Tensor:

@@ -24,6 +24,8 @@ def evaluate(
     tokenizer: str | None = None,
     out: Path = Path("runs/evaluate"),
     device: str | None = None,
+    evaluate: str | None = None,
+    lower_is_better: bool = False,
 ) -> Any:
     """Judge a model on rows and by tasks of lm-eval, beside the float model that it was.
 
@@ -72,12 +74,16 @@ def evaluate(
         out: folder of the results.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
             CPU.
+        evaluate: function file.py:fn that judges the models in the place of rows. It is the one
+            that a run was judged by, or another. The file is executed. Default: the task's metric.
+        lower_is_better: lower numbers of --evaluate are better.
     """
     from chop.actions.evaluate.job import evaluate as run
     from chop.actions.settings.evaluate import EvaluateConfig
 
     what = (model, tasks, reference, dataset, limit, num_fewshot, include_path, batch_size)
-    return run(EvaluateConfig(*what, max_length, stride, tokenizer, out, device))
+    where = (max_length, stride, tokenizer, out, device)
+    return run(EvaluateConfig(*what, *where, evaluate, lower_is_better))
 
 
 EVALUATE = Command(evaluate, draws=True, makes_models=True)

@@ -21,13 +21,16 @@ log = logging.getLogger(__name__)
 
 
 @without_bars()
-def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDict:
+def with_vectors(
+    splits: DatasetDict, parameters: Collection[str], outputs: Collection[str] = ()
+) -> DatasetDict:
     """The same with all columns of numbers as one column `x` of vectors, in their order.
 
     Args:
         splits: what `load_dataset` gives.
         parameters: of the model: where one of them has the name of a column, or there is only one
             column beside the labels, the data set stays as it is.
+        outputs: columns with the labels of several outputs, which stay columns.
     Raises:
         ConfigError: a cell is blank, NaN or infinite.
     """
@@ -35,20 +38,21 @@ def with_vectors(splits: DatasetDict, parameters: Collection[str]) -> DatasetDic
 
     features = splits["train"].features
     label = label_column(list(features))
+    labels = [*outputs] or [name for name in (label,) if name is not None]
     numbers = [
         name
         for name, feature in features.items()
-        if name != label and str(getattr(feature, "dtype", "")).startswith(NUMBERS)
+        if name not in labels and str(getattr(feature, "dtype", "")).startswith(NUMBERS)
     ]
-    taken = [name for name in features if name != label and name in parameters]
+    taken = [name for name in features if name not in labels and name in parameters]
     if taken or len(numbers) < 2:
         return splits
-    others = [name for name in features if name != label and name not in numbers]
+    others = [name for name in features if name not in labels and name not in numbers]
     if others:
         assume(f"columns that hold no numbers are not used as inputs: {', '.join(others)}", log)
     values = {key: _numbers(split, numbers) for key, split in splits.items()}
     check_cells(numbers, np.concatenate([*values.values()]))
-    return DatasetDict({key: _vectors(split, values[key], label) for key, split in splits.items()})
+    return DatasetDict({key: _vectors(split, values[key], labels) for key, split in splits.items()})
 
 
 def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
@@ -57,10 +61,10 @@ def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
     return np.stack([np.asarray(table[name][:], np.float32) for name in names], 1)
 
 
-def _vectors(split: Dataset, values: np.ndarray, label: str | None) -> Dataset:
+def _vectors(split: Dataset, values: np.ndarray, labels: Sequence[str]) -> Dataset:
     from datasets import Dataset
 
     columns = {"x": values}
-    if label is not None:
+    for label in labels:
         columns[label] = split.with_format("numpy")[label][:]
     return Dataset.from_dict(columns)

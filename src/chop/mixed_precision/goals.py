@@ -9,12 +9,14 @@ from chop.mixed_precision.problem import SCORES
 from chop.search.objective import Constraint, Direction, Goal, named_goals
 from chop.train import TASKS
 
-METRICS = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
-DIRECTIONS: dict[str, Direction] = {
-    **{name: "maximize" if m.higher_is_better else "minimize" for name, m in METRICS.items()},
-    **dict.fromkeys((*SCORES, *COSTS), "minimize"),
-}
-"""What a trial measures, and which way is better."""
+
+def directions() -> dict[str, Direction]:
+    """Returns what a trial can measure, and which way is better."""
+    metrics = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
+    return {
+        **{name: "maximize" if m.higher_is_better else "minimize" for name, m in metrics.items()},
+        **dict.fromkeys((*SCORES, *COSTS), "minimize"),
+    }
 
 
 def precision_goals(
@@ -29,4 +31,4 @@ def precision_goals(
         budgets: bound of each constraint, by name.
         further: directions of numbers of a user's function, by name.
     """
-    return named_goals(names, budgets, {**DIRECTIONS, **(further or {})}, sizes=COSTS)
+    return named_goals(names, budgets, {**directions(), **(further or {})}, sizes=COSTS)

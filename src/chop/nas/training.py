@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from chop.errors import ConfigError
 from chop.files import write_json
 from chop.nas.compression import Compression, raise_graph, size_bytes
-from chop.search.objective import Report
+from chop.search.objective import NotANumberError, Report
 from chop.search.space import Config
-from chop.train import Rows, evaluate, fit_and_report
+from chop.train import Judge, Rows, evaluate, fit_and_report
 from chop.train import split_rows as split_rows
 from chop.train.tasks import CLASSIFICATION, Task
 
@@ -37,6 +38,7 @@ class TrainedMeasure:
         compression: what is done to the trained model before it is judged: see `Compression`.
         device: where to train; None leaves the model where it was built.
         task: what the model is asked to do.
+        judge: a function of the user's that judges models in the place of the rows.
         last: the model that was measured last, for `save`.
     """
 
@@ -47,6 +49,7 @@ class TrainedMeasure:
     compression: Compression = field(default_factory=Compression)
     device: torch.device | str | None = None
     task: Task = CLASSIFICATION
+    judge: Judge | None = None
     last: nn.Module | None = field(default=None, init=False, repr=False)
 
     def __call__(self, config: Config, report: Report) -> dict[str, float]:
@@ -59,7 +62,12 @@ class TrainedMeasure:
         }
 
     def _value(self, model: nn.Module) -> float:
-        return evaluate(model, self.validation, device=self.device, task=self.task)
+        if self.judge is None:
+            return evaluate(model, self.validation, device=self.device, task=self.task)
+        try:
+            return self.judge.score(model).value
+        except ConfigError as error:  # of this model alone: the trial fails, and no other
+            raise NotANumberError(str(error)) from error
 
     def save(self, config: Config, folder: Path) -> None:
         """Writes the model that was just measured, for `chop.search.Search(save=...)`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def in_dtype_of(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]
 def _converted(rows: Rows, dtype: torch.dtype) -> Rows:
     columns = {name: _in(column, dtype) for name, column in rows.columns.items()}
     is_same = all(column is rows.columns[name] for name, column in columns.items())
-    return rows if is_same else Rows(columns, rows.labels)
+    return rows if is_same else replace(rows, columns=columns)
 
 
 def _in(column: Column, dtype: torch.dtype) -> Column:

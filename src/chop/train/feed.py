@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.train.model_io import LABELS, fed_columns, read_answers
-from chop.train.rows import padding_token, read_rows
-from chop.train.tasks import Task, check_is_clear, find_task
+from chop.train.rows import Rows, padding_token, read_rows, task_for
+from chop.train.tasks import Task, find_task
 
 
 class Feed:
@@ -41,15 +41,14 @@ class Feed:
     ) -> None:
         asked = None if task is None else find_task(task)
         self.rows = read_rows(rows, asked)
-        self.task = asked or self.rows.task
-        if asked is None:
-            check_is_clear(self.task, self.rows.labels)
+        self.task = task_for(asked, self.rows)
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        self.task.check_labels(self.rows.labels)
         held = next(model.parameters(), torch.empty(0)).device
         self.device = held if device is None else torch.device(device)
         self.model, self.batch_size = model.to(self.device), batch_size
+        self.task = bound_task(self.task, self.model, self.rows)
+        self.task.check_labels(self.rows.labels)
         self.columns = fed_columns(model, self.rows.columns, self.task)
 
     @property
@@ -85,6 +84,27 @@ class Feed:
             raise ConfigError(
                 f"task '{self.task.name}': the model's own loss refuses the labels: {error}"
             ) from error
+
+
+def bound_task(task: Task, model: nn.Module, rows: Rows) -> Task:
+    """The task with the shapes of a model's outputs, where it needs them; see `Task.bind`.
+
+    Args:
+        task: bound or not.
+        model: on its device; called on a few rows where the task is not bound.
+        rows: labeled.
+    Raises:
+        ConfigError: labels and outputs do not go together.
+    """
+    if task.bind is None:
+        return task
+    few = rows.spread(2)
+    (batch,) = few.batches(len(few), pad_id=padding_token(model))
+    place = next(model.parameters(), torch.empty(0)).device
+    columns = fed_columns(model, rows.columns, task)
+    with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
+        output = model(**{name: batch[column].to(place) for name, column in columns.items()})
+    return task.bind(task, output, batch[LABELS].to(place), rows.parts)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ Shapes: K answers that are compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class Score:
         rows: number of rows, each with one or (as in texts) several answers. 0 if a function of
             the user returns only one number.
         has_one_class: all labels are one class.
+        parts: scores of several outputs by name.
+        useless: those of `parts` that are no better than a constant answer, with its score.
     """
 
     value: float
@@ -42,6 +44,8 @@ class Score:
     constant: float | None
     rows: int
     has_one_class: bool = False
+    parts: Mapping[str, float] = field(default_factory=dict)
+    useless: Mapping[str, float] = field(default_factory=dict)
 
     def format(self, metric: Metric) -> str:
         """The value with its interval, for a sentence."""
@@ -119,6 +123,8 @@ def constant_score(
     """
     if not len(labels):
         return None
+    if metric.constant is not None:
+        return metric.constant(labels)
     if metric.predict is surprise:
         if frequencies is None:
             return None

@@ -6,7 +6,7 @@ Shapes: K answers that are compared, C classes, L labels of a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +101,9 @@ class Metric:
         is_share: printed in percent.
         is_relative: a drop is a share of the reference, as it is wherever lower is better.
         expect: (predictions, labels) of a batch -> the labels as `score` takes them.
+        parts: (predictions, labels) -> scores of several outputs by name; None of one.
+        constant: labels as `score` takes them -> the score of the best constant answer; None: see
+            `CONSTANTS`.
     """
 
     name: str
@@ -110,6 +113,8 @@ class Metric:
     is_share: bool = False
     is_relative: bool = False
     expect: Callable[[Tensor, Tensor], Tensor] = expected_labels
+    parts: Callable[[Tensor, Tensor], Mapping[str, float]] | None = None
+    constant: Callable[[Tensor], float | None] | None = None
 
     def read(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and labels of a batch as `score` takes them, for rows to be joined."""

@@ -113,6 +113,9 @@ def loss_and_logits(
     Raises:
         ConfigError: the output has no logits, or they do not fit the task.
     """
+    if task.read is not None:
+        answers = task.read(output, len(labels))
+        return task.loss(*task.compare(answers, labels)), answers
     loss, logits = read_output(output)
     if loss is None or not task.takes_model_loss:
         loss = task.loss(*task.compare(logits, labels))
@@ -122,7 +125,7 @@ def loss_and_logits(
 def batch_loss(output: Any, labels: Tensor, task: Task) -> Tensor:
     """The loss of a model's output, that of the user where there is one; see `loss_and_logits`."""
     if task.output_loss is not None:
-        return task.output_loss(output, labels)
+        return task.output_loss(output, _as_given(task, labels))
     return loss_and_logits(output, labels, task)[0]
 
 
@@ -130,9 +133,13 @@ def loss_and_answers(output: Any, labels: Tensor, task: Task) -> tuple[Tensor, T
     """The loss of the task or of the user, which the model's own does not replace, and the answers
     or labels that it is the mean of, (K, ...)."""
     if task.output_loss is not None:
-        return task.output_loss(output, labels), labels
+        return task.output_loss(output, _as_given(task, labels)), labels
     answers, expected = task.compare(read_answers(output, task, len(labels)), labels)
     return task.loss(answers, expected), answers
+
+
+def _as_given(task: Task, labels: Tensor) -> Any:
+    return labels if task.layout is None else task.layout.given(labels)
 
 
 def read_answers(output: Any, task: Task, rows: int) -> Tensor:
@@ -145,6 +152,8 @@ def read_answers(output: Any, task: Task, rows: int) -> Tensor:
     Raises:
         ConfigError: the output has no logits; of a task that reads all, no number for each row.
     """
+    if task.read is not None:
+        return task.read(output, rows)
     if not task.reads_all:
         return read_output(output)[1]
     parts = [x for x in _tensors(output) if x.is_floating_point()]

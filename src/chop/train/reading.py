@@ -24,6 +24,7 @@ from chop.data import label_column
 from chop.data.bars import without_bars
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names
 from chop.train.frames import is_frame, is_series, split_frame, to_array, to_matrix
+from chop.train.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ Column = Tensor | list[Tensor]
 """A tensor (N, ...), or N tensors of differing length."""
 
 
-def read_columns(dataset: Any) -> dict[str, Column]:
+def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]:
     """The columns of a data set by name, those without a name by `POSITION`.
 
     Args:
         dataset: see `chop.train.read_rows`.
+        outputs: names of outputs, which a frame may have as columns.
     Raises:
         ConfigError: it is of none of these kinds, or its parts differ in length.
     """
@@ -52,8 +54,12 @@ def read_columns(dataset: Any) -> dict[str, Column]:
         batched = dataset.batch_sampler is not None
         with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
             loaded = in_order(dataset)
-            return _of_items(row for batch in loaded for row in _rows_of(batch, batched))
+            kinds: set[bool] = set()  # the first batch tells whether labels are of several outputs
+            return _of_items(row for batch in loaded for row in _rows_of(batch, batched, kinds))
     if is_frame(dataset):
+        if outputs and {*outputs} <= {*dataset.columns}:
+            named = {name: to_array(dataset[name], name) for name in outputs}
+            return _of_arrays((dataset.drop(columns=list(outputs)), named))
         inputs, labels = split_frame(dataset)
         if labels is None:
             raise ConfigError(
@@ -91,13 +97,18 @@ def _is_named_pair(value: Any) -> bool:
     """Returns true if a value is a pair of a mapping of inputs and their labels."""
     if not isinstance(value, tuple) or len(value) != 2:
         return False
-    return isinstance(value[0], Mapping) and not isinstance(value[1], Mapping)
+    if not isinstance(value[0], Mapping) or not isinstance(value[1], Mapping):
+        return isinstance(value[0], Mapping)
+    columns = [*value[0].values(), *value[1].values()]
+    return all(np.ndim(column) for column in columns) and len({*map(len, columns)}) == 1
 
 
 def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
     """Columns by name, and the labels of their rows."""
     columns = {name: as_column(_array(column)) for name, column in inputs.items()}
-    columns[LABELS] = as_column(_labels_of(labels))
+    rows = len(next(iter(columns.values()), ()))
+    for name, column in label_columns(labels, rows).items():
+        columns[name] = as_column(_labels_of(column))
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1 or len(columns) < 2:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -144,7 +155,7 @@ def _named(item: Any) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
         return item
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
-        return {**item[0], LABELS: item[1]}
+        return {**item[0], **label_columns(item[1])}
     if isinstance(item, tuple | list) and len(item) > 1:
         return _by_position(item)
     raise ConfigError(
@@ -155,11 +166,18 @@ def _named(item: Any) -> Mapping[str, Any]:
 
 def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
     *inputs, labels = parts
-    return {**{POSITION.format(i): part for i, part in enumerate(inputs)}, LABELS: labels}
+    return {
+        **{POSITION.format(i): part for i, part in enumerate(inputs)},
+        **label_columns(labels),
+    }
 
 
 def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [list(array) if isinstance(array, Iterator) else array for array in arrays]
+    if len(arrays) > 1 and LABELS not in label_columns(arrays[-1], len(arrays[0])):
+        inputs = _by_position([*map(_array, arrays[:-1]), ()])
+        del inputs[LABELS]
+        return _of_named(inputs, arrays[-1])
     arrays = [*map(_array, arrays[:-1]), *map(_labels_of, arrays[-1:])]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
@@ -184,8 +202,22 @@ def in_order(loader: DataLoader[Any]) -> Iterable[Any]:
     return DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
 
 
-def _rows_of(loaded: Any, is_batch: bool) -> Iterator[Mapping[str, Any]]:
+def _row_count(inputs: Any) -> int:
+    return len(next(iter(inputs.values()), ())) if isinstance(inputs, Mapping) else len(inputs)
+
+
+def _rows_of(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping[str, Any]]:
     """The rows of what a loader yields: a batch, or without automatic batching either."""
+    if is_batch and isinstance(loaded, list | tuple) and len(loaded) > 1:
+        *inputs, labels = loaded
+        # Collated labels are a list of batches, where each row has a tuple of them.
+        given = tuple(labels) if isinstance(labels, list) else labels
+        count = _row_count(inputs[0])
+        are_outputs = isinstance(given, tuple) and LABELS not in label_columns(given, count)
+        if not kinds:
+            kinds.add(are_outputs)
+        if are_outputs and True in kinds:
+            loaded = (*inputs, given)
     named = _named(loaded)
     dims = {name: np.ndim(column) for name, column in named.items()}
     if not is_batch and dims.get(label_column(list(named)) or "") == 0:

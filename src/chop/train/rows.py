@@ -9,7 +9,7 @@ Shapes: N rows, B rows of a batch, T tokens of its longest row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from chop.data import label_column
 from chop.errors import ConfigError, enumerate_names
+from chop.train.label_columns import outputs_among
 from chop.train.model_io import LABELS
+from chop.train.outputs import LabelPart, join_labels, outputs_task, split_labels
 from chop.train.reading import Column, as_column, is_numeric, read_columns
-from chop.train.tasks import IGNORED, Task, infer_task
+from chop.train.tasks import IGNORED, Task, check_is_clear, infer_task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,15 +46,21 @@ class Rows:
 
     Attributes:
         columns: a tensor (N, ...) each, or a list of N tensors of differing length.
-        labels: classes are int64 (N,), those of tokens (N, T) or a list; numbers are floats.
+        labels: classes are int64 (N,), those of tokens (N, T) or a list; numbers are floats. Labels
+            of several outputs are float64 (N, D).
+        parts: of the labels of several outputs, see `chop.train.outputs.join_labels`.
     """
 
     columns: dict[str, Column]
     labels: Column
+    parts: tuple[LabelPart, ...] = ()
 
     @property
     def task(self) -> Task:
         """The task that the labels are of, see `chop.train.tasks.infer_task`."""
+        if self.parts:
+            given = split_labels(torch.as_tensor(self.labels), self.parts)
+            return outputs_task({name: infer_task({}, part) for name, part in given.items()})
         return infer_task(self.columns, self.labels)
 
     def __len__(self) -> int:
@@ -62,7 +70,7 @@ class Rows:
     def take(self, index: Tensor) -> Rows:
         """The rows of that index, integers (n,), in its order."""
         columns = {name: _take(column, index) for name, column in self.columns.items()}
-        return Rows(columns, _take(self.labels, index))
+        return replace(self, columns=columns, labels=_take(self.labels, index))
 
     def spread(self, count: int) -> Rows:
         """At most `count` rows, spread evenly over all."""
@@ -104,6 +112,23 @@ class Rows:
         ragged = (column for column in self.columns.values() if not isinstance(column, Tensor))
         column = next(ragged, None)
         return None if column is None else torch.tensor([len(row) for row in column])
+
+
+def task_for(asked: Task | None, rows: Rows) -> Task:
+    """The task that was asked for; None, or `multioutput` without names, takes that of the labels.
+
+    Raises:
+        ConfigError: labels that may well be meant for another task.
+    """
+    if asked is not None and (asked.bind is None or asked.parts):
+        return asked
+    task = rows.task
+    if not rows.parts:
+        check_is_clear(task, rows.labels)
+        return task
+    for name, labels in split_labels(torch.as_tensor(rows.labels), rows.parts).items():
+        check_is_clear(task.parts[name], labels)
+    return task
 
 
 def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) -> tuple[Rows, Rows]:
@@ -167,7 +192,16 @@ def read_rows(
     """
     if isinstance(dataset, Rows):
         return dataset
-    table = read_columns(dataset)
+    names = () if task is None else tuple(task.parts)
+    table = read_columns(dataset, names)
+    outputs = outputs_among(table, names)
+    if outputs:
+        inputs = {name: column for name, column in table.items() if name not in outputs.values()}
+        for name, column in inputs.items():
+            check_no_gaps(name, column)
+        joined, parts = join_labels({name: _labels(table[x]) for name, x in outputs.items()})
+        if inputs and len(joined):
+            return Rows(inputs, joined, parts)
     label = label_column(list(table))
     inputs = {name: column for name, column in table.items() if name != label}
     source = None if task is None else task.labels_from

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError, check_known
+from chop.plugins import Registry
 from chop.train.metric import Metric
 
 IGNORED = -100
@@ -66,6 +67,11 @@ class Task:
         takes_names: labels may be texts, or names of folders.
         auto_task: kind of model in transformers; None: a classifier of texts or pictures.
         inferred_note: assumption to report where the task was inferred from the labels.
+        parts: of several outputs, the task of each by name.
+        bind: (task, output, labels, parts of the labels) -> the task with the shapes of a model's
+            outputs, without which it cannot be used; None: it needs none.
+        layout: of a bound task of several outputs, a `chop.train.outputs.Layout`.
+        read: (output, rows) -> the answers (B, W) of several outputs; None: logits are read.
     """
 
     name: str
@@ -86,6 +92,10 @@ class Task:
     takes_names: bool = False
     auto_task: str | None = None
     inferred_note: str = ""
+    parts: Mapping[str, Task] = field(default_factory=dict, repr=False)
+    bind: Callable[[Task, Any, Tensor, Any], Task] | None = field(default=None, repr=False)
+    layout: Any = field(default=None, repr=False)
+    read: Callable[[Any, int], Tensor] | None = field(default=None, repr=False)
     metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
     """Further metrics that may be asked for, by name."""
 
@@ -120,6 +130,9 @@ class Task:
         Labels are whole and count from 0; `IGNORED` and `void` are none, but not all of them may be
         that.
         """
+        if self.layout is not None:
+            for name, part in self.layout.split(labels).items():
+                self.parts[name].check_labels(part)
         if not self.is_categorical or not len(labels):
             return
         flat = _flat(labels)
@@ -161,8 +174,8 @@ class Task:
         return str(IGNORED) if self.void is None else f"{IGNORED} or {self.void}"
 
 
-TASKS: dict[str, Task] = {}
-"""Tasks by name; `chop.train.tasks` has the rows."""
+TASKS: Registry[Task] = Registry("tasks", kind=Task)
+"""Tasks by name: those of chop, which `chop.train.tasks` declares, and those of other packages."""
 
 
 def _flat(labels: Tensor | list[Tensor]) -> Tensor:

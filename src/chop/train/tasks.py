@@ -20,6 +20,7 @@ from chop.train.binary_metrics import (
 )
 from chop.train.metric import Metric, classes, confidences, positives, surprise, values
 from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
+from chop.train.outputs import find_outputs_task, outputs_task
 from chop.train.segmentation import SEGMENTATION, SEGMENTATION_TASK, are_masks
 from chop.train.task import (
     IGNORED,
@@ -243,9 +244,10 @@ _ROWS = (
         auto_task="text-generation",
     ),
     SEGMENTATION_TASK,
+    outputs_task({}),
 )
-TASKS.update({row.name: row for row in _ROWS})
-CLASSIFICATION = TASKS["classification"]
+TASKS.declare({row.name: row for row in _ROWS})
+CLASSIFICATION = _ROWS[0]
 
 
 def _no_loss(answers: Tensor, labels: Tensor) -> Never:
@@ -262,14 +264,16 @@ def _no_metric(predictions: Tensor, labels: Tensor) -> Never:
 UNTOLD_TASK = Task(UNTOLD, Metric("untold", _no_metric), _no_loss, reads_all=True)
 
 
-def find_task(task: str | Task) -> Task:
-    """The task of that name, or the given one.
+def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
+    """The task of that name, or the given one; of a mapping that of several outputs.
 
     Raises:
         ConfigError: there is none of that name; the message names the nearest.
     """
     if isinstance(task, Task):
         return task
+    if not isinstance(task, str) or "=" in task:
+        return find_outputs_task(task)
     check_known(task, TASKS, "unknown task")
     return TASKS[task]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.models import is_own
+from chop.notices import assume
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import FEW_ROWS, Score
 from chop.train.metric import CONSTANTS, GUESSED
@@ -17,6 +19,7 @@ from chop.trust import TIMM
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
+log = logging.getLogger(__name__)
 LOOKED_AT = 1000
 """Test rows that a job looks at which does not measure the float model itself."""
 COMMON = 0.75
@@ -29,6 +32,9 @@ ROUNDING = 1e-9
 
 def check_float_model(workload: Workload, config: WorkloadConfig) -> None:
     """Measures the float model on at most `LOOKED_AT` test rows, see `check_scores`."""
+    if workload.judge is not None:
+        check_judged(workload, config)
+        return
     rows = workload.test.spread(LOOKED_AT)
     check_scores({"test": workload.score(workload.model, rows)}, workload, config)
 
@@ -81,6 +87,15 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
         text = f"Few rows: {' and '.join(few)}; at least {FEW_ROWS} tell formats apart that differ."
         Console().print(text, highlight=False, markup=False)
     for name, score in scores.items():
+        for output, constant in score.useless.items():
+            metric = workload.task.metrics[output]
+            assume(
+                f"Float {output} {metric.format_value(score.parts[output])} on "
+                f"{_counted(name, score, workload)} is no better than a constant answer, "
+                f"{metric.format_value(constant)}: a format that breaks this output would look as "
+                "good as float.",
+                log,
+            )
         reason = _why_uninformative(name, score, workload)
         if reason and not config.force:
             raise ConfigError(f"{reason} {_way_out(workload, config)}")
@@ -134,6 +149,8 @@ def _why_uninformative(name: str, score: Score, workload: Workload) -> str | Non
         beyond = "not better, beyond its interval, than"
     known = CONSTANTS.get(metric.predict)
     about = GUESSED if known is None else known.about
+    if metric.constant is not None:
+        about = "constant answers"
     constant = f"{about}, {metric.format_value(score.constant)}"
     return (
         f"float {metric.name} {score.format(metric)} on {rows} is {beyond} {constant}: a format "

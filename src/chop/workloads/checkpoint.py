@@ -29,12 +29,13 @@ from chop.data import (
     with_vectors,
 )
 from chop.data.builtin_names import PREFIX
-from chop.errors import MOST_NAMES, ConfigError, did_you_mean, enumerate_names
+from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
 from chop.files import make_folder
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
 from chop.notices import assume
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
+from chop.train.outputs import MULTIOUTPUT
 from chop.train.reading import is_numeric
 from chop.train.segmentation import SEGMENTATION_TASK
 from chop.train.tasks import UNTOLD_TASK, check_is_clear
@@ -117,10 +118,17 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
         if label_column(data["train"].column_names) is None:
             return data
     is_judged = config.own_functions.evaluate is not None
-    labeled = not is_judged if asked is None else asked.labels_from is None
+    labeled = not is_judged if asked is None else asked.labels_from is None and not asked.parts
+    if asked is not None and asked.name == MULTIOUTPUT:
+        raise ConfigError(
+            f"task: '{MULTIOUTPUT}' of a table is named by its columns of labels, each with a "
+            "task, as --task kind=classification,age=regression."
+        )
     data = load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
     data = with_plain_cells(data)
     names = data["train"].column_names
+    for name in () if asked is None else asked.parts:
+        check_known(name, names, f"data set '{config.dataset}': no column of labels")
     if names == [label_column(names)]:
         raise ConfigError(
             f"data set '{config.dataset}': no column is left for inputs beside the labels "
@@ -192,7 +200,7 @@ def _as_numbers(
         if config.text_column is not None:
             raise ConfigError("text_column: a model of your own needs --tokenizer beside it.")
         _check_has_numbers(config, data)
-        return with_vectors(data, [*inspect.signature(model.forward).parameters])
+        return with_vectors(data, [*inspect.signature(model.forward).parameters], [*task.parts])
     is_running = config.stride is not None or is_running_text(data)
     data, tokenizer = get_tokenized_dataset(
         data,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import inspect
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +29,22 @@ def fingerprint_of_code(name: str) -> str:
         return name
     digest = hashlib.sha256(read_bytes(Path(match["file"]).expanduser(), "source")).hexdigest()[:16]
     return f"{match['name']} {digest}"
+
+
+def fingerprint_of_function(function: Callable[..., Any], code: str = "") -> str:
+    """Text that is another where a function is.
+
+    Args:
+        function: of the user's.
+        code: its name in a command, `file.py:fn`, whose file counts. "" if a program passed it:
+            then its own code counts, and not what it calls or refers to.
+    """
+    if code:
+        return fingerprint_of_code(code)
+    own = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
+    parts = () if own is None else (own.co_code, own.co_consts, own.co_names, own.co_freevars)
+    text = f"{getattr(function, '__qualname__', type(function).__qualname__)} {parts!r}"
+    return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", text).encode()).hexdigest()[:16]
 
 
 def fingerprint_of_rows(rows: Rows) -> str:

@@ -17,10 +17,8 @@ from chop.train import (
     Task,
 )
 from chop.train.judge import Judge, checked_loss
-from chop.train.tasks import (
-    UNTOLD_TASK,
-    check_is_clear,
-)
+from chop.train.rows import task_for
+from chop.train.tasks import UNTOLD_TASK
 
 
 def judge_of(
@@ -65,11 +63,10 @@ def task_with(
         loss: likewise, or the text `file.py:fn`; None leaves the task's.
     """
     if judge is None:
-        if asked is None:
-            check_is_clear(rows.task, rows.labels)
-            if rows.task.inferred_note:
-                assume(rows.task.inferred_note)
-        task = (asked or rows.task).with_metric(metric)
+        found = task_for(asked, rows)
+        if asked is None and found.inferred_note:
+            assume(found.inferred_note)
+        task = found.with_metric(metric)
     else:
         task = replace(asked or UNTOLD_TASK, metric=judge.metric)
     if loss is None:

@@ -31,6 +31,7 @@ from chop.train import (
     usable_device,
 )
 from chop.train.dtypes import in_dtype_of
+from chop.train.feed import bound_task
 from chop.train.tasks import check_metric_name
 from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
@@ -70,7 +71,7 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
         if found.judge is not None and not isinstance(config, JudgedConfig):
             raise ConfigError(
                 f"{found.judge.title}: this job judges answers to rows by the metric of a task; "
-                "chop compress and chop search precision take a function."
+                "chop compress, chop evaluate, chop sweep, chop search precision and nas take one."
             )
         if found.judge is None:
             found = replace(workload, task=workload.task.with_metric(config.metric))
@@ -155,7 +156,9 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         tuning_lr=lr,
         validation=rows["validation"],
         has_seen_validation=has_seen,
-        task=task_with(task, rows["train"], None, judge, functions.loss),
+        task=bound_task(
+            task_with(task, rows["train"], None, judge, functions.loss), model, rows["train"]
+        ),
         judge=judge,
     )
 

@@ -86,8 +86,9 @@ class WorkloadConfig:
             that the function made or timm downloads.
         task: task type, as classification or regression. Others are binary (one logit for yes or
             no), multilabel (several), segmentation (a class for each pixel), token-classification
-            and causal-lm (texts alone, evaluated by perplexity). Default: inferred from the labels,
-            never binary or multilabel.
+            and causal-lm (texts alone, evaluated by perplexity); of several outputs (multioutput)
+            one each, by their columns of labels, `kind=classification,age=regression`. Default:
+            inferred from the labels, never binary or multilabel.
         metric: evaluation metric, as accuracy, f1 or mse. Others are balanced_accuracy, roc_auc,
             recall, r2, perplexity and more. Default: the task's own.
         force: go on with a float model that is no better than a constant answer, such as the
@@ -237,3 +238,11 @@ class JudgedConfig:
             return None
         metric: str | None = getattr(self, "metric", None)
         return metric or self.evaluate.rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class JudgedWorkloadConfig(JudgedConfig, WorkloadConfig):
+    """Settings of a workload that a function of your own may judge.
+
+    The settings are those of `JudgedConfig` and `WorkloadConfig`.
+    """

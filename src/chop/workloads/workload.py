@@ -32,6 +32,7 @@ from chop.train import (
 )
 from chop.train.calibration import example_inputs
 from chop.train.dtypes import in_dtype_of
+from chop.train.feed import bound_task
 from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
 from chop.train.judge import Judge
 from chop.train.metrics import accuracy
@@ -48,7 +49,7 @@ COLUMNS = (
     *("unreached", "validation_interval_95", "test_interval_95", "left_alone"),
     *("width", "frac_width", "float", "PTQ", "QAT", "sparsity", "pruned", "fine-tuned"),
     *("loss", "kl", "parameters", "size_bytes", "graph", "seconds", "start", "varied", "part"),
-    *("integer_bits", "ranges", "method", "weights", "inputs", "table"),
+    *("outputs", "integer_bits", "ranges", "method", "weights", "inputs", "table"),
 )
 """What else the jobs' tables, results and pictures have, so that no metric can be called it."""
 
@@ -168,6 +169,7 @@ class Workload:
         with collected_assumptions() as assumed:
             found = cls._of(model, given, reads, judge is None, (name, dataset), device)
             task = task_with(asked, found.train, metric, judge, loss)
+            task = bound_task(task, found.model, found.train)
         return replace(found, task=task, judge=judge, assumptions=assumed)
 
     @classmethod
@@ -209,6 +211,11 @@ class Workload:
             return self
         train, validation = split_rows(self.train)
         return replace(self, train=train, validation=validation, has_seen_validation=True)
+
+    @property
+    def chooses_by_rows(self) -> bool:
+        """True if validation rows choose, not the numbers of a function that are reported."""
+        return self.validation is not None and self.judge is None
 
     @property
     def has_seen_test(self) -> bool:
@@ -260,9 +267,19 @@ class Workload:
         """Arguments of `chop.train.fit` for training the model further.
 
         Where no rate is given it is `tuning_lr`, and for fewer epochs than `tuning_epochs` that
-        times sqrt(epochs / tuning_epochs): a model that is shaken hard needs time to settle.
+        times sqrt(epochs / tuning_epochs): a model that is shaken hard needs time to settle. Where
+        no loss is known to train by, there are no epochs.
+
+        Raises:
+            ConfigError: epochs were asked for, and no loss is known.
         """
-        epochs = self.tuning_epochs if epochs is None else epochs
+        if epochs and not self.task.can_train:
+            raise ConfigError(
+                "--evaluate judges the model, and no loss is known to train it by: give --loss "
+                "file.py:fn or --task, or 0 epochs."
+            )
+        usual = self.tuning_epochs if self.task.can_train else 0
+        epochs = usual if epochs is None else epochs
         share = min(1.0, epochs / self.tuning_epochs)
         rate = self.tuning_lr * math.sqrt(share) if lr is None else lr
         return {"epochs": epochs, "lr": rate, "batch_size": config.batch_size, "seed": config.seed}
@@ -289,13 +306,17 @@ class Workload:
 
     def score_of(self, predictions: Tensor, labels: Tensor, rows: int) -> Score:
         """The score of what the metric takes, (K, ...) each, of so many rows."""
-        metric = self.task.metric
+        metric, layout = self.task.metric, self.task.layout
+        parts = {} if metric.parts is None else metric.parts(predictions, labels)
+        constants = {} if layout is None or not parts else layout.constants(labels)
         return Score(
             metric.score(predictions, labels),
             interval_of(metric, predictions, labels),
             constant_score(metric, labels, lambda: self._frequencies(labels)),
             rows,
             self.task.is_one_class is not None and self.task.is_one_class(labels),
+            parts,
+            {name: value for name, value in constants.items() if not parts[name] > value},
         )
 
     def _frequencies(self, labels: Tensor) -> Tensor:

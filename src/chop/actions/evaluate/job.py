@@ -12,7 +12,7 @@ from torch import nn
 
 from chop.actions.evaluate.models import Judged, load_judged
 from chop.actions.evaluate.results import Evaluation, report_of
-from chop.actions.evaluate.rows import measure_rows, result_of
+from chop.actions.evaluate.rows import judge_models, measure_rows, result_of
 from chop.actions.evaluate.tasks import TaskScore, ask, read_tasks, scores_of
 from chop.actions.job import Job, Output, run_job
 from chop.actions.settings.evaluate import EvaluateConfig
@@ -22,7 +22,11 @@ from chop.report.report import Report, announce
 from chop.runs import Journal
 from chop.runs.interrupt import points_are_kept
 from chop.runs.progress import Stages
-from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.fingerprints import (
+    fingerprint_of_code,
+    fingerprint_of_rows,
+    fingerprint_of_weights,
+)
 from chop.workloads.workload import Workload
 
 JOURNAL = "answers.jsonl"
@@ -128,8 +132,10 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
     judged, journal = asked.judged, Journal(output.folder / JOURNAL)
     rows = judged.workload.test
     rows = rows if config.limit is None else rows.spread(config.limit)
-    models = 1 if judged.reference is None else 2
-    announce(config.model, f"judging {', '.join(['rows', *config.tasks])}")
+    models, workload = 1 if judged.reference is None else 2, judged.workload
+    judge = workload.judge
+    what = "rows" if judge is None else judge.title
+    announce(config.model, f"judging {', '.join([what, *config.tasks])}")
     identity = {
         "rows": fingerprint_of_rows(rows),
         "task": judged.workload.task.name,
@@ -138,15 +144,18 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
         "reference": asked.reference,
     }
     with Stages([ROWS] + [TASK] * models * len(config.tasks)) as stages:
-        with stages.stage(ROWS, f"{len(rows)} rows") as advance:
-            kept = measure_rows(judged, rows, config.batch_size, journal, identity, advance)
+        with stages.stage(ROWS, f"{len(rows)} rows" if judge is None else what) as advance:
+            if judge is None:
+                kept = measure_rows(judged, rows, config.batch_size, journal, identity, advance)
+                found = result_of(kept, workload.task)
+            else:
+                code = {"evaluate": fingerprint_of_code(judge.code), "model": asked.own}
+                kept, found = [], judge_models(judged, judge, journal, code, asked.reference)
         scores = [
             score
             for task in config.tasks
             for score in _scores(task, config, asked, journal, stages)
         ]
-    workload = judged.workload
-    found = result_of(kept, workload.task)
     names = config.model, judged.reference_name, workload.dataset
     divergences = [apart for columns in kept for apart in columns.get("kl", ())]
     return report_of(Evaluation(*names, found, tuple(scores)), divergences, workload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.actions.compressed_run import DamagedRunError, compressed_run, no_model, settings_of_run
+from chop.actions.compressed_run import (
+    DamagedRunError,
+    compressed_run,
+    judged_settings_of_run,
+    no_model,
+)
 from chop.actions.export_model import CHECKPOINT, checkpoint_of
 from chop.actions.settings.evaluate import EvaluateConfig
 from chop.data.builtin_names import PREFIX
@@ -23,7 +29,7 @@ from chop.trust import identity_of as named_as
 from chop.workloads.checkpoint import tokenizer_name
 from chop.workloads.load import load_workload
 from chop.workloads.probe import check_forward, check_weights
-from chop.workloads.settings import WorkloadConfig
+from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 from chop.workloads.workload import Workload
 
 STORIES = "stories"
@@ -69,7 +75,8 @@ def load_judged(config: EvaluateConfig) -> Judged:
     model = workload.model
     if checkpoint is not None:
         graph = MaseGraph.from_checkpoint(checkpoint)
-        model = graph.to_module(like=model) if is_language else graph.model
+        needs_class = is_language or workload.judge is not None
+        model = graph.to_module(like=model) if needs_class else graph.model
     elif run is not None:
         model = _named(str(_folder_of(run)), workload)
     reference, name = _reference(config, settings, workload, model)
@@ -109,9 +116,13 @@ def _settings(config: EvaluateConfig, run: Path | None, checkpoint: Path | None)
     """Model and data that rows are read by."""
     names = ("dataset", "max_length", "stride", "tokenizer", "device")
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
+    judged = {"evaluate": config.evaluate, "lower_is_better": config.lower_is_better}
+    given |= judged if config.evaluate is not None else {}
     if run is not None:
         # What was fine-tuned before a run is kept in its folder.
-        return settings_of_run(run, {**given, "out": run}, "--reference")
+        named = "" if config.reference is None else f" --reference {config.reference}"
+        command = f"chop evaluate {shlex.quote(config.model)}{named}"
+        return judged_settings_of_run(run, {**given, "out": run}, "--reference", command)
     base = config.model if checkpoint is None else config.reference
     if base is None:
         raise ConfigError(
@@ -120,7 +131,7 @@ def _settings(config: EvaluateConfig, run: Path | None, checkpoint: Path | None)
         )
     if config.dataset is None and builtin_model(base) is None and _continues_texts(base):
         given["dataset"] = STORIES
-    return WorkloadConfig(model=base, out=config.out, **given)
+    return JudgedWorkloadConfig(model=base, out=config.out, **given)
 
 
 def _continues_texts(name: str) -> bool:

@@ -88,10 +88,14 @@ def _verdict(evaluation: Evaluation, workload: Workload) -> str:
         said += f", float {format_cell(rows.reference.value, rows.reference.interval, metric)}"
     if rows.kl is not None and rows.flips is not None:
         said += f"; KL divergence {_nats(rows.kl)} nats, flips {_share(rows.flips)}"
+    if not rows.rows:
+        return f"{said}, by {workload.judge.title if workload.judge else 'one number'}."
     return f"{said}, on {_counted(rows, workload)}, intervals at 95 %."
 
 
 def _counted(rows: RowResult, workload: Workload) -> str:
+    if workload.judge is not None:
+        return f"{rows.rows:,} rows of {workload.judge.title}" if rows.rows else "one number"
     return f"{rows.rows:,} {workload.name_of('test')} rows"
 
 
@@ -136,11 +140,26 @@ def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block
                 "wrong to right": rows.won,
             }
         table[0] |= dict.fromkeys(list(table[1])[2:], "")
-    return [Table(title, table), Note(_about_rows(found, workload))]
+    blocks: list[Block] = [Table(title, table)]
+    if rows.outputs is not None:
+        metrics = workload.task.metrics
+        shown = [
+            {name: Cell(value, metrics[name].format_value(value)) for name, value in each.items()}
+            for each in reversed(rows.outputs)
+        ]
+        names = [{"model": row["model"]} for row in table]
+        each = [{**name, **part} for name, part in zip(names, shown, strict=True)]
+        blocks.append(Table(f"{title}: outputs", each))
+    return [*blocks, Note(_about_rows(found, workload))]
 
 
 def _about_rows(found: Evaluation, workload: Workload) -> str:
     rows = found.rows
+    if workload.judge is not None:
+        count = f"{rows.rows:,} numbers, one for each row; intervals at 95 %."
+        return f"Judged by {workload.judge.title}: " + (
+            count if rows.rows else "one number, which has no interval."
+        )
     said = [
         f"{_counted(rows, workload)} with {rows.answers:,} answers; intervals at 95 %, over rows."
     ]
@@ -152,7 +171,8 @@ def _about_rows(found: Evaluation, workload: Workload) -> str:
         if rows.flips is not None:
             said.append("Flips: answers that change from right to wrong or from wrong to right.")
     elif rows.reference is not None:
-        said.append(f"Answers of task '{workload.task.name}' are numbers, which do not flip.")
+        kind = "several outputs" if workload.task.parts else "numbers"
+        said.append(f"Answers of task '{workload.task.name}' are {kind}, which do not flip.")
     else:
         said.append(
             "Beside a float model (--reference FLOAT_MODEL) KL divergence and flips are measured, "

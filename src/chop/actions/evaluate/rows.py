@@ -20,6 +20,7 @@ from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train.evaluator import divergences
 from chop.train.feed import Feed
 from chop.train.intervals import draws_for, interval_of
+from chop.train.judge import Judge
 from chop.train.metric import Metric
 from chop.train.model_io import LABELS, read_answers
 from chop.train.rows import Rows, rows_per_batch
@@ -59,6 +60,8 @@ class RowResult:
             the counts that follow.
         lost: how many change from right to wrong.
         won: how many change from wrong to right.
+        outputs: metrics of several outputs by name, of the model and of the float model; None of
+            one output.
     """
 
     rows: int
@@ -71,6 +74,7 @@ class RowResult:
     flips: Measured | None = None
     lost: int | None = None
     won: int | None = None
+    outputs: tuple[Mapping[str, float], ...] | None = None
 
 
 def measure_rows(
@@ -103,6 +107,34 @@ def measure_rows(
         done += len(index)
         advance(done / len(keys))
     return [journal.get(key) for key in keys]
+
+
+def judge_models(
+    judged: Judged, judge: Judge, journal: Journal, identity: Mapping[str, Any], reference: str
+) -> RowResult:
+    """The numbers that a function of the user's gives for a model and its float model.
+
+    Args:
+        judged: the models.
+        judge: the function.
+        journal: of what it gave.
+        identity: of the function and the model, in the journal.
+        reference: identity of the float model.
+    """
+
+    def score(model: nn.Module, key: Mapping[str, Any]) -> tuple[Measured, int]:
+        kept = journal.find(key)
+        if kept is None:
+            rows, is_by_row = judge.rows(model)
+            kept = journal.add(key, {"rows": rows.tolist(), "is_by_row": is_by_row})
+        found = judge.score_of(torch.tensor(kept["rows"]), kept["is_by_row"])
+        return Measured(found.value, found.interval), found.rows
+
+    own, count = score(judged.model, identity)
+    other = None
+    if judged.reference is not None:
+        other, _ = score(judged.reference, {**identity, "model": reference})
+    return RowResult(count, count, judge.name, own, other)
 
 
 def _by_length(rows: Rows, chosen: list[int]) -> Tensor:
@@ -169,11 +201,15 @@ def result_of(kept: list[Columns], task: Task) -> RowResult:
     metric, labels = task.metric, column["labels"]
     own = _score(metric, column["own"], labels, sizes)
     counts = len(kept), sum(sizes), metric.name, own
+    outputs = None
+    if metric.parts is not None:
+        answers = [column[name] for name in ("own", "reference") if name in column]
+        outputs = tuple(metric.parts(each, labels) for each in answers)
     if "reference" not in column:
-        return RowResult(*counts)
+        return RowResult(*counts, outputs=outputs)
     reference = _score(metric, column["reference"], labels, sizes)
     if "kl" not in column:
-        return RowResult(*counts, reference)
+        return RowResult(*counts, reference, outputs=outputs)
     kl, same = column["kl"].double(), column["same"]
     apart = Measured(kl.mean().clamp(min=0).item(), _mean_over_rows(kl, sizes))
     if "right" not in column:

@@ -26,7 +26,6 @@ BITS = "bits"
 """The number of a trial that the figure of all trials is drawn against."""
 COUNTS = (25, 50, 100)
 """Trials after which the table tells the best."""
-SHARES = {name for task in TASKS.values() for name, m in task.metrics.items() if m.is_share}
 
 
 Rows = list[dict[str, Any]]
@@ -94,7 +93,8 @@ def compare_searches(
     ]
     shown = [each for group in curves.values() for each in group]
     values = [value for group in series.values() for one in group for _, value in one]
-    percent = chosen.name in SHARES and all(abs(value) <= 1 for value in values)
+    shares = {name for task in TASKS.values() for name, m in task.metrics.items() if m.is_share}
+    percent = chosen.name in shares and all(abs(value) <= 1 for value in values)
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)

@@ -27,9 +27,9 @@ from chop.report.search_figures import search_figures
 from chop.runs import Outcome
 from chop.search import Config, Result, Search, SearchSpace, TrialRecord
 from chop.statistics.intervals import wilson_of_share
-from chop.train import Rows, evaluate
+from chop.train import Metric, Rows, evaluate
 from chop.train.intervals import counted
-from chop.workloads.fingerprints import fingerprint_of_rows
+from chop.workloads.fingerprints import fingerprint_of_function, fingerprint_of_rows
 from chop.workloads.load import workload_for
 from chop.workloads.settings import short_name
 from chop.workloads.workload import Workload
@@ -48,7 +48,12 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
         UnavailableError: the model or the data set is not there.
     """
     workload = workload_for(config, workload)
-    if workload.task.metric.name != "accuracy":
+    if workload.judge is not None and not workload.task.can_train:
+        raise ConfigError(
+            "--evaluate judges the models, and no loss is known to train them by: give --loss "
+            "file.py:fn or --task."
+        )
+    if workload.judge is None and workload.task.metric.name != "accuracy":
         raise ConfigError(
             f"chop search nas judges classifiers by accuracy, not by {workload.task.metric.name}."
         )
@@ -65,8 +70,17 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
             "training": measure.training,
             "compression": dataclasses.asdict(measure.compression),
             "proxy": [config.proxy, config.share],
+            **_judged(workload),
         },
     )
+
+
+def _judged(workload: Workload) -> dict[str, str]:
+    """What identifies the function that judges; nothing of none."""
+    judge = workload.judge
+    if judge is None:
+        return {}
+    return {"evaluate": fingerprint_of_function(judge.function, judge.code)}
 
 
 def _model_config_json(model: nn.Module) -> str:
@@ -100,6 +114,7 @@ def _measure(config: NasConfig, found: Architectures, workload: Workload) -> Tra
         compression,
         device=workload.device,
         task=workload.task,
+        judge=workload.judge,
     )
 
 
@@ -127,12 +142,15 @@ def report(
         raise ConfigError(result.why_nothing)
     workload = workload_for(config, workload)
     validation = split_rows(workload.train, config.validation, seed=config.seed)[1]
-    count = _labeled(validation)
+    count = None if workload.judge is not None else _labeled(validation)
     title = f"{short_name(config.model)}: architectures, best first"
-    rows = [_row(search, trial, count) for trial in result.ranked]
-    table = MeasuredTable(
-        title, rows, note=_note(count, workload.count_test(_labeled(workload.test)))
-    )
+    rows = [_row(search, trial, workload.task.metric, count) for trial in result.ranked]
+    if workload.judge is not None:
+        note = f"Judged by {workload.judge.title}: the best is chosen by the numbers reported."
+        columns = {workload.task.metric.name: workload.task.metric}
+    else:
+        note, columns = _note(count or 0, workload.count_test(_labeled(workload.test))), {}
+    table = MeasuredTable(title, rows, columns, note=note)
     shown = show(*table.blocks)
     if result.best is None:
         closing = "none keeps within the budgets; the nearest come first in the table"
@@ -145,24 +163,39 @@ def report(
     about = f"{short_name(config.model)}: architectures"
     figures = search_figures(config.sampler, result, search.space, about, PERCENT)
     found = report_of_tables({"table": table}, result, figures)
+    metric = workload.task.metric
     return replace(
         found,
         documents={"table.md": shown},
         files={**found.files, BEST_FILE: lambda path: write_json(path, noted)},
-        closing=[_best_line(config, result.best, noted)],
+        closing=[_best_line(config, result.best, noted, metric)],
         outcome=Outcome(
             data=workload.dataset,
-            metric="accuracy",
-            value=noted["test_accuracy"],
-            is_share=True,
+            metric=metric.name,
+            value=noted.get("test_accuracy", result.best.values[metric.name]),
+            is_share=metric.is_share,
             size_bytes=round(result.best.values["size_bytes"]),
         ),
         steps=steps_after_search(config.folder, best_model(config, result.best), None),
     )
 
 
-def _best_line(config: NasConfig, best: TrialRecord, noted: Mapping[str, Any]) -> str:
-    scores = [
+def _best_line(
+    config: NasConfig, best: TrialRecord, noted: Mapping[str, Any], metric: Metric
+) -> str:
+    scores = [metric.format_value(best.values[metric.name])]
+    if "test_accuracy" in noted:
+        scores = _with_intervals(best, noted)
+    return (
+        f"best: {metric.name} {', '.join(scores)}, {best.values['parameters']:.0f} parameters; "
+        f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
+        f"architectures; {config.folder}{where_model_is(config, best)}"
+    )
+
+
+def _with_intervals(best: TrialRecord, noted: Mapping[str, Any]) -> list[str]:
+    """The accuracy on validation and on test rows."""
+    return [
         f"{share:.2%} (95 % interval {_format_interval(noted[f'{kind}_interval_95'])}) on "
         f"{noted[f'{kind}_rows']} {kind} rows"
         for kind, share in (
@@ -170,11 +203,6 @@ def _best_line(config: NasConfig, best: TrialRecord, noted: Mapping[str, Any]) -
             ("test", noted["test_accuracy"]),
         )
     ]
-    return (
-        f"best: accuracy {', '.join(scores)}, {best.values['parameters']:.0f} parameters; "
-        f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
-        f"architectures; {config.folder}{where_model_is(config, best)}"
-    )
 
 
 def _note(validation: int, test: str) -> str:
@@ -196,15 +224,26 @@ def _format_interval(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.2%} to {interval[1]:.2%}"
 
 
-def _row(search: Search, trial: TrialRecord, count: int) -> dict[str, Any]:
-    """A line of the table; `count`: of the validation rows."""
+def _row(search: Search, trial: TrialRecord, metric: Metric, count: int | None) -> dict[str, Any]:
+    """A line of the table.
+
+    Args:
+        search: has the space.
+        trial: of the line.
+        metric: of the trials.
+        count: of the validation rows; None where a function of the user's judges.
+    """
+    value = trial.values[metric.name]
+    score: dict[str, Any] = {metric.name: value}
+    if count is not None:
+        interval = _format_interval(wilson_of_share(value, count))
+        score = {"validation accuracy": value, "95% interval": interval}
     texts = search.space.folded(trial.config)
     values = search.space.values(texts)
     replacements = [value for value in values.values() if value in SQUARE_LAYERS.values()]
     return {
         "trial": trial.number,
-        "validation accuracy": trial.values["accuracy"],
-        "95% interval": _format_interval(wilson_of_share(trial.values["accuracy"], count)),
+        **score,
         "parameters": round(trial.values["parameters"]),
         "size (bytes)": round(trial.values["size_bytes"]),
         **{name: texts[name] for name, value in values.items() if value not in replacements},
@@ -218,13 +257,15 @@ def _describe(
     result: Result,
     best: TrialRecord,
     workload: Workload,
-    validation: int,
+    validation: int | None,
 ) -> dict[str, Any]:
     """The best architecture, with its accuracy on rows that the search has not seen.
 
     Its model is trained again where `config.folder` has none.
     """
     found = architectures(config, workload)
+    if validation is None:
+        return _about_best(config, search, result, best, found)
     saved = config.folder / "best" / best.key / "model"
     if saved.with_suffix(".pt").is_file():
         model: nn.Module = MaseGraph.from_checkpoint(saved).model
@@ -236,15 +277,24 @@ def _describe(
         model = _measure(config, found, workload).trained(best.config)
     accuracy = evaluate(model, workload.test, device=workload.device)
     count = _labeled(workload.test)
-    combinations = math.prod(map(len, found.fields.values()))
     return {
-        "choices": dict(search.space.folded(best.config)),
-        "values": dict(best.values),
+        **_about_best(config, search, result, best, found),
         "validation_rows": validation,
         "validation_interval_95": wilson_of_share(best.values["accuracy"], validation),
         "test_accuracy": accuracy,
         "test_rows": count,
         "test_interval_95": wilson_of_share(accuracy, count),
+    }
+
+
+def _about_best(
+    config: NasConfig, search: Search, result: Result, best: TrialRecord, found: Architectures
+) -> dict[str, Any]:
+    """The best architecture and how it was found."""
+    combinations = math.prod(map(len, found.fields.values()))
+    return {
+        "choices": dict(search.space.folded(best.config)),
+        "values": dict(best.values),
         "key": best.key,
         "compression": config.compression,
         "measured": len(result.measured),

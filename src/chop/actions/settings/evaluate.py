@@ -32,6 +32,11 @@ class EvaluateConfig:
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
         out: folder of the results.
         device: torch device. Default: a GPU if there is one, else the CPU.
+        evaluate: `file.py:fn`, a function that judges models in the place of rows. A run that was
+            judged by one needs it again, unless the command trusts what files name. Default: the
+            task's metric on the rows.
+        lower_is_better: lower numbers of `evaluate` are better. Default: as the run says, for its
+            own function.
 
     Raises:
         ConfigError: a number that is out of range, or a task that is named twice.
@@ -51,9 +56,13 @@ class EvaluateConfig:
     tokenizer: str | None = None
     out: Path = Path("runs/evaluate")
     device: str | None = None
+    evaluate: str | None = None
+    lower_is_better: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, type(self).__name__)
+        if self.lower_is_better and self.evaluate is None:
+            raise ConfigError("lower_is_better: applies to evaluate, which is not given.")
         least = {"limit": 1, "num_fewshot": 0, "batch_size": 1, "max_length": 2, "stride": 1}
         for name, lowest in least.items():
             value = getattr(self, name)

@@ -223,7 +223,7 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
 
 
 @dataclass(frozen=True)
-class NasConfig(SearchConfig):
+class NasConfig(JudgedConfig, SearchConfig):
     """Settings of `chop search nas`.
 
     Attributes:
@@ -233,7 +233,7 @@ class NasConfig(SearchConfig):
         square_layers: candidates for each linear layer of as many inputs as outputs; the first is
             the default.
         goals: objectives, as accuracy,parameters. The third is size_bytes; several give a Pareto
-            front.
+            front. With `evaluate`, accuracy stands for its number, by its name.
         budgets: largest cost, least accuracy. Constraints on what goals may name. Example:
             `parameters=20000`. Default: none.
         epochs: epochs of training in each trial.
@@ -250,7 +250,7 @@ class NasConfig(SearchConfig):
             snip, grad-norm, zen, jacobian-covariance, parameters. Default: none.
         share: share of architectures that pass the proxy.
 
-    The other settings are those of `SearchConfig`.
+    The other settings are those of `JudgedConfig` and `SearchConfig`.
     """
 
     JOB_NAME: ClassVar[str] = "nas"
@@ -282,6 +282,8 @@ class NasConfig(SearchConfig):
         from chop.nas.proxies import PROXIES
 
         super().__post_init__()
+        if self.judged_name is not None and self.goals == ("accuracy",):
+            object.__setattr__(self, "goals", (self.judged_name,))
         for where, names, known in (
             ("square_layers", self.square_layers, SQUARE_LAYERS),
             ("proxy", (self.proxy,) if self.proxy else (), PROXIES),
@@ -302,4 +304,7 @@ class NasConfig(SearchConfig):
         """Objectives, then constraints."""
         from chop.nas.goals import nas_goals
 
-        return nas_goals(self.goals, self.budgets)
+        judged: dict[str, Direction] | None = None
+        if self.judged_name is not None:
+            judged = {self.judged_name: "minimize" if self.lower_is_better else "maximize"}
+        return nas_goals(self.goals, self.budgets, judged)

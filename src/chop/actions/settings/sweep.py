@@ -11,7 +11,7 @@ from chop.actions.settings.compress import QuantizationSettings, default_operato
 from chop.actions.sweep.grid import parse_range, whole
 from chop.config import MORE
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import Ranges, WorkloadConfig
+from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
 
 DERIVED = ("auto", "minmax", "mse")
 """Rules that calibrate the fraction of each tensor."""
@@ -21,7 +21,7 @@ Numbers = str | int | tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeSweepConfig(QuantizationSettings):
+class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
     """Settings of `chop sweep quantize`.
 
     Attributes:
@@ -37,7 +37,7 @@ class QuantizeSweepConfig(QuantizationSettings):
         seeds: number of seeds of QAT. They are from `seed` on; tables and figures have their mean
             and range.
 
-    The other settings are those of `QuantizationSettings` and `WorkloadConfig`.
+    The other settings are those of `JudgedConfig`, `QuantizationSettings` and `WorkloadConfig`.
     """
 
     RANGES: ClassVar[Ranges] = {"seeds": (1, 100)}
@@ -165,7 +165,7 @@ PARTS = ("weights", "activations", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneSweepConfig(WorkloadConfig):
+class PruneSweepConfig(JudgedConfig, WorkloadConfig):
     """Settings of `chop sweep prune`.
 
     Attributes:
@@ -194,7 +194,7 @@ class PruneSweepConfig(WorkloadConfig):
         seeds: number of seeds of pruning and fine-tuning. They are from `seed` on, for random
             pruning; tables and figures have their mean and range.
 
-    The other settings are those of `WorkloadConfig`.
+    The other settings are those of `JudgedConfig` and `WorkloadConfig`.
     """
 
     RANGES: ClassVar[Ranges] = {

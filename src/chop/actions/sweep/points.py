@@ -10,7 +10,11 @@ from chop.runs import Journal, key_of
 from chop.runs.progress import Estimate, format_clock, say_line, work_bar
 from chop.train.metric import Metric
 from chop.train.tasks import CLASSIFICATION
-from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
+from chop.workloads.fingerprints import (
+    fingerprint_of_function,
+    fingerprint_of_rows,
+    fingerprint_of_weights,
+)
 from chop.workloads.workload import Workload
 
 
@@ -81,6 +85,8 @@ def identity_of(workload: Workload) -> dict[str, str]:
     """Identity of a workload: names and fingerprints of its model and rows, and its metric."""
     metric = workload.task.metric.name
     judged = {} if metric == "accuracy" else {"task": workload.task.name, "metric": metric}
+    if workload.judge is not None:
+        judged["evaluate"] = fingerprint_of_function(workload.judge.function, workload.judge.code)
     return {
         **judged,
         "model": workload.name,

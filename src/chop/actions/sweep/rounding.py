@@ -40,7 +40,7 @@ def rounding_of(config: QuantizeSweepConfig, workload: Workload) -> Experiment[S
 
     def described(mg: MaseGraph) -> dict[str, float]:
         bits = {"bits": calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"]}
-        if workload.validation is None:
+        if workload.validation is None or not workload.chooses_by_rows:
             return bits
         return {**bits, VALIDATION: workload.evaluate(mg.model, workload.validation)}
 
@@ -73,7 +73,7 @@ def row_of(found: Found, setting: Setting, workload: Workload) -> dict[str, Any]
         **intervals_of({FLOAT: found[FLOAT, None], PTQ: stages[PTQ]}),
         **({} if len(stages.get(QAT, ())) > 1 else intervals_of(trained)),
         "seconds": seconds_of(stages),
-        **({} if workload.validation is None else _validation_of(stages)),
+        **(_validation_of(stages) if workload.chooses_by_rows else {}),
     }
 
 

@@ -136,16 +136,17 @@ def _measured(
 def _least(rows: Rows, varied: str, workload: Workload) -> int:
     """The least number of bits whose PTQ is within an error of the best; says so."""
     metric, judges = workload.task.metric, workload.validation
-    assert judges is not None
-    where, columns, count = "validation", UNPRINTED, len(judges)
-    if any(row[UNPRINTED[0]] is None for row in rows):  # an earlier version measured some of them
-        where, columns, count = "test", STAGES, len(workload.test)
+    where, columns, count = " on validation rows", UNPRINTED, len(judges or ())
+    if workload.judge is not None:
+        where, columns = "", STAGES
+    elif any(row[UNPRINTED[0]] is None for row in rows):  # an earlier version measured some of them
+        where, columns, count = " on test rows", STAGES, len(workload.test)
     scores = {row[varied]: row[columns[0]] for row in rows}
     best = max(scores.values(), key=metric.key)
     chosen, error = least_without_loss(scores, metric, count)
     get_console().print(
         f"Least number of {NAMES[varied]} that loses nothing by {PTQ}: {chosen}, within an error "
-        f"of {metric.format_drop(error)} of {metric.format_value(best)}, the best on {where} rows.",
+        f"of {metric.format_drop(error)} of {metric.format_value(best)}, the best{where}.",
         highlight=False,
         markup=False,
     )

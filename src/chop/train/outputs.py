@@ -1,0 +1,387 @@
+"""Several outputs: a model whose outputs have a label each, trained and judged together.
+
+Labels of a row are kept as one vector and answers as another, so that rows are drawn, shuffled and
+compared as those of any task. `Layout` says where each output is in them.
+
+Shapes: B rows, D numbers of all labels of a row, W numbers of all answers to a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError, check_known
+from chop.nested import tree_parts
+from chop.notices import assume
+from chop.train.metric import Metric
+from chop.train.task import TASKS, Labels, Task
+
+MULTIOUTPUT = "multioutput"
+"""The name of the task where the labels say what each output is asked to do."""
+MEAN, WORST = "mean_score", "worst_score"
+"""Metrics over all outputs: the mean of theirs, and the least."""
+OUTPUT = "label of {}"
+"""The column with the labels of an output, which no parameter is called."""
+POSITIONS = "output_{}"
+"""The name of an output that has none, by its position."""
+
+
+@dataclass(frozen=True)
+class LabelPart:
+    """Labels of one output among those of a row.
+
+    Attributes:
+        name: of the output.
+        shape: of the labels of a row.
+        is_whole: labels are whole numbers, such as classes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    is_whole: bool
+
+    @property
+    def size(self) -> int:
+        """How many numbers a row has."""
+        return math.prod(self.shape)
+
+
+def join_labels(columns: Mapping[str, Labels]) -> tuple[Tensor, tuple[LabelPart, ...]]:
+    """Labels of several outputs as one float64 (B, D), which holds classes exactly.
+
+    Args:
+        columns: (B, ...) by output.
+    Raises:
+        ConfigError: some differ in length, from row to row or from one another.
+    """
+    tensors = {}
+    for name, column in columns.items():
+        if not isinstance(column, Tensor):
+            raise ConfigError(f"labels of '{name}': got rows of differing length, expected one.")
+        tensors[name] = column
+    if len({len(column) for column in tensors.values()}) > 1:
+        listed = ", ".join(f"{name} {len(column)}" for name, column in tensors.items())
+        raise ConfigError(f"expected labels of as many rows for each output, got rows: {listed}.")
+    parts = tuple(
+        LabelPart(name, tuple(column.shape[1:]), not column.is_floating_point())
+        for name, column in tensors.items()
+    )
+    flat = [column.reshape(len(column), -1).double() for column in tensors.values()]
+    return torch.cat(flat, 1), parts
+
+
+def split_labels(labels: Tensor, parts: Sequence[LabelPart]) -> dict[str, Tensor]:
+    """Labels (B, D) by output, as they were given."""
+    found = {}
+    for part, piece in zip(parts, labels.split([part.size for part in parts], 1), strict=True):
+        kind = torch.int64 if part.is_whole else torch.float32
+        found[part.name] = piece.reshape(len(labels), *part.shape).to(kind)
+    return found
+
+
+def find_outputs_task(named: str | Mapping[str, str | Task]) -> Task:
+    """The task of several outputs, each with its own.
+
+    Args:
+        named: task by output; or a text, `kind=classification,age=regression`.
+    Raises:
+        ConfigError: a task is unknown, or fewer than two outputs are named.
+    """
+    if isinstance(named, str):
+        pairs = [part.partition("=") for part in named.split(",")]
+        if any(not name.strip() or not task.strip() for name, _, task in pairs):
+            raise ConfigError(f"task '{named}': expected OUTPUT=TASK,OUTPUT=TASK.")
+        named = {name.strip(): task.strip() for name, _, task in pairs}
+    parts = {}
+    for name, task in named.items():
+        if isinstance(task, str):
+            check_known(task, TASKS, f"unknown task of '{name}'")
+            task = TASKS[task]
+        if task.labels_from is not None or task.parts or not task.metric.higher_is_better:
+            raise ConfigError(f"task of '{name}': '{task.name}' is of a model with one output.")
+        parts[str(name)] = task
+    if len(parts) < 2:
+        raise ConfigError(f"task: expected several outputs, got {[*parts]}; name the task alone.")
+    return outputs_task(parts)
+
+
+def outputs_task(tasks: Mapping[str, Task]) -> Task:
+    """The task of several outputs, which learns their shapes from a model (`Task.bind`).
+
+    Args:
+        tasks: by output; {} takes what the labels of each are.
+    """
+    listed = ",".join(f"{output}={task.name}" for output, task in tasks.items())
+    name = listed or MULTIOUTPUT
+    metrics = _metrics(tasks, None)
+    return Task(
+        name, metrics[MEAN], _unbound, parts=dict(tasks), bind=_bind, metrics=metrics, compare=_pair
+    )
+
+
+def _unbound(answers: Tensor, labels: Tensor) -> Tensor:
+    raise AssertionError("a task of several outputs is bound to a model before it is used")
+
+
+def _pair(answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return answers, labels
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where outputs are among the answers and labels of a row.
+
+    Attributes:
+        tasks: by output.
+        labels: parts of the labels, in the same order.
+        paths: of the outputs in what the model returns.
+        shapes: of the answers to a row.
+    """
+
+    tasks: Mapping[str, Task]
+    labels: tuple[LabelPart, ...]
+    paths: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def read(self, output: Any, rows: int) -> Tensor:
+        """Answers (B, W) out of what the model returns."""
+        found = _leaves(output, rows)
+        missing = [path for path in self.paths if path not in found]
+        if missing:
+            raise ConfigError(f"expected the outputs {missing} of the model, got {[*found]}.")
+        return torch.cat([found[path].reshape(rows, -1) for path in self.paths], 1)
+
+    def names_among(self, output: Any, rows: int, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Names that tensors of an output have elsewhere, in the order of the outputs."""
+        found, names = _leaves(output, rows), {id(x): name for name, x in tensors.items()}
+        return [names[id(found[path])] for path in self.paths]
+
+    def pairs(self, answers: Tensor, labels: Tensor) -> Iterator[tuple[str, Task, Tensor, Tensor]]:
+        """Name, task, answers and labels of each output, as its task compares them."""
+        given = split_labels(labels, self.labels)
+        sizes = [math.prod(shape) for shape in self.shapes]
+        pieces = answers.split(sizes, 1)
+        for (name, task), piece, shape in zip(self.tasks.items(), pieces, self.shapes, strict=True):
+            yield name, task, *task.compare(piece.reshape(len(piece), *shape), given[name])
+
+    def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the losses of all outputs."""
+        losses = [task.loss(x, y) for _, task, x, y in self.pairs(answers, labels)]
+        return torch.stack(losses).sum()
+
+    def scores(self, answers: Tensor, labels: Tensor) -> dict[str, float]:
+        """The metric of each output's task by name."""
+        return {
+            f"{_plain(name)}_{task.metric.name}": task.metric.score(*task.metric.read(x, y))
+            for name, task, x, y in self.pairs(answers, labels)
+        }
+
+    def split(self, labels: Tensor) -> dict[str, Tensor]:
+        """Labels by output."""
+        return split_labels(labels, self.labels)
+
+    def constants(self, labels: Tensor) -> dict[str, float]:
+        """The score of a constant answer for each output, by the names of `scores`."""
+        own = {name: task.metric for name, task in self.tasks.items()}
+        names = [f"{_plain(name)}_{metric.name}" for name, metric in own.items()]
+        found = zip(names, _constants(self, labels, own), strict=True)
+        return {name: value for name, value in found if value is not None}
+
+    def given(self, labels: Tensor) -> Any:
+        """Labels as the rows had them: a mapping, or of outputs without names a tuple."""
+        found = self.split(labels)
+        is_tuple = list(found) == [POSITIONS.format(i) for i in range(len(found))]
+        return tuple(found.values()) if is_tuple else found
+
+
+def _plain(name: str) -> str:
+    return "".join(x if x.isalnum() or x in "_-" else "_" for x in name)
+
+
+def _metrics(tasks: Mapping[str, Task], layout: Any) -> dict[str, Metric]:
+    """Metrics over all outputs, and those of one output by its name and theirs.
+
+    Args:
+        tasks: by output.
+        layout: of a bound task; None: the metrics have names, and cannot be taken yet.
+    """
+    own = [task.metric for task in tasks.values()]
+    are_shares = bool(own) and all(metric.is_share for metric in own)
+    found = {
+        name: Metric(
+            name,
+            partial(_over_all, layout, how),
+            is_share=are_shares,
+            parts=None if layout is None else layout.scores,
+            constant=partial(_constant, layout, how),
+        )
+        for name, how in ((MEAN, _mean), (WORST, _least))
+    }
+    for output, task in tasks.items():
+        for name, metric in task.metrics.items():
+            found[f"{_plain(output)}_{name}"] = replace(
+                metric,
+                name=f"{_plain(output)}_{name}",
+                score=partial(_of_one, layout, output, metric),
+                predict=_answers,
+                expect=lambda predictions, labels: labels,
+                parts=None if layout is None else layout.scores,
+                constant=partial(_constant_of_one, layout, output, metric),
+            )
+    return found
+
+
+def _answers(answers: Tensor, labels: Tensor) -> Tensor:
+    return answers
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _least(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else min(values)
+
+
+def _over_all(
+    layout: Layout, how: Callable[[Sequence[float]], float], answers: Tensor, labels: Tensor
+) -> float:
+    return how([*layout.scores(answers, labels).values()])
+
+
+def _of_one(layout: Layout, output: str, metric: Metric, answers: Tensor, labels: Tensor) -> float:
+    pairs = {name: (x, y) for name, _, x, y in layout.pairs(answers, labels)}
+    return metric.score(*metric.read(*pairs[output]))
+
+
+def _constants(layout: Layout, labels: Tensor, metrics: Mapping[str, Metric]) -> list[float | None]:
+    """The score of a constant answer for each of some outputs; None where that is unknown."""
+    from chop.train.intervals import constant_score
+
+    zeros = labels.new_zeros(len(labels), sum(map(math.prod, layout.shapes)))
+    return [
+        constant_score(metrics[name], metrics[name].read(x.float(), y)[1])
+        for name, _, x, y in layout.pairs(zeros, labels)
+        if name in metrics
+    ]
+
+
+def _constant(
+    layout: Layout, how: Callable[[Sequence[float]], float], labels: Tensor
+) -> float | None:
+    own = {name: task.metric for name, task in layout.tasks.items()}
+    values = [value for value in _constants(layout, labels, own) if value is not None]
+    return how(values) if len(values) == len(own) else None
+
+
+def _constant_of_one(layout: Layout, output: str, metric: Metric, labels: Tensor) -> float | None:
+    return _constants(layout, labels, {output: metric})[0]
+
+
+def _bind(task: Task, output: Any, labels: Tensor, parts: Sequence[LabelPart]) -> Task:
+    """The task with the shapes of a model's outputs.
+
+    Args:
+        task: made by `outputs_task`.
+        output: what a model returns for some rows.
+        labels: (B, D) of these rows.
+        parts: of the labels.
+    Raises:
+        ConfigError: labels and outputs do not go together.
+    """
+    names = [part.name for part in parts]
+    if {*names} != task.parts.keys():
+        raise ConfigError(
+            f"task '{task.name}': got labels of {', '.join(names)}: expected one for each output."
+        )
+    found = _leaves(output, len(labels))
+    paths = _paths(names, found)
+    tasks = {name: task.parts[name] for name in names}
+    shapes = tuple(tuple(found[path].shape[1:]) for path in paths)
+    layout = Layout(tasks, tuple(parts), paths, shapes)
+    given = split_labels(labels, parts)
+    for name, path in zip(names, paths, strict=True):
+        with _about(name):
+            tasks[name].check(found[path], given[name])
+            tasks[name].compare(found[path], given[name])
+    own = [f"{_plain(name)}_{each.metric.name}" for name, each in tasks.items()]
+    unlabeled = [path for path in found if path not in paths]
+    rest = f" Outputs without labels do not count: {', '.join(unlabeled)}." if unlabeled else ""
+    listed = ", ".join(
+        f"{name} ({each.name}, output '{path}')"
+        for (name, each), path in zip(tasks.items(), paths, strict=True)
+    )
+    metrics = _metrics(tasks, layout)
+    assume(
+        f"Several outputs: {listed}; the loss is the sum of theirs, {MEAN} the mean of "
+        f"{' and '.join(own)}; --metric {WORST} takes the least, --metric {own[0]} one alone."
+        f"{rest}"
+    )
+    return replace(
+        task,
+        metric=metrics.get(task.metric.name, task.metric),
+        loss=layout.loss,
+        bind=None,
+        layout=layout,
+        read=layout.read,
+        metrics=metrics,
+    )
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Context that names the output in an error of its task."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"output '{name}': {error}") from error
+
+
+def _leaves(output: Any, rows: int) -> dict[str, Tensor]:
+    """Tensors with numbers for each row by path, `heads.kind` or `1`."""
+
+    def visit(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and value.dim() > 0 and len(value) == rows:
+                yield path, value
+            return
+        if hasattr(value, "_asdict"):
+            value = value._asdict()
+        parts = vars(value) if isinstance(value, SimpleNamespace) else tree_parts(value)
+        for key, part in (parts or {}).items():
+            yield from visit(part, (*path, str(key)))
+
+    return {".".join(path): x for path, x in visit(output, ())}
+
+
+def _paths(names: Sequence[str], found: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The path of each output, by its name or, where no name is one of theirs, its position."""
+    by_name = [
+        [path for path in found if name in (path, path.rpartition(".")[2])] for name in names
+    ]
+    if all(len(paths) == 1 for paths in by_name):
+        return tuple(path for (path,) in by_name)
+    are_positions = all(path.rpartition(".")[2].isdigit() for path in found)
+    unnamed = all(name == POSITIONS.format(i) for i, name in enumerate(names))
+    if len(found) == len(names) and not any(by_name) and (are_positions or unnamed):
+        return tuple(found)
+    if list(found) == [""]:
+        raise ConfigError(
+            f"labels of {len(names)} outputs ({', '.join(names)}), and the model returns one "
+            f"tensor {tuple(found[''].shape)}: give one array of labels, or a model that returns a "
+            "dictionary with an output of each name."
+        )
+    raise ConfigError(
+        f"labels of the outputs {', '.join(names)}, and the model returns "
+        f"{', '.join(found) or 'no tensor with numbers for each row'}: name labels as the outputs, "
+        "or give a label for each in their order."
+    )

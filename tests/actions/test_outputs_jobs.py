@@ -1,0 +1,108 @@
+"""Jobs on models with several outputs."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import chop
+from chop.cli.app import app
+from chop.errors import ConfigError
+from chop.train import fit
+
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 16)
+        self.kind, self.age = nn.Linear(16, 3), nn.Linear(16, 1)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        return {"heads": {"kind": self.kind(h), "age": self.age(h)}, "hidden": h}
+"""
+TASK = "kind=classification,age=regression"
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A table with two columns of labels, and a model that was trained on it."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    namespace = {"__name__": "net"}
+    exec(NET, namespace)
+    torch.manual_seed(0)
+    model = namespace["Net"]()
+    x = torch.randn(240, 4, generator=torch.Generator().manual_seed(0))
+    kind, age = x[:, :3].argmax(1), 20 + x.sum(1)
+    fit(model, (x, {"kind": kind, "age": age}), epochs=60, lr=2e-2)
+    save_file(model.state_dict(), "net.safetensors")
+    frame = pd.DataFrame(x.numpy(), columns=list("abcd"))
+    frame.assign(kind=kind.numpy(), age=age.numpy()).to_csv("rows.csv", index=False)
+    return model, (x, {"kind": kind, "age": age})
+
+
+def test_commands_take_a_table_with_columns_of_labels(trained):
+    common = f"--model net.py:Net --weights net.safetensors --dataset rows.csv --task {TASK}"
+    run = "compress --formats 8.auto,2.auto --qat-epochs 1 --bench-seconds 0 --max-drop 0.05"
+    ended = CliRunner().invoke(app, [*run.split(), *common.split(), "--out", "runs/c"])
+    assert ended.exit_code == 0, ended.output
+    result = json.loads(Path("runs/c/result.json").read_text())
+    assert (result["task"], result["metric"]["name"]) == (TASK, "mean_score")
+    first = result["rows"][0]
+    assert set(first["outputs"]) == {"kind_accuracy", "age_r2"}
+    assert first["mean_score"] == pytest.approx(sum(first["outputs"].values()) / 2)
+    assert any("Several outputs: kind (classification, output" in x for x in result["assumptions"])
+    assert any("Outputs without labels do not count: hidden" in x for x in result["assumptions"])
+    again = ["evaluate", "runs/c", "--reference", "net.py:Net", "--out", "runs/e"]
+    ended = CliRunner().invoke(app, again)
+    assert ended.exit_code == 0 and "age_r2" in ended.output, ended.output
+    found = json.loads(Path("runs/e/manifest.json").read_text())
+    assert found["outcome"]["value"] == pytest.approx(result["saved"]["mean_score"], abs=1e-6)
+    sweep = ["sweep", "quantize", "--widths", "8", "--qat-epochs", "1", *common.split()]
+    ended = CliRunner().invoke(app, [*sweep, "--metric", "worst_score", "--out", "runs/s"])
+    assert ended.exit_code == 0, ended.output
+    assert "worst_score" in Path("runs/s/points.jsonl").read_text()
+
+
+def test_python_takes_them_and_judges_by_one(trained, tmp_path):
+    model, rows = trained
+    settings = {"formats": ("8.auto",), "bench_seconds": 0, "max_drop": 0.05, "qat_epochs": 0}
+    found = chop.compress(model, rows, out=tmp_path / "a", metric="age_r2", **settings)
+    assert found.result["metric"]["name"] == "age_r2" and found.result["rows"][1]["age_r2"] > 0.8
+    (x, labels), named = rows, {"kind": "classification", "age": "regression"}
+    found = chop.compress(
+        model.double(), (x.double(), labels), task=named, out=tmp_path / "b", **settings
+    )
+    assert found.result["task"] == TASK and found.result["saved"] is not None
+    assert found.model(x[:1].double())["heads"]["kind"].shape == (1, 3)
+
+
+def test_columns_that_are_not_there(trained):
+    common = "compress --model net.py:Net --weights net.safetensors --dataset rows.csv --task"
+    for task, message in (
+        (
+            "kind=classification,years=regression",
+            "no column of labels 'years': choose from: a, age",
+        ),
+        ("multioutput", "is named by its columns of labels, each with a task, as --task kind="),
+    ):
+        error = CliRunner().invoke(app, [*common.split(), task]).exception
+        assert isinstance(error, ConfigError) and re.search(message, str(error)), error
+
+
+def test_an_output_at_chance_is_told(trained, tmp_path):
+    model, (x, labels) = trained
+    noise = torch.randint(0, 3, (240,), generator=torch.Generator().manual_seed(3))
+    rows = (x, {"kind": noise, "age": labels["age"]})
+    found = chop.compress(model, rows, out=tmp_path / "a", bench_seconds=0, formats=("8.auto",))
+    told = [text for text in found.result["assumptions"] if "no better than a constant" in text]
+    assert told and all(text.startswith("Float kind_accuracy") for text in told)
