@@ -201,7 +201,7 @@ def _direction(found: Sequence[Compared], name: str) -> Direction:
     from chop.mixed_precision import goals as precision
     from chop.nas import goals as nas
 
-    known: dict[str, Direction] = {**nas.DIRECTIONS, **precision.DIRECTIONS}
+    known: dict[str, Direction] = {**nas.DIRECTIONS, **precision.directions()}
     known |= {goal.name: goal.direction for each in found for goal in each.result.goals}
     check_known(name, known, "goal")
     return known[name]
