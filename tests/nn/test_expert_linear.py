@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.captured.expert_linear import ExpertLinear
 from chop.errors import ConfigError
-from chop.formats import QuantSpec, parse_format_string
+from chop.formats import FP8, Float, QuantSpec, parse_format_string
 from chop.nn.packed import PackedExpertLinear, pack
 from chop.nn.quantized import QuantExpertLinear
 
@@ -146,3 +147,48 @@ def test_state_dicts_hold_the_codes() -> None:
     twin = pack(QuantExpertLinear.from_float(ExpertLinear(4, 32, 24), packed.spec)).eval()
     twin.load_state_dict(packed.state_dict())
     assert torch.equal(twin(inputs(), HIT), packed(inputs(), HIT))
+
+
+def with_static_scales(**changes: Any) -> QuantExpertLinear:
+    layer = quantized()
+    scales = tuple(changes.pop("scales", (0.01, 0.02, 0.03, 0.04)))
+    kind = FP8(granularity="channel", scales=scales)
+    return layer.with_spec(dataclasses.replace(layer.spec, data_in=kind, **changes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [4, 5])  # as many as experts, and not
+def test_static_scales_of_inputs_are_those_of_the_experts(rows: int, dtype: torch.dtype) -> None:
+    layer, expert = with_static_scales().to(dtype), HIT[:rows]
+    x = (inputs()[:rows] * 3).to(dtype)
+    single = [
+        FP8(scales=(0.01 * (int(n) + 1),)).round(row) for n, row in zip(expert, x, strict=True)
+    ]
+    expected = torch.stack(single)
+    assert torch.equal(layer.round_inputs(x, expert), expected)
+    assert torch.equal(pack(layer).round_inputs(x, expert), expected)
+    x.requires_grad_()
+    with_gradient = layer.round_inputs(x, expert)
+    assert torch.equal(with_gradient, expected)
+    with_gradient.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_static_scales_of_inputs_are_learned_by_expert() -> None:
+    layer = with_static_scales(gradient="lsq", weight=Float()).train()
+    x = inputs()
+    layer(x, HIT).square().sum().backward()
+    found = layer.data_in_scale.grad != 0
+    assert found.tolist() == [n in HIT for n in range(4)]
+    with torch.no_grad():
+        layer.data_in_scale.mul_(2)
+    settled = layer.freeze_scales()
+    assert settled.spec.data_in.scales == pytest.approx((0.02, 0.04, 0.06, 0.08))
+    assert torch.equal(settled(x, HIT), layer(x, HIT))
+
+
+def test_scales_of_inputs_that_no_experts_have_are_refused() -> None:
+    layer = with_static_scales(scales=(0.1, 0.2, 0.3, 0.4, 0.5))
+    for each in (layer, pack(layer)):
+        with pytest.raises(ConfigError, match="one static scale, or 4 for the experts, got 5"):
+            each(inputs(), HIT)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import CheckpointError, ChopError, ConfigError, first_line
-from chop.formats import GroupAffine, GroupInteger, NumberFormat, ScaleInteger
+from chop.formats import NVFP4, GroupAffine, GroupInteger, NumberFormat, ScaleInteger
 from chop.formats.bfloat16 import BITS, from_bits, to_bits
 from chop.formats.packing import pack_bits, unpack_bits
 
@@ -23,6 +23,8 @@ MOST_ZERO = 2**10
 """Beyond it no k - z is narrow, and it would not fit into int16 with a code."""
 ZERO_BITS = 8
 """Of the zero points of `group_affine`."""
+DOUBLED_BITS = 5
+"""Of twice an e2m1, from -12 to 12."""
 
 
 @dataclass(frozen=True)
@@ -224,12 +226,15 @@ class Numbers:
 def numbers_of(one: Stored) -> Numbers | None:
     """Inverse of `stored_integers` and `stored_affine` where there is a scale for a row or group.
 
-    None of weights of other formats, and of zero points that are no integers.
+    Numbers of NVFP4 are integers of 5 bits: twice an e2m1, times half the scales of its block and
+    of the tensor. None of weights of other formats, and of zero points that are no integers.
 
     Args:
         one: with a shape.
     """
     kind, shape = one.number_format, one.shape
+    if isinstance(kind, NVFP4) and shape is not None:
+        return _doubled(one, kind, shape)
     if not isinstance(kind, GroupInteger | GroupAffine | ScaleInteger) or shape is None:
         return None
     codes = unpack_bits(one.codes, kind.width, shape[0] * shape[1]).view(shape).short()
@@ -248,6 +253,16 @@ def numbers_of(one: Stored) -> Numbers | None:
     numbers = codes - whole[:, : shape[1]]
     values = from_bits(both).float()
     return Numbers(numbers, values, max(kind.width, _width(numbers)), kind.group_size)
+
+
+def _doubled(one: Stored, kind: NVFP4, shape: tuple[int, int]) -> Numbers:
+    """The weight of NVFP4 as integers, whose scales are rounded to float32."""
+    (size,) = kind.groups.sizes
+    codes = unpack_bits(one.codes, kind.element.width, shape[0] * shape[1]).long()
+    numbers = (2 * kind.element.values(codes)).short().view(shape)
+    groups = shape[0] * -(-shape[1] // size)
+    scales = kind.scaling.restore(one.scales, groups, one.tensor_scale).view(-1)
+    return Numbers(numbers, (scales / 2).float(), DOUBLED_BITS, size)
 
 
 def _signed(codes: Tensor, bits: int) -> Tensor:

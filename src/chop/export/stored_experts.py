@@ -7,6 +7,7 @@ of the first expert, then of the second. Values stay as they are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,15 @@ from torch import nn
 from chop.captured.experts import matrices_of
 from chop.errors import CheckpointError, ConfigError
 from chop.export.stored import Stored, numbers_of, stored_integers
-from chop.formats import FP8, NumberFormat, ScaleInteger
+from chop.formats import FP8, LearnableFormat, NumberFormat, ScaleInteger
 from chop.formats.groups import WHOLE_TENSOR
 from chop.ir.huggingface.conversions import EXPERT, Conversions, ExpertMatrix
 from chop.private.modules import parameters_of
 
 if TYPE_CHECKING:
     from chop.export.reader import Read
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def join_experts(content: Read, model: nn.Module, where: str) -> Read:
         where: the folder, for messages.
 
     Raises:
-        ConfigError: experts differ in what a layer of all has once, as a static scale of inputs.
+        ConfigError: experts differ in what a layer of all has once, as the bits of inputs.
         CheckpointError: experts are missing, or do not fit what `config.json` says.
     """
     packed, inputs, layers = dict[str, Stored](), dict[str, NumberFormat](), dict[str, _Layer]()
@@ -89,6 +92,7 @@ def join_experts(content: Read, model: nn.Module, where: str) -> Read:
         rounded = _inputs_of(layer, content.inputs, where)
         if rounded is not None:
             inputs[path] = rounded
+    _warn_of_integers(layers, content.packed, packed)
     return replace(content, packed=packed, inputs=inputs)
 
 
@@ -138,22 +142,38 @@ def _check_complete(layer: _Layer, where: str) -> None:
 def _inputs_of(
     layer: _Layer, inputs: Mapping[str, NumberFormat], where: str
 ) -> NumberFormat | None:
-    """Returns the format of the inputs of all experts of a layer; None if they are float."""
+    """Returns the format of the inputs of all experts of a layer; None if they are float.
+
+    Static scales that differ become a scale for each expert, see `QuantExpertLinear`.
+    """
     given = [inputs.get(path) for path in layer.order]
-    first = given[0]
-    for path, one in zip(layer.order, given, strict=True):
-        if one != first:
+    first: Any = given[0]
+    for number, path in enumerate(layer.order):
+        of_expert = number - number % layer.parts  # its first matrix, which reads the same inputs
+        if given[number] != given[of_expert] or _without_scale(given[number]) != _without_scale(
+            first
+        ):
+            other = layer.order[of_expert if given[number] != given[of_expert] else 0]
             raise ConfigError(
-                f"{where}: '{path}' rounds its inputs otherwise than '{layer.order[0]}', and a "
-                "layer of all experts has one format of inputs: expected inputs that are float, or "
-                "dynamic scales of tokens."
+                f"{where}: '{path}' rounds its inputs otherwise than '{other}': expected float "
+                "inputs, dynamic scales of tokens, or a static scale for each expert."
             )
     if first is not None and _follows_all(first):
         raise ConfigError(
             f"{where}: '{layer.order[0]}' has one dynamic scale for all its inputs, which are "
             "those of one expert: expected dynamic scales of tokens."
         )
-    return first
+    of_experts: list[Any] = given[:: layer.parts]
+    if all(one == first for one in of_experts):
+        return first  # type: ignore[no-any-return]
+    scales = tuple(one.scales[0] for one in of_experts)
+    return replace(first, granularity="channel", scales=scales)  # type: ignore[no-any-return]
+
+
+def _without_scale(inputs: NumberFormat | None) -> NumberFormat | None:
+    """A format with a static scale, with one that is the same for all; others as they are."""
+    is_static = isinstance(inputs, LearnableFormat) and inputs.scales is not None
+    return inputs.with_scales(torch.ones(1)) if is_static else inputs  # type: ignore[union-attr]
 
 
 def _follows_all(inputs: NumberFormat) -> bool:
@@ -174,8 +194,10 @@ def _joined(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
     with_rows = [_by_rows(one) for one in stored]
     first = with_rows[0].number_format
     if any(one.number_format != first for one in with_rows) or not _is_whole(with_rows[0]):
-        return _joined_integers(stored, layer, where)
-    _check_shared(with_rows, layer, where)
+        return _joined_integers(with_rows, layer, where)
+    if not _have_one_scale(with_rows):
+        return _joined_integers(with_rows, layer, where)
+    _check_blocks(with_rows[0], layer, where)
     codes, scales = (
         torch.cat([getattr(x, name) for x in with_rows]) for name in ("codes", "scales")
     )
@@ -198,21 +220,38 @@ def _is_whole(one: Stored) -> bool:
     return 8 * one.codes.numel() % (one.shape[0] * one.shape[1]) == 0
 
 
-def _check_shared(stored: Sequence[Stored], layer: _Layer, where: str) -> None:
-    """Raises ConfigError where experts differ in a scale that is one for all of a layer."""
-    kind, (rows, _) = stored[0].number_format, stored[0].shape or (0, 0)
+def _have_one_scale(stored: Sequence[Stored]) -> bool:
+    """Returns whether the factor of all scales of a matrix, if any, is the same in all matrices."""
+    scales = [one.tensor_scale for one in stored]
+    first = scales[0]
+    return first is None or all(x is not None and torch.equal(first, x) for x in scales)
+
+
+def _warn_of_integers(
+    layers: Mapping[str, _Layer], stored: Mapping[str, Stored], joined: Mapping[str, Stored]
+) -> None:
+    """Warns of layers that are larger than in the folder, by experts with own tensor scales."""
+    larger = {
+        path: stored[layer.order[0]].number_format
+        for path, layer in layers.items()
+        if stored[layer.order[0]].tensor_scale is not None and joined[path].tensor_scale is None
+    }
+    for path, kind in [*larger.items()][:1]:
+        log.warning(
+            "%s: experts have tensor scales of their own in %d layers, '%s' for one: the same "
+            "values are read as %s, which takes more memory.",
+            *(kind.name, len(larger), path, joined[path].number_format.label),
+        )
+
+
+def _check_blocks(one: Stored, layer: _Layer, where: str) -> None:
+    """Raises ConfigError where a block of scales would have rows of two experts."""
+    kind, (rows, _) = one.number_format, one.shape or (0, 0)
     if isinstance(kind, FP8) and kind.granularity == "block" and rows % kind.group_size:
         raise ConfigError(
             f"{where}: '{layer.order[0]}' has {rows} rows in blocks of {kind.group_size}: expected "
             "whole blocks, since the rows of the next expert follow."
         )
-    first = stored[0].tensor_scale
-    for path, one in zip(layer.order, stored, strict=True):
-        if first is not None and not torch.equal(first, one.tensor_scale):  # type: ignore[arg-type]
-            raise ConfigError(
-                f"{where}: '{path}' has another weight_global_scale than '{layer.order[0]}', and "
-                f"{kind.name} has one for all experts of a layer."
-            )
 
 
 def _joined_integers(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:

@@ -45,7 +45,7 @@ def layer_of_expert(layer: Any, number: int) -> QuantLinear:
     made = QuantLinear.__new__(QuantLinear)
     nn.Module.__init__(made)
     made.in_features, made.out_features = layer.in_features, layer.out_features
-    made.spec = layer.spec
+    made.spec = layer.spec.with_quantizers(data_in=layer.input_format(number))
     weight = layer.weight.detach()[rows]
     parameters_of(made).update(weight=nn.Parameter(weight, layer.weight.requires_grad), bias=None)
     ranges = {name: x for name, x in buffers_of(layer).items() if name in RANGE_NAMES.values()}

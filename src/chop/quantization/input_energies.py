@@ -14,7 +14,13 @@ from torch import Tensor, fx
 from chop.ir.rows import Measured
 from chop.nn.quantized import QuantExpertLinear
 from chop.quantization.blocks import FloatBlock
-from chop.quantization.experts import few_rows, rows_in, samples_of_experts, weighed_samples
+from chop.quantization.experts import (
+    few_rows,
+    layer_of_expert,
+    rows_in,
+    samples_of_experts,
+    weighed_samples,
+)
 from chop.quantization.gptq import columns_of
 from chop.quantization.row_weights import RowWeights
 
@@ -64,12 +70,13 @@ class InputEnergies:
                 has_experts,
             )
         ]
-        parts = [samples]
+        parts, layers = [samples], [layer]
         if has_experts:
             parts = [*samples_of_experts(samples, [values[others[0]]], layer.num_experts)]
+            layers = [layer_of_expert(layer, number) for number in range(layer.num_experts)]
             seen = self._seen.setdefault(node, [0] * len(parts))
             self._seen[node] = [n + rows_in(part) for n, part in zip(seen, parts, strict=True)]
-        total = torch.cat([_energies(layer, *part[0]) for part in parts])
+        total = torch.cat([_energies(x, *part[0]) for x, part in zip(layers, parts, strict=True)])
         self._sums[node] = self._sums[node] + total if node in self._sums else total
 
     def few(self, node: fx.Node) -> dict[int, str]:

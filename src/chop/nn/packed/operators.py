@@ -201,7 +201,8 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
         if type(stored.codes) is not Tensor or not self._weight_format.is_row_separable(shape):
             return super().forward(input, expert)
         self._refuse_training("weight")
-        x, bias = self.quantize("data_in", input), self.quantize("bias", self._operand("bias"))
+        x = self.round_inputs(input, expert)
+        bias = self.quantize("bias", self._operand("bias"))
         if is_traced(input):
             y = self._by_row(x, expert, bias)
         else:
