@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chop import MaseGraph
+from chop.distributed import process
+from chop.distributed.apply import shard_graph
+from chop.distributed.builtin_plans import PLANS
 from chop.errors import CheckpointError, ConfigError
 from chop.models import load_model
 from tests.experts import mixture, text
@@ -409,8 +412,9 @@ def rounding_experts(module, stored, scales):
     return forward
 
 
-@pytest.mark.parametrize("stored", LOWEST)
-@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe"])
+@pytest.mark.parametrize(
+    ("kind", "stored"), [("Mixtral", "float-quantized"), ("Qwen3Moe", "int-quantized")]
+)
 @torch.no_grad()
 def test_static_scales_of_each_expert_round_its_inputs(kind, stored, tmp_path):
     last = {"Mixtral": "w2", "Qwen3Moe": "down_proj"}[kind]
@@ -430,8 +434,21 @@ def test_static_scales_of_each_expert_round_its_inputs(kind, stored, tmp_path):
     model.save_pretrained(tmp_path / "again")
     for other in (copy.deepcopy(model), load_model(tmp_path / "again")):
         assert torch.equal(other(input_ids=text()).logits, found)
-    graph = MaseGraph(model, hf_input_names=["input_ids"])
-    assert torch.equal(graph.model(text())["logits"], found)
+
+
+def test_scales_of_each_expert_are_on_each_process(tmp_path):
+    write_static(tmp_path, "float-quantized", "Mixtral", lambda n, matrix: 0.01 + 0.01 * n)
+    graph = MaseGraph(load_model(tmp_path), hf_input_names=["input_ids"])
+    with torch.no_grad():
+        expected = graph.model(text())["logits"]
+    mesh = process.start((1,), "gloo")
+    try:
+        shard_graph(graph, PLANS["rows"](graph, (1,)), mesh)
+        with torch.no_grad():
+            found = graph.model(text())["logits"]
+    finally:
+        torch.distributed.destroy_process_group()
+    torch.testing.assert_close(found, expected)
 
 
 def test_other_scales_of_inputs_are_refused_by_name(tmp_path):

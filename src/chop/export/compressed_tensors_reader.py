@@ -90,7 +90,26 @@ def read_groups(
     Raises:
         ConfigError, CheckpointError: as `read`.
     """
-    tensors = tensors_of(folder)
+    return read_tensors(folder, config, tensors_of(folder), groups, quantizes_cache=quantizes_cache)
+
+
+def read_tensors(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    groups: Sequence[Group],
+    *,
+    quantizes_cache: bool,
+) -> Read:
+    """`read_groups` of tensors that are known.
+
+    Args:
+        folder: for messages.
+        config: its `config.json`.
+        tensors: its tensors by name; those of coded modules are removed.
+        groups: modules of each scheme.
+        quantizes_cache: see `read_groups`.
+    """
     paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
     packed, inputs = dict[str, Stored](), dict[str, NumberFormat]()
     for path in paths:

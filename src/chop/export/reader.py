@@ -215,7 +215,7 @@ def _fitted(content: Read, model: nn.Module, where: str) -> Read:
     zeros = {x for x in names if x in content.tensors and not bool(content.tensors[x].any())}
     spare = zeros - {*model.state_dict()} if zeros else zeros
     tensors = {name: x for name, x in content.tensors.items() if name not in spare}
-    fitted = join_experts(replace(content, tensors=tensors), model, where)
+    fitted = _tied(join_experts(replace(content, tensors=tensors), model, where), model)
     for path, module in model.named_modules(remove_duplicate=False):
         shape = fitted.packed[path].shape if path in fitted.packed else None
         weight = of_layer(module).weight
@@ -223,6 +223,18 @@ def _fitted(content: Read, model: nn.Module, where: str) -> Read:
         if shape is not None and is_known and module.weight.shape != shape:
             raise other_shape(f"{path}.weight", shape, module.weight.shape, where)
     return fitted
+
+
+def _tied(content: Read, model: Any) -> Read:
+    """Ties layers that a model ties and that the folder has once, as codes."""
+    packed, ties = dict(content.packed), dict(content.ties)
+    for target, source in model.all_tied_weights_keys.items():
+        path, home = target.removesuffix(".weight"), source.removesuffix(".weight")
+        if path in packed and home not in packed and source not in content.tensors:
+            packed[home] = packed.pop(path)
+        if home in packed and path not in packed and target not in content.tensors:
+            ties[path] = home
+    return replace(content, packed=packed, ties=ties)
 
 
 def without_data(kind: Any, config: Any) -> nn.Module:

@@ -23,6 +23,7 @@ READERS: Registry[Reader] = Registry(
         "gptq": "chop.export.gptq_reader:READER",
         "awq": "chop.export.awq_reader:READER",
         "modelopt": "chop.export.modelopt_reader:READER",
+        "fp8": "chop.export.fp8_reader:READER",
     },
     kind=Reader,
 )

@@ -197,7 +197,6 @@ def _joined(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
         return _joined_integers(with_rows, layer, where)
     if not _have_one_scale(with_rows):
         return _joined_integers(with_rows, layer, where)
-    _check_blocks(with_rows[0], layer, where)
     codes, scales = (
         torch.cat([getattr(x, name) for x in with_rows]) for name in ("codes", "scales")
     )
@@ -205,12 +204,17 @@ def _joined(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
 
 
 def _by_rows(one: Stored) -> Stored:
-    """A weight with one scale for all as one with a scale for each row."""
-    kind = one.number_format
+    """A weight whose scales are of rows, where they were of all or of blocks that are not whole."""
+    kind, shape = one.number_format, one.shape
+    assert shape is not None
+    if isinstance(kind, FP8) and kind.granularity == "block" and shape[0] % kind.group_size:
+        size = kind.group_size
+        scales = one.scales.view(-1, -(-shape[1] // size)).repeat_interleave(size, 0)[: shape[0]]
+        grouped = replace(kind, granularity="group")
+        return replace(one, number_format=grouped, scales=scales.reshape(-1))
     if not isinstance(kind, FP8 | ScaleInteger) or kind.granularity != "tensor":
         return one
-    assert one.shape is not None
-    scales = one.scales.reshape(-1).expand(one.shape[0])
+    scales = one.scales.reshape(-1).expand(shape[0])
     return replace(one, number_format=replace(kind, granularity="channel"), scales=scales)
 
 
@@ -241,16 +245,6 @@ def _warn_of_integers(
             "%s: experts have tensor scales of their own in %d layers, '%s' for one: the same "
             "values are read as %s, which takes more memory.",
             *(kind.name, len(larger), path, joined[path].number_format.label),
-        )
-
-
-def _check_blocks(one: Stored, layer: _Layer, where: str) -> None:
-    """Raises ConfigError where a block of scales would have rows of two experts."""
-    kind, (rows, _) = one.number_format, one.shape or (0, 0)
-    if isinstance(kind, FP8) and kind.granularity == "block" and rows % kind.group_size:
-        raise ConfigError(
-            f"{where}: '{layer.order[0]}' has {rows} rows in blocks of {kind.group_size}: expected "
-            "whole blocks, since the rows of the next expert follow."
         )
 
 

@@ -74,10 +74,10 @@ def load_model(
     Args:
         name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny`, `gpt-tiny` (untrained:
             `chop.train.load_trained` trains them), a folder written by `save_pretrained`, a folder
-            of compressed-tensors, GPTQ or AWQ, a file of GGUF or a folder with one alone, a name on
-            the hub, of one of these as well, `org/name/file.gguf` there, `file.py:Net` or
-            `timm:NAME`. A folder that holds a model wins over a built-in name; `builtin:cnn` is
-            always the built-in one.
+            of compressed-tensors, GPTQ, AWQ, ModelOpt or FP8, a file of GGUF or a folder with one
+            alone, a name on the hub, of one of these as well, `org/name/file.gguf` there,
+            `file.py:Net` or `timm:NAME`. A folder that holds a model wins over a built-in name;
+            `builtin:cnn` is always the built-in one.
         num_labels: classes of the classification head; default, what the model has.
         task: `text-classification`, `image-classification`, `token-classification`,
             `semantic-segmentation`, `text-generation`, `fill-mask` or `feature-extraction`;
@@ -133,6 +133,7 @@ def _from_checkpoint(
     config = read_config(str(place) if is_coded else name, num_labels)
     model_class = choose(config)
     if not pretrained:
+        vars(config).pop("quantization_config", None)  # fresh weights are no codes
         with library_errors(place):
             return fresh_model(model_class, config)
     if is_coded:

@@ -112,9 +112,8 @@ def _no_place(model: Any, names: list[str]) -> str:
         return f"the {kind} of its config.json has no place for {name_first(names)}."
     own = name_first([name for name in names if find_tool(name) == tool])
     return (
-        f"the weights are codes of {tool}, as {own}, "
-        "and no quantization_config in its config.json says how they are decoded: fetch the "
-        "config.json that the tool wrote."
+        f"the weights are codes of {tool}, as {own}, and no quantization_config that its "
+        "config.json may have says how they are decoded: fetch the config.json that the tool wrote."
     )
 
 

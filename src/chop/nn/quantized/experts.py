@@ -46,7 +46,7 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
             return self.quantize("data_in", input)
         assert isinstance(kind, LearnableFormat)
         learned = self._parameters.get(SCALE_NAMES["data_in"])
-        scales = input.new_tensor(given, dtype=torch.float32) if learned is None else learned
+        scales = _beside(expert, given) if learned is None else learned
         if self.spec.gradient != "identity" or not torch.is_grad_enabled():
             return lsq_fake_quantize(input, scales[expert], kind, is_batch=True)
         rounded = lsq_fake_quantize(input.detach(), scales[expert], kind, is_batch=True)
@@ -79,3 +79,16 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
                 f"{len(given)}."
             )
         return given
+
+
+def _beside(expert: Tensor, scales: tuple[float, ...]) -> Tensor:
+    """float32 (E,), on each process where the rows are spread over several."""
+    table = torch.tensor(scales, dtype=torch.float32, device=expert.device)
+    if type(expert) is Tensor:
+        return table
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(expert, DTensor):
+        return table
+    places = [Replicate()] * expert.device_mesh.ndim
+    return DTensor.from_local(table, expert.device_mesh, places, run_check=False)
