@@ -99,13 +99,16 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     "did you mean 'linear'?"
     >>> did_you_mean("zzz", ["linear", "conv2d"])
     'choose from: conv2d, linear.'
+    >>> did_you_mean("MXINT", ["mxint", "integer"])
+    "did you mean 'mxint'?"
     """
     names = sorted({str(choice) for choice in choices})
     if not names:
         return "there is nothing to choose from."
-    near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
+    by_fold = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(str(word).casefold(), by_fold, n=1, cutoff=0.6)
     if near:
-        return f"did you mean '{near[0]}'?"
+        return f"did you mean '{by_fold[near[0]]}'?"
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return f"choose from: {', '.join(names[:MOST_NAMES])}{others}."
 

@@ -17,8 +17,8 @@ def rows(train, test, feature=None):
 
 
 WARNED = {
-    "case": (["pos", "Pos", "neg"] * 4, ["pos"], None, "'Pos' and 'pos' differ in case"),
-    "spaces": (["pos", "pos ", "neg"] * 4, ["pos"], None, "'pos' and 'pos ' differ in case"),
+    "case": (["pos", "Pos", "neg"] * 4, ["pos"], None, "'Pos' and 'pos' differ only in case"),
+    "spaces": (["pos", "pos ", "neg"] * 4, ["pos"], None, "'pos' and 'pos ' differ only in case"),
     "from 1": ([1, 2] * 4, [1, 2], None, "labels begin at 1"),
     "from 5": ([5, 7] * 4, [5], None, "labels begin at 5"),
     "missing": (["a", "b"] * 4, ["a", "c"], None, "no training row has the class c of the split"),
@@ -35,6 +35,12 @@ def test_classes_that_look_wrong_are_warned_of(case, caplog):
     with caplog.at_level(logging.WARNING, "chop.data"):
         check_classes(rows(train, test, feature), "mine")
     assert told in caplog.text and len(caplog.records) == 1
+
+
+def test_amounts_are_sent_to_regression():
+    amounts = rows(list(range(1000, 1020)), [3000, 3001])
+    with pytest.raises(ConfigError, match=r"--task regression takes labels as numbers\.$"):
+        check_classes(amounts, "houses")
 
 
 @pytest.mark.parametrize(

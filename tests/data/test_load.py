@@ -179,3 +179,29 @@ def test_labels_of_every_row_are_taken(values):
     splits = labels_of(*values)
     splits["test"] = Dataset.from_dict({"text": ["a"] * 2, "label": [None, None]})
     assert len(load_dataset(splits)["train"]) == 2
+
+
+def columns(**more):
+    rows = {"a": [0.5, 1.5], "rain": [0, 1], "snow": [1, 1], "where": ["x", "y"]} | more
+    return DatasetDict(train=Dataset.from_dict(rows), test=Dataset.from_dict(rows))
+
+
+def test_several_columns_of_labels_become_one():
+    splits = load_dataset(columns(labels=[7, 7]), label="rain, snow")
+    assert splits["train"].column_names == ["a", "where", "labels"]
+    assert splits["test"]["labels"][:] == [[0, 1], [1, 1]]
+    named = load_dataset(columns(**{"rain,snow": [1, 0]}), label="rain,snow")
+    assert named["train"]["labels"][:] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        ("rain,snw", "label column 'snw': did you mean 'snow'"),
+        ("rain,where", "label column 'where': expected numbers"),
+        ("rain,wind", "label column 'wind': 1 of 2 rows have no number"),
+    ],
+)
+def test_several_columns_that_are_no_labels(label, told):
+    with pytest.raises(ConfigError, match=told):
+        load_dataset(columns(wind=[1.0, None]), label=label)

@@ -14,6 +14,13 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.compress import compress as run_compression
 from chop.actions.compress_results import MODEL_FILES
+from chop.actions.given_rows import (
+    check_are_used,
+    inputs_by_split,
+    rows_by_split,
+    with_label_column,
+    with_scale,
+)
 from chop.actions.settings.compress import CompressConfig
 from chop.captured.wrappers import check_is_module, check_is_unwrapped
 from chop.config import convert, parse
@@ -202,7 +209,9 @@ def compress(
             and the labels of a batch, and gives their mean loss. Default: that of the task; with
             `evaluate` and no `task` there is none, and nothing is trained.
         lower_is_better: true if smaller numbers of `evaluate` are better.
-        settings: of `chop.actions.settings.compress.CompressConfig`, `formats=("8.auto",)`.
+        settings: of `chop.actions.settings.compress.CompressConfig`, `formats=("8.auto",)`; with
+            `label_column` the labels are that column of a frame, a mapping of columns or a data
+            set. Settings that say how files are read, such as `pixel_mean`, are refused.
     Raises:
         ConfigError: rows or settings that cannot be used.
         CaptureError: the model cannot be captured.
@@ -213,9 +222,15 @@ def compress(
     code = {"evaluate": evaluate, "loss": loss}
     named |= {name: each for name, each in code.items() if isinstance(each, str)}
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
+    check_are_used(settings)
     with _options_as_keywords():
         trains = task or loss
-        splits = _splits(data, test) if evaluate is None else _inputs(model, data, test, trains)
+        data, test = (with_label_column(each, config.label_column) for each in (data, test))
+        splits = (
+            rows_by_split(data, test)
+            if evaluate is None
+            else inputs_by_split(model, data, test, trains)
+        )
         workload = Workload.of(
             model,
             **splits,
@@ -224,7 +239,9 @@ def compress(
             evaluate=evaluate,
             lower_is_better=lower_is_better,
             loss=loss,
+            device=config.torch_device,
         )
+        workload = with_scale(workload, config)
         result = run_compression(config, workload)
     if result["saved"] is None:
         return Compressed(None, config.out, result)
@@ -254,28 +271,3 @@ def _check_has_layers(model: nn.Module, who: str) -> None:
             f"{who}: expected a model with layers, got a single {type(model).__name__}: "
             "pass nn.Sequential(layer)."
         )
-
-
-def _splits(data: Any, test: Any) -> dict[str, Any]:
-    """Rows by split."""
-    if isinstance(data, Mapping) and "train" in data:
-        unknown = sorted(data.keys() - {"train", "test", "validation"})
-        if unknown:
-            raise ConfigError(
-                f"data: expected the splits train, test and validation, got '{unknown[0]}'."
-            )
-        splits = dict(data)
-    else:
-        splits = {"train": data}
-    if test is not None:
-        splits["test"] = test
-    return splits
-
-
-def _inputs(model: nn.Module, data: Any, test: Any, trains: Any) -> dict[str, Any]:
-    """Rows for a model that a function judges: labels are read where something trains by them."""
-    if test is not None:
-        raise ConfigError("test: evaluate uses its own rows; expected only data for calibration.")
-    if isinstance(data, Mapping) and "train" in data:
-        data = data["train"]
-    return {"train": data if trains else read_inputs(model, data)}

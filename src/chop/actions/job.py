@@ -28,6 +28,8 @@ from chop.workloads.chance import check_float_model
 from chop.workloads.load import settings_with, workload_for
 from chop.workloads.workload import Workload
 
+OWN_VALIDATION = "give validation rows, as data={'train': (X, y), 'validation': (X2, y2)}"
+"""How rows of one's own come with validation rows."""
 NO_TEST_ROWS = "No test rows were given, so these numbers may be too good: "
 """Before the outcome of a model on rows that it may have been trained on."""
 C = TypeVar("C")
@@ -162,10 +164,10 @@ def load_with_validation(config: Any, workload: Workload | None) -> Workload:
     """
     loaded = workload_for(config, workload).with_validation()
     if loaded.has_seen_validation and loaded.validation is not None and loaded.judge is None:
+        advice = "give a split 'validation'" if workload is None else OWN_VALIDATION
         assume(
             f"No validation rows were given: {len(loaded.validation)} of the training rows choose "
-            "the format. If the model was trained on them, the choice is too optimistic; give a "
-            "split 'validation'."
+            f"the format. If the model was trained on them, the choice is too optimistic; {advice}."
         )
     return loaded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from chop.data.bars import without_bars
@@ -72,7 +72,7 @@ def check_classes(splits: DatasetDict, name: str) -> None:
             trained = enumerate_names(sorted(map(str, known)), SHOWN)
             raise ConfigError(
                 f"data set '{name}': the classes of the split '{key}' ({listed}) are none of the "
-                f"training rows ({trained}); name classes alike in all splits, or give more rows."
+                f"training rows ({trained}); {_way_out(known)}."
             )
         if others:
             assume(f"no training row has the class {listed} of the split '{key}'", log)
@@ -84,6 +84,13 @@ def check_classes(splits: DatasetDict, name: str) -> None:
         assume(
             f"labels begin at {min(numbers)}: they are numbered from 0, and no row has class 0", log
         )
+
+
+def _way_out(classes: Collection[object]) -> str:
+    """Advice for splits without a common class: many numbers are amounts rather than classes."""
+    if len(classes) >= LEAST_SUSPICIOUS and all(isinstance(value, int) for value in classes):
+        return "--task regression takes labels as numbers"
+    return "name classes alike in all splits, or give more rows"
 
 
 def _alike(names: list[str]) -> list[list[str]]:

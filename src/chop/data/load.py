@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,8 @@ _BUILT_IN = BUILTIN_DATASETS | FETCHED_DATASETS
 TEXT_DATASETS = frozenset({"reviews", "stories"})
 LABEL_ADVICE = "--label-column names the one with the labels, label= in Python"
 UNLABELED_DATASETS = frozenset({"stories"})
+NUMBERS = ("int", "uint", "float", "bool")
+"""Types of columns of numbers begin so."""
 
 
 @without_bars()
@@ -71,6 +73,7 @@ def load_dataset(
         limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
             by label, so the first rows would be of one class); of lines of text, all.
         label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
+            Several columns of numbers, `rain,snow,wind`, become one of lists.
         labeled: False takes rows without labels, as text for language modeling.
     Returns: a `datasets.DatasetDict`; without a labeled `test` split `validation` takes
         its place, and without either a fixed fifth of the rows is held out, of lines the last.
@@ -173,10 +176,32 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
     if label is None or label == "labels":
         return with_masks_as_labels(splits)
     columns = splits[next(iter(splits))].column_names
+    several = [name.strip() for name in label.split(",")]
+    if label not in columns and len(several) > 1:
+        return DatasetDict({key: _joined(split, several) for key, split in splits.items()})
     check_known(label, columns, "label column")
     others = [name for name in ("labels", "label") if name in columns and name != label]
     named = {k: s.remove_columns(others).rename_column(label, "labels") for k, s in splits.items()}
     return DatasetDict(named)
+
+
+def _joined(split: Dataset, names: Sequence[str]) -> Dataset:
+    """The same with several columns of numbers as one column `labels` of lists."""
+    for name in names:
+        check_known(name, split.column_names, "label column")
+        if not str(getattr(split.features[name], "dtype", "")).startswith(NUMBERS):
+            raise ConfigError(
+                f"label column '{name}': expected numbers, since several label columns become one."
+            )
+        if blank := _unlabeled_rows(split, name):
+            raise ConfigError(
+                f"label column '{name}': {blank} of {len(split)} rows have no number; fill them in "
+                "or leave these rows out."
+            )
+    table = split.with_format(None)
+    labels = list(map(list, zip(*(table[name] for name in names), strict=True)))
+    others = {name for name in ("labels", "label") if name in split.column_names}
+    return split.remove_columns([*others.union(names)]).add_column("labels", labels)
 
 
 def _from_hub(name: str) -> DatasetDict:

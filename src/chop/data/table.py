@@ -10,13 +10,12 @@ import numpy as np
 
 from chop.data.bars import without_bars
 from chop.data.cells import check_cells
-from chop.data.load import label_column
+from chop.data.load import NUMBERS, label_column
 from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-NUMBERS = ("int", "uint", "float", "bool")
 log = logging.getLogger(__name__)
 
 

@@ -100,6 +100,7 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
         if reason and not config.force:
             raise ConfigError(f"{reason} {_way_out(workload, config)}")
         if reason:
+            assume(f"{reason[0].upper()}{reason[1:]} Going on, because of --force.")
             Console().print(
                 f"{reason} Going on, because of --force.", highlight=False, markup=False
             )
@@ -114,7 +115,8 @@ def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> Non
         max_drop: largest loss that is allowed.
     """
     metric, constant = workload.task.metric, score.constant
-    if constant is not None and metric.within(constant, score.value, max_drop):
+    is_informative = constant is not None and metric.gain(score.value, constant) > ROUNDING
+    if constant is not None and is_informative and metric.within(constant, score.value, max_drop):
         Console().print(
             f"--max-drop {max_drop:g} allows {metric.format_drop(max_drop)}: a constant answer, "
             f"{metric.format_value(constant)}, keeps within it of float's "

@@ -39,6 +39,7 @@ from chop.workloads.judging import judge_of, task_with
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
+from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Training, Workload
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
-        rows = in_dtype_of(model, _standardized(rows_of(data, task), task, config))
+        scale = config.label_mean, config.label_std
+        rows = in_dtype_of(model, with_standard_labels(rows_of(data, task), task, *scale))
         check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
@@ -172,24 +174,6 @@ def rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
     if "validation" not in rows:
         rows["train"], rows["validation"] = split_rows(rows["train"], VALIDATION_SHARE)
     return rows
-
-
-def _standardized(rows: dict[str, Rows], task: Task, config: WorkloadConfig) -> dict[str, Rows]:
-    """The rows with labels as the model was trained on, see `label_mean` and `label_std`."""
-    if config.label_mean is None and config.label_std is None:
-        return rows
-    if task.name != "regression":
-        raise ConfigError(
-            f"label_mean and label_std: are of numbers, and the task is '{task.name}'; --task "
-            "regression takes labels as numbers."
-        )
-    mean, std = config.label_mean or 0.0, config.label_std or 1.0
-    found = {}
-    for name, split in rows.items():
-        labels = torch.as_tensor(split.labels)
-        numbers = labels if labels.is_floating_point() else labels.float()
-        found[name] = replace(split, labels=(numbers - mean) / std)
-    return found
 
 
 def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:

@@ -74,7 +74,8 @@ class WorkloadConfig:
             regression whose model was trained on such labels. Default: 0.
         label_std: standard deviation that labels were divided by. Default: 1.
         text_column: column with the texts. Default: `text`, `sentence` and the like.
-        label_column: column with the labels. Default: `labels` or `label`.
+        label_column: column with the labels, or several columns of numbers with commas between
+            them. Default: `labels` or `label`.
         pixel_mean: mean to subtract from pixels of 0 to 1. One number, or one per channel.
             Default: as the model's processor config, its `default_cfg` or the data set says, else
             0.5.

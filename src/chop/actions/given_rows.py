@@ -1,0 +1,103 @@
+"""Rows that `chop.compress` is given: their splits, the column and the scale of their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from chop.errors import ConfigError, check_known
+from chop.train.frames import is_frame
+from chop.train.unlabeled import read_inputs
+from chop.workloads.pictures import SETTINGS
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.standard_labels import with_standard_labels
+from chop.workloads.workload import Workload
+
+LABELS = "labels"
+SPLITS = ("train", "test", "validation")
+OF_FILES = (
+    *("model", "dataset", "weights", "tokenizer", "text_column", "max_length", "stride", "limit"),
+    *("train_epochs", *SETTINGS),
+)
+"""Settings that say which model and rows are read, and how."""
+
+
+def check_are_used(settings: Iterable[str]) -> None:
+    """Checks that no setting is given that says how files are read.
+
+    Raises:
+        ConfigError: there is one; the model and its rows are given as they are.
+    """
+    for name in settings:
+        if name in OF_FILES:
+            raise ConfigError(
+                f"chop.compress: {name} is for models and data that are read from files; here "
+                "model and data are used as given."
+            )
+
+
+def with_label_column(data: Any, label: str | None) -> Any:
+    """Renames the column of the labels to `labels`.
+
+    Args:
+        data: frame, mapping of columns, or data set of `datasets`; or a mapping of these by split.
+        label: name of the column; None leaves all as it is.
+    Raises:
+        ConfigError: there is no such column, or the rows have no columns with names.
+    """
+    if label is None or data is None:
+        return data
+    if isinstance(data, Mapping) and "train" in data and label != "train":
+        return {name: with_label_column(split, label) for name, split in data.items()}
+    names = list(data) if isinstance(data, Mapping) else getattr(data, "column_names", None)
+    names = list(data.columns) if is_frame(data) else names
+    if not isinstance(names, list):
+        raise ConfigError(
+            f"label_column: expected a frame, a mapping of columns or a data set, got "
+            f"{type(data).__name__}; give (inputs, labels)."
+        )
+    check_known(label, list(map(str, names)), "label column")
+    others = [name for name in ("labels", "label") if name in names and name != label]
+    if is_frame(data):
+        return data.drop(columns=others).rename(columns={label: LABELS})
+    if isinstance(data, Mapping):
+        kept = {name: column for name, column in data.items() if name not in others}
+        return {LABELS if name == label else name: column for name, column in kept.items()}
+    data = data.remove_columns(others)
+    return data if label == LABELS else data.rename_column(label, LABELS)
+
+
+def with_scale(workload: Workload, config: WorkloadConfig) -> Workload:
+    """The workload with labels as `label_mean` and `label_std` say."""
+    rows = {name: getattr(workload, name) for name in SPLITS}
+    given = {name: each for name, each in rows.items() if each is not None}
+    scaled = with_standard_labels(given, workload.task, config.label_mean, config.label_std)
+    return replace(workload, **scaled)
+
+
+def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
+    """Rows by split, as `Workload.of` takes them."""
+    if isinstance(data, Mapping) and "train" in data:
+        unknown = sorted(data.keys() - {"train", "test", "validation"})
+        if unknown:
+            raise ConfigError(
+                f"data: expected the splits train, test and validation, got '{unknown[0]}'."
+            )
+        splits = dict(data)
+    else:
+        splits = {"train": data}
+    if test is not None:
+        splits["test"] = test
+    return splits
+
+
+def inputs_by_split(model: nn.Module, data: Any, test: Any, trains: Any) -> dict[str, Any]:
+    """Rows for a model that a function judges: labels are read where something trains by them."""
+    if test is not None:
+        raise ConfigError("test: evaluate uses its own rows; expected only data for calibration.")
+    if isinstance(data, Mapping) and "train" in data:
+        data = data["train"]
+    return {"train": data if trains else read_inputs(model, data)}

@@ -1,0 +1,76 @@
+"""Rows that `chop.compress` is given, by the column and scale of their labels."""
+
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+
+import chop
+from chop.actions.given_rows import with_label_column
+from chop.errors import ConfigError
+
+SETTINGS = {"formats": ("8.auto",), "bench_seconds": 0, "max_drop": 0.05}
+
+
+@pytest.fixture
+def house():
+    """A model of standardized prices that is right, its inputs and whole prices."""
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    weight = torch.tensor([1.0, -2.0, 0.5])
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(3))
+        net[1].weight.copy_(weight[None])
+    return net, x, (250_000 + 60_000 * (x @ weight)).round().long()
+
+
+def frame_of(x, y):
+    return pd.DataFrame(x.numpy(), columns=["rooms", "age", "area"]).assign(price=y.numpy())
+
+
+@pytest.mark.parametrize("kind", ["pair", "frame"])
+def test_labels_of_given_rows_are_standardized(house, kind, tmp_path):
+    net, x, y = house
+    scale = {"task": "regression", "label_mean": 250_000, "label_std": 60_000}
+    named = {"label_column": "price"} if kind == "frame" else {}
+    data = frame_of(x, y) if kind == "frame" else (x, y)
+    found = chop.compress(net, data, out=tmp_path, **scale, **named, **SETTINGS)
+    assert found.result["rows"][0]["r2"] > 0.999
+
+
+def test_the_column_of_the_labels_of_each_kind_of_rows(house):
+    _, x, y = house
+    frame = frame_of(x, y).assign(label=1)
+    table = {"x": x, "price": y, "labels": y}
+    assert list(with_label_column(frame, "price").columns) == ["rooms", "age", "area", "labels"]
+    assert with_label_column(table, "price").keys() == {"x", "labels"}
+    assert with_label_column(table, "price")["labels"] is y
+    rows = Dataset.from_dict({"x": [1.0], "price": [2], "label": [3]})
+    assert with_label_column(rows, "price").column_names == ["x", "labels"]
+    splits = with_label_column({"train": frame, "test": rows}, "price")
+    assert "labels" in splits["train"].columns and "labels" in splits["test"].column_names
+    assert with_label_column((x, y), None) == (x, y)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"label_column": "prize"}, "^label column 'prize': did you mean 'price'"),
+        ({"pixel_mean": (0.5,)}, "pixel_mean is for models and data that are read from files"),
+        ({"limit": 10}, "limit is for models and data that are read from files"),
+        ({"train_epochs": 1}, "train_epochs is for models and data that are read from files"),
+        ({"label_column": "price", "device": "nonesuch"}, "device 'nonesuch'"),
+        ({"label_column": "price", "label_mean": 1.0}, "label_mean and label_std: are of numbers"),
+    ],
+)
+def test_settings_that_given_rows_cannot_honor_are_refused(house, given, told, tmp_path):
+    net, x, y = house
+    with pytest.raises(ConfigError, match=told):
+        chop.compress(net, frame_of(x, y), out=tmp_path, **given, **SETTINGS)
+
+
+def test_a_pair_has_no_column_of_labels(house, tmp_path):
+    net, x, y = house
+    with pytest.raises(ConfigError, match=r"got tuple; give \(inputs, labels\)"):
+        chop.compress(net, (x, y), label_column="price", out=tmp_path, **SETTINGS)
