@@ -30,6 +30,11 @@ class Settings:
     table: dict[str, int] = field(default_factory=dict)
 
 
+def test_a_table_in_which_settings_stand_is_named():
+    with pytest.raises(ConfigError, match=r"settings stand at the top, without \[compress\]"):
+        parse(CompressConfig, {"compress": {"model": "mlp"}}, "run.toml")
+
+
 def test_nested_values_become_what_the_hints_say():
     given = {"width": 3, "inner": {"rate": 1}, "sizes": [1, 2], "out": "x", "table": {"a": 1}}
     before = dict(given)

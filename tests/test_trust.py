@@ -227,18 +227,18 @@ def test_a_storage_has_nothing_written_elsewhere(search, tmp_path_factory):
 
 
 def test_a_stopped_search_says_what_its_resumption_needs(begun, monkeypatch, tmp_path):
-    from chop.actions.search.job import _kept
+    from chop.actions.search.job import _resume_note
     from chop.actions.search.precision import JOB
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("chop.actions.search.job.finished_trials", lambda url, study: 1)
     own = {"model": "net.py:Net", "dataset": "rows.csv"}
     config = JOB.config(**own, out=Path("a"))
-    assert "chop search resume a/precision --trust-code, goes on" in _kept(config, 0)
+    assert "chop search resume a/precision --trust-code, goes on" in _resume_note(config, 0)
     config = JOB.config(**own, out=Path("a"), storage="b/x.db")
-    assert "--name precision --trust-code --out a, goes on" in _kept(config, 0)
+    assert "--name precision --trust-code --out a, goes on" in _resume_note(config, 0)
     config = JOB.config(model="mlp", out=Path("b/c"), storage="b/x.db")
-    assert "--name precision, goes on" in _kept(config, 0)
+    assert "--name precision, goes on" in _resume_note(config, 0)
 
 
 @pytest.mark.parametrize("key", ["out", "storage"])

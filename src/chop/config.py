@@ -63,7 +63,11 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
         raise ConfigError(f"{where}: expected a mapping, got {_describe(settings)}.")
     settings = dict(settings or {})
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    for key in settings:
+    for key, value in settings.items():
+        if key not in fields and isinstance(value, Mapping) and value.keys() & fields.keys():
+            raise ConfigError(
+                f"{where}: unknown key '{key}': settings stand at the top, without [{key}]."
+            )
         if key not in fields:
             raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, fields)}")
     missing = [name for name, f in fields.items() if name not in settings and _required(f)]

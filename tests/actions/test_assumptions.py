@@ -170,6 +170,21 @@ def test_scores_that_look_wrong_are_told(case):
     assert texts == [] if message is None else len(texts) == 1 and message in texts[0]
 
 
+@pytest.mark.parametrize(
+    ("trained", "told"),
+    [(0.7, "8.auto from 85.00% to 70.00%. A smaller --qat-lr"), (0.82, None), (0.9, None)],
+)
+def test_training_that_made_a_format_worse_is_told(trained, told):
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), (x, y), (x, y))
+    same = (0.9, 0.8, 0.95)
+    measured = [candidate("float", same, same), candidate("PTQ", (0.85, 0.8, 0.9), same)]
+    measured.append(candidate("QAT", (trained, 0.6, 0.95), same))
+    with collected_assumptions() as found:
+        note_doubts(measured, workload)
+    assert [told in each.text for each in found] == ([] if told is None else [True])
+
+
 def test_lower_is_better_for_errors():
     x, y = torch.randn(20, 4), torch.randn(20)
     workload = Workload.of(nn.Sequential(nn.Linear(4, 1)), (x, y), (x, y), metric="mse")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+import chop
 from chop.actions.compress import compress
 from chop.actions.lower import lower
 from chop.actions.search.precision import prepare
@@ -17,7 +20,9 @@ from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
 from chop.actions.sweep.prune import prune_sweep
 from chop.actions.sweep.quantize import quantize_sweep
 from chop.cli.app import app
+from chop.data.load import SPLIT_OFF
 from chop.errors import ConfigError
+from chop.notices import Assumption
 from chop.train import TASKS, Metric
 from chop.workloads.chance import check_float_model, warn_of_large_drop
 from chop.workloads.workload import Workload
@@ -106,6 +111,13 @@ def test_a_model_that_knows_nothing_is_refused_and_one_that_knows_is_not(kind, m
     capsys.readouterr()
     check_float_model(none, LowerConfig(force=True))
     assert "Going on, because of --force." in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_was_assumed_of_the_inputs_is_the_first_suspicion():
+    workload = workload_of("classification", scale=0.0)
+    assumed = [Assumption("column 'city' is not used"), Assumption("split off", SPLIT_OFF)]
+    with pytest.raises(ConfigError, match=r"goes on. Assumed: column 'city' is not used.$"):
+        check_float_model(replace(workload, assumptions=assumed), LowerConfig())
 
 
 def test_the_sentence_has_the_numbers():
@@ -201,3 +213,12 @@ def test_every_command_has_the_option(command):
 
     told = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
     assert "--force" in told
+
+
+def test_a_model_that_is_forced_through_is_told_in_the_report(tmp_path):
+    x, y = torch.randn(200, 4), torch.randint(2, (200,))
+    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
+    settings = {"formats": ("8.auto",), "bench_seconds": 0, "qat_epochs": 0, "keep_best": True}
+    found = chop.compress(model, (x, y), out=tmp_path, force=True, **settings)
+    assert any("no better than" in text for text in found.result["assumptions"])
+    assert "Going on, because of --force." in (tmp_path / "table.md").read_text()

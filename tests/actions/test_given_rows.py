@@ -1,5 +1,6 @@
 """Rows that `chop.compress` is given, by the column and scale of their labels."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 import chop
 from chop.actions.given_rows import with_label_column
 from chop.errors import ConfigError
+from chop.train import read_rows
 
 SETTINGS = {"formats": ("8.auto",), "bench_seconds": 0, "max_drop": 0.05}
 
@@ -58,6 +60,7 @@ def test_the_column_of_the_labels_of_each_kind_of_rows(house):
     [
         ({"label_column": "prize"}, "^label column 'prize': did you mean 'price'"),
         ({"pixel_mean": (0.5,)}, "pixel_mean is for models and data that are read from files"),
+        ({"label": "price"}, "unknown key 'label': did you mean 'label_column'"),
         ({"limit": 10}, "limit is for models and data that are read from files"),
         ({"train_epochs": 1}, "train_epochs is for models and data that are read from files"),
         ({"label_column": "price", "device": "nonesuch"}, "device 'nonesuch'"),
@@ -68,6 +71,19 @@ def test_settings_that_given_rows_cannot_honor_are_refused(house, given, told, t
     net, x, y = house
     with pytest.raises(ConfigError, match=told):
         chop.compress(net, frame_of(x, y), out=tmp_path, **given, **SETTINGS)
+
+
+def test_rows_of_objects_that_are_numbers_are_read(house):
+    _, x, y = house
+    rows = read_rows((x.numpy().astype(object), y.numpy().astype(object)))
+    assert torch.equal(rows.columns["input 0"], x) and torch.equal(rows.labels, y)
+    with pytest.raises(ConfigError, match="expected rows of numbers"):
+        read_rows((np.array([["a", 1.0]], object), np.array([1])))
+
+
+def test_a_name_in_the_place_of_rows(house, tmp_path):
+    with pytest.raises(ConfigError, match=r"got the name 'a.csv': pandas.read_csv and the like"):
+        chop.compress(house[0], "a.csv", label_column="price", out=tmp_path, **SETTINGS)
 
 
 def test_a_pair_has_no_column_of_labels(house, tmp_path):

@@ -65,6 +65,11 @@ def test_columns_that_are_no_inputs_are_named(tmp_path, caplog):
     _, data, _ = load()
     assert set(data["train"].column_names) == {"x", "label"}
     assert "columns that hold no numbers are not used as inputs: kind" in caplog.text
+    lines[3] = lines[3].replace("0.2", "?")
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    caplog.clear()
+    load()
+    assert "as inputs: a (8 of 9 rows have numbers, one has '?'), kind" in caplog.text
     (tmp_path / "rows.csv").write_text("\n".join(["text", *"abababab"]))
     with pytest.raises(ConfigError, match="no column is left for inputs beside the labels 'text'"):
         load(label_column="text")

@@ -1,5 +1,7 @@
 """Models, rows and names that cannot be used are one sentence; other dtypes are converted."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -7,9 +9,12 @@ from datasets import Dataset
 from torch import nn
 
 import chop
+from chop import runs
 from chop.actions.compress import compress
+from chop.actions.compressed_run import compressed_run
 from chop.actions.settings.compress import CompressConfig
-from chop.errors import CaptureError, ConfigError
+from chop.errors import CaptureError, ChopError, ConfigError
+from chop.models import read_config
 from chop.train import evaluate, read_label_column
 from chop.workloads.load import load_workload, workload_for
 from chop.workloads.settings import WorkloadConfig
@@ -170,3 +175,21 @@ def test_flex_attention_is_named_with_the_way_out(family, head):
         chop.MaseGraph(nn.Sequential(model) if head == "Model" else model)
     model.set_attn_implementation("sdpa")
     assert chop.MaseGraph(model).is_captured
+
+
+def test_a_name_in_the_place_of_labels(net, tmp_path):
+    with pytest.raises(ConfigError, match="got the text 'fraud': give the column itself"):
+        chop.compress(net, (X, "fraud"), out=tmp_path)
+
+
+def test_a_state_dict_is_no_model(net):
+    with pytest.raises(ConfigError, match=r"pass the model that model.load_state_dict\(weights\)"):
+        chop.quantize(net.state_dict())
+
+
+def test_a_run_of_another_command_says_what_it_is(tmp_path):
+    with runs.start("search precision", {}, tmp_path):
+        pass
+    for read in (read_config, lambda name: compressed_run(Path(name))):
+        with pytest.raises(ChopError, match="is of chop search precision"):
+            read(str(tmp_path))

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 from chop.actions.doctor import examine
-from chop.cli import main
+from chop.cli import execute, main
+from chop.cli.execute import _plain_warnings
 from chop.models import load_model
 from chop.runs.interrupt import terminable
 from tests.cli.test_adapter import COMMANDS
@@ -282,7 +284,7 @@ def test_doctor_lists_what_a_user_needs_once():
     "arguments, message",
     [
         (["precision", "--goals", "acuracy"], "did you mean 'accuracy'"),
-        (["nas", "--field", "num_layers"], "expected name=value"),
+        (["nas", "--field", "num_layers"], "expected name=value, as bits=4"),
         (["nas", "--field", "depth=1", "--field", "depth=2"], "'depth' was given before"),
         (["precision", "--budget", "bits=4", "--budget", "bits=3"], "'bits' was given before"),
         (["export", "runs", "README.md"], "'README.md': expected a file called .toml"),
@@ -292,3 +294,28 @@ def test_mistakes_in_searches_are_one_line(arguments, message):
     error = chop("search", *arguments, code=2)
     assert message in " ".join(error.split())
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("quantize", "chop compress quantizes"),
+        ("train", "chop.train.fit"),
+        ("benchmark", "chop bench model"),
+        ("compres", "Did you mean 'compress'?"),
+    ],
+)
+def test_names_that_people_type_for_a_command(name, told, main_ends):
+    code, printed = main_ends(name, "--model", "mlp")
+    assert code == 2
+    assert told in " ".join(printed.replace("│", " ").split())
+
+
+def test_warnings_of_the_package_show_no_code():
+    usual = warnings.formatwarning
+    with _plain_warnings():
+        own = warnings.formatwarning("its own", UserWarning, execute.__file__, 3)
+        other = warnings.formatwarning("another's", UserWarning, "/lib/other.py", 3)
+    assert own == "Warning: its own\n"
+    assert other.startswith("/lib/other.py:3: UserWarning: another's")
+    assert warnings.formatwarning is usual

@@ -33,6 +33,8 @@ def test_a_missing_checkpoint_names_the_nearest(written: Path) -> None:
         MaseGraph.from_checkpoint(written / "grpah")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         MaseGraph.from_checkpoint(written / "no" / "folder")
+    with pytest.raises(CheckpointError, match=f"did you mean '{written}/graph'"):
+        MaseGraph.from_checkpoint(written)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".mz"])

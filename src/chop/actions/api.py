@@ -221,8 +221,8 @@ def compress(
     named = {"max_drop": max_drop, "out": out}
     code = {"evaluate": evaluate, "loss": loss}
     named |= {name: each for name, each in code.items() if isinstance(each, str)}
-    config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     check_are_used(settings)
+    config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     with _options_as_keywords():
         trains = task or loss
         data, test = (with_label_column(each, config.label_column) for each in (data, test))

@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
     """Notes what looks wrong in the scores as assumptions of the job.
 
-    These are intervals of the float model on validation and test rows that do not meet, and
-    quantized models that are better than float beyond the interval of float.
+    These are intervals of the float model on validation and test rows that do not meet,
+    quantized models that are better than float beyond the interval of float, and formats in which
+    training has made the model worse.
 
     Args:
         candidates: measured candidates, float first.
         workload: the model and its rows.
     """
     exact, metric = candidates[0], workload.task.metric
-    for text in (_about_splits(exact, workload), _about_better(candidates, workload, metric)):
+    doubts = (
+        _about_splits(exact, workload),
+        _about_better(candidates, workload, metric),
+        _about_training(candidates, metric),
+    )
+    for text in doubts:
         if text:
             assume(text)
 
@@ -84,6 +90,27 @@ def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: M
                 f"{exact.scores[name].format(metric)}. {_reason(doubtful, workload)}"
             )
     return ""
+
+
+def _about_training(candidates: Sequence[Candidate], metric: Metric) -> str:
+    """On formats in which the trained model is worse, beyond the interval of the untrained one."""
+    untrained = {c.row.format: c.scores["validation"] for c in candidates if c.row.method == "PTQ"}
+    end = 0 if metric.higher_is_better else 1
+    worse = []
+    for candidate in candidates:
+        before, after = untrained.get(candidate.row.format), candidate.scores["validation"]
+        if candidate.row.method != "QAT" or before is None:
+            continue
+        bound = before.value if before.interval is None else before.interval[end]
+        if metric.gain(bound, after.value) > 0:
+            ends = [metric.format_value(score.value) for score in (before, after)]
+            worse.append(f"{candidate.row.format} from {ends[0]} to {ends[1]}")
+    if not worse:
+        return ""
+    return (
+        f"Training made formats worse, on validation rows: {', '.join(worse)}. A smaller --qat-lr "
+        "changes the weights less."
+    )
 
 
 def _reason(doubtful: Sequence[Candidate], workload: Workload) -> str:

@@ -152,7 +152,7 @@ def compressed_run(folder: Path) -> CompressedRun:
         CheckpointError: the folder is of no run that compressed a model.
     """
     settle(folder)  # libraries read its files by their own names
-    is_there, damage = (folder / runs.MANIFEST).exists(), None
+    is_there, damage, found = (folder / runs.MANIFEST).exists(), None, None
     with shared_lock(folder):
         try:
             found = runs.read_manifest(folder).results
@@ -165,6 +165,10 @@ def compressed_run(folder: Path) -> CompressedRun:
         except CheckpointError as error:
             damage = error
         path = latest(folder / "result.json")
+        if not path.is_file() and found is not None:
+            raise CheckpointError(
+                f"'{folder}' is of chop {found.kind}: expected the output folder of chop compress."
+            )
         if not path.is_file():
             raise (
                 damage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,6 @@ from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import Workload
 
 LABELS = "labels"
-SPLITS = ("train", "test", "validation")
 OF_FILES = (
     *("model", "dataset", "weights", "tokenizer", "text_column", "max_length", "stride", "limit"),
     *("train_epochs", *SETTINGS),
@@ -26,12 +26,14 @@ OF_FILES = (
 
 
 def check_are_used(settings: Iterable[str]) -> None:
-    """Checks that no setting is given that says how files are read.
+    """Checks that no setting is given that says how files are read, or `label`.
 
     Raises:
         ConfigError: there is one; the model and its rows are given as they are.
     """
     for name in settings:
+        if name == "label":
+            raise ConfigError("chop.compress: unknown key 'label': did you mean 'label_column'?")
         if name in OF_FILES:
             raise ConfigError(
                 f"chop.compress: {name} is for models and data that are read from files; here "
@@ -50,6 +52,10 @@ def with_label_column(data: Any, label: str | None) -> Any:
     """
     if label is None or data is None:
         return data
+    if isinstance(data, str | PathLike):
+        raise ConfigError(
+            f"data: expected rows, got the name '{data}': pandas.read_csv and the like read it."
+        )
     if isinstance(data, Mapping) and "train" in data and label != "train":
         return {name: with_label_column(split, label) for name, split in data.items()}
     names = list(data) if isinstance(data, Mapping) else getattr(data, "column_names", None)
@@ -72,10 +78,12 @@ def with_label_column(data: Any, label: str | None) -> Any:
 
 def with_scale(workload: Workload, config: WorkloadConfig) -> Workload:
     """The workload with labels as `label_mean` and `label_std` say."""
-    rows = {name: getattr(workload, name) for name in SPLITS}
-    given = {name: each for name, each in rows.items() if each is not None}
-    scaled = with_standard_labels(given, workload.task, config.label_mean, config.label_std)
-    return replace(workload, **scaled)
+    rows = {"train": workload.train, "test": workload.test}
+    if workload.validation is not None:
+        rows["validation"] = workload.validation
+    found = with_standard_labels(rows, workload.task, config.label_mean, config.label_std)
+    train, test, validation = found["train"], found["test"], found.get("validation")
+    return replace(workload, train=train, test=test, validation=validation)
 
 
 def rows_by_split(data: Any, test: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -46,6 +47,8 @@ instance, Linear(...).
             "to read a checkpoint, use MaseGraph.from_checkpoint(path), and of a model's name "
             "chop.models.load_model(name)"
         )
+    elif isinstance(value, Mapping):
+        way_out = "of a state dict, pass the model that model.load_state_dict(weights) fills"
     elif hasattr(type(value), "model"):
         way_out = f"of a {got}, pass mg.model"
     elif callable(value):

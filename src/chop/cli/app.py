@@ -22,6 +22,24 @@ from chop.cli.shard import SHARD
 from chop.cli.sweep import sweep_app
 from chop.cli.ui import UI
 
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("quantize", "quantise", "ptq", "qat"),
+        "chop compress quantizes a model, and chop sweep quantize draws accuracy against width.",
+    ),
+    "prune": "chop sweep prune measures sparsities; passes.prune_transform_pass prunes in Python.",
+    **dict.fromkeys(
+        ("train", "finetune", "fine-tune"),
+        "chop compress trains in a format (--qat-epochs); chop.train.fit trains in Python.",
+    ),
+    **dict.fromkeys(
+        ("benchmark", "profile", "measure"), "chop bench model RUN measures speed and memory."
+    ),
+    "convert": "chop export RUN --to onnx writes a model for other engines.",
+    "nas": "chop search nas searches architectures.",
+    "eval": "chop evaluate RUN judges a model.",
+}
+"""Commands by names that people type for them."""
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes of a command that Ctrl-C stopped, and of one that SIGTERM did, as in shells."""
 
@@ -42,6 +60,12 @@ class Commands(CommandGroup):
         "shard": SHARD,
         "ui": UI,
     }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that arguments begin with; of an unknown name, says which one does that."""
+        if args[0] in ELSEWHERE:
+            ctx.fail(f"No such command '{args[0]}'. {ELSEWHERE[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""

@@ -48,6 +48,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TQDM_DELAY", str(10**9))  # of those that are switched on by their code
     with names_of_files(), contextlib.ExitStack() as stack:
+        stack.enter_context(_plain_warnings())
         if flags["as_json"]:
             stack.enter_context(_stdout_to_stderr())
         if flags["quiet"]:
@@ -141,6 +142,29 @@ def _stdout_to_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Inside, warnings of this package are shown as their sentence, without a line of its code."""
+    usual, own = warnings.formatwarning, str(Path(__file__).parent.parent)
+
+    def shown(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if filename.startswith(own):
+            return f"Warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextlib.contextmanager

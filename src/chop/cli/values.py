@@ -62,7 +62,7 @@ def _assigned(pairs: Sequence[str], read: Callable[[str], Any]) -> dict[str, Any
     for pair in pairs:
         name, _, text = (part.strip() for part in pair.partition("="))
         if not name or not text:
-            raise ConfigError(f"'{pair}': expected name=value.")
+            raise ConfigError(f"'{pair}': expected name=value, as bits=4.")
         if name in found:
             raise ConfigError(f"'{pair}': '{name}' was given before; give it once.")
         found[name] = read(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,8 @@ INDICES = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
 DECIMAL = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*")
+TEXTS = ("string", "large_string")
+"""Types of columns of texts."""
 log = logging.getLogger(__name__)
 
 
@@ -58,7 +60,7 @@ def _is_integer(split: Dataset, name: str) -> bool:
 def _has_commas(splits: DatasetDict, name: str) -> bool:
     """Returns true if a column holds only numbers with decimal commas."""
     train = splits["train"]
-    if getattr(train.features[name], "dtype", None) not in ("string", "large_string"):
+    if getattr(train.features[name], "dtype", None) not in TEXTS:
         return False
     if not len(train) or not _is_number(train.select_columns([name])[0][name]):
         return False
@@ -90,6 +92,29 @@ def _converted(split: Dataset, names: Iterable[str]) -> Dataset:
         assert split.column_names[-1] == order[place]
         split = split.select_columns(order)
     return split
+
+
+def describe_texts(splits: Mapping[str, Dataset], name: str) -> str:
+    """The name of a column of texts; of one that mostly has numbers, with a cell that has none.
+
+    >>> from datasets import Dataset
+    >>> describe_texts({"train": Dataset.from_dict({"age": ["31", "?", "40"]})}, "age")
+    "age (2 of 3 rows have numbers, one has '?')"
+    """
+    cells = [cell for split in splits.values() for cell in split.with_format(None)[name][:]]
+    others = [cell for cell in cells if not _is_plain_number(cell)]
+    if not others or 2 * len(others) > len(cells):
+        return name
+    counted = f"{len(cells) - len(others)} of {len(cells)} rows have numbers"
+    return f"{name} ({counted}, one has {others[0]!r:.40})"
+
+
+def _is_plain_number(text: str | None) -> bool:
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
 
 
 def check_cells(names: Sequence[str], values: np.ndarray) -> None:

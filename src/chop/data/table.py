@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chop.data.bars import without_bars
-from chop.data.cells import check_cells
+from chop.data.cells import TEXTS, check_cells, describe_texts
 from chop.data.load import NUMBERS, label_column
 from chop.notices import assume
 
@@ -43,12 +43,17 @@ def with_vectors(
         for name, feature in features.items()
         if name not in labels and str(getattr(feature, "dtype", "")).startswith(NUMBERS)
     ]
-    taken = [name for name in features if name not in labels and name in parameters]
-    if taken or len(numbers) < 2:
+    if any(name not in labels and name in parameters for name in features):
         return splits
-    others = [name for name in features if name not in labels and name not in numbers]
-    if others:
+    others = [
+        describe_texts(splits, name)
+        for name, feature in features.items()
+        if name not in labels and getattr(feature, "dtype", None) in TEXTS
+    ]
+    if others and numbers:
         assume(f"columns that hold no numbers are not used as inputs: {', '.join(others)}", log)
+    if len(numbers) < 2:
+        return splits
     values = {key: _numbers(split, numbers) for key, split in splits.items()}
     check_cells(numbers, np.concatenate([*values.values()]))
     return DatasetDict({key: _vectors(split, values[key], labels) for key, split in splits.items()})

@@ -128,7 +128,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _reason(error: ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is no UTF-8 text: byte {error.start} is wrong"
-    if isinstance(error, json.JSONDecodeError | tomllib.TOMLDecodeError):
+    if isinstance(error, tomllib.TOMLDecodeError):
+        quotes = ": texts stand in quotes" if str(error).startswith("Invalid value") else ""
+        return f"{error}{quotes}"
+    if isinstance(error, json.JSONDecodeError):
         return str(error)
     return "an integer has thousands of digits"  # Python converts none of more than 4300
 

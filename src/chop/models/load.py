@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,7 @@ from chop.models.own import build_own, is_own
 from chop.models.places import place_of
 from chop.models.stored_numbers import check_numbers
 from chop.private.transformers_api import failed_conversions, without_load_report
-from chop.runs import MANIFEST
+from chop.runs import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -187,6 +189,23 @@ def _read_weights(
     return model
 
 
+def _why_none(folder: Path) -> str:
+    """Says which run of a command a folder without a model is of; "" where it is of none."""
+    if not (folder / MANIFEST).is_file():
+        return ""
+    with contextlib.suppress(CheckpointError):
+        kind = read_manifest(folder).kind
+        if kind.startswith("search"):
+            text = shlex.quote(str(folder))
+            return (
+                f"it is of chop {kind}, of which chop search export {text} best.toml writes what "
+                "chop compress --config builds; "
+            )
+        if kind != "compress":
+            return f"it is of chop {kind}; "
+    return "the run in it saved none, or did not end; "
+
+
 @fitting_packages()
 def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """The configuration of a local folder or hub name.
@@ -207,9 +226,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             "Hugging Face model."
         )
     if is_folder and not (Path(name) / "config.json").is_file():
-        saved = "the run in it saved none, or did not end; " * (Path(name) / MANIFEST).is_file()
         raise ConfigError(
-            f"folder '{name}' holds no model: {saved}expected a config.json in it."
+            f"folder '{name}' holds no model: {_why_none(Path(name))}expected a config.json in it."
             f"{advice_of_builtin(name, BUILTIN_MODELS)}"
         )
     if is_folder:

@@ -97,7 +97,8 @@ def check_is_in_file(name: str, setting: str) -> None:
     """
     match = OF_FILE.fullmatch(name)
     if match is None:
-        raise ConfigError(f"{setting}: expected file.py:function, got '{name}'.")
+        metric = " --metric names one of the task's own." if setting == "evaluate" else ""
+        raise ConfigError(f"{setting}: expected file.py:function, got '{name}'.{metric}")
     path = Path(match["file"]).expanduser()
     if not path.is_file():
         raise ConfigError(f"{setting}: '{path}' does not exist.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -64,7 +65,8 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         if labels is None:
             raise ConfigError(
                 "expected a frame with a column 'labels' or 'label', or (frame, labels), got the "
-                f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}."
+                f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}; "
+                "chop.compress takes label_column=, too."
             )
         return _of_arrays((inputs, labels))
     if _is_named_pair(dataset):
@@ -174,6 +176,11 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
 
 def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [list(array) if isinstance(array, Iterator) else array for array in arrays]
+    for array in arrays:
+        if isinstance(array, str):
+            raise ConfigError(
+                f"expected (X, y) of arrays, got the text '{array}': give the column itself."
+            )
     if len(arrays) > 1 and LABELS not in label_columns(arrays[-1], len(arrays[0])):
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
         del inputs[LABELS]
@@ -257,6 +264,10 @@ def _numbers(value: Any) -> Tensor:
         return value.detach().cpu()
     is_picture = type(value).__module__.startswith("PIL.")
     array = np.asarray(None if is_picture else value)
+    if array.dtype == object and array.size and all(isinstance(x, Real) for x in array.flat):
+        # A frame with several types of numbers has such values.
+        is_whole = all(isinstance(x, Integral) for x in array.flat)
+        array = array.astype(np.int64 if is_whole else np.float64)
     if array.dtype.kind not in "biuf":
         what = "a picture: give tensors, as ToTensor() makes them" if is_picture else repr(value)
         raise ConfigError(f"expected rows of numbers, got {what:.80}; number texts and classes.")

@@ -178,7 +178,9 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
         )
     if workload.task.name == "regression":
         scaling += " (--label-mean and --label-std of labels that were standardized for training)"
+    assumed = [each.text.rstrip(".") for each in workload.assumptions if not each.about]
     return rare + (
         f"Look at the weights, the labels and how inputs are prepared{scaling}, give more rows, or "
         "train the model (--train-epochs); --force goes on."
+        + "".join(f" Assumed: {text}." for text in assumed)
     )

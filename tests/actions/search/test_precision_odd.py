@@ -167,4 +167,6 @@ def test_a_best_that_is_float_says_so(tmp_path):
     found = SimpleNamespace(best=SimpleNamespace(number=0), recipes={})
     assert about_recipe(config, found, chosen) == "no recipe: in the best all layers are float"
     chosen["fc"]["data_in"] = parse_format_string("mxint8")
-    assert "only formats of weights" in about_recipe(config, found, chosen)
+    told = about_recipe(config, found, chosen)
+    assert told.startswith("build the best: chop search export ")
+    assert told.endswith(" best.toml && chop compress --config best.toml")

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from chop.actions.search import precision
-from chop.actions.search.job import _kept, find_job
+from chop.actions.search.job import _resume_note, find_job
 from chop.actions.search.manage import resume_search
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
@@ -61,10 +61,10 @@ def test_seeds_and_samplers_are_searches_of_their_own(tmp_path):
 
 def test_an_interrupted_search_says_that_the_others_go_on(tmp_path):
     config = NasConfig(out=tmp_path)
-    told = _kept(config, 2)
+    told = _resume_note(config, 2)
     assert told.startswith("finished trials are kept; the same command goes on from there, with 2")
-    assert "2 more searches" in told and "1 more search." in _kept(config, 1)
-    assert _kept(config, 0) == "no trial was finished; the same command begins again."
+    assert "2 more searches" in told and "1 more search." in _resume_note(config, 1)
+    assert _resume_note(config, 0) == "no trial was finished; the same command begins again."
 
 
 def test_a_format_takes_those_of_its_own_fields(tmp_path):

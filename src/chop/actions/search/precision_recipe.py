@@ -147,21 +147,18 @@ def about_recipe(
 ) -> str:
     """How the best is built, of which `chosen` are the formats by layer."""
     assert result.best is not None
+    more = options_naming(vars(config))
     if result.best.number in result.recipes:
-        more = options_naming(vars(config))
         file = shlex.quote(str(config.folder / RECIPE_FILE))
         return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
         return "no recipe: in the best all layers are float"
-    export = f"chop search export {shlex.quote(str(config.folder))} best.toml"
+    folder = shlex.quote(str(config.folder))
+    trust = " --trust-code" if more else ""
+    export = f"chop search export {folder} best.toml{trust}"
     if config.circuit_goals():  # all operators of a circuit are rounded, inputs too
-        return (
-            f"no recipe, because recipes hold only formats of weights: {export} writes all formats"
-        )
-    return (
-        f"no recipe, because recipes hold only formats of weights: {export} writes all formats, "
-        "and --operands weight --bias float searches for a recipe"
-    )
+        return f"all formats: {export}"
+    return f"build the best: {export} && chop compress{more} --config best.toml"
 
 
 def settings_of_workload(

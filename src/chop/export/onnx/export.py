@@ -36,8 +36,8 @@ NEEDS = ("onnx", "onnxscript")
 Answered = tuple[dict[str, Any], dict[str, Tensor]]
 """Inputs by argument name, and the tensors of what a graph makes of them."""
 UNCHECKED = (
-    "%s: the graph was captured for %s; the file takes other sizes too, and may compute something "
-    "else from them. With dynamic_axes=False it refuses them."
+    "%s: the graph was captured for %s; the file takes other sizes too, and its answers may be "
+    "wrong there. In Python dynamic_axes=False refuses them."
 )
 
 

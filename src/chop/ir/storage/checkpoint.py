@@ -332,8 +332,12 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
     if not missing:
         return
     if len(missing) == 2:
+        folder = tensor_path.with_suffix("")
+        inside = sorted(folder.glob("*.mz"))
         others = [path.stem for path in tensor_path.parent.glob("*.mz")]
         hint = f" {did_you_mean(tensor_path.stem, others)}" if others else ""
+        if inside:
+            hint = f" did you mean '{inside[0].with_suffix('')}'?"
         raise CheckpointError(f"there is no checkpoint '{tensor_path.with_suffix('')}'.{hint}")
     raise CheckpointError(
         f"a checkpoint is two files, and '{missing[0]}' is missing; export writes both."
