@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from chop.captured.state import places
-from chop.captured.state.places import CONTENT, FIELDS, FUNCTION, ITEMS, KEYS, Found, Places
+from chop.captured.state.finder import CONTENT, FIELDS, FUNCTION, ITEMS, KEYS, Found, Origin
+from chop.captured.state.places import Places
 
 CODE = (lambda: None).__code__
 
@@ -28,7 +29,7 @@ class Thing:
 
 
 def of(owner: Any, part: str, *keys: Any) -> Places:
-    found: Found = {(id(owner), part): (owner, {key: (f"it.{key}", CODE) for key in keys})}
+    found: Found = {(id(owner), part): (owner, {key: Origin("", f"it.{key}", CODE) for key in keys})}
     return Places(found, {"inner", "scale"})
 
 
@@ -157,7 +158,7 @@ def test_a_quiet_call_looks_into_no_place(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(places._Place, "changes", counted)
     one, two = Thing(scale=2.0), Thing(scale=[1.0])
-    found: Found = {(id(x), FIELDS): (x, {"scale": ("scale", CODE)}) for x in (one, two)}
+    found: Found = {(id(x), FIELDS): (x, {"scale": Origin("", "scale", CODE)}) for x in (one, two)}
     compared = Places(found, ())
     assert compared.changes() == [] and not looked
     one.scale = float("2")

@@ -24,6 +24,8 @@ _LIBRARIES = tuple(
     | {str(Path(__file__).resolve().parents[1])}
 )
 ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
+LOADED = ("LOAD_GLOBAL", "LOAD_NAME")
+STORED = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
 _BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "attrgetter", "environ", "getenv"}
 """Names in code whose texts name attributes or variables of the environment."""
 _SETTERS = {"setattr", "register_buffer", "__setattr__"}
@@ -211,6 +213,12 @@ def texts_in(code: types.CodeType) -> frozenset[str]:
     constants = [x for part in _parts(code) for x in part.co_consts]
     constants += [x for nested in constants if isinstance(nested, tuple) for x in nested]
     return frozenset(x for x in constants if isinstance(x, str) and x.isidentifier())
+
+
+def variable_names(code: types.CodeType) -> set[str]:
+    """The names of variables of files in code."""
+    # Attributes are among the names of code, and may be called as a variable of the file.
+    return {*names_in(code, LOADED), *(texts_in(code) if "globals" in code_names(code) else ())}
 
 
 def first_line(code: types.CodeType, name: str) -> str:

@@ -5,55 +5,37 @@ A graph holds them as constants. A call warns where one of them is no longer wha
 
 from __future__ import annotations
 
-import os
-import sys
 import types
 import warnings
-from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from chop.captured.module_tree import member_at
 from chop.captured.state.code_search import (
+    STORED,
     CodeSearch,
-    code_names,
-    functions_of,
     is_opaque,
     is_own_class,
     names_in,
-    texts_in,
+    variable_names,
 )
-from chop.captured.state.places import (
-    CONTENT,
-    CONTEXT,
+from chop.captured.state.finder import (
     COPY,
     FIELDS,
     FUNCTION,
     ITEMS,
-    KEYS,
     MEMBERS,
     OF_FUNCTIONS,
-    SLOTS,
+    Finder,
     Found,
-    Places,
-    reader,
+    Origin,
 )
-from chop.captured.state.values import (
-    CONTAINERS,
-    MAX_ITEMS,
-    MISSING,
-    PLAIN,
-    content,
-    fields_of,
-    parts_of,
-    slots_of,
-)
+from chop.captured.state.places import Places
+from chop.captured.state.values import MISSING, PLAIN, content, fields_of
 from chop.errors import enumerate_names
 
 KEY = "_outer_values"
@@ -65,8 +47,6 @@ _ARGUMENTS = {"use_cache"}
 _SAVED = {"dtype", "torch_dtype", "architectures", "quantization_config"}
 """Settings of a configuration of transformers that saving its model writes."""
 _MAX_NAMES = 4
-_LOADED = ("LOAD_GLOBAL", "LOAD_NAME")
-_STORED = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
 
 _Modules = Mapping[str, nn.Module]
 _Attributes = Collection[tuple[str, str]]
@@ -99,7 +79,7 @@ class OuterValues:
                 continue
             reader = _Reader(cls, found, changed)
             reader.find(instances)
-            names |= reader.names.keys()
+            names |= reader.search.names.keys()
             own = reader.names_of(cls) - _OWN_FIELDS
             for path, module in instances.items():
                 self._fields[path] = {n: content(_static(module, n), False, own) for n in own}
@@ -141,8 +121,8 @@ class OuterValues:
         return OuterValues, ()
 
 
-class _Reader(CodeSearch):
-    """Finds what the forward of a module class reads.
+class _Reader(Finder):
+    """Finder of the values that the code of a module class reads by name.
 
     Args:
         cls: the class.
@@ -151,130 +131,79 @@ class _Reader(CodeSearch):
     """
 
     def __init__(self, cls: type[nn.Module], found: Found, changed: _Attributes) -> None:
-        super().__init__()
-        self.add(cls)
-        self._found, self._changed = found, changed
+        search = CodeSearch()
+        search.add(cls)
+        super().__init__(search, found, set())
+        self._changed = changed
         self._set_elsewhere = {name.rpartition(".")[2] for _, name in changed}
-        self._known: set[int] = set()
         self._names: dict[type, set[str]] = {}
-        self._code = next(iter(self.names.values()), nn.Module.train.__code__)
 
-    def find(self, modules: _Modules) -> None:
-        """Finds what the code reads of modules, and of all that it reaches from there."""
-        size = -1
-        # Objects that are reached bring code of their own, with further names.
-        while size != (size := len(self.names) + len(self.functions)):
-            self._known.clear()
-            self._names.clear()
-            for path, module in modules.items():
-                self._module(path, module)
-            for function in list(self.functions.values()):
-                self._function(function)
+    def begin(self) -> None:
+        self.known.clear()
+        self._names.clear()
 
     def names_of(self, owner: Any) -> set[str]:
         """The names in the code that it does not set itself on objects of the owner's class."""
         cls = owner if isinstance(owner, type) else type(owner)
         if cls not in self._names:
-            self._names[cls] = self.names.keys() - _ARGUMENTS - self.stored_on(cls)
+            self._names[cls] = self.search.names.keys() - _ARGUMENTS - self.search.stored_on(cls)
         return self._names[cls]
 
-    def _module(self, path: str, module: nn.Module) -> None:
-        label, fields = path or type(module).__name__, vars(module)
+    def visit_module(self, path: str, module: nn.Module) -> None:
+        cls, fields = type(module), vars(module)
+        code = next(iter(self.search.names.values()), nn.Module.train.__code__)
+        origin, is_own = Origin(path, path or cls.__name__, code), is_own_class(cls)
         names = self.names_of(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
-        own = is_own_class(type(module))
         called = names | {"forward"}
-        fields_read = _attributes(module, called) if own else names & fields.keys()
-        self._add(module, FIELDS, fields_read, label)
+        read = _present(module, fields, called) if is_own else names & fields.keys()
+        self.add(module, FIELDS, read, origin)
         for name, part in MEMBERS.items():
             # Sequential and the like go by all of their children.
-            if is_opaque(type(module)):
-                self._add(module, ITEMS.format(part), [...], label)
+            if is_opaque(cls):
+                self.add(module, ITEMS.format(part), [...], origin)
             else:
-                self._add(module, part, names if own else names & fields[name].keys(), label)
-        self._class(type(module))
+                self.add(module, part, names if is_own else names & fields[name].keys(), origin)
+        self.visit(cls, origin)
 
-    def _class(self, cls: type) -> None:
-        for home in filter(is_own_class, cls.__mro__):
-            names = self.names_of(home) | ({"forward"} if issubclass(home, nn.Module) else set())
-            self._add(
-                home, FIELDS, names if home is cls else names & vars(home).keys(), home.__name__
-            )
+    def visit_cells(self, function: types.FunctionType, origin: Origin) -> None:
+        if id(function) in self.search.functions:
+            free = {*function.__code__.co_freevars} - self._settable(function)
+            self.add(function, FUNCTION, free, origin._replace(label=""))
+            self.add(function, FUNCTION, OF_FUNCTIONS, origin._replace(label=function.__name__))
 
-    def _function(self, function: types.FunctionType) -> None:
-        code, label = function.__code__, function.__name__
-        settable = {*names_in(code, _STORED), *self._set_elsewhere, "__class__"}
-        # Attributes are among the names of code, and may be called as a variable of the file.
-        texts = texts_in(code) if "globals" in code_names(code) else ()
-        names = {*names_in(code, _LOADED), *texts} & function.__globals__.keys()
-        self._add(function.__globals__, KEYS, names - settable, "")
-        self._add(function, FUNCTION, {*code.co_freevars} - settable, "")
-        self._add(function, FUNCTION, OF_FUNCTIONS, label)
-        self._add(function, FIELDS, self.names_of(function) & vars(function).keys(), label)
-        for name in names_in(code, ("IMPORT_NAME",)):
-            self._look_into(sys.modules.get(name), (name, code))
-        if {"environ", "getenv"} & code_names(code):
-            self._add(os.environ, KEYS, texts_in(code), "os.environ")
+    def variables(self, function: types.FunctionType) -> Collection[str]:
+        present = variable_names(function.__code__) & function.__globals__.keys()
+        return present - self._settable(function)
 
-    def _add(self, owner: Any, part: str, keys: Collection[Any], label: str) -> None:
-        now = reader(part)(owner)
-        _, known = self._found.setdefault((id(owner), part), (owner, {}))
-        for key in keys:
-            code = self.names.get(key, self._code)
-            named = f"{label}['{key}']" if owner is os.environ else f"{label}.{key}"
-            known.setdefault(key, (label if key is ... else named if label else key, code))
-            if key in now:
-                self._look_into(now[key], known[key])
+    def _settable(self, function: types.FunctionType) -> set[str]:
+        return {*names_in(function.__code__, STORED), *self._set_elsewhere, "__class__"}
 
-    def _look_into(self, value: Any, described: tuple[str, types.CodeType]) -> None:
-        if isinstance(value, (*PLAIN, Tensor)) or value is MISSING or id(value) in self._known:
-            return
-        self._known.add(id(value))
-        label, names = described[0], self.names_of(value)
-        if any(functions_of(value)):
-            self.add(value)
-        if isinstance(value, type):
-            self._class(value)
-        elif isinstance(value, nn.Module | types.ModuleType):
-            self._add(value, FIELDS, names & vars(value).keys() - _OWN_FIELDS, label)
-        elif isinstance(value, dict) and hasattr(type(value), "__getattr__"):
-            self._add(value, COPY, names | self.texts, label)
-        elif isinstance(value, (*CONTAINERS, np.ndarray, ContextVar)):
-            part = _part_of(value)
-            self._found[id(value), part] = (value, {... if part == ITEMS else 0: described})
-        if (fields := fields_of(value)) is not None and not isinstance(value, types.FunctionType):
-            if is_own_class(type(value)):
-                self.add(type(value))
-                self._class(type(value))
-            # Where attributes are looked up in a mapping, only those that the code names count.
-            tables = fields.values() if hasattr(type(value), "__getattr__") else ()
-            for table in (x for x in tables if isinstance(x, dict)):
-                self._known.add(id(table))
-                self._add(table, COPY, names | self.texts, label)
-            own = is_own_class(type(value)) or is_opaque(type(value))
-            part = SLOTS if slots_of(type(value)) else FIELDS
-            read = _attributes(value, names) if own else names & fields.keys() - _SAVED
-            self._add(value, part, read, label)
-        for part in () if isinstance(value, types.FunctionType) else parts_of(value, ()) or ():
-            self._look_into(part, described)
+    def items(self, value: Any) -> tuple[str, Collection[Any]]:
+        if isinstance(value, dict) and hasattr(type(value), "__getattr__"):
+            return COPY, self.names_of(value) | self.search.texts
+        return super().items(value)
+
+    def attributes(self, owner: Any, origin: Origin) -> Collection[Any]:
+        names, fields = self.names_of(owner), fields_of(owner)
+        if isinstance(owner, type):
+            return names | {"forward"} if issubclass(owner, nn.Module) else names
+        if fields is None or isinstance(owner, types.FunctionType):
+            return names & vars(owner).keys() - _OWN_FIELDS
+        # Where attributes are looked up in a mapping, only those that the code names count.
+        for table in fields.values() if hasattr(type(owner), "__getattr__") else ():
+            if isinstance(table, dict):
+                self.known.add(id(table))
+                self.add(table, COPY, names | self.search.texts, origin)
+        is_known = is_own_class(type(owner)) or is_opaque(type(owner))
+        return _present(owner, fields, names) if is_known else names & fields.keys() - _SAVED
 
 
-def _part_of(value: Any) -> str:
-    """The items of a container, or all at once where it makes them when it is asked."""
-    if isinstance(value, ContextVar):
-        return CONTEXT
-    makes = isinstance(value, np.ndarray | array | bytearray)
-    return CONTENT if makes or len(value) > MAX_ITEMS else ITEMS
-
-
-def _attributes(owner: Any, names: Collection[str]) -> set[str]:
+def _present(owner: Any, fields: Collection[str], names: Collection[str]) -> set[str]:
     """The names that are attributes of an object itself, or that could become so."""
-    fields = fields_of(owner) if not isinstance(owner, nn.Module) else vars(owner)
     values = {name: _static(owner, name) for name in names}
     # What a property computes, or keeps in the object from then on, is read by other names.
     code = (types.FunctionType, *PLAIN)
-    return {
-        n for n, x in values.items() if n in (fields or ()) or x is MISSING or isinstance(x, code)
-    }
+    return {n for n, x in values.items() if n in fields or x is MISSING or isinstance(x, code)}
 
 
 def _requires_grad(module: nn.Module, name: str) -> bool | None:

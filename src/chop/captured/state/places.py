@@ -6,69 +6,18 @@ a small graph. So a function is compiled that compares the identity of each with
 
 from __future__ import annotations
 
-import functools
-import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import Tensor
 
 from chop.captured.state.code_search import first_line
-from chop.captured.state.values import (
-    MISSING,
-    PLAIN,
-    cell_content,
-    content,
-    fields_of,
-    items_of,
-)
-from chop.private import modules
+from chop.captured.state.finder import SCOPE, Found, Keys, reader
+from chop.captured.state.values import MISSING, PLAIN, content
 
 _OTHER = "other content"
-OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
-"""The attributes of a function that count."""
-
-Keys = dict[Any, tuple[str, types.CodeType]]
-"""Names of values, each with what to call the value and the code that reads it; `...` is all."""
-Found = dict[tuple[int, str], tuple[Any, Keys]]
-"""Owners of values and what is read there, by identity and part."""
 _Renew = Callable[..., None]
-
-# The parts of an owner that code reads are mappings, written in Python.
-FIELDS, KEYS, COPY = "{}.__dict__", "{}", "{{**{}}}"
-MEMBERS = {name: f"{{}}.__dict__['{name}']" for name in modules.MEMBERS}
-SLOTS, FUNCTION, ITEMS = "fields_of({})", "function({})", "numbered(items_of({}))"
-CONTENT, CONTEXT = "{{0: content({})}}", "{{0: variable({})}}"
-
-
-def _function(function: types.FunctionType) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    variables = {name: cell_content(cell) for name, cell in cells}
-    return variables | {name: getattr(function, name) for name in OF_FUNCTIONS}
-
-
-def _variable(variable: ContextVar[Any]) -> Any:
-    try:
-        return variable.get()  # its own default too
-    except LookupError:
-        return MISSING
-
-
-def _numbered(values: Iterable[Any]) -> dict[int, Any]:
-    return dict(enumerate(values))
-
-
-_SCOPE: dict[str, Any] = {"fields_of": fields_of, "items_of": items_of, "content": content}
-_SCOPE |= {"function": _function, "numbered": _numbered, "variable": _variable}
-
-
-@functools.cache
-def reader(part: str) -> Callable[[Any], Mapping[Any, Any]]:
-    """Returns the function that reads a part of an owner."""
-    read: Callable[[Any], Mapping[Any, Any]] = eval(f"lambda o: {part.format('o')}", _SCOPE)
-    return read
 
 
 class _Place:
@@ -142,7 +91,7 @@ class _Place:
         texts = ((*self._described[key], key, shown) for key, shown in dict.fromkeys(changes))
         return [
             f"{label}, read at {first_line(code, key)}, was captured with {shown}"
-            for label, code, key, shown in texts
+            for _, label, code, key, shown in texts
         ]
 
 
@@ -188,7 +137,7 @@ class Places:
         self._is_old, self._is_same = True, bool  # it is False
 
     def _compile(self) -> None:
-        names: dict[str, Any] = {**_SCOPE}
+        names: dict[str, Any] = {**SCOPE}
         texts = [place.condition(number, names) for number, place in enumerate(self._places)]
         self._is_old = False
         self._is_same = eval(f"lambda: {' and '.join(texts) or True}", names)
