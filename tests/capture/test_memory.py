@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.tracer import capture
-from chop.captured.state.code_search import code_of, searching_once
 from chop.captured.state.weak_cache import weakly_cached
 from chop.errors import CaptureError
 from chop.ir import MaseGraph
@@ -146,15 +145,6 @@ def test_answers_about_code_live_as_long_as_it_does():
     del made
     gc.collect()
     assert gone() is None
-
-
-def test_code_is_searched_once_inside_a_block():
-    with searching_once():
-        first = code_of(Layers)
-        with searching_once():
-            assert code_of(Layers) is first
-        assert code_of(Layers) is first
-    assert code_of(Layers) is not first
 
 
 SOAK = """

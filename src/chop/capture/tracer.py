@@ -39,7 +39,6 @@ from chop.captured.module_tree import check_names
 from chop.captured.original import KEY, Original, recorded_modules
 from chop.captured.record import CaptureWarning
 from chop.captured.state import outer_values
-from chop.captured.state.code_search import searching_once
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import Key
 from chop.captured.transformers_of_torch import has_single_operators, single_operators
@@ -160,8 +159,7 @@ class _Job:
         from chop.private.symbolic_shapes import forget_shapes
 
         try:
-            with searching_once():
-                return self._run(example, caching)
+            return self._run(example, caching)
         finally:
             forget_shapes()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib.util
+import importlib
 import sys
-import types
 import warnings
 import weakref
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,36 +20,37 @@ from torch.nn import functional as F
 from chop import MaseGraph
 from chop.captured.module import CapturedModule
 from chop.captured.state.outer_values import OuterValueWarning
+from chop.captured.state.places import Places
 from chop.errors import GuardError
 
-FILE = Path(__file__).with_name("changes.py")
+FILES = ("model", "attributes", "objects", "files")
 
 
-def loaded() -> types.ModuleType:
+def loaded() -> Namespace:
     """The cases, with values and classes of their own, since they change these."""
-    spec = importlib.util.spec_from_file_location("changes_after_capture", FILE)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    for name in FILES:
+        sys.modules.pop(f"tests.captured.state.changes.{name}", None)
+    model, *files = (importlib.import_module(f"tests.captured.state.changes.{x}") for x in FILES)
+    cases = {name: case for file in files for name, case in file.CASES.items()}
+    last = files[-1]
+    return Namespace(Base=model.Base, CASES=cases, UNREAD=last.UNREAD, reads_much=last.reads_much)
 
 
 NAMES, UNREAD = list(loaded().CASES), list(loaded().UNREAD)
 
 
 @pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
     monkeypatch.setattr(F, "softsign", F.softsign)
     for name in ("CHOP_TEST_SCALE", "CHOP_TEST_OTHER"):
         monkeypatch.setenv(name, "1")
         monkeypatch.delenv(name)
     yield loaded()
-    for name in ("changes_after_capture", "settings_of_the_test"):
-        del sys.modules[name]
+    del sys.modules["settings_of_the_test"]
 
 
 def captured(
-    changes: types.ModuleType, forward: Callable[[Any, Tensor], Tensor]
+    changes: Namespace, forward: Callable[[Any, Tensor], Tensor]
 ) -> tuple[nn.Module, CapturedModule, Tensor]:
     """A model, and its graph."""
     cls = type("Model", (changes.Base,), {"forward": forward})
@@ -79,7 +79,7 @@ def outcome(graph: nn.Module, x: Tensor, expected: Tensor) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sampled(8)
-def test_what_changes_the_model_is_followed_or_said(changes: types.ModuleType, name: str) -> None:
+def test_what_changes_the_model_is_followed_or_said(changes: Namespace, name: str) -> None:
     case = changes.CASES[name]
     model, graph, x = captured(changes, case.forward)
     twin = copy.deepcopy(graph).train()
@@ -102,13 +102,41 @@ def test_what_changes_the_model_is_followed_or_said(changes: types.ModuleType, n
 
 @pytest.mark.parametrize("name", UNREAD)
 @pytest.mark.sampled(3)
-def test_what_the_model_does_not_read_is_not_said(changes: types.ModuleType, name: str) -> None:
+def test_what_the_model_does_not_read_is_not_said(changes: Namespace, name: str) -> None:
     model, graph, x = captured(changes, changes.reads_much)
     twin = copy.deepcopy(graph)
     before = model(x)
     changes.UNREAD[name](model)
     assert outcome(graph, x, model(x)) == "followed"
     assert outcome(twin, x, before) == "followed"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_equal_object_is_adopted_once(
+    changes: Namespace, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, graph, x = captured(changes, changes.reads_much)
+    graph.train(training)
+    before, old, taken = model(x), model.options, []
+    usual = Places._take
+    monkeypatch.setattr(
+        Places, "_take", lambda places, found: taken.append(1) or usual(places, found)
+    )
+    model.options, model.table = copy.deepcopy(old), copy.deepcopy(model.table)
+    for _ in range(5):
+        assert outcome(graph, x, before) == "followed"
+    assert len(taken) == 1
+    old.scale = 7.0  # type: ignore[union-attr, operator]
+    assert outcome(graph, x, before) == "followed"
+    model.options.scale = 5.0  # type: ignore[union-attr, operator]
+    assert outcome(graph, x, before) == outcome(copy.deepcopy(graph), x, before) == "warned"
+    model.options.scale = 2.0  # type: ignore[union-attr, operator]
+    # A program may make new objects for each call.
+    taken.clear()
+    for _ in range(9):
+        model.options = copy.deepcopy(model.options)
+        assert outcome(graph, x, before) == "followed"
+    assert len(taken) < 4
 
 
 def test_a_graph_does_not_keep_its_model_alive() -> None:
@@ -131,7 +159,7 @@ def test_a_graph_does_not_keep_its_model_alive() -> None:
 
 
 @pytest.mark.long
-def test_attributes_of_a_librarys_modules_are_seen(changes: types.ModuleType) -> None:
+def test_attributes_of_a_librarys_modules_are_seen(changes: Namespace) -> None:
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 9, "num_hidden_layers": 1}

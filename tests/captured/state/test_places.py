@@ -29,8 +29,10 @@ class Thing:
 
 
 def of(owner: Any, part: str, *keys: Any) -> Places:
-    found: Found = {(id(owner), part): (owner, {key: Origin("", f"it.{key}", CODE) for key in keys})}
-    return Places(found, {"inner", "scale"})
+    found: Found = {
+        (id(owner), part): (owner, {key: Origin("", f"it.{key}", CODE) for key in keys})
+    }
+    return Places(found, {"inner", "scale"}, lambda: None)
 
 
 Change = Callable[[Any], Any]
@@ -159,7 +161,7 @@ def test_a_quiet_call_looks_into_no_place(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(places._Place, "changes", counted)
     one, two = Thing(scale=2.0), Thing(scale=[1.0])
     found: Found = {(id(x), FIELDS): (x, {"scale": Origin("", "scale", CODE)}) for x in (one, two)}
-    compared = Places(found, ())
+    compared = Places(found, (), lambda: None)
     assert compared.changes() == [] and not looked
     one.scale = float("2")
     assert compared.changes() == [] and len(looked) == 2

@@ -15,7 +15,7 @@ from chop.capture.recording.source import current_line
 from chop.captured.leaves import LeafRule
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.captured.state.code_search import code_names, functions_of, texts_in
-from chop.captured.state.python_state import differing
+from chop.captured.state.kinds import differing
 from chop.captured.state.weak_cache import weakly_cached
 from chop.private.modules import HOOKS, MEMBERS
 

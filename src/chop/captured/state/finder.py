@@ -7,7 +7,7 @@ import os
 import sys
 import types
 from abc import ABC, abstractmethod
-from array import array
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -16,14 +16,17 @@ import numpy as np
 from torch import Tensor, nn
 
 from chop.captured.state.code_search import (
-    CodeSearch,
     code_names,
     functions_of,
+    is_opaque,
     is_own_class,
+    is_own_file,
     names_in,
+    stored_names,
     texts_in,
 )
 from chop.captured.state.values import (
+    BUFFERS,
     CONTAINERS,
     MAX_ITEMS,
     MISSING,
@@ -47,6 +50,21 @@ SLOTS, FUNCTION, ITEMS = "fields_of({})", "function({})", "numbered(items_of({})
 CONTENT, CONTEXT = "{{0: content({})}}", "{{0: variable({})}}"
 
 
+_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "attrgetter", "environ", "getenv"}
+"""Names in code whose texts name attributes or variables of the environment."""
+_MODES = ("train", "eval")
+"""Methods of modules that set what a forward goes by."""
+_CALLED = {"forward", *_MODES}
+_PICKLING = {
+    *("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"),
+    *("__repr__", "__str__", "__del__", "__init_subclass__", "__eq__", "__hash__"),
+}
+"""Special methods, and others like them, that no forward runs."""
+ALL = (...,)
+"""The key that stands for all values of a part."""
+_BUILTINS = (dict, OrderedDict, list, tuple, set, frozenset, deque)
+
+
 class Origin(NamedTuple):
     """The module whose code reads a value, by path, what to call the value, and that code."""
 
@@ -55,6 +73,7 @@ class Origin(NamedTuple):
     code: types.CodeType
 
 
+_Values = Mapping[Any, Any]
 Keys = dict[Any, Origin]
 """Names of values; `...` is all."""
 Found = dict[tuple[int, str], tuple[Any, Keys]]
@@ -91,20 +110,29 @@ def reader(part: str) -> Callable[[Any], Mapping[Any, Any]]:
 
 
 class Finder(ABC):
-    """Walk from modules to all that their code can read. Subclasses say what of it counts.
+    """Walk from modules of one class to all that their code can read. Subclasses say what counts.
 
     Args:
-        search: the code of the modules; the walk adds what it reaches.
+        modules: the modules by path.
         found: takes the owners of values.
         known: identities of values that are not walked into.
 
     Attributes:
+        functions: those of the user's that the code runs.
+        names: the names in all of the code, each with the first code that has it.
+        texts: the identifiers among its texts.
         tensors: those that were reached, by identity.
     """
 
-    def __init__(self, search: CodeSearch, found: Found, known: set[int]) -> None:
-        self.search, self.found, self.known = search, found, known
+    def __init__(self, modules: Mapping[str, nn.Module], found: Found, known: set[int]) -> None:
+        self.modules, self.found, self.known = modules, found, known
+        self.functions: dict[types.FunctionType, None] = {}
+        self.names: dict[str, types.CodeType] = {}
+        self.texts: set[str] = set()
         self.tensors: dict[int, Tensor] = {}
+        self._classes: dict[type, None] = {}
+        self._stored: defaultdict[type, set[str]] = defaultdict(set)
+        self._searched: set[types.FunctionType] = set()
 
     @abstractmethod
     def begin(self) -> None:
@@ -112,31 +140,64 @@ class Finder(ABC):
 
     @abstractmethod
     def visit_module(self, path: str, module: nn.Module) -> None:
-        """Visits what counts of a module that runs."""
+        """Visits what counts of one of the modules."""
 
     @abstractmethod
-    def visit_cells(self, function: types.FunctionType, origin: Origin) -> None:
-        """Adds the variables of a function's closure, and its defaults."""
-
-    @abstractmethod
-    def attributes(self, owner: Any, origin: Origin) -> Collection[Any]:
-        """The attributes of an object, function, file or class that count."""
+    def keys(self, owner: Any, part: str, now: _Values, origin: Origin) -> Collection[Any]:
+        """The keys that count in a part of an owner, which has these values now."""
 
     @abstractmethod
     def variables(self, function: types.FunctionType) -> Collection[str]:
         """The variables of its file that count in a function."""
 
-    def find(self, modules: Mapping[str, nn.Module]) -> None:
-        """Finds what the code reads of modules of one class, and all that it reaches from there."""
+    def find(self) -> None:
+        """Finds what the code reads of the modules, and all that it reaches from there."""
+        path, first = next(iter(self.modules.items()))
+        self._classes[type(first)] = None
         size = -1
         # Objects that are reached bring code of their own, with further names.
-        while size != (size := len(self.search.names) + len(self.search.functions)):
+        while size != (size := len(self.names) + len(self._searched) + len(self._classes)):
+            for cls in [*self._classes]:
+                self._search_methods(cls)
             self.begin()
-            for path, module in modules.items():
-                self.visit_module(path, module)
-            for function in list(self.search.functions.values()):
-                origin = Origin(next(iter(modules)), function.__name__, function.__code__)
-                self.visit(function, origin)
+            for at, module in self.modules.items():
+                self.visit_module(at, module)
+            for function in [*self.functions]:
+                self.visit(function, Origin(path, function.__name__, function.__code__))
+
+    def stored_on(self, cls: type) -> set[str]:
+        """The attributes that functions and the methods of a class set; any method, on modules."""
+        homes = self._stored if issubclass(cls, nn.Module) else cls.__mro__
+        return set().union(*(self._stored.get(home, ()) for home in homes))
+
+    def _search_methods(self, cls: type) -> None:
+        """Searches the methods of a class that are called by name or by syntax."""
+        for home in cls.__mro__:
+            members = {} if is_opaque(home) else vars(home)
+            special = {name for name in members if name[:2] == "__" and name not in _PICKLING}
+            for name in special | (members.keys() & _CALLED) | (members.keys() & self.names.keys()):
+                self._search(members[name], home)
+
+    def _search(self, value: Any, home: type = object) -> None:
+        """Searches the code of a function or a wrapper, which belongs to a class."""
+        for function in {*functions_of(value)} - self._searched:
+            self._searched.add(function)
+            # What decorates a function has it in its closure.
+            for each in map(cell_content, function.__closure__ or ()):
+                self._search(each, home)
+            code, name = function.__code__, function.__name__
+            is_own, is_method = is_own_file(code.co_filename), issubclass(home, nn.Module)
+            if not (is_own or is_method) or (is_method and name == "__init__"):
+                continue
+            if is_own:
+                self.functions[function] = None
+            if name != "__init__":
+                self._stored[home] |= stored_names(code)
+            if name not in ("__init__", *_MODES):
+                texts, names = texts_in(code), code_names(code)
+                self.texts |= texts
+                for each in (*names, *(texts if names & _BY_TEXT else ())):
+                    self.names.setdefault(each, code)
 
     def visit(self, value: Any, origin: Origin) -> None:
         """Adds what counts of a value, and of all that it leads to."""
@@ -144,72 +205,75 @@ class Finder(ABC):
             self.tensors[id(value)] = value
         elif not isinstance(value, PLAIN) and value is not MISSING and id(value) not in self.known:
             self.known.add(id(value))
-            if any(functions_of(value)):
-                self.search.add(value)
+            if type(value) not in _BUILTINS:
+                self._search(value)
             if isinstance(value, types.FunctionType):
                 self._visit_function(value, origin)
             elif isinstance(value, type):
-                for home in filter(is_own_class, value.__mro__):
-                    at_class = origin._replace(label=home.__name__)
-                    self.add(home, FIELDS, self.attributes(home, at_class), at_class)
+                cls: type = type(value)
+                for home in filter(is_own_class, (*value.__mro__, *cls.__mro__)):
+                    self.add(home, FIELDS, origin._replace(label=home.__name__))
+                if is_own_class(value) and not issubclass(value, nn.Module):
+                    self._classes[value] = None
             else:
                 self._visit_object(value, origin)
 
     def _visit_object(self, value: Any, origin: Origin) -> None:
-        if isinstance(value, nn.Module | types.ModuleType):
-            self.add(value, FIELDS, self.attributes(value, origin), origin)
-        elif isinstance(value, (*CONTAINERS, np.ndarray, ContextVar)):
-            self.add(value, *self.items(value), origin)
-        if fields_of(value) is not None:
-            if is_own_class(type(value)):
-                self.search.add(type(value))
-                self.visit(type(value), origin)
-            part = SLOTS if slots_of(type(value)) else FIELDS
-            self.add(value, part, self.attributes(value, origin), origin)
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return
-        if not isinstance(value, CONTAINERS) or len(value) <= MAX_ITEMS:
-            for each in parts_of(value, ()) or ():
-                self.visit(each, origin)
+        cls = type(value)
+        # A model has many empty containers, and most tests of types are slow.
+        if cls in _BUILTINS:
+            part = ITEMS if len(value) <= MAX_ITEMS else CONTENT
+            self.add(value, part, origin)
+            parts = items_of(value) if part == ITEMS else []
+        elif isinstance(value, nn.Module | types.ModuleType):
+            self.add(value, FIELDS, origin)
+            parts = []
+            # A compiled module keeps its members elsewhere, and a file has none.
+            for name, part in MEMBERS.items():
+                if isinstance(vars(value).get(name), dict):
+                    self.add(value, part, origin)
+        else:
+            if isinstance(value, (*CONTAINERS, np.ndarray, ContextVar)):
+                self.add(value, _part_of(value), origin)
+            if fields_of(value) is not None:
+                if is_own_class(cls):
+                    self.visit(cls, origin)
+                self.add(value, SLOTS if slots_of(cls) else FIELDS, origin)
+            is_long = isinstance(value, CONTAINERS) and len(value) > MAX_ITEMS
+            parts = [] if is_long else parts_of(value, ()) or []
+        for each in parts:
+            self.visit(each, origin)
 
     def _visit_function(self, function: types.FunctionType, origin: Origin) -> None:
-        self.visit_cells(function, origin)
-        if id(function) not in self.search.functions:
+        self.add(function, FUNCTION, origin)
+        if function not in self.functions:
             return
         code, path = function.__code__, origin.path
-        self.add(function.__globals__, KEYS, self.variables(function), Origin(path, "", code))
-        named = Origin(path, function.__name__, code)
-        self.add(function, FIELDS, self.attributes(function, named), named)
+        self.add(function.__globals__, KEYS, Origin(path, "", code), self.variables(function))
+        self.add(function, FIELDS, Origin(path, function.__name__, code))
         for name in names_in(code, ("IMPORT_NAME",)):
             self.visit(sys.modules.get(name), Origin(path, name, code))
         if {"environ", "getenv"} & code_names(code):
-            self.add(os.environ, KEYS, texts_in(code), Origin(path, "os.environ", code))
+            self.add(os.environ, KEYS, Origin(path, "os.environ", code), texts_in(code))
 
-    def items(self, value: Any) -> tuple[str, Collection[Any]]:
-        """The part of a container; all at once where it makes its items when it is asked."""
-        if isinstance(value, ContextVar):
-            return CONTEXT, [0]
-        makes = isinstance(value, np.ndarray | array | bytearray)
-        return (CONTENT, [0]) if makes or len(value) > MAX_ITEMS else (ITEMS, [...])
-
-    def add(self, owner: Any, part: str, keys: Collection[Any], origin: Origin) -> None:
+    def add(
+        self, owner: Any, part: str, origin: Origin, keys: Collection[Any] | None = None
+    ) -> None:
         """Adds values of an owner, and visits them.
 
         Args:
             owner: the object, container, function, class or file.
             part: what is read of it.
-            keys: the keys of the values there.
             origin: its own.
+            keys: the keys of the values there; None: those that count.
         """
-        now = reader(part)(owner)
         _, known = self.found.setdefault((id(owner), part), (owner, {}))
-        for key in keys:
-            known.setdefault(key, self._inner(owner, part, key, origin))
-            if key in now and part != CONTENT:
-                self.visit(now[key], known[key])
-            elif key is ... and part != ITEMS:
-                for value in now.values():
-                    self.visit(value, origin)
+        now = {} if part in (ITEMS, CONTENT) else reader(part)(owner)
+        for key in self.keys(owner, part, now, origin) if keys is None else keys:
+            if key not in known:
+                known[key] = self._inner(owner, part, key, origin)
+            for value in now.values() if key is ... else [now.get(key, MISSING)]:
+                self.visit(value, known[key])
 
     def _inner(self, owner: Any, part: str, key: Any, origin: Origin) -> Origin:
         path, label, code = origin
@@ -217,4 +281,15 @@ class Finder(ABC):
             return origin
         if owner is os.environ:
             return Origin(path, f"{label}['{key}']", code)
-        return Origin(path, f"{label}.{key}" if label else key, self.search.names.get(key, code))
+        if part == FUNCTION:
+            label = owner.__name__ if key in OF_FUNCTIONS else ""
+        return Origin(path, f"{label}.{key}" if label else key, self.names.get(key, code))
+
+
+def _part_of(value: Any) -> str:
+    """The part of a container; all at once where it makes its items when it is asked."""
+    if isinstance(value, ContextVar):
+        return CONTEXT
+    if isinstance(value, (np.ndarray, *BUFFERS)) or len(value) > MAX_ITEMS:
+        return CONTENT
+    return COPY if isinstance(value, dict) and hasattr(type(value), "__getattr__") else ITEMS

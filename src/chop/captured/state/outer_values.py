@@ -10,32 +10,34 @@ import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from chop.captured.module_tree import member_at
 from chop.captured.state.code_search import (
-    STORED,
-    CodeSearch,
+    VARIABLES,
     is_opaque,
     is_own_class,
     names_in,
     variable_names,
 )
 from chop.captured.state.finder import (
+    ALL,
+    CONTENT,
+    CONTEXT,
     COPY,
     FIELDS,
     FUNCTION,
     ITEMS,
     MEMBERS,
-    OF_FUNCTIONS,
     Finder,
     Found,
     Origin,
 )
 from chop.captured.state.places import Places
-from chop.captured.state.values import MISSING, PLAIN, content, fields_of
+from chop.captured.state.values import MISSING, PLAIN, content
 from chop.errors import enumerate_names
 
 KEY = "_outer_values"
@@ -67,26 +69,35 @@ class OuterValues:
     """
 
     def __init__(self, modules: _Modules | None = None, changed: _Attributes = ()) -> None:
+        self._modules = WeakValueDictionary(modules or {})
+        self._number, self._changed = len(self._modules), changed
         self._fields: dict[str, dict[str, Any]] = {}
         self._flags: dict[str, bool] = {}
-        found: Found = {}
-        names: set[str] = set()
-        by_class: defaultdict[type[nn.Module], dict[str, nn.Module]] = defaultdict(dict)
-        for path, module in (modules or {}).items():
-            by_class[type(module)][path] = module
-        for cls, instances in by_class.items():
-            if issubclass(cls, torch.jit.ScriptModule):
-                continue
-            reader = _Reader(cls, found, changed)
-            reader.find(instances)
-            names |= reader.search.names.keys()
-            own = reader.names_of(cls) - _OWN_FIELDS
-            for path, module in instances.items():
+        found, readers = self._find()
+        for reader in readers:
+            for path, module in reader.modules.items():
+                own = reader.names_of(module) - _OWN_FIELDS
                 self._fields[path] = {n: content(_static(module, n), False, own) for n in own}
                 if "requires_grad" in own:
                     parameters = module.named_parameters(path)
                     self._flags |= {name: x.requires_grad for name, x in parameters}
-        self._places = Places(found, names)
+        names = set().union(*(reader.names for reader in readers))
+        self._places = Places(found, names, self._find_again)
+
+    def _find(self) -> tuple[Found, list[_Reader]]:
+        found: Found = {}
+        by_class: defaultdict[type[nn.Module], dict[str, nn.Module]] = defaultdict(dict)
+        for path, module in self._modules.items():
+            if not isinstance(module, torch.jit.ScriptModule):
+                by_class[type(module)][path] = module
+        readers = [_Reader(instances, found, self._changed) for instances in by_class.values()]
+        for reader in readers:
+            reader.find()
+        return found, readers
+
+    def _find_again(self) -> Found | None:
+        # What is left of a model does not lead to all that its code read.
+        return self._find()[0] if len(self._modules) == self._number else None
 
     def warn(self, captured: nn.Module, scopes: Iterable[tuple[str, nn.Module]]) -> None:
         """Warns of what has changed.
@@ -122,18 +133,16 @@ class OuterValues:
 
 
 class _Reader(Finder):
-    """Finder of the values that the code of a module class reads by name.
+    """Finder of the values that the code of modules of one class reads by name.
 
     Args:
-        cls: the class.
+        modules: the modules by path.
         found: takes what is found, by owner and part.
         changed: attributes, by path and name, that a forward changes itself.
     """
 
-    def __init__(self, cls: type[nn.Module], found: Found, changed: _Attributes) -> None:
-        search = CodeSearch()
-        search.add(cls)
-        super().__init__(search, found, set())
+    def __init__(self, modules: _Modules, found: Found, changed: _Attributes) -> None:
+        super().__init__(modules, found, set())
         self._changed = changed
         self._set_elsewhere = {name.rpartition(".")[2] for _, name in changed}
         self._names: dict[type, set[str]] = {}
@@ -146,56 +155,53 @@ class _Reader(Finder):
         """The names in the code that it does not set itself on objects of the owner's class."""
         cls = owner if isinstance(owner, type) else type(owner)
         if cls not in self._names:
-            self._names[cls] = self.search.names.keys() - _ARGUMENTS - self.search.stored_on(cls)
+            self._names[cls] = self.names.keys() - _ARGUMENTS - self.stored_on(cls)
         return self._names[cls]
 
     def visit_module(self, path: str, module: nn.Module) -> None:
         cls, fields = type(module), vars(module)
-        code = next(iter(self.search.names.values()), nn.Module.train.__code__)
+        code = next(iter(self.names.values()), nn.Module.train.__code__)
         origin, is_own = Origin(path, path or cls.__name__, code), is_own_class(cls)
         names = self.names_of(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
         called = names | {"forward"}
         read = _present(module, fields, called) if is_own else names & fields.keys()
-        self.add(module, FIELDS, read, origin)
+        self.add(module, FIELDS, origin, read)
         for name, part in MEMBERS.items():
             # Sequential and the like go by all of their children.
             if is_opaque(cls):
-                self.add(module, ITEMS.format(part), [...], origin)
+                self.add(module, ITEMS.format(part), origin, ALL)
             else:
-                self.add(module, part, names if is_own else names & fields[name].keys(), origin)
+                self.add(module, part, origin, names if is_own else names & fields[name].keys())
         self.visit(cls, origin)
-
-    def visit_cells(self, function: types.FunctionType, origin: Origin) -> None:
-        if id(function) in self.search.functions:
-            free = {*function.__code__.co_freevars} - self._settable(function)
-            self.add(function, FUNCTION, free, origin._replace(label=""))
-            self.add(function, FUNCTION, OF_FUNCTIONS, origin._replace(label=function.__name__))
 
     def variables(self, function: types.FunctionType) -> Collection[str]:
         present = variable_names(function.__code__) & function.__globals__.keys()
         return present - self._settable(function)
 
     def _settable(self, function: types.FunctionType) -> set[str]:
-        return {*names_in(function.__code__, STORED), *self._set_elsewhere, "__class__"}
+        return {*names_in(function.__code__, VARIABLES), *self._set_elsewhere, "__class__"}
 
-    def items(self, value: Any) -> tuple[str, Collection[Any]]:
-        if isinstance(value, dict) and hasattr(type(value), "__getattr__"):
-            return COPY, self.names_of(value) | self.search.texts
-        return super().items(value)
-
-    def attributes(self, owner: Any, origin: Origin) -> Collection[Any]:
-        names, fields = self.names_of(owner), fields_of(owner)
+    def keys(
+        self, owner: Any, part: str, now: Mapping[Any, Any], origin: Origin
+    ) -> Collection[Any]:
+        if part in (ITEMS, CONTENT, CONTEXT):
+            return ALL if part == ITEMS else [0]
+        if part == FUNCTION:
+            return now.keys() - self._settable(owner) if owner in self.functions else ()
+        names = self.names_of(owner)
+        if part == COPY:
+            return names | self.texts
         if isinstance(owner, type):
             return names | {"forward"} if issubclass(owner, nn.Module) else names
-        if fields is None or isinstance(owner, types.FunctionType):
-            return names & vars(owner).keys() - _OWN_FIELDS
+        if isinstance(owner, types.FunctionType | types.ModuleType | nn.Module):
+            return names & now.keys() - _OWN_FIELDS
         # Where attributes are looked up in a mapping, only those that the code names count.
-        for table in fields.values() if hasattr(type(owner), "__getattr__") else ():
+        for table in now.values() if hasattr(type(owner), "__getattr__") else ():
             if isinstance(table, dict):
                 self.known.add(id(table))
-                self.add(table, COPY, names | self.search.texts, origin)
+                self.add(table, COPY, origin)
         is_known = is_own_class(type(owner)) or is_opaque(type(owner))
-        return _present(owner, fields, names) if is_known else names & fields.keys() - _SAVED
+        return _present(owner, now, names) if is_known else names & now.keys() - _SAVED
 
 
 def _present(owner: Any, fields: Collection[str], names: Collection[str]) -> set[str]:

@@ -17,6 +17,8 @@ from chop.captured.state.finder import SCOPE, Found, Keys, reader
 from chop.captured.state.values import MISSING, PLAIN, content
 
 _OTHER = "other content"
+_MAX_PATIENCE = 64
+"""Most calls between two searches for what was replaced."""
 _Renew = Callable[..., None]
 
 
@@ -109,16 +111,16 @@ class Places:
     Args:
         found: the owners.
         names: the attributes of objects that count.
+        find_again: finds the owners of now, where values were replaced by equal objects.
     """
 
-    def __init__(self, found: Found, names: Collection[str]) -> None:
-        self._is_same: Callable[[], bool] = bool
-        self._places = [
-            _Place(owner, part, keys, names, self._renew)
-            for (_, part), (owner, keys) in found.items()
-            if keys
-        ]
-        self._compile()
+    def __init__(
+        self, found: Found, names: Collection[str], find_again: Callable[[], Found | None]
+    ) -> None:
+        self._names, self._find_again = names, find_again
+        self._calls, self._patience = 0, 1
+        self._places: list[_Place] = []
+        self._take(found)
 
     def changes(self) -> list[str]:
         """Says what has changed."""
@@ -128,10 +130,30 @@ class Places:
         except Exception:  # an owner, a key or a variable is gone
             pass
         changes = [text for place in self._places for text in place.changes()]
-        if self._is_old and not changes:
+        if not changes:
+            self._adopt()
+        return list(dict.fromkeys(changes))
+
+    def _adopt(self) -> None:
+        """Takes equal objects for what was read, so that the next call is quick again."""
+        self._calls += 1
+        # A search takes as long as many calls, and some programs make new objects for each.
+        found = self._find_again() if self._calls >= self._patience else None
+        if found is not None:
+            self._calls, self._patience = 0, min(2 * self._patience, _MAX_PATIENCE)
+            self._take(found)
+        elif self._is_old:
             self._places = [place for place in self._places if place.owner() is not None]
             self._compile()
-        return list(dict.fromkeys(changes))
+
+    def _take(self, found: Found) -> None:
+        self._is_same: Callable[[], bool] = bool
+        self._places = [
+            _Place(owner, part, keys, self._names, self._renew)
+            for (_, part), (owner, keys) in found.items()
+            if keys
+        ]
+        self._compile()
 
     def _renew(self, _: Any = None) -> None:
         self._is_old, self._is_same = True, bool  # it is False

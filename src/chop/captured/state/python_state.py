@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
 import operator
-import pickle
-import random
 import sys
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections import ChainMap, UserDict, UserList, defaultdict
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from chop.captured.state.code_search import (
     ATTRIBUTES,
-    CodeSearch,
-    code_names,
-    code_of,
+    VARIABLES,
     first_line,
-    is_own_class,
+    is_own_file,
     names_in,
-    searching_once,
+    variable_names,
 )
-from chop.captured.state.values import MAX_ITEMS, MISSING, cell_content
-from chop.captured.state.weak_cache import weakly_cached
+from chop.captured.state.finder import (
+    ALL,
+    CONTENT,
+    FIELDS,
+    FUNCTION,
+    ITEMS,
+    KEYS,
+    MEMBERS,
+    SLOTS,
+    Finder,
+    Origin,
+    reader,
+)
+from chop.captured.state.kinds import GENERATORS, StateKind, differing, kind_of, same, write_fields
+from chop.captured.state.values import MISSING
 from chop.private.modules import MODULES, PARAMETERS
 
 Key = tuple[str, str]
 """The dotted path of a module and the name of one of its attributes."""
-
-_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-_PLAIN = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 # Hooks, modes and buffers have rules of their own; what is left is what a forward would change.
 _OWN_FIELDS = vars(nn.Module()).keys() - {PARAMETERS, MODULES}
@@ -43,203 +47,137 @@ _OWN_FIELDS = vars(nn.Module()).keys() - {PARAMETERS, MODULES}
 _OPAQUE_HOMES = ("numpy", "sympy", "torch")
 _BOOKKEEPING = ("chop.capture.", "chop.captured.")
 """Homes of what a capture carries along; it leads to all that the code of the model reads."""
+_HOLDERS = (
+    *(types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap),
+    *(nn.Module, types.FunctionType),
+)
+"""Types of libraries whose objects hold what is the user's."""
 
-_GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_Modules = Mapping[str, nn.Module]
+_ANY_CODE = nn.Module.train.__code__
 _CODE = (types.FunctionType, property, classmethod, staticmethod, type)
 
 
-class _StateKind(NamedTuple):
-    """How the content of a kind of object is read, put back and compared."""
-
-    read: Callable[[Any], Any]
-    write: Callable[[Any, Any], None]
-    same: Callable[[Any, Any], bool]
-
-
-def _same(before: Any, after: Any) -> bool:
-    if before is after:
-        return True
-    return type(before) is type(after) and isinstance(before, _PLAIN) and bool(before == after)
-
-
-def differing(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[Any]:
-    """The names whose values are not the same in two states."""
-    missing = object()
-    return [
-        name
-        for name in before.keys() | after.keys()
-        if not _same(before.get(name, missing), after.get(name, missing))
-    ]
-
-
-def _same_mappings(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
-    return not differing(before, after)
-
-
-def _same_sequences(before: list[Any], after: list[Any]) -> bool:
-    return len(before) == len(after) and all(map(_same, before, after))
-
-
-def _same_draws(before: Any, after: Any) -> bool:
-    if isinstance(before, Tensor):
-        return torch.equal(before, after)
-    return pickle.dumps(before) == pickle.dumps(after)
-
-
-def _write_mapping(target: dict[Any, Any], content: Mapping[Any, Any]) -> None:
-    target.clear()
-    target.update(content)
-
-
-def _write_sequence(target: Any, content: list[Any]) -> None:
-    target.clear()
-    target.extend(content)
-
-
-def _write_fields(target: Any, content: Mapping[str, Any]) -> None:
-    fields = vars(target)
-    for name in fields.keys() - content.keys():
-        del fields[name]
-    fields.update(content)
-
-
-def _write_set(target: set[Any], content: set[Any]) -> None:
-    target.clear()
-    target.update(content)
-
-
-def _of_generator(read: str, write: str) -> _StateKind:
-    def put_back(draws: Any, state: Any) -> None:
-        operator.methodcaller(write, state)(draws)
-
-    return _StateKind(operator.methodcaller(read), put_back, _same_draws)
-
-
-def _write_draws(draws: np.random.Generator, state: Any) -> None:
-    draws.bit_generator.state = state
-
-
-def _read_cells(function: types.FunctionType) -> list[Any]:
-    return [cell_content(cell) for cell in function.__closure__ or ()]
-
-
-def _write_cells(function: types.FunctionType, contents: list[Any]) -> None:
-    for cell, content in zip(function.__closure__ or (), contents, strict=True):
-        if content is not MISSING:
-            cell.cell_contents = content
-        elif cell_content(cell) is not MISSING:
-            del cell.cell_contents
-
-
-_CELLS = _StateKind(_read_cells, _write_cells, _same_sequences)
-_FIELDS = _StateKind(lambda thing: dict(vars(thing)), _write_fields, _same_mappings)
-_MAPPING = _StateKind(dict, _write_mapping, _same_mappings)
-_SEQUENCE = _StateKind(list, _write_sequence, _same_sequences)
-_SET = _StateKind(set, _write_set, operator.eq)
-_GENERATORS: Mapping[type, _StateKind] = {
-    random.Random: _of_generator("getstate", "setstate"),
-    np.random.RandomState: _of_generator("get_state", "set_state"),
-    torch.Generator: _of_generator("get_state", "set_state"),
-    np.random.Generator: _StateKind(
-        lambda draws: draws.bit_generator.state, _write_draws, _same_draws
-    ),
-}
-
-
-def _kind_of(thing: Any) -> _StateKind | None:
-    cls = type(thing)
-    if cls in _MAPPINGS:
-        return _MAPPING
-    if cls in (list, deque):
-        return _SEQUENCE
-    if cls is set:
-        return _SET
-    if cls in _GENERATORS:
-        return _GENERATORS[cls]
-    if isinstance(thing, nn.Module):
-        return _FIELDS
-    if isinstance(thing, types.FunctionType):
-        opaque = str(thing.__module__).partition(".")[0] in _OPAQUE_HOMES
-        return _CELLS if thing.__closure__ and not opaque else None
-    if isinstance(thing, type | Mapping) or not hasattr(thing, "__dict__"):
-        return None
-    home = cls.__module__.partition(".")[0]
-    opaque = home in _OPAQUE_HOMES or home in sys.stdlib_module_names
-    opaque = opaque or cls.__module__.startswith(_BOOKKEEPING)
-    return None if opaque and cls is not types.SimpleNamespace else _FIELDS
-
-
-@dataclass
-class _Saved:
+class _Saved(NamedTuple):
     """One object, its kind, its content, and the attribute under which it was found."""
 
     thing: Any
-    kind: _StateKind
+    kind: StateKind
     content: Any
     key: Key
 
 
-@dataclass(frozen=True, eq=False)
-class Variable:
-    """A variable of a class or of a file.
+class _Variable(NamedTuple):
+    """A variable of a class or of a file, as it was.
 
     Args:
-        home: the class, or the globals of the file.
+        home: the class, the module of Python, or the globals of the file.
+        part: the part of it that has the variable.
         name: its name.
-        where: `file:line` that sets it, or else the one that reads it.
+        value: its value; `MISSING` where it has none.
+        finder: a walk over the code that reads it.
     """
 
     home: Any
+    part: str
     name: str
-    where: str
-
-    @property
-    def label(self) -> str:
-        """Its name for messages."""
-        return f"{self.home.__name__}.{self.name}" if isinstance(self.home, type) else self.name
+    value: Any
+    finder: Finder
 
     def read(self) -> Any:
-        """Its value; `MISSING` where there is none."""
-        names = vars(self.home) if isinstance(self.home, type) else self.home
-        return names.get(self.name, MISSING)
+        """Its value now."""
+        return reader(self.part)(self.home).get(self.name, MISSING)
 
     def write(self, value: Any) -> None:
         """Gives it a value, or takes it away."""
-        is_class, present = isinstance(self.home, type), self.read()
+        present, by_key = self.read(), self.part == KEYS
         if value is MISSING and present is not MISSING:
-            (delattr if is_class else operator.delitem)(self.home, self.name)
+            (operator.delitem if by_key else delattr)(self.home, self.name)
         elif value is not present:
-            (setattr if is_class else operator.setitem)(self.home, self.name, value)
+            (operator.setitem if by_key else setattr)(self.home, self.name, value)
+
+    def where(self) -> str:
+        """`file:line` that sets it, or else the one that reads it, or else the class."""
+        codes = [function.__code__ for function in self.finder.functions]
+        lines = (names_in(code, (*ATTRIBUTES, *VARIABLES)).get(self.name) for code in codes)
+        if (line := next(filter(None, lines), None)) is not None:
+            return line
+        if self.name in self.finder.names:
+            return first_line(self.finder.names[self.name], self.name)
+        return f"{self.home.__module__}.{self.home.__qualname__}"
 
 
-@weakly_cached
-def _variables(search: CodeSearch) -> tuple[Variable, ...]:
-    """The variables of files and classes that code can set or fill."""
-    variables: dict[tuple[int, str], Variable] = {}
-    stored: dict[str, str] = {}
-    for function in search.functions.values():
-        code, home = function.__code__, function.__globals__
-        stored |= names_in(code, ATTRIBUTES)
-        settable = names_in(code, _GLOBALS)
-        for name in code_names(code):
-            if name in settable or _has_content(home.get(name)):
-                where = settable.get(name) or first_line(code, name)
-                variables.setdefault((id(home), name), Variable(home, name, where))
-    for cls in filter(is_own_class, (home for each in search.classes for home in each.__mro__)):
-        for name, value in vars(cls).items():
-            is_set = name in stored and not isinstance(value, _CODE)
-            if is_set or (_is_container(value) and name[:2] != "__"):
-                where = stored.get(name) or f"{cls.__module__}.{cls.__qualname__}"
-                variables.setdefault((id(cls), name), Variable(cls, name, where))
-    return tuple(variables.values())
+class _StateFinder(Finder):
+    """Finder of all that code can set or fill, but for objects that have no state of a model.
+
+    Args:
+        modules: modules of one class, by path.
+        known: identities of values that are not walked into.
+        saved: takes the objects that can be put back as a whole.
+    """
+
+    def __init__(self, modules: _Modules, known: set[int], saved: list[_Saved]) -> None:
+        super().__init__(modules, {}, known)
+        self._saved = saved
+        self._visited: set[nn.Module] = set()
+
+    def begin(self) -> None:
+        pass  # names do not matter: what was visited stays so
+
+    def visit_module(self, path: str, module: nn.Module) -> None:
+        if module not in self._visited:
+            self._visited.add(module)
+            for name, value in vars(module).items():
+                if value is not None and type(value) is not bool:
+                    self.visit(value, Origin(path, name, _ANY_CODE))
+            self.visit(type(module), Origin(path, "", _ANY_CODE))
+
+    def visit(self, value: Any, origin: Origin) -> None:
+        if type(value) in GENERATORS and id(value) not in self.known:
+            self.known.add(id(value))
+            self.add(value, ITEMS, origin, ALL)
+        else:
+            super().visit(value, origin)
+
+    def add(
+        self, owner: Any, part: str, origin: Origin, keys: Collection[Any] | None = None
+    ) -> None:
+        keys = self.keys(owner, part, {}, origin) if keys is None else keys
+        if keys is not ALL:
+            super().add(owner, part, origin, keys)
+            return
+        kind = kind_of(owner, part)
+        if kind is not None:
+            key = (origin.path, origin.label)
+            self._saved.append(_Saved(owner, kind, kind.read(owner), key))
+        for value in () if part in (ITEMS, CONTENT) else reader(part)(owner).values():
+            self.visit(value, origin)
+
+    def variables(self, function: types.FunctionType) -> Collection[str]:
+        return {*variable_names(function.__code__), *names_in(function.__code__, VARIABLES)}
+
+    def keys(
+        self, owner: Any, part: str, now: Mapping[Any, Any], origin: Origin
+    ) -> Collection[Any]:
+        if part == FUNCTION:
+            has_cells = owner.__closure__ and not _is_opaque_home(str(owner.__module__))
+            return ALL if has_cells else ()
+        if part not in (FIELDS, SLOTS):
+            return () if part in MEMBERS.values() else ALL  # members are among the attributes
+        if isinstance(owner, type):
+            # Attributes that a call of a method adds count too.
+            data = {n for n, x in vars(owner).items() if n[:2] != "__" and not isinstance(x, _CODE)}
+            return data | (self.stored_on(owner) - vars(owner).keys())
+        if isinstance(owner, types.ModuleType):
+            is_own = is_own_file(getattr(owner, "__file__", None) or "<frozen")
+            return self.names.keys() if is_own else ()
+        home = type(owner).__module__
+        is_opaque = _is_opaque_home(home) or home.partition(".")[0] in sys.stdlib_module_names
+        return ALL if isinstance(owner, _HOLDERS) or not is_opaque else ()
 
 
-def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list | set | Tensor) or type(value).__name__ == "deque"
-
-
-def _has_content(value: Any) -> bool:
-    return _is_container(value) or (hasattr(value, "__dict__") and is_own_class(type(value)))
+def _is_opaque_home(home: str) -> bool:
+    return home.partition(".")[0] in _OPAQUE_HOMES or home.startswith(_BOOKKEEPING)
 
 
 class PythonState:
@@ -257,77 +195,54 @@ class PythonState:
     """
 
     def __init__(self, model: nn.Module, deep: bool = True) -> None:
-        self._deep = deep
         self.tensors: dict[int, Tensor] = {id(x): x for x in model.buffers()}
         self._modules = dict(model.named_modules())
         self._fields = {path: dict(vars(module)) for path, module in self._modules.items()}
-        self._saved: dict[int, _Saved] = {}
-        self._variables: dict[Key, tuple[Variable, Any]] = {}
-        self._searched: set[int] = set()
-        with searching_once():
-            self._search()
-
-    def _search(self) -> None:
-        known = {id(module) for module in self._modules.values()}
+        self._saved: list[_Saved] = []
+        self._variables: defaultdict[Key, list[_Variable]] = defaultdict(list)
+        if deep:
+            self._find()
+            return
+        seen = set()
         for path, fields in self._fields.items():
             for name, value in fields.items():
-                self._visit(value, (path, name), known)
-        for path, module in self._modules.items() if self._deep else ():
-            self._visit_outside(path, type(module), known)
+                kind = kind_of(value, ITEMS)
+                if kind is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    self._saved.append(_Saved(value, kind, kind.read(value), (path, name)))
 
-    def _visit_outside(self, path: str, code: Any, known: set[int]) -> None:
-        outside = code_of(code)
-        # What these reach is in `outside` already.
-        self._searched.update(outside.functions)
-        for variable in _variables(outside):
-            key, value = (path, variable.label), variable.read()
-            self._variables[key] = (variable, value)
-            self._visit(value, key, known)
-        for function in outside.functions.values():
-            key, fields = (path, function.__name__), vars(function)
-            self._visit(function, key, known)
-            if fields:
-                self._saved[id(fields)] = _Saved(function, _FIELDS, dict(fields), key)
-            self._visit(function.__defaults__, key, known)
-            self._visit(tuple((function.__kwdefaults__ or {}).values()), key, known)
-
-    def _visit(self, thing: Any, key: Key, known: set[int]) -> None:
-        if thing is None or isinstance(thing, _PLAIN):
-            return
-        if isinstance(thing, Tensor):
-            if self._deep:
-                self.tensors[id(thing)] = thing
-        elif isinstance(thing, tuple):
-            for item in thing:
-                self._visit(item, key, known)
-        elif id(thing) not in known and (kind := _kind_of(thing)) is not None:
-            if kind in (_FIELDS, _CELLS) and not self._deep:
-                return
-            known.add(id(thing))
-            content = kind.read(thing)
-            self._saved[id(thing)] = _Saved(thing, kind, content, key)
-            for item in _items(content) if self._deep else ():
-                self._visit(item, key, known)
-        if self._deep and isinstance(thing, types.FunctionType) and id(thing) not in self._searched:
-            self._searched.add(id(thing))
-            self._visit_outside(key[0], thing, known)
+    def _find(self) -> None:
+        known = {id(module) for module in self._modules.values()}
+        by_class: defaultdict[type[nn.Module], dict[str, nn.Module]] = defaultdict(dict)
+        for path, module in self._modules.items():
+            by_class[type(module)][path] = module
+        for instances in by_class.values():
+            finder = _StateFinder(instances, known, self._saved)
+            finder.find()
+            self.tensors |= finder.tensors
+            for (_, part), (owner, keys) in finder.found.items():
+                now = reader(part)(owner)
+                for name, origin in keys.items():
+                    variable = _Variable(owner, part, name, now.get(name, MISSING), finder)
+                    for path in instances:
+                        self._variables[path, origin.label].append(variable)
 
     def restore(self, keys: Collection[Key] | None = None) -> None:
         """Puts everything back, or only these attributes and what they hold."""
         for path, fields in self._fields.items():
             module = self._modules[path]
             if keys is None:
-                _write_fields(module, fields)
+                write_fields(module, fields)
                 continue
             for name in [name for at, name in keys if at == path]:
                 if name in fields:
                     module.__dict__[name] = fields[name]
                 else:
                     module.__dict__.pop(name, None)
-        for key, (variable, value) in self._variables.items():
-            if keys is None or key in keys:
-                variable.write(value)
-        for saved in self._saved.values():
+        for key, variables in self._variables.items():
+            for variable in variables if keys is None or key in keys else ():
+                variable.write(variable.value)
+        for saved in self._saved:
             if keys is None or saved.key in keys:
                 saved.kind.write(saved.thing, saved.content)
 
@@ -335,7 +250,7 @@ class PythonState:
         """The value of an attribute or a variable in the snapshot; None where it had none."""
         path, name = key
         if key in self._variables:
-            return self._variables[key][1]
+            return self._variables[key][0].value
         return self._fields.get(path, {}).get(name)
 
     def assign(self, key: Key, value: Any) -> None:
@@ -348,7 +263,7 @@ class PythonState:
 
     def where(self, key: Key) -> str | None:
         """`file:line` of the code that sets a variable outside of the modules; None for others."""
-        return self._variables[key][0].where if key in self._variables else None
+        return self._variables[key][0].where() if key in self._variables else None
 
     def changed(self) -> set[Key]:
         """The attributes that are not what they were, or hold something else."""
@@ -357,15 +272,14 @@ class PythonState:
             for path, fields in self._fields.items()
             for name in differing(fields, vars(self._modules[path]))
         }
-        found |= {k for k, (var, value) in self._variables.items() if not _same(value, var.read())}
-        for saved in self._saved.values():
+        found |= {
+            key
+            for key, variables in self._variables.items()
+            if not all(same(variable.value, variable.read()) for variable in variables)
+        }
+        for saved in self._saved:
             if saved.key not in found and not saved.kind.same(
                 saved.content, saved.kind.read(saved.thing)
             ):
                 found.add(saved.key)
         return {key for key in found if key[1] not in _OWN_FIELDS}
-
-
-def _items(content: Any) -> Iterator[Any]:
-    if isinstance(content, Mapping | list | set) and len(content) <= MAX_ITEMS:
-        yield from content.values() if isinstance(content, Mapping) else content

@@ -31,11 +31,16 @@ PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None)),
     *(torch.Size, torch.dtype, torch.device),
 )
-MAPPINGS = (dict, types.MappingProxyType, ChainMap, UserDict)
-CONTAINERS = (*MAPPINGS, list, tuple, set, frozenset, deque, UserList, array, bytearray)
+MAPPINGS = (
+    *(dict, types.MappingProxyType, ChainMap, UserDict),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
+BUFFERS = (array, bytearray, memoryview)
+"""Containers that make their items when they are asked."""
+CONTAINERS = (*MAPPINGS, *BUFFERS, list, tuple, set, frozenset, deque, UserList)
 _WITHOUT_FIELDS = (
     *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType),
-    *(nn.Module, Tensor, enum.Enum, np.ndarray, np.generic),
+    *(nn.Module, Tensor, enum.Enum, np.ndarray, np.generic, weakref.ref),
 )
 _Slot = types.MemberDescriptorType
 
@@ -145,20 +150,25 @@ def _shared(value: Any, seen: set[int]) -> Iterator[Any]:
 
 def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | None:
     """The values that a value is made of, with keys and names; None where it has no parts."""
+    fields = fields_of(value)
+    named = fields.items() if fields else ()
+    parts = [x for name, part in named if names is None or name in names for x in (name, part)]
     if isinstance(value, types.FunctionType):
         code = Same((value.__code__, id(value.__globals__)))
-        return [code, *map(cell_content, value.__closure__ or ()), *defaults_of(value)]
+        cells = map(cell_content, value.__closure__ or ())
+        return [code, *cells, *defaults_of(value), *parts]
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if isinstance(value, enum.Enum):
+        return [value.name, value.value]
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
-    fields = fields_of(value)
-    named = fields.items() if fields else ()
-    parts = [x for name, part in named if names is None or name in names for x in (name, part)]
     if isinstance(value, np.ndarray):
-        return [*value.flat]
+        return [*value.flat] if value.dtype.hasobject else []
     if isinstance(value, CONTAINERS):
         return parts + items_of(value)
     return None if fields is None else parts
