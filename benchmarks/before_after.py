@@ -2,7 +2,7 @@
 
 One process for each tree, each with one thread. Of every case slices of some milliseconds take
 turns (before, after, after, before), so that what slows the machine slows both; their ratios of
-processor time make a median with its 99 % interval (`chop.bench`). Everything is measured by two
+processor time make a median with its 95 % interval (`chop.bench`). Everything is measured by two
 pairs of processes, since where a process has its memory may be worth some percent; cases whose
 interval then reaches above the limit by up to two more, and all their pairs count. Memory is of
 huge pages and stays with the processes when it is freed (Linux with glibc): fresh pages are not
@@ -191,7 +191,7 @@ def row_of(measured: Measured, limit: float) -> dict[str, str]:
         "before": format_seconds(median[0]) or "-",
         "after": format_seconds(median[1]) or "-",
         "after / before": f"{ratio.median:.3f}" if has_any else "-",
-        "99 % interval": f"{ratio.low:.3f} to {ratio.high:.3f}" if has_any else "-",
+        "95 % interval": f"{ratio.low:.3f} to {ratio.high:.3f}" if has_any else "-",
         "pairs": str(len(measured.before)),
         f"limit {limit:g}": measured.error or verdict(ratio, limit),
     }

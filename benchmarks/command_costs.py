@@ -1,7 +1,7 @@
 """Whether a change made imports, help, capture, quantizing or trials slower: two trees in turns.
 
 Every case runs in processes of their own, in the order before, after, after, before; the ratio of
-their processor times is paired within each round, with its 99 % interval (`chop.bench`). Both trees
+their processor times is paired within each round, with its 95 % interval (`chop.bench`). Both trees
 are compiled to bytecode first.
 
 python benchmarks/command_costs.py --before OLD/src --after NEW/src [--rounds 8] [--only TEXT ...]

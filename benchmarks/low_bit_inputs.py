@@ -5,7 +5,7 @@
 Inputs are rounded when they come: integers with a scale for each token, or FP8 (e4m3) with one.
 Printed are the perplexity and the KL divergence from the float model on the first test texts of
 FOLDER, and how many times as fast as with float inputs a token after `--prompt` others is, and such
-a prompt: models are called in turns, with 99 % intervals.
+a prompt: models are called in turns, with 95 % intervals.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, workload, capsys
     note = (tmp_path / "nas" / "table.md").read_text().split("\n\n")[1]
     assert note.startswith("validation: 24 of the training rows") and "test: 120 test rows" in note
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"measured 5 of {noted['different']}" in printed
+    assert f"measured 5 of {noted['different']:,}" in printed
     assert f"(95 % interval {low:.2%} to {high:.2%}) on 24 validation rows" in printed
     assert "training it again" not in printed and "its model is with" not in printed
 

@@ -44,8 +44,8 @@ def test_compress_ends_with_speed_and_size(compressed):
     exact, graph, small = info["speed"][:3]
     assert graph["largest_difference"] < 1e-5
     assert small["file_bytes"] == info["saved_bytes"]["model.pt"]
-    assert (exact["times_as_fast"], exact["times_as_fast_interval_99"]) == (1.0, None)
-    low, high = small["times_as_fast_interval_99"]
+    assert (exact["times_as_fast"], exact["times_as_fast_interval_95"]) == (1.0, None)
+    low, high = small["times_as_fast_interval_95"]
     assert low <= small["times_as_fast"] <= high
     assert exact["rows_per_second"] == pytest.approx(1000 / exact["latency_ms"])
     *_, speed, _, fastest, _, missing = (out / "table.md").read_text().splitlines()
@@ -62,7 +62,7 @@ def test_every_way_is_beside_float_in_its_own_engine(compressed):
         assert rows[name]["times_as_fast_as_peer"] == rows[name]["times_as_fast"]
     assert rows["onnxruntime"]["peer"] == rows["float in onnxruntime"]["peer"]
     assert rows["float in onnxruntime"]["times_as_fast_as_peer"] == 1.0
-    low, high = rows["onnxruntime"]["times_as_fast_as_peer_interval_99"]
+    low, high = rows["onnxruntime"]["times_as_fast_as_peer_interval_95"]
     assert low <= rows["onnxruntime"]["times_as_fast_as_peer"] <= high
     assert rows["float in onnxruntime"]["largest_difference"] < 1e-4
     assert rows["onnxruntime"]["file_bytes"] == (out / "model.onnx").stat().st_size
@@ -78,7 +78,7 @@ def told(*rows, rounds_inputs=True):
                 "model": "compressed",
                 "batch": batch,
                 "times_as_fast": t,
-                "times_as_fast_interval_99": ends,
+                "times_as_fast_interval_95": ends,
             }
             for batch, t, ends in rows
         ],
@@ -118,10 +118,10 @@ def timed(**times):
             "model": model,
             "batch": batch,
             "times_as_fast": t,
-            "times_as_fast_interval_99": (0.98 * t, 1.02 * t),
+            "times_as_fast_interval_95": (0.98 * t, 1.02 * t),
             "peer": "float in onnxruntime" if own else "float",
             "times_as_fast_as_peer": own[i] if own else t,
-            "times_as_fast_as_peer_interval_99": (0.98 * own[i], 1.02 * own[i]) if own else None,
+            "times_as_fast_as_peer_interval_95": (0.98 * own[i], 1.02 * own[i]) if own else None,
             "largest_difference": 0.1,
             "file_bytes": None,
         }

@@ -63,10 +63,10 @@ def test_importances_are_drawn_in_order(tmp_path):
     assert "<!-- importance (%) -->" in text
     errors = {"fc1": 0.4, "fc0": 0.1}
     text = plot_importances(tmp_path / "e.svg", shares, errors, title="Lab").read_text()
-    assert "<!-- importance (%), with standard error -->" in text
+    assert "<!-- importance (%), with 95 % interval -->" in text
     (chart,) = importance_charts(shares, errors, title="Lab")
     ends = [(bar.low, bar.high) for bar in chart.bars]
-    assert ends == [(pytest.approx(0.3), 1.0), (pytest.approx(0.2), pytest.approx(0.4))]
+    assert ends == [(0.0, 1.0), (pytest.approx(0.104, abs=1e-4), pytest.approx(0.496, abs=1e-4))]
     many = {f"choice {i}": 1 / 40 for i in range(40)}
     text = plot_importances(tmp_path / "many.svg", many, title="Lab").read_text()
     assert "<!-- 11 others together -->" in text and "<!-- choice 29 -->" not in text

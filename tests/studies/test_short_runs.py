@@ -40,7 +40,7 @@ def test_a_row_has_both_times_and_their_ratio():
         "eager": "10.0 ms",
         "compiled": "204 ms",
         "times as fast": "0.049",
-        "9 of 10 runs": None,
+        "95 % of runs": None,
     }
     later = rows[3].formatted("eager", "compiled")
     assert (later["run"], later["compiled"], later["times as fast"]) == ("4, warm", "5.00 ms", "2")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.report.bench_plots import plot_ratios
-from chop.report.report import Block, Heading, Report, Table, figure, show, write_report
+from chop.report.report import Block, Heading, Note, Report, Table, figure, show, write_report
 from chop.runs.progress import announced_steps
 from chop.studies.results import Results, numeric_rows
 from chop.studies.settings import StudyConfig
@@ -44,7 +44,8 @@ def report_of(found: R) -> Report[R]:
     """Tables in `tables.md`, and per case CASE.json and CASE.svg."""
     blocks: list[Block] = []
     for title, rows in found.tables().items():
-        blocks += [Heading(title), Table(title, rows)] if rows else []
+        name, _, about = title.partition(". ")
+        blocks += [Heading(name), Table(name, rows), Note(about)] if rows else []
     cases = found.comparisons.items()
     return Report(
         "",

@@ -24,6 +24,7 @@ from chop.report.format_legend import format_legend
 from chop.report.graph_chart import graph_chart
 from chop.report.report import Cell, Table, Tile
 from chop.runs import Outcome
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.train.feed import module_mode
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def tiles_of(
     size, whole = (result[name]["model.pt"] for name in ("saved_bytes", "float_bytes"))
     counted = saved.tested_on(workload).replace(" on", ",")
     about = f"float {metric.format_value(reference.value)}{counted}"
-    interval = " (95 % interval)" if mine.interval or not saved.is_judged else ""
+    interval = f" ({LEVEL_TEXT} interval)" if mine.interval or not saved.is_judged else ""
     tiles = [
         Tile(f"{metric.name}{interval}", Cell(mine.value, mine.format_cell(metric)), about),
         Tile("bits per weight", Cell.of(saved.row.bits, ".2f"), f"float {exact.row.bits:.0f}"),

@@ -41,6 +41,7 @@ from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.plots import plot_accuracy
 from chop.report.report import Block, Note, Report, announce, figure, say
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
 from chop.train.intervals import Score
 from chop.train.rows import has_pictures_in_text
@@ -170,7 +171,7 @@ def about_rows(workload: Workload, score: Score) -> str:
         score: score of the float model.
     """
     if workload.judge is not None:
-        kind = f"Intervals are at 95 %, of {score.rows} numbers, one for each row."
+        kind = f"Intervals are at {LEVEL_TEXT}, of {score.rows} numbers, one for each row."
         single = "It gives one number, which has no interval."
         return f"{workload.about_test} {kind if score.rows else single}"
     counts = _row_counts(workload)
@@ -391,13 +392,13 @@ def describe_files(result: Mapping[str, Any]) -> str:
     """Lists the files of the saved and the float model with their sizes."""
     exact, saved = result["float_bytes"], result["saved_bytes"]
     texts = [
-        f"{name} {saved[name] / 1000:.1f} kB (float {exact[name] / 1000:.1f} kB)"
+        f"{name} {saved[name] / 1000:,.1f} kB (float {exact[name] / 1000:,.1f} kB)"
         for name in MODEL_FILES
     ]
     if result["onnx"]:
         whole = float_onnx_bytes(result)
-        size = f"{ONNX_FILE} {result['onnx']['size_bytes'] / 1000:.1f} kB"
-        texts.append(f"{size} (float {whole / 1000:.1f} kB)" if whole else size)
+        size = f"{ONNX_FILE} {result['onnx']['size_bytes'] / 1000:,.1f} kB"
+        texts.append(f"{size} (float {whole / 1000:,.1f} kB)" if whole else size)
     return ", ".join(texts)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chop.ir.graph import MaseGraph
 from chop.report.plots import Curve
 from chop.report.report import Cell, Table
-from chop.statistics.intervals import Interval
+from chop.statistics.intervals import LEVEL_TEXT, Interval
 from chop.train import Metric, Task
 from chop.train.intervals import Score
 
@@ -88,10 +88,10 @@ def table_of(
         test: name of the test rows, see `Workload.name_of`.
     """
     names = {"validation": "validation", "test": test}
-    titles = {name: f"{title} (95 % interval)" for name, title in names.items()}
+    titles = {name: f"{title} ({LEVEL_TEXT} interval)" for name, title in names.items()}
     if candidates[0].is_judged:
         has_interval = any(candidate.scores["test"].interval for candidate in candidates)
-        titles = {"test": f"{metric.name} (95 % interval)" if has_interval else metric.name}
+        titles = {"test": f"{metric.name} ({LEVEL_TEXT} interval)" if has_interval else metric.name}
     return [
         {
             "method": row.method,
@@ -102,7 +102,7 @@ def table_of(
             },
             "bits": Cell.of(row.bits, ".2f"),
             OPERATORS: row.quantized,
-            "weights (kB)": Cell.of(row.size_kb, ".1f"),
+            "weights (kB)": Cell.of(row.size_kb, ",.1f"),
         }
         for row, scores in ((candidate.row, candidate.scores) for candidate in candidates)
     ]

@@ -214,7 +214,7 @@ def _emit(
         warnings=_warnings(result),
         tiles=tiles_of(result),
         charts=charts_of_circuit(design, lowering.integer, result),
-        outcome=integer_outcome(result, workload),
+        outcome=integer_outcome(result, workload, result["samples"]),
         steps=steps_after_emit(config.out),
     )
 

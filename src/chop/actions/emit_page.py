@@ -175,7 +175,7 @@ def cycles_chart(design: Design, simulated: float | None) -> BarChart:
     shown = [part for part in design.netlist.instances if part in parts[:MOST_BARS]]
     bars = tuple(Bar(part.name, (float(part.plan.cycles),)) for part in shown)
     about = f", the {MOST_BARS} slowest of {len(parts)}" if len(parts) > MOST_BARS else ""
-    limits = {f"interval {design.interval:,}": float(design.interval)}
+    limits = {"interval": float(design.interval)}
     title = f"Cycles for a sample by component, planned{about}"
     if simulated is not None:
         title += f"; simulated interval: {simulated:,.1f}"

@@ -16,6 +16,7 @@ from chop.export.nearest import Change, describe
 from chop.export.target import SHOWN
 from chop.export.targets import target
 from chop.report.report import Block, Cell, Note, Table
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.train.intervals import Score
 from chop.workloads.workload import Workload
 
@@ -230,7 +231,7 @@ def time_blocks(times: Times, exact_is: str) -> list[Block]:
         Table(f"Times ({how})", [row.formatted() for row in times.rows]),
         Note(
             f"{FLOAT}: {exact_is}, in torch; {CHOP}: the quantized graph in torch. Times as fast "
-            "have 99 % intervals."
+            f"have {LEVEL_TEXT} intervals."
         ),
     ]
     return [*blocks, *(Note(f"Not measured: {x}: {why}") for x, why in times.missing.items())]

@@ -26,6 +26,7 @@ from chop.actions.ways import (
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Cell, Table, Tile
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.studies.model import SIZES, Contender, Inputs, ModelComparison, compare_models
 from chop.train.calibration import example_inputs
 from chop.train.rows import check_batch
@@ -175,7 +176,7 @@ def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
     tiles = []
     for row in best.rows:
         low, high = _ends(row)
-        interval = f" (99 % interval {low:.2f} to {high:.2f})" if low < high else ""
+        interval = f" ({LEVEL_TEXT} interval {low:.2f} to {high:.2f})" if low < high else ""
         times = Cell(row["times_as_fast"], f"{row['times_as_fast']:.2f}x")
         note = f"{how}, of float in PyTorch{interval}"
         if best.peer is not None:
@@ -344,7 +345,7 @@ def _differs(row: Mapping[str, Any], saved: Mapping[int, float | None]) -> bool:
 
 
 def _ends(row: Mapping[str, Any], of: str = "") -> tuple[float, float]:
-    given = row[f"{TIMES}{of}_interval_99"]
+    given = row[f"{TIMES}{of}_interval_95"]
     low, high = given or (row[TIMES + of], row[TIMES + of])
     return low, high
 

@@ -76,7 +76,7 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
         info["operators"],
         figures={"graph.svg": lowering.integer.draw},
         files={"model": lowering.integer.export, GOLDEN: lowering.write_golden},
-        outcome=integer_outcome(result, workload),
+        outcome=integer_outcome(result, workload, rows),
         steps=[
             load_step(config.out / "model", "Load the graph of integers"),
             *steps_with_files({"Inputs, outputs and all integers between": config.out / GOLDEN}),
@@ -84,14 +84,17 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
     )
 
 
-def integer_outcome(result: Mapping[str, Any], workload: Workload) -> Outcome:
+def integer_outcome(result: Mapping[str, Any], workload: Workload, rows: int) -> Outcome:
     """The numbers of a list of runs: accuracy of the integers beside float, where there is one.
+
+    Few rows have no accuracy, see `accuracy_sentence`.
 
     Args:
         result: result of the job.
         workload: the model and its rows.
+        rows: test rows that were compared.
     """
-    shares = result["accuracy"]
+    shares = result["accuracy"] if rows >= FEW_ROWS else {}
     name = CLASSIFICATION.metric.name if shares else ""
     return Outcome(workload.dataset, name, shares.get("integer"), shares.get("float"), bool(shares))
 

@@ -198,7 +198,7 @@ bench_app = command_group(
     """Measure latency, memory and error, in pairs and with confidence intervals.
 
 Variants take turns in blocks of 20 ms, A B ... B A, and are compared block by block, so that other
-load on the machine slows all of them. A ratio has a 99 % interval; if it spans 1,
+load on the machine slows all of them. A ratio has a 95 % interval; if it spans 1,
 [bold]no difference is shown[/]. Compile time and the first call are measured separately.
 
 One thread is compared by processor time, which other programs hardly disturb. Several threads are

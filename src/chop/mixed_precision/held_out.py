@@ -9,7 +9,7 @@ from torch import Tensor
 
 from chop.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.search import Config
-from chop.statistics.intervals import bootstrap
+from chop.statistics.intervals import LEVEL_TEXT, bootstrap
 from chop.statistics.verdicts import sign_of, verdict_of
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
@@ -124,7 +124,7 @@ class HeldOutRows:
             ends = f"{factor * low:+.3g} to {factor * high:+.3g}{unit}"
             parts.append(f"{name} {ends} ({words[signs[name]]})")
         where = "" if self.is_judged else " on the test rows"
-        gained = f"Gained on {label}{where}, 95 % intervals of paired rows: "
+        gained = f"Gained on {label}{where}, {LEVEL_TEXT} intervals of paired rows: "
         return f", {verdict}", f"{gained}{'; '.join(parts)}: {verdict}."
 
     def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from chop.errors import ConfigError
 from chop.report.charts import Axis, Bar, BarChart, charted_as
 from chop.report.figures import PALETTE, WIDTH, new_figure, plain, save_figure
+from chop.statistics.intervals import LEVEL_TEXT
 
 if TYPE_CHECKING:
     from chop.bench.record import Measured
@@ -22,7 +23,15 @@ def ratio_charts(variants: Iterable[Measured], title: str) -> list[BarChart]:
         low, high = (ratio.low, ratio.high) if ratio.is_known else (None, None)
         bars.append(Bar(variant.name, (ratio.median,), low, high, ratio.spans_one))
     axis = Axis("times as fast as the baseline", log=False)
-    return [BarChart(title, axis, tuple(bars), limits={"as fast": 1.0})]
+    return [
+        BarChart(
+            title,
+            axis,
+            tuple(bars),
+            limits={"baseline": 1.0},
+            spread=f"{LEVEL_TEXT} interval",
+        )
+    ]
 
 
 @charted_as(ratio_charts)

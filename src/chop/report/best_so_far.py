@@ -150,7 +150,7 @@ def plot_best_so_far(
     axes = figure.subplots()
     scale = axis_scale(
         [value for line in lines for column in line.columns[line.early :] for value in column],
-        kept=[line.middle[-1] for line in lines],
+        kept=[value for line in lines for value in line.middle[line.early :]],
         optional=[v for line in lines for column in line.columns[: line.early] for v in column],
         baselines=list(levels.values()),
         percent=percent,

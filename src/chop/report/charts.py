@@ -84,6 +84,7 @@ class LineChart:
         levels: label -> y of a level line, such as float.
         limits: label -> x of an upright line, such as a budget.
         kind: for JSON.
+        spread: meaning of the ends of marks, for the caption.
     """
 
     title: str
@@ -93,6 +94,7 @@ class LineChart:
     levels: Mapping[str, float] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
     kind: Literal["lines"] = "lines"
+    spread: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -130,6 +132,7 @@ class BarChart:
         parts: names of the parts, where there are several.
         limits: label -> x of an upright line, such as the baseline at 1.
         kind: for JSON.
+        spread: meaning of the ends of bars, for the caption.
     """
 
     title: str
@@ -138,6 +141,7 @@ class BarChart:
     parts: tuple[str, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     kind: Literal["bars"] = "bars"
+    spread: str = ""
 
     @property
     def is_empty(self) -> bool:

@@ -21,7 +21,7 @@ from chop.tables import shown
 FILE = "report.json"
 MOST_ROWS = 1000
 """Rows of a table on a page; the others are in the files of the run."""
-GROUPED = 10_000
+GROUPED = 1000
 """Whole numbers from which on digits are in groups."""
 FORMAT = 1
 LEADING = re.compile(r"\s*[~<>±]*([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)(?: ?([a-zA-Zµ]+))?")
@@ -174,10 +174,16 @@ def page_table(table: Table) -> PageTable:
     """A table as a page has it: texts, and the numbers behind them."""
     rows = table.rows[:MOST_ROWS]
     names = tuple(table.rows[0]) if table.rows else ()
+    # Of a search of few trials, a column of its best after 100 would be empty.
+    filled = [name for name in names if any(_text(row[name]).strip("- ") for row in rows)]
+    names = tuple(filled) or names
     texts = tuple(tuple(_text(row[name]) for name in names) for row in rows)
     values = zip(*(_values([row[name] for row in rows]) for name in names), strict=True)
     left_out = len(table.rows) - len(rows)
-    columns, shaded = (tuple(map(in_words, each)) for each in (names, table.shaded))
+    columns, shaded = (
+        tuple(map(in_words, each))
+        for each in (names, [name for name in table.shaded if name in names])
+    )
     return PageTable(in_words(table.title), columns, texts, tuple(values), shaded, left_out)
 
 

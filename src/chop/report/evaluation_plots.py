@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chop.report.charts import Axis, Bar, BarChart, LineChart, Mark, Series, charted_as
 from chop.report.figures import PALETTE, WIDTH, add_legend, new_figure, plain, save_figure
+from chop.statistics.intervals import LEVEL_TEXT, interval_of_estimate
 
 POINTS = 500
 """Of the curve of divergences at most."""
@@ -33,7 +34,7 @@ class TaskShares:
 def divergence_charts(divergences: Sequence[float], title: str) -> list[LineChart]:
     """The chart of `plot_divergences`, which takes the same arguments."""
     marks = tuple(Mark(x, y) for x, y in _curve(divergences))
-    y = Axis("answers at least as far", percent=True)
+    y = Axis("answers as far or farther", percent=True)
     return [LineChart(title, Axis("KL divergence of an answer (nats)"), y, (Series("", marks),))]
 
 
@@ -60,7 +61,10 @@ def plot_divergences(path: str | Path, divergences: Sequence[float], title: str)
     axes.plot([x for x, _ in drawn], [100 * y for _, y in drawn], color=PALETTE[0])
     if drawn:
         axes.set(xscale="log", yscale="log")
-    axes.set(xlabel="KL divergence of an answer (nats)", ylabel="answers at least as far (%)")
+    axes.set(
+        xlabel="KL divergence of an answer (nats)",
+        ylabel="answers with this divergence or more (%)",
+    )
     axes.grid(alpha=0.3)
     return save_figure(figure, Path(path))
 
@@ -72,19 +76,26 @@ def score_charts(bars: Sequence[TaskShares], title: str) -> list[BarChart]:
         if bar.reference is not None:
             drawn.append(_bar(f"{bar.label}, float model", bar.reference))
         drawn.append(_bar(bar.label, bar.own))
-    axis = Axis("share, with standard error", percent=True, log=False)
-    return [BarChart(title, axis, tuple(drawn))]
+    axis = Axis("share", percent=True, log=False)
+    return [BarChart(title, axis, tuple(drawn), spread=f"{LEVEL_TEXT} interval")]
 
 
 def _bar(label: str, score: Score) -> Bar:
     value, error = score
-    ends = (None, None) if error is None else (value - error, value + error)
+    ends = (None, None) if error is None else interval_of_estimate(value, error)
     return Bar(label, (value,), *ends)
+
+
+def _reaches(scores: Sequence[Score]) -> list[list[float]]:
+    """Percentage points from each value to the lower and the upper end of its interval."""
+    ends = [interval_of_estimate(value, error or 0) for value, error in scores]
+    pairs = list(zip(scores, ends, strict=True))
+    return [[100 * abs(end[side] - value) for (value, _), end in pairs] for side in (0, 1)]
 
 
 @charted_as(score_charts)
 def plot_scores(path: str | Path, bars: Sequence[TaskShares], title: str) -> Path:
-    """Draws shares of right answers with standard errors, the float model's above the model's.
+    """Draws shares of right answers with their intervals, the float model's above the model's.
 
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
@@ -103,7 +114,7 @@ def plot_scores(path: str | Path, bars: Sequence[TaskShares], title: str) -> Pat
         drawn = axes.barh(
             places,
             [100 * value for value, _ in scores],
-            xerr=[100 * (error or 0) for _, error in scores],
+            xerr=_reaches(scores),
             height=height,
             color=PALETTE[number],
             capsize=3,
@@ -111,7 +122,7 @@ def plot_scores(path: str | Path, bars: Sequence[TaskShares], title: str) -> Pat
         entries.append((drawn.patches[0], kind))
     axes.set_yticks(range(len(bars)), [plain(bar.label) for bar in bars])
     axes.invert_yaxis()
-    axes.set(xlabel="share (%), with standard error")
+    axes.set(xlabel=f"share (%), with {LEVEL_TEXT} interval")
     axes.grid(alpha=0.3, axis="x")
     if beside:
         add_legend(figure, entries)

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from chop.files import write_csv
 from chop.report.report import Block, Cell, Note, Report, Table, Writer, show, write_document
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.train import Metric
 from chop.train.intervals import format_cell
 
 LEAST, GREATEST = "{} (least)", "{} (greatest)"
 """Columns of the range of a number over the seeds; its own column has the mean."""
-LOW, HIGH = "{} (95 % low)", "{} (95 % high)"
+LOW, HIGH = f"{{}} ({LEVEL_TEXT} low)", f"{{}} ({LEVEL_TEXT} high)"
 """Columns of the interval of a number that one model has."""
 NUMBERS = ("bits", "seconds")
 """Columns of fractions that are no shares."""

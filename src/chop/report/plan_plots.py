@@ -24,8 +24,14 @@ def plan_charts(
     time = Axis("predicted time of a forward (ms)", log=False)
     size = Axis("peak memory of a process (MB)", log=False)
     return [
-        BarChart(title, time, tuple(times)),
-        BarChart(title, size, tuple(sizes), ("parameters", "activations"), budget),
+        BarChart(f"{title}: predicted time of a forward", time, tuple(times)),
+        BarChart(
+            f"{title}: peak memory of a process",
+            size,
+            tuple(sizes),
+            ("parameters", "activations"),
+            budget,
+        ),
     ]
 
 

@@ -45,7 +45,7 @@ def search_figures(
         {sampler: [run]},
         ylabel=f"best {goal} so far",
         title="\n".join(
-            filter(None, (f"{title}: best {goal} so far, by {sampler}", within(result.goals)))
+            filter(None, (f"{title}: best {goal} so far, sampler {sampler}", within(result.goals)))
         ),
         percent=goal in percent,
     )
@@ -104,13 +104,21 @@ def about_trial(trial: TrialRecord) -> str:
     return "\n".join((f"trial {trial.number}", *lines))
 
 
-def _cell(value: float) -> Cell:
+def _cell(value: float, is_share: bool) -> Cell:
     """A number with four digits, as tables have it; a large one is whole."""
+    if is_share:
+        return Cell.of(value, ".2%")
     return Cell.of(round(value), ",") if abs(value) >= WHOLE else Cell.of(value, ".4g")
 
 
-def search_tiles(result: Result, space: SearchSpace) -> list[Tile]:
-    """The numbers of a search that matter most: goals and budgets of the best, and the trials."""
+def search_tiles(result: Result, space: SearchSpace, shares: Collection[str] = ()) -> list[Tile]:
+    """The numbers of a search that matter most: goals and budgets of the best, and the trials.
+
+    Args:
+        result: with what was measured.
+        space: of the search.
+        shares: numbers that are shares of 1.
+    """
     count = f"of {space.size:,} configurations" if space.size < 1e9 else ""
     trials = Tile("trials measured", Cell.of(len(result.measured), ","), count)
     if result.best is None:
@@ -120,7 +128,7 @@ def search_tiles(result: Result, space: SearchSpace) -> list[Tile]:
     notes = {name: f"budget {bound:,.6g}" for name, bound in bounds.items()}
     about = f"trial {result.best.number}, on the rows of the search"
     best = [
-        Tile(f"{name} of the best", _cell(value), notes.get(name, about))
+        Tile(f"{name} of the best", _cell(value, name in shares), notes.get(name, about))
         for name, value in values.items()
     ]
     return [*best, trials]

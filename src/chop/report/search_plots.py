@@ -21,6 +21,7 @@ from chop.report.figures import (
     plain,
     save_figure,
 )
+from chop.statistics.intervals import LEVEL_TEXT, interval_of_estimate
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -151,7 +152,8 @@ def importance_charts(
     for label, share in _bars(shares).items():
         low, high = _ends(share, (errors or {}).get(label)) or (None, None)
         bars.append(Bar(label, (share,), low, high))
-    return [BarChart(title, Axis("importance", percent=True, log=False), tuple(bars))]
+    axis = Axis("importance", percent=True, log=False)
+    return [BarChart(title, axis, tuple(bars), spread=f"{LEVEL_TEXT} interval")]
 
 
 @charted_as(importance_charts)
@@ -167,7 +169,7 @@ def plot_importances(
     Args:
         path: the file; its suffix (.svg, .png, .pdf) picks the kind.
         shares: choice -> share of 1; of more than 30, those from the 30th on share one bar.
-        errors: choice -> standard error of its share, drawn to both sides. Default: none.
+        errors: choice -> standard error of its share; its interval is drawn. Default: none.
         title: above the plot.
     Returns: `path`.
     Raises:
@@ -184,15 +186,15 @@ def plot_importances(
             axes.plot([100 * end for end in ends], [i, i], color="0.35", linewidth=1.2)
     axes.set_yticks(range(len(bars)), list(map(plain, bars)), fontsize="small")
     axes.invert_yaxis()
-    axes.set(xlabel="importance (%)" + (", with standard error" if errors else ""))
+    axes.set(xlabel="importance (%)" + (f", with {LEVEL_TEXT} interval" if errors else ""))
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     return save_figure(figure, Path(path))
 
 
 def _ends(share: float, error: float | None) -> tuple[float, float] | None:
-    """The ends of an interval of one standard error, within 0 and 1; None without an error."""
-    return None if error is None else (max(0.0, share - error), min(1.0, share + error))
+    """The ends of a share's interval; None without an error."""
+    return None if error is None else interval_of_estimate(share, error)
 
 
 def _bars(shares: Mapping[str, float]) -> dict[str, float]:

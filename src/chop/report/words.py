@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 WORDS = {
     "activation_bits": "bits per input",
     "bit_operations": "bit operations of a sample",
     "bram": "block memories",
+    "calibration_rows": "calibration rows",
     "dsp": "multipliers (DSP)",
     "ff": "flip-flops",
     "frac_width": "fraction (bits)",
+    "hidden_size": "hidden size",
+    "intermediate_size": "intermediate size",
     "kept_depths": "kept depths",
+    "kl": "KL divergence",
     "latency_us": "latency (µs)",
     "lut": "lookup tables",
     "lutram": "lookup tables as memory",
+    "num_attention_heads": "attention heads",
+    "num_hidden_layers": "hidden layers",
     "planned_depths": "planned depths",
     "ramb18": "block memories of 18 Kbit",
     "rom_bits": "ROM: bits",
@@ -37,3 +44,22 @@ def in_words(text: str) -> str:
     ('bits per input', 'best lookup tables so far', 'model.lut_1')
     """
     return NAMES.sub(lambda match: WORDS[match[0]], text)
+
+
+def time_text(text: str) -> str:
+    """Formats a time to the minute. Other texts stay as they are.
+
+    >>> time_text("2026-11-28T12:06:20+00:00"), time_text("soon")
+    ('2026-11-28 12:06 UTC', 'soon')
+    """
+    time = parsed_time(text)
+    return text if time is None else f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def parsed_time(text: str) -> datetime | None:
+    """Reads a time with its zone in ISO 8601, in UTC. None for other texts."""
+    try:
+        time = datetime.fromisoformat(text)
+        return None if time.tzinfo is None else time.astimezone(UTC)
+    except (OverflowError, ValueError):
+        return None

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 LEVEL = 0.95
-"""Of every interval."""
+"""Confidence level of every interval: of metrics, of ratios of times, and in charts."""
+LEVEL_TEXT = f"{100 * LEVEL:.0f} %"
+"""The level in texts."""
+NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""Standard errors to either side of a normally distributed estimate."""
 DRAWS = 1000
 """Of a bootstrap that decides between two configurations."""
 
@@ -28,7 +32,7 @@ def wilson(right: float, count: int) -> Interval:
     """
     if not count:
         return 0.0, 1.0
-    z2, share = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2, right / count
+    z2, share = NORMAL**2, right / count
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * count)) / count) / (1 + z2 / count)
     # Rounding must not leave a share of 0 or 1 outside of its own interval.
@@ -38,6 +42,15 @@ def wilson(right: float, count: int) -> Interval:
 def wilson_of_share(share: float, count: int) -> Interval:
     """`wilson` of a share of `count` answers."""
     return wilson(round(share * count), count)
+
+
+def interval_of_estimate(value: float, error: float) -> Interval:
+    """The interval of a share from its standard error, within 0 and 1.
+
+    >>> [round(end, 3) for end in interval_of_estimate(0.9, 0.1)]
+    [0.704, 1.0]
+    """
+    return max(0.0, value - NORMAL * error), min(1.0, value + NORMAL * error)
 
 
 def bootstrap(statistic: Callable[[Tensor], float], count: int, draws: int = DRAWS) -> Interval:

@@ -82,7 +82,7 @@ class ModelRow:
             "latency_ms": 1000 * self.latency_seconds,
             "rows_per_second": self.throughput,
             "times_as_fast": 1.0 if is_baseline else ratio.median,
-            "times_as_fast_interval_99": None if is_baseline else _bounds(ratio),
+            "times_as_fast_interval_95": None if is_baseline else _bounds(ratio),
             "peer": self.peer,
             **self._peer_numbers(),
             "weight_bytes": self.weight_bytes,
@@ -96,7 +96,7 @@ class ModelRow:
         ratio, is_own = self.peer_ratio, self.peer == self.model
         return {
             "times_as_fast_as_peer": ratio and (1.0 if is_own else ratio.median),
-            "times_as_fast_as_peer_interval_99": None if is_own or not ratio else _bounds(ratio),
+            "times_as_fast_as_peer_interval_95": None if is_own or not ratio else _bounds(ratio),
         }
 
     def formatted(self, is_baseline: bool, has_peers: bool = False) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from torch import Tensor
 from chop.bench.break_even import compile_seconds
 from chop.bench.clock import BLOCK_SECONDS
 from chop.bench.record import Measured, format_seconds
+from chop.statistics.intervals import LEVEL, LEVEL_TEXT
 
 ITERATIONS = (5, 50, 200)
 """Calls of the runs that courses and posts report."""
 RUNS = 4
 DRAWS = 1000
-TAIL = 0.05
 MOST_BLOCKS = 1000
 """The mean of so many strays no more."""
 TIMERS = (
@@ -38,8 +38,8 @@ class ShortRun:
             ran before warms up the others.
         baseline_seconds: of a call of the baseline.
         seconds: of a call of the other variant.
-        low: how many times as fast warm runs are: 5 % of such runs find less.
-        high: 5 % find more.
+        low: how many times as fast warm runs are, at the lower end of `LEVEL` of them.
+        high: the same at the upper end.
     """
 
     case: str
@@ -62,6 +62,7 @@ class ShortRun:
             baseline: name of the variant that is compared with.
             other: name of the other.
         """
+        spread = None if self.run == 1 else f"{self.low:.2f} to {self.high:.2f}"
         return {
             "case": self.case,
             "iterations": self.iterations,
@@ -69,7 +70,7 @@ class ShortRun:
             baseline: format_seconds(self.baseline_seconds),
             other: format_seconds(self.seconds),
             "times as fast": f"{self.ratio:.3g}",
-            "9 of 10 runs": None if self.run == 1 else f"{self.low:.2f} to {self.high:.2f}",
+            f"{LEVEL_TEXT} of runs": spread,
         }
 
 
@@ -100,7 +101,7 @@ def short_runs(
         before = _means_of_calls(baseline, count, block_seconds, draw)
         after = _means_of_calls(other, count, block_seconds, draw)
         ratios = before / after
-        low, high = ratios.quantile(TAIL).item(), ratios.quantile(1 - TAIL).item()
+        low, high = (ratios.quantile(end).item() for end in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
         pairs = [(_cold(baseline, count), _cold(other, count))]
         pairs += zip(before[: RUNS - 1].tolist(), after[: RUNS - 1].tolist(), strict=True)
         rows += [ShortRun(case, count, n, *pair, low, high) for n, pair in enumerate(pairs, 1)]

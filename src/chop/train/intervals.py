@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from chop.statistics.intervals import Interval, bootstrap, wilson
+from chop.statistics.intervals import LEVEL_TEXT, Interval, bootstrap, wilson
 from chop.train import metrics
 from chop.train.metric import CONSTANTS, Metric, surprise
 from chop.train.task import IGNORED
@@ -61,7 +61,7 @@ def format_interval(interval: Interval | None, metric: Metric) -> str:
     if interval is None:
         return ""
     low, high = map(metric.format_value, interval)
-    return f" (95 % interval {low} to {high})"
+    return f" ({LEVEL_TEXT} interval {low} to {high})"
 
 
 def format_cell(value: float, interval: Interval | None, metric: Metric) -> str:
@@ -80,7 +80,7 @@ def format_cell(value: float, interval: Interval | None, metric: Metric) -> str:
 def interval_note(metric: Metric) -> str:
     """How the intervals of a metric are made, for a line below a table."""
     kind = "Wilson's" if metric.score is metrics.accuracy else "those of the bootstrap"
-    return f"Intervals are {kind}, at 95 %."
+    return f"Intervals are {kind}, at {LEVEL_TEXT}."
 
 
 def interval_of(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval | None:

@@ -250,6 +250,11 @@ TASKS.declare({row.name: row for row in _ROWS})
 CLASSIFICATION = _ROWS[0]
 
 
+def share_metrics() -> set[str]:
+    """Returns the names of metrics that are shares of 1."""
+    return {name for task in TASKS.values() for name, m in task.metrics.items() if m.is_share}
+
+
 def _no_loss(answers: Tensor, labels: Tensor) -> Never:
     raise ConfigError(
         "a function of yours judges the model, and nothing says which loss it is trained by: give "

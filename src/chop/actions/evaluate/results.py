@@ -12,6 +12,7 @@ from chop.displayed import Displayed
 from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
 from chop.runs import Outcome
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.train.intervals import format_cell
 from chop.train.metric import Metric
 from chop.train.tasks import CLASSIFICATION
@@ -59,7 +60,9 @@ def report_of(
     title = f"{short_name(found.model)} on {short_name(found.dataset)}"
     figures: dict[str, Writer] = {}
     if divergences:
-        figures["kl.svg"] = figure(plot_divergences, divergences, title)
+        figures["kl.svg"] = figure(
+            plot_divergences, divergences, f"{title}: divergence from the float model"
+        )
     if bars := _bars(found.tasks):
         figures["tasks.svg"] = figure(plot_scores, bars, f"{short_name(found.model)}: tasks")
     blocks = [*_row_blocks(title, found, workload), *_task_blocks(found)]
@@ -90,7 +93,7 @@ def _verdict(evaluation: Evaluation, workload: Workload) -> str:
         said += f"; KL divergence {_nats(rows.kl)} nats, flips {_share(rows.flips)}"
     if not rows.rows:
         return f"{said}, by {workload.judge.title if workload.judge else 'one number'}."
-    return f"{said}, on {_counted(rows, workload)}, intervals at 95 %."
+    return f"{said}, on {_counted(rows, workload)}, intervals at {LEVEL_TEXT}."
 
 
 def _counted(rows: RowResult, workload: Workload) -> str:
@@ -104,7 +107,9 @@ def _tiles(evaluation: Evaluation, workload: Workload) -> list[Tile]:
     rows, metric = evaluation.rows, workload.task.metric
     exact = "" if rows.reference is None else f"float {metric.format_value(rows.reference.value)}, "
     own = Cell(rows.own.value, format_cell(rows.own.value, rows.own.interval, metric))
-    tiles = [Tile(f"{metric.name} (95 % interval)", own, f"{exact}{_counted(rows, workload)}")]
+    tiles = [
+        Tile(f"{metric.name} ({LEVEL_TEXT} interval)", own, f"{exact}{_counted(rows, workload)}")
+    ]
     if rows.kl is None or rows.same is None:
         return tiles
     tiles += [
@@ -161,7 +166,8 @@ def _about_rows(found: Evaluation, workload: Workload) -> str:
             count if rows.rows else "one number, which has no interval."
         )
     said = [
-        f"{_counted(rows, workload)} with {rows.answers:,} answers; intervals at 95 %, over rows."
+        f"{_counted(rows, workload)} with {rows.answers:,} answers; intervals at {LEVEL_TEXT}, "
+        "over rows."
     ]
     if rows.kl is not None:
         said.append(
@@ -187,7 +193,10 @@ def _task_blocks(found: Evaluation) -> list[Block]:
     table = [_task_row(score, has_reference=bool(found.reference)) for score in found.tasks]
     about = "Numbers and standard errors (±) are lm-eval's."
     if found.reference:
-        about += " Flips: questions whose answer changes between right and wrong, of all; 95 %."
+        about += (
+            " Flips: questions whose answer changes between right and wrong, of all; interval at "
+            f"{LEVEL_TEXT}."
+        )
     return [Table(f"{short_name(found.model)}: tasks of lm-eval", table), Note(about)]
 
 

@@ -27,6 +27,7 @@ from chop.search.reading import finished_trials
 from chop.search.storage import open_for_reading
 from chop.search.study import BEST_FOLDER
 from chop.tables import printable
+from chop.train.tasks import share_metrics
 from chop.trust import confirmation
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
         result = search.run(until=config.trials, workers=config.workers)
         best, report = result.best, job.report(config, search, result)
         saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
-        tiles = [*report.tiles, *search_tiles(result, search.space)]
+        tiles = [*report.tiles, *search_tiles(result, search.space, share_metrics())]
         return replace(report, tiles=tiles, written=[*report.written, *saved])
 
     whole: Job[SearchConfig, Search, Result] = Job(

@@ -26,7 +26,7 @@ from chop.report.report import Report, show
 from chop.report.search_figures import search_figures
 from chop.runs import Outcome
 from chop.search import Config, Result, Search, SearchSpace, TrialRecord
-from chop.statistics.intervals import wilson_of_share
+from chop.statistics.intervals import LEVEL_TEXT, wilson_of_share
 from chop.train import Metric, Rows, evaluate
 from chop.train.intervals import counted
 from chop.workloads.fingerprints import fingerprint_of_function, fingerprint_of_rows
@@ -187,8 +187,8 @@ def _best_line(
     if "test_accuracy" in noted:
         scores = _with_intervals(best, noted)
     return (
-        f"best: {metric.name} {', '.join(scores)}, {best.values['parameters']:.0f} parameters; "
-        f"measured {noted['measured']} of {noted['different'] or noted['configurations']:.4g} "
+        f"best: {metric.name} {', '.join(scores)}, {best.values['parameters']:,.0f} parameters; "
+        f"measured {noted['measured']} of {noted['different'] or noted['configurations']:,} "
         f"architectures; {config.folder}{where_model_is(config, best)}"
     )
 
@@ -196,7 +196,7 @@ def _best_line(
 def _with_intervals(best: TrialRecord, noted: Mapping[str, Any]) -> list[str]:
     """The accuracy on validation and on test rows."""
     return [
-        f"{share:.2%} (95 % interval {_format_interval(noted[f'{kind}_interval_95'])}) on "
+        f"{share:.2%} ({LEVEL_TEXT} interval {_format_interval(noted[f'{kind}_interval_95'])}) on "
         f"{noted[f'{kind}_rows']} {kind} rows"
         for kind, share in (
             ("validation", best.values["accuracy"]),
@@ -211,7 +211,7 @@ def _note(validation: int, test: str) -> str:
         f"validation: {validation} of the training rows, which no trial was trained on. Trials are "
         "chosen by them, so that the accuracy of the best is likely too high there. "
         f"test: {test}, used for reporting only; best.json has the accuracy of the "
-        "best on them. Intervals are Wilson's, at 95 %."
+        f"best on them. Intervals are Wilson's, at {LEVEL_TEXT}."
     )
 
 

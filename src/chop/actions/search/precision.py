@@ -45,6 +45,7 @@ from chop.search import Config, Result, Search
 from chop.search.location import storage_file, storage_url
 from chop.search.objective import constraints_of, objectives_of
 from chop.search.reading import load_search
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.train import CAUSAL_LM, Metric, Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.chance import check_answers, check_judged
@@ -214,7 +215,7 @@ def report(
     tested_best = evaluation.scores[evaluation.best]
     about = f"float {evaluation.scores['float'].format_cell(metric)}"
     about += "" if workload.judge else f", {counted}"
-    interval = " (95 % interval)" if tested_best.interval else ""
+    interval = f" ({LEVEL_TEXT} interval)" if tested_best.interval else ""
     tile = Tile(
         f"{metric.name} of the best{interval}",
         Cell(tested_best.value, tested_best.format_cell(metric)),

@@ -24,6 +24,7 @@ from chop.report.plots import Curve, Trials, plot_accuracy
 from chop.report.report import Step, Table, Writer, figure_files
 from chop.report.search_figures import about_trial, search_figures
 from chop.search import Config, Result, TrialRecord
+from chop.statistics.intervals import LEVEL_TEXT
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import interval_note
@@ -88,7 +89,7 @@ def judged_row(
 
 def judged_note(about: str, has_rows: bool, compared: str) -> str:
     """Returns the note below the table if a function of the user computes the score."""
-    kind = "Intervals are at 95 %, of one number for each row."
+    kind = f"Intervals are at {LEVEL_TEXT}, of one number for each row."
     single = "The function gives one number, which has no interval."
     return f"{about} {kind if has_rows else single} {compared}".strip()
 

@@ -38,6 +38,7 @@ def with_verdict(
         data: name of the data set.
     """
     rows, said, tiles = report.rows, [], []
+    none: list[str] = []
     chosen: list[tuple[Mapping[str, Any], str]] = []
     for kind in dict.fromkeys(row.get(family) if family else None for row in rows):
         mine = [row for row in rows if family is None or row.get(family) == kind]
@@ -45,7 +46,7 @@ def with_verdict(
             name = stage if kind is None else f"{kind}, {stage}"
             found = _farthest(mine, metric, stage, axis, best)
             if found is None:
-                said.append(f"{name} at none")
+                none.append(name)
                 continue
             chosen.append((found, stage))
             said.append(f"{name} at {axis} {found[axis]:g} ({metric.format_value(found[stage])})")
@@ -54,7 +55,10 @@ def with_verdict(
             tiles.append(Tile(f"{name}, within {metric.format_drop(LOSS)} of float", shown, about))
     exact = rows[0][FLOAT]
     first = Tile(FLOAT, Cell(exact, metric.format_value(exact)))
-    verdict = f"Within {metric.format_drop(LOSS)} of float: {'; '.join(said)}."
+    within = f"within {metric.format_drop(LOSS)} of float"
+    verdict = f"W{within[1:]}: {'; '.join(said)}." if said else f"Nothing is {within}."
+    if said and none:
+        verdict += f" Not at any {axis}: {'; '.join(none)}."
     choose = min if best == "least" else max
     row, stage = choose(chosen, key=lambda each: each[0][axis], default=(None, ""))
     outcome = Outcome(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chop.report.charts import Axis, BarChart, Chart, HeatMap, Histograms, LineChart
-from chop.report.page.svg import number
+from chop.report.page.svg import number, places
+from chop.report.page.ticks import Place
 
 
 def caption(chart: Chart) -> str:
@@ -29,13 +30,18 @@ def caption(chart: Chart) -> str:
 
 
 def _of_lines(chart: LineChart) -> str:
-    said = [f"Upwards: {chart.y.label}. To the right: {chart.x.label}."]
+    x, y = places(chart)
+    said = [f"Upwards: {_axis(chart.y, y)}. To the right: {_axis(chart.x, x)}."]
     marks = [mark for each in chart.series for mark in each.marks]
     if any(mark.low is not None and mark.low != mark.high for mark in marks):
-        said.append("Upright bars: range or interval.")
+        said.append(f"Upright bars: {chart.spread or 'range or interval'}.")
     if any(each.faint for each in chart.series):
-        said.append("Gray: everything that was measured.")
-    said += _levels("Dashed", chart.levels, chart.y)
+        said.append("Gray: all that was measured.")
+    factor = 100 if chart.y.percent else 1
+    shown = {k: level for k, level in chart.levels.items() if y.scale.shows(factor * level)}
+    said += _levels("Dashed", shown, chart.y)
+    off = {k: level for k, level in chart.levels.items() if k not in shown}
+    said += _levels("Beyond the axis", off, chart.y)
     said += _levels("Dotted", chart.limits, chart.x)
     return " ".join(said)
 
@@ -43,7 +49,7 @@ def _of_lines(chart: LineChart) -> str:
 def _of_bars(chart: BarChart) -> str:
     said = [f"Length of a bar: {chart.x.label}."]
     if any(bar.low is not None for bar in chart.bars):
-        said.append("Thin lines: range or interval.")
+        said.append(f"Thin lines: {chart.spread or 'range or interval'}.")
     if any(bar.hollow for bar in chart.bars):
         said.append("Hollow: no difference is shown.")
     return " ".join([*said, *_levels("Dotted", chart.limits, chart.x)])
@@ -52,10 +58,18 @@ def _of_bars(chart: BarChart) -> str:
 def _of_cells(chart: HeatMap) -> str:
     axes = [f"Rows: {chart.ylabel}."] if chart.ylabel else []
     axes += [f"Columns: {chart.xlabel}."] if chart.xlabel else []
+    more = "more bits" if chart.texts else "greater the number"
     scale = ", by its logarithm" if chart.log else ""
-    return " ".join([*axes, f"The stronger the color, the greater the number{scale}."])
+    return " ".join([*axes, f"The stronger the color, the {more}{scale}."])
+
+
+def _axis(axis: Axis, place: Place) -> str:
+    return axis.label if place.scale.kind == "linear" else f"{axis.label} (logarithmic scale)"
 
 
 def _levels(kind: str, levels: Mapping[str, float], axis: Axis) -> list[str]:
-    named = [f"{label} ({number(value, axis.percent)})" for label, value in levels.items()]
+    named = [
+        f"{label} ({number(float(f'{value:.4g}'), axis.percent)})"
+        for label, value in levels.items()
+    ]
     return [f"{kind}: {', '.join(named)}."] if named else []

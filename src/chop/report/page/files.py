@@ -54,7 +54,7 @@ def _rendered(run: PageRun) -> str:
             "other files are there, and chop report tries again.",
             UserWarning,
         )
-        return f"<!doctype html><title>chop</title><p>{type(error).__name__}</p>"
+        return f"<!doctype html><html lang='en'><title>chop</title><p>{type(error).__name__}</p>"
 
 
 def write_page(folders: Sequence[Path], out: Path) -> Path:

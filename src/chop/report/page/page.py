@@ -21,14 +21,17 @@ from chop.report.command_line import command_line
 from chop.report.document import Document, PageTable, page_table
 from chop.report.merge_charts import merged
 from chop.report.page.captions import caption
+from chop.report.page.histogram import histogram
 from chop.report.page.numbers import numbers_of
-from chop.report.page.svg import COLORS, NARROW, colors_of, histogram, legend, shades, svg
+from chop.report.page.svg import COLORS, NARROW, colors_of, legend, shades, svg
 from chop.report.report import Cell, Table
+from chop.report.words import time_text
 from chop.runs import Manifest, as_json
 from chop.tables import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 PAGE = "report.html"
 """Its own hash is not on it."""
@@ -39,6 +42,10 @@ MOST_FILES = 300
 DECADES = 100
 """Ratio of a column's numbers from which on their colors are of their logarithms."""
 PERCENT = re.compile(r"(\d) ?%(?![\w(])")
+OPTION = re.compile(r"(?<!\S)--?[a-z][\w-]*")
+NAME = re.compile(r"[\w.]{24,}")
+INTERVAL = re.compile(r"\d %|\([^()]{1,24}\)")
+"""A share, and a short text in brackets."""
 HASH = 12
 """Digits of a hash that are shown; the manifest has all."""
 
@@ -309,8 +316,11 @@ def environment(*folders: Path) -> Environment:
     found.globals["is_number"] = _is_number
     found.globals["numeric_columns"] = numeric_columns
     found.filters["printable"] = printable
-    found.filters["code"] = lambda text: "\n".join(map(printable, text.splitlines()))
+    found.filters["code"] = coded
+    found.filters["breakable"] = breakable
     found.filters["said"] = said
+    found.filters["time"] = time_text
+    found.filters["unbroken"] = unbroken
     return found
 
 
@@ -321,6 +331,30 @@ def said(text: str) -> str:
     '97.5 % of 3 rows, 95 % interval'
     """
     return "\n".join(PERCENT.sub(r"\1 %", printable(line)) for line in text.split("\n"))
+
+
+def coded(text: str) -> Markup:
+    """Code as HTML. Names of options break on no line."""
+    from markupsafe import Markup, escape
+
+    shown = str(escape("\n".join(map(printable, text.splitlines()))))
+    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', shown))
+
+
+def breakable(text: str) -> Markup:
+    """Text as HTML. Long names, as those of layers, may break behind their dots."""
+    from markupsafe import Markup, escape
+
+    return Markup(NAME.sub(lambda match: match[0].replace(".", ".<wbr>"), str(escape(text))))
+
+
+def unbroken(text: str) -> str:
+    """Joins a number with its unit, and the ends of its interval, by spaces that break no line.
+
+    >>> unbroken("93.5 % (89.2 to 96.2)").split(" ")
+    ['93.5\\xa0%', '(89.2\\xa0to\\xa096.2)']
+    """
+    return INTERVAL.sub(lambda match: match[0].replace(" ", "\u00a0"), text)
 
 
 def _template() -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from chop.report.axes import axis_scale
-from chop.report.charts import Axis, Bar, BarChart, HeatMap, Histogram, LineChart, Mark, Series
+from chop.report.charts import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
 from chop.report.page.arrows import beyond_axis, chart_arrows, visible_steps
 from chop.report.page.ticks import Place
 from chop.tables import printable
@@ -24,11 +24,12 @@ LEAST_CELL, TOLD_CELL, MARGIN = 6.0, 34.0, 8.0
 LETTER = 6.6
 """Pixels of a letter, a little generous."""
 LONGEST = 40
+LINE = 11.0
+"""Pixels from a name to the next below it."""
 MOST_NUMBERED = 400
 """Cells of a heat map up to which each has its number written in."""
 SHADES = 9
 COLORS = 6
-PANEL_WIDTH, PANEL_HEIGHT, STRIP = 300.0, 90.0, 12.0
 
 
 def number(value: float, percent: bool = False) -> str:
@@ -41,7 +42,7 @@ def number(value: float, percent: bool = False) -> str:
         return f"{100 * value:.4g} %"
     if value and not 1e-4 <= abs(value) < 1e9:
         return f"{value:.4g}"
-    return f"{round(value):,}" if abs(value) >= 1e4 else f"{value:.6g}"
+    return f"{round(value):,}" if abs(value) >= 1e4 else f"{value:,.6g}"
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -70,7 +71,8 @@ def svg(chart: LineChart | BarChart | HeatMap, width: float = WIDE) -> str:
     return _bars(chart, width) if isinstance(chart, BarChart) else _heat(chart, width)
 
 
-def _element(width: float, height: float, label: str, parts: Iterator[str]) -> str:
+def svg_element(width: float, height: float, label: str, parts: Iterator[str]) -> str:
+    """The element that holds a drawing."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-label="{escape(printable(label))}">'
@@ -78,7 +80,8 @@ def _element(width: float, height: float, label: str, parts: Iterator[str]) -> s
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "") -> str:
+def svg_text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "") -> str:
+    """A text with its anchor at a point."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind and f" class={kind!r}"}>'
         f"{escape(printable(text))}</text>"
@@ -92,18 +95,19 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 def _beside(x: float, y: float, label: str, width: float) -> str:
     """The name of an upright line: right of it where there is room."""
     is_left = x + 4 + LETTER * len(label) > width
-    return _text(x - 4 if is_left else x + 4, y, label, "end" if is_left else "start", "name")
+    return svg_text(x - 4 if is_left else x + 4, y, label, "end" if is_left else "start", "name")
 
 
 # --- lines ---------------------------------------------------------------------------------------
 
 
 def _lines(chart: LineChart, width: float) -> str:
-    x, y = _places(chart, width)
-    return _element(width, HEIGHT, chart.title, _line_parts(chart, x, y))
+    x, y = places(chart, width)
+    return svg_element(width, HEIGHT, chart.title, _line_parts(chart, x, y))
 
 
-def _places(chart: LineChart, width: float) -> tuple[Place, Place]:
+def places(chart: LineChart, width: float = WIDE) -> tuple[Place, Place]:
+    """Places of the axes to the right and upwards."""
     marks = [mark for series in chart.series for mark in series.marks]
     ys, optional = (
         [y for mark in marks if mark.optional is kind for y in (mark.y, mark.low, mark.high)]
@@ -130,11 +134,14 @@ def _places(chart: LineChart, width: float) -> tuple[Place, Place]:
 def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     factor = 100 if chart.y.percent else 1
     yield from _frame(x, y, chart.x, chart.y)
-    for label, level in chart.levels.items():
-        if y.scale.shows(factor * level):
-            at = y.of(factor * level)
-            yield _line(LEFT, at, x.end, at, "level")
-            yield _text(x.end, at - 4, label, "end", "name")
+    visible = {k: v for k, v in chart.levels.items() if y.scale.shows(factor * v)}
+    named = -LINE
+    for label, level in sorted(visible.items(), key=lambda each: -each[1]):
+        at = y.of(factor * level)
+        yield _line(LEFT, at, x.end, at, "level")
+        # Above its line, or below both where the name of another line is.
+        named = at - 4 if at - 4 - named >= LINE else max(at, named) + LINE
+        yield svg_text(x.end, named, label, "end", "name")
     for label, limit in chart.limits.items():
         yield _line(x.of(limit), TOP, x.of(limit), HEIGHT - BOTTOM, "limit")
         yield _beside(x.of(limit), TOP + 10, label, x.end + RIGHT)
@@ -149,11 +156,11 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
 def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
     for tick in y.ticks:
         yield _line(LEFT, y.of(tick), x.end, y.of(tick), "grid")
-        yield _text(LEFT - 6, y.of(tick) + 4, number(tick), "end")
+        yield svg_text(LEFT - 6, y.of(tick) + 4, number(tick), "end")
     for tick in x.ticks:
         yield _line(x.of(tick), TOP, x.of(tick), HEIGHT - BOTTOM, "grid")
-        yield _text(x.of(tick), HEIGHT - BOTTOM + 16, number(tick))
-    yield _text((LEFT + x.end) / 2, HEIGHT - 8, across.label, kind="axis")
+        yield svg_text(x.of(tick), HEIGHT - BOTTOM + 16, number(tick))
+    yield svg_text((LEFT + x.end) / 2, HEIGHT - 8, across.label, kind="axis")
     name = f"{up.label} (%)" if up.percent else up.label
     middle = (TOP + HEIGHT - BOTTOM) / 2
     yield (
@@ -218,19 +225,19 @@ def _bars(chart: BarChart, width: float) -> str:
     tops += [factor * limit for limit in chart.limits.values()]
     scale = axis_scale([0, max([*tops, 1e-12]) / 1.06], logarithm=False)
     x = Place(type(scale)(0.0, max(scale.high, max([*tops, 1e-12]))), left, width - RIGHT)
-    return _element(width, height, chart.title, _bar_parts(chart, labels, x, height))
+    return svg_element(width, height, chart.title, _bar_parts(chart, labels, x, height))
 
 
 def _bar_parts(chart: BarChart, labels: Sequence[str], x: Place, height: float) -> Iterator[str]:
     factor, bottom = (100 if chart.x.percent else 1), height - BOTTOM
     for tick in x.ticks:
         yield _line(x.of(tick), TOP, x.of(tick), bottom, "grid")
-        yield _text(x.of(tick), bottom + 16, number(tick))
+        yield svg_text(x.of(tick), bottom + 16, number(tick))
     name = f"{chart.x.label} (%)" if chart.x.percent else chart.x.label
-    yield _text((x.start + x.end) / 2, height - 8, name, kind="axis")
+    yield svg_text((x.start + x.end) / 2, height - 8, name, kind="axis")
     for place, (bar, label) in enumerate(zip(chart.bars, labels, strict=True)):
         top = TOP + GAP / 2 + place * (BAR + GAP)
-        yield _text(x.start - 6, top + BAR / 2 + 4, label, "end")
+        yield svg_text(x.start - 6, top + BAR / 2 + 4, label, "end")
         yield from _bar(bar, top, x, factor, chart)
     for label, limit in chart.limits.items():
         yield _line(x.of(factor * limit), TOP, x.of(factor * limit), bottom, "limit")
@@ -304,7 +311,7 @@ def _heat(chart: HeatMap, whole: float) -> str:
     width = max(LEAST_CELL, min(width, (whole - left - max(MARGIN, beyond)) / count))
     size = left + width * count + max(MARGIN, beyond), TOP + CELL * len(rows) + bottom
     parts = _heat_parts(chart, rows, columns, (left, width), has_numbers, slanted)
-    return _element(max(whole, size[0]), size[1], chart.title, parts)
+    return svg_element(max(whole, size[0]), size[1], chart.title, parts)
 
 
 def _heat_parts(
@@ -319,7 +326,7 @@ def _heat_parts(
     kinds = iter(shades([value for row in chart.values for value in row], chart.log))
     for i, row in enumerate(chart.values):
         top = TOP + CELL * i
-        yield _text(left - 6, top + CELL / 2 + 4, rows[i], "end")
+        yield svg_text(left - 6, top + CELL / 2 + 4, rows[i], "end")
         for j, (value, kind) in enumerate(zip(row, kinds, strict=False)):
             if kind is None or value is None:
                 continue
@@ -334,7 +341,7 @@ def _heat_parts(
             if has_numbers:
                 brief = f"{100 * value:.1f}" if chart.percent else f"{value:.2g}"
                 brief = chart.texts[i][j] if chart.texts else brief
-                yield _text(x + width / 2, top + CELL / 2 + 4, brief, kind=f"on{kind}")
+                yield svg_text(x + width / 2, top + CELL / 2 + 4, brief, kind=f"on{kind}")
     foot = TOP + CELL * len(rows) + 14
     for j, column in enumerate(columns):
         x = left + width * (j + 0.5)
@@ -344,63 +351,10 @@ def _heat_parts(
                 f"{escape(column)}</text>"
             )
         else:
-            yield _text(x, foot, column)
+            yield svg_text(x, foot, column)
     if chart.xlabel:
         bottom = foot + (LETTER * max(map(len, columns)) * 0.75 if slanted else 0) + 16
-        yield _text(left + width * len(columns) / 2, bottom, chart.xlabel, kind="axis")
-
-
-# --- histograms ----------------------------------------------------------------------------------
-
-
-def histogram(panel: Histogram, kinds: Mapping[str, str]) -> str:
-    """A histogram with logarithmic counts, and under it a strip of each format's values.
-
-    Args:
-        panel: the histogram.
-        kinds: format -> class of its color, as in the legend.
-    """
-    height = PANEL_HEIGHT + STRIP * len(panel.grids) + 20
-    return _element(PANEL_WIDTH, height, panel.title, _panel_parts(panel, kinds))
-
-
-def _panel_parts(panel: Histogram, kinds: Mapping[str, str]) -> Iterator[str]:
-    taken = [i for i, count in enumerate(panel.counts) if count]
-    step = (panel.high - panel.low) / max(len(panel.counts), 1)
-    low = panel.low + step * taken[0] if taken else panel.low
-    high = panel.low + step * (taken[-1] + 1) if taken else panel.high
-    x = Place(axis_scale([low, high], logarithm=False), 8.0, PANEL_WIDTH - 8)
-    most = math.log10(2 * max([*panel.counts, 1]))
-    for i in taken:
-        count = panel.counts[i]
-        size = (math.log10(max(count, 0.5)) - math.log10(0.5)) / (most - math.log10(0.5))
-        ends = x.of(panel.low + step * i), x.of(panel.low + step * (i + 1))
-        tall = size * (PANEL_HEIGHT - 6)
-        tip = f"{panel.title}\n{number(panel.low + step * i)} to "
-        tip += f"{number(panel.low + step * (i + 1))}: {count:,.0f}"
-        yield (
-            f'<rect class="count" x="{ends[0]:.1f}" y="{PANEL_HEIGHT - tall:.1f}" '
-            f'width="{max(ends[1] - ends[0], 0.5):.1f}" height="{tall:.1f}" '
-            f'data-tip="{escape(tip)}"/>'
-        )
-    for place, (label, values) in enumerate(panel.grids.items()):
-        yield from _strip(label, values, PANEL_HEIGHT + STRIP * place, kinds[label], x)
-    bottom = PANEL_HEIGHT + STRIP * len(panel.grids) + 14
-    for tick in x.ticks:
-        yield _text(x.of(tick), bottom, number(tick))
-
-
-def _strip(label: str, values: Sequence[float], top: float, kind: str, x: Place) -> Iterator[str]:
-    """The values of a format; two alone are the ends of what it covers evenly."""
-    if len(values) == 2:
-        yield (
-            f'<rect class="bar {kind}" x="{x.of(values[0]):.1f}" y="{top + 2:.1f}" '
-            f'width="{x.of(values[1]) - x.of(values[0]):.1f}" height="{STRIP - 4}" '
-            f'data-tip="{escape(label)}"/>'
-        )
-        return
-    ways = "".join(f"M{x.of(value):.1f},{top + 2:.1f}v{STRIP - 4:.0f}" for value in values)
-    yield f'<path class="line thin {kind}" d="{ways}" data-tip="{escape(label)}"/>'
+        yield svg_text(left + width * len(columns) / 2, bottom, chart.xlabel, kind="axis")
 
 
 def legend(labels: Mapping[str, str]) -> str:

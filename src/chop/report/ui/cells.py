@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from chop.report.page.svg import shortened
 from chop.report.ui.found import FoundRun
+from chop.report.words import parsed_time, time_text
 
 GREATEST = 1e18
 """Numbers beyond are of no run, and are not shown."""
@@ -59,7 +60,7 @@ def list_cells(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
         ListCell("size", size_text(size), size, True),
         ListCell("duration", duration_text(spent), spent, True),
         ListCell("state", run.state),
-        ListCell("started", time_text(run.started), _timestamp(run.started)),
+        ListCell("started", time_text(run.started).removesuffix(" UTC"), _timestamp(run.started)),
     ]
 
 
@@ -94,19 +95,11 @@ def size_text(size: float | None) -> str:
 
 def seconds_of(run: FoundRun, now: datetime) -> float | None:
     """Returns the duration of a run so far. None if it is unknown, as after a kill."""
-    start = _time(run.started)
-    end = now if run.state == "running" else _time(run.ended)
+    start = parsed_time(run.started)
+    end = now if run.state == "running" else parsed_time(run.ended)
     if start is None or end is None or end < start:
         return None
     return (end - start).total_seconds()
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else None
 
 
 def duration_text(seconds: float | None) -> str:
@@ -127,12 +120,6 @@ def duration_text(seconds: float | None) -> str:
     return f"{whole // DAY} d {whole % DAY // HOUR} h"
 
 
-def time_text(text: str) -> str:
-    """Formats a time in UTC to the minute. Other texts stay as they are."""
-    time = _time(text)
-    return text if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M}"
-
-
 def _timestamp(text: str) -> float | None:
-    time = _time(text)
+    time = parsed_time(text)
     return None if time is None else time.timestamp()

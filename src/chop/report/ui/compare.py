@@ -110,6 +110,8 @@ def _difference(runs: Sequence[FoundRun], name: str, values: Sequence[float | No
         _, is_share = kinds.pop()
         gain = second - first
         return f"{100 * gain:+.2f} points" if is_share else f"{gain:+.4g}"
+    if first == second:
+        return "the same"
     return f"{second / first:.3g} times" if first > 0 else ""
 
 
@@ -167,5 +169,11 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[Fact]:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
+        text = ", ".join(map(str, value))
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = "none" if text in ("", "{}") else text
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"

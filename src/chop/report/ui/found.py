@@ -80,7 +80,7 @@ def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
 def _error(manifest: Manifest) -> str:
     """Returns the error of a failed run. Interruptions by a person are in the state."""
     error = manifest.error or ""
-    return "" if error.startswith("KeyboardInterrupt") else error
+    return "" if error.startswith(("KeyboardInterrupt", "Terminated")) else error
 
 
 def _again(manifest: Manifest, command: str, folder: Path) -> str:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ConfigError, UnavailableError
+from chop.report.document import PageTable, page_table
 from chop.report.page.page import environment, picture
-from chop.report.report import say
+from chop.report.report import Table, say
 from chop.report.ui.access import TOKEN, TokenRequired, new_token
 from chop.report.ui.browser import opened
 from chop.report.ui.cells import ListCell, list_cells
 from chop.report.ui.compare import compare
-from chop.report.ui.folder import Progress, RunsFolder
+from chop.report.ui.folder import RunsFolder
 from chop.report.ui.found import FoundRun
-from chop.tables import shown
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 """Names of the server in requests; a site that has others point here gets nothing."""
+MOST_PARTS = 4
+FINGERPRINT = re.compile("[0-9a-f]{16}")
 NOTHING = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -180,9 +183,8 @@ def _progress(runs: RunsFolder, path: str) -> str:
     return _render(
         "progress.html.jinja",
         found=found,
-        columns=_columns(found),
+        points=_points_table(found.points),
         pictures=[picture(chart) for chart in found.charts],
-        shown=shown,
     )
 
 
@@ -192,16 +194,24 @@ def _rows(runs: Sequence[FoundRun]) -> list[tuple[FoundRun, list[ListCell]]]:
     return [(run, list_cells(run, now)) for run in runs]
 
 
-def _columns(found: Progress) -> list[str]:
-    """Names of numbers and words in the points; lists and mappings are left out."""
-    return list(
-        dict.fromkeys(
-            name
-            for point in found.points
-            for name, value in point.items()
-            if isinstance(value, int | float | str)
-        )
-    )
+def _points_table(points: Sequence[Mapping[str, Any]]) -> PageTable:
+    """The points, the last first. Settings that never differ and fingerprints are left out."""
+    rows = [{name: _cell(value) for name, value in point.items()} for point in reversed(points)]
+    names = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = {row.get(name) for row in rows}
+        differs = values != {None} and (len(values) > 1 or len(rows) == 1)
+        if differs or any(isinstance(value, float) for value in values):
+            names.append(name)
+    return page_table(Table("", [{name: row.get(name) for name in names} for row in rows]))
+
+
+def _cell(value: Any) -> float | int | str | None:
+    """A value of a point that a table has room for, such as a format [8, 4]."""
+    if isinstance(value, list) and len(value) <= MOST_PARTS:
+        return ", ".join(map(str, value))
+    is_shown = isinstance(value, int | float | str) and not FINGERPRINT.fullmatch(str(value))
+    return value if is_shown else None
 
 
 def _render(name: str, **values: Any) -> str:
