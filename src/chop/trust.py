@@ -66,12 +66,12 @@ def trust_named(settings: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _trusting(is_trusted: Callable[[str], bool]) -> Iterator[None]:
+def _trusting(is_named: Callable[[str], bool]) -> Iterator[None]:
     """The outermost of several contexts decides: a job inside a command widens nothing."""
     if _is_trusted.get() is not None:
         yield
         return
-    token = _is_trusted.set(is_trusted)
+    token = _is_trusted.set(is_named)
     try:
         yield
     finally:

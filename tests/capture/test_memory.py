@@ -7,6 +7,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from chop.capture.tracer import capture
 from chop.captured.state.weak_cache import weakly_cached
 from chop.errors import CaptureError
+from chop.export import pt2
+from chop.export.onnx.export import export as export_onnx
 from chop.ir import MaseGraph
 from chop.passes import quantize_transform_pass
 from tests import programs
@@ -51,6 +54,10 @@ class PartlyAsking(nn.Module):
 
 def captured(model: nn.Module) -> MaseGraph:
     return MaseGraph(model, dummy_in={"x": torch.ones(2, 8)})
+
+
+def quantized() -> MaseGraph:
+    return quantize_transform_pass(captured(Layers().eval()), {"default": {"config": INTEGERS}})[0]
 
 
 def of_a_local_class() -> None:
@@ -97,6 +104,31 @@ def test_nothing_is_left_behind(what, graph):
     # One capture once left 124 objects. Some caches of sympy and torch go on filling up.
     assert repeat(8) - before < 40
     assert len(linecache.cache) - lines <= 1
+
+
+def to_onnx(folder: Path) -> None:
+    pytest.importorskip("onnxscript")
+    export_onnx(quantized(), folder / "a.onnx", float_fallback=True, dynamic_axes=True)
+
+
+def to_package(folder: Path) -> None:
+    pt2.write_target(quantized(), folder / "a.pt2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("write", [to_onnx, to_package])
+def test_an_export_leaves_nothing_behind(write, tmp_path):
+    def repeat(times: int) -> int:
+        for _ in range(times):
+            write(tmp_path)
+        gc.collect()
+        return len(gc.get_objects())
+
+    repeat(3)
+    before = repeat(1)
+    # Each once left 220 objects or more: an environment of sizes, and all of its fake tensors.
+    # Caches of sympy go on filling up. torch keeps the nodes of its last trace.
+    assert repeat(4) - before < 200
 
 
 def test_what_a_local_class_holds_is_let_go():

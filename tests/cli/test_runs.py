@@ -4,13 +4,14 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from chop.actions.bench import bench_model
 from chop.actions.compress import compress
-from chop.actions.compressed_run import workload_config
+from chop.actions.compressed_run import compressed_run, workload_config
 from chop.actions.described_run import describe_run
 from chop.actions.evaluate.models import load_judged
 from chop.actions.latency import no_gain
@@ -27,7 +28,7 @@ from chop.cli import main
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
 from chop.notices import collected_assumptions
-from chop.runs import MANIFEST
+from chop.runs import MANIFEST, Artifact
 from tests import programs
 from tests.cli.test_adapter import COMMANDS as CLI
 from tests.cli.test_shown_commands import parse, words_of
@@ -207,7 +208,7 @@ def goes_on_from(run, tmp_path):
     """The commands that read a run's model, as functions of nothing."""
     return (
         lambda: load_judged(EvaluateConfig(str(run), out=tmp_path / "e")),
-        lambda: workload_config(run, {}),
+        lambda: workload_config(compressed_run(run), {}),
         lambda: config_of_run(
             PruneSweepConfig(start_from=run, methods=("l1-norm",), out=tmp_path / "p"), None
         ),
@@ -223,6 +224,31 @@ def test_a_changed_byte_of_a_runs_model_is_one_sentence(offset, copy, tmp_path):
     for work in goes_on_from(copy, tmp_path)[:3]:
         with pytest.raises(CheckpointError, match=r"model\.mz' is not the file .* SHA-256"):
             work()
+
+
+@pytest.mark.parametrize("name", ["model/config.json", "model/a.safetensors"])
+def test_a_changed_byte_of_a_model_by_block_is_one_sentence(name, copy, tmp_path):
+    for graph in copy.glob("model.*"):
+        graph.unlink()
+    (copy / "model").mkdir()
+    (copy / name).write_text("model")
+    manifest = json.loads((copy / MANIFEST).read_text())
+    kept = [each for each in manifest["artifacts"] if not each["path"].startswith("model.")]
+    manifest["artifacts"] = [*kept, asdict(Artifact.of(copy / name, copy))]
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    assert not compressed_run(copy).has_model
+    (copy / name).write_text("madel")
+    with pytest.raises(CheckpointError, match=r"model/.*' is not the file .* SHA-256"):
+        compressed_run(copy)
+
+
+def test_a_model_is_compared_with_its_digest_once(copy, tmp_path, monkeypatch):
+    read, true = [], Artifact.of
+    monkeypatch.setattr(Artifact, "of", lambda *names: read.append(names[0]) or true(*names))
+    for work in goes_on_from(copy, tmp_path)[:3]:
+        work()
+        assert [path.name for path in read] == ["model.mz"]
+        read.clear()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 99}', "[]", '{"kind": 1}'])

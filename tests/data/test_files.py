@@ -145,3 +145,56 @@ def test_pictures_without_classes_are_refused(folders, tmp_path):
         Image.new("L", (4, 4)).save(tmp_path / folders[0] / f"{number}.png")
     with pytest.raises(ConfigError, match="expected a folder for each of at least two classes"):
         load_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("fault", [TypeError, AttributeError, KeyError, AssertionError, ValueError])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("files.check_unpacked", "files.check_rows", "files.check_pictures", "files._checked"),
+        *("load._train_and_test", "load._shorten", "load._with_label"),
+    ],
+)
+def test_a_fault_of_chop_is_not_reported_as_one_of_files(fault, place, tmp_path, monkeypatch):
+    def faulty(*args, **kwargs):
+        raise fault("of chop")
+
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.csv").write_text("a,label\n1,0\n2,1\n3,0\n")
+    monkeypatch.setattr(f"chop.data.{place}", faulty)
+    for name in ("rows", "rows/train.csv"):
+        with pytest.raises(fault, match="^'?of chop"):
+            load_dataset(tmp_path / name)
+
+
+def test_a_fault_of_chop_is_not_reported_as_a_hub_without_the_data(tmp_path, monkeypatch):
+    def faulty(*args, **kwargs):
+        raise ValueError("of chop")
+
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda name: name)
+    monkeypatch.setattr("chop.data.load.check_hub_files", faulty)
+    with pytest.raises(ValueError, match="^of chop"):
+        load_dataset("some/name")
+
+
+@pytest.mark.parametrize("fault", [TypeError, KeyError, OSError, ZeroDivisionError])
+@pytest.mark.parametrize("name", ["load_dataset_builder", "DatasetBuilder.download_and_prepare"])
+def test_a_fault_of_a_library_is_one_sentence(fault, name, tmp_path, monkeypatch):
+    def faulty(*args, **kwargs):
+        raise fault("of pandas")
+
+    (tmp_path / "a.csv").write_text("a,label\n1,0\n2,1\n3,0\n")
+    monkeypatch.setattr(f"datasets.{name}", faulty)
+    with pytest.raises(ConfigError, match=r"a\.csv' cannot be read as csv: .*of pandas'?\.$"):
+        load_dataset(tmp_path / "a.csv")
+    with pytest.raises(ConfigError, match=r"' cannot be read: .*of pandas'?\.$"):
+        load_dataset(tmp_path)
+
+
+def test_a_damaged_stream_of_gzip_is_one_sentence(tmp_path):
+    text = "a,label\n" + "".join(f"{i * 7919},{i % 2}\n" for i in range(5000))
+    packed = bytearray(gzip.compress(text.encode()))
+    packed[len(packed) // 2 : len(packed) // 2 + 40] = b"\xff" * 40
+    (tmp_path / "a.csv.gz").write_bytes(packed)
+    with pytest.raises(ConfigError, match=r"a\.csv\.gz' cannot be read as csv"):
+        load_dataset(tmp_path / "a.csv.gz")

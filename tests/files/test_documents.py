@@ -14,7 +14,7 @@ from chop.errors import ChopError, ConfigError
 from chop.files.documents import DEEPEST, parse_json, read_json
 from chop.formats.format_strings import parse_format_string
 from chop.hardware.project import DESIGN, read_project
-from chop.ir.storage.checkpoint import _parse as read_checkpoint
+from chop.ir.storage.document import read_document
 from chop.ir.storage.metadata_file import _parse as read_metadata
 from chop.lora.peft_format import CONFIG_FILE
 from chop.lora.peft_format import _read_config as read_adapter
@@ -48,7 +48,7 @@ READERS = {
     "plan": ("plan.json", lambda folder: ShardingPlan.read(folder / "plan.json")),
     "adapter": (CONFIG_FILE, read_adapter),
     "metadata": ("meta.json", lambda folder: read_metadata(folder / "meta.json")),
-    "checkpoint": ("a.mz", lambda folder: read_checkpoint(folder / "a.mz")),
+    "checkpoint": ("a.mz", lambda folder: read_document(folder / "a.mz")),
     "hf_index": (INDEX, lambda folder: list(stored_tensors(folder))),
     "hf_config": ("config.json", lambda folder: read_config(str(folder))),
     "preprocessor": ("p.json", lambda folder: read_preprocessor(folder / "p.json")),

@@ -70,5 +70,6 @@ def reload(mg: MaseGraph, folder: Path, **kwargs: Any) -> MaseGraph:
 def edit(folder: Path, change: Any, name: str = "graph.mz") -> None:
     path = folder / name
     document = json.loads(path.read_text())
+    document.pop("sha256", None)
     change(document)
     path.write_text(json.dumps(document))

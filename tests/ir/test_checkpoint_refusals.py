@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.document import read_document
 from tests.ir.checkpoint_cases import X, assert_same, edit, net, reload
 from tests.subcases import subcases
 
@@ -62,6 +63,34 @@ def test_a_flipped_bit_and_a_foreign_tensor_file_are_refused(written: Path) -> N
     MaseGraph(nn.Sequential(nn.Linear(2, 2))).export(written / "other")
     path.write_bytes((written / "other.pt").read_bytes())
     refused(written, "does not belong to")
+
+
+def test_a_flipped_bit_of_the_graph_is_refused_or_says_the_same(written: Path) -> None:
+    path = written / "graph.mz"
+    data, whole = path.read_bytes(), read_document(path)
+    refusals = 0
+    for place in [*range(0, len(data), len(data) // 80), *range(len(data) - 90, len(data))]:
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            found = read_document(path)
+        except CheckpointError:
+            refusals += 1
+        else:  # white space at the end, or the name of the digest
+            assert {name: found[name] for name in whole} == whole
+    assert refusals > 150
+
+
+def test_a_number_that_is_changed_or_a_graph_without_digest(written: Path) -> None:
+    path = written / "graph.mz"
+    text = path.read_text()
+    path.write_text(text.replace('"num_features": 8', '"num_features": 9'))
+    assert path.read_text() != text
+    refused(written, "does not match the SHA-256 at its end")
+    path.write_text(text)
+    edit(written, lambda document: None)  # as earlier versions wrote it
+    assert_same(MaseGraph.from_checkpoint(written / "graph"), net())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.models import load_model
+from chop.trust import trust_code
 
 TINY = {
     "vocab_size": 40,
@@ -221,3 +224,61 @@ def test_a_config_inside_another_fetches_nothing(masked_lm, fresh_warnings):
     with pytest.warns(UserWarning, match="fetched as code"):
         without_fetched_code(config, "x")
     assert config.vision_config._attn_implementation is None
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_kernels_of_the_hub_are_refused_before_transformers_acts(is_inside, monkeypatch):
+    from transformers import CLIPConfig, RwkvConfig
+
+    from chop.ir.huggingface.config_file import KERNEL_METHODS, without_fetched_code
+
+    def config(method):
+        config = CLIPConfig()
+        inner = config.text_config if is_inside else config
+        inner.quantization_config = {"quant_method": method}
+        return config
+
+    without_fetched_code(config("eetq"), "x")  # the package is missing: transformers says so
+    monkeypatch.setattr("transformers.utils.is_kernels_available", lambda: True)
+    asked = {f"quant_method '{name}'": config(name) for name in KERNEL_METHODS}
+    for said, each in {**asked, "model_type 'rwkv'": RwkvConfig(num_hidden_layers=1)}.items():
+        with pytest.raises(ConfigError, match=f"^x: config.json has the {said}.*--trust-code"):
+            without_fetched_code(each, "x")
+        with trust_code():
+            without_fetched_code(each, "x")
+    for method in ("bitsandbytes", "torchao", "compressed-tensors", ["eetq"], None):
+        without_fetched_code(config(method), "x")
+
+
+def test_a_folder_with_kernels_of_the_hub_is_one_sentence(masked_lm, monkeypatch):
+    folder, _ = masked_lm
+    path = folder / "config.json"
+    document = json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    path.write_text(json.dumps(document))
+    monkeypatch.setattr("transformers.utils.is_kernels_available", lambda: True)
+    for pretrained in (True, False):
+        with pytest.raises(ConfigError, match=r"quant_method 'mxfp4', for which .* uninstall"):
+            load_model(folder, pretrained=pretrained)
+
+
+def test_what_fetches_kernels_in_transformers_is_known():
+    import transformers
+
+    from chop.ir.huggingface.config_file import KERNEL_METHODS, KERNEL_MODELS
+
+    home = Path(transformers.__file__).parent
+    calls = re.compile(r"\b(lazy_load_kernel|get_kernel)\(")
+    named = {
+        path.relative_to(home).as_posix()
+        for path in (*home.glob("models/*/modeling_*.py"), *home.glob("integrations/**/*.py"))
+        if calls.search(path.read_text(encoding="utf-8"))
+    }
+    by_method = {"finegrained_fp8": {"fp8", "mxfp8"}, "metal_quantization": {"metal"}}
+    by_method["gguf/kernels"] = {"gguf"}
+    for name in ("eetq", "fbgemm_fp8", "mxfp4", "nvfp4"):
+        by_method[name] = {name}
+    assert set().union(*by_method.values()) == KERNEL_METHODS
+    # Implementations of attention and experts, which `without_fetched_code` leaves out.
+    chosen = {"hub_kernels", "deepgemm", "msa_attention", "sonicmoe"}
+    known = {f"integrations/{name}.py" for name in {*by_method, *chosen}}
+    assert named <= known | {f"models/{name}/modeling_{name}.py" for name in KERNEL_MODELS}

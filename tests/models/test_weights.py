@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
@@ -135,3 +136,33 @@ def test_files_without_weights_of_one_model_say_what_they_have(trained, tmp_path
         warnings.simplefilter("ignore")
         load_weights(trained, path)
     assert "weights_only" not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+NO_WEIGHTS = {
+    "parts of complex numbers": (torch.eye(4) * 1j, "complex64 in the file, float32 in the model"),
+    "codes": (torch.ones(4, 4, dtype=torch.int8), "int8 in the file"),
+    "sparse": (torch.eye(4).to_sparse(), "float32 sparse_coo in the file"),
+    "meta": (torch.empty(4, 4, device="meta"), "float32 without data in the file"),
+    "meta of another shape": (torch.empty(10**6, 10**6, device="meta"), "of another shape"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_WEIGHTS)
+def test_numbers_that_would_be_changed_silently_are_refused(kind, tmp_path):
+    weight, said = NO_WEIGHTS[kind]
+    torch.save({"weight": weight, "bias": torch.ones(4)}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=f"does not fit the model Linear: .*{said}"):
+        load_weights(nn.Linear(4, 4), tmp_path / "a.pt")
+
+
+def test_tensors_without_names_are_refused(tmp_path):
+    torch.save({1: torch.ones(4, 4), None: torch.ones(4)}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="has tensors under 1, None, expected names"):
+        load_weights(nn.Linear(4, 4), tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_weights_of_other_widths_are_read(dtype, tmp_path):
+    torch.save({"weight": torch.eye(4).to(dtype), "bias": torch.ones(4)}, tmp_path / "a.pt")
+    loaded = load_weights(nn.Linear(4, 4), tmp_path / "a.pt")
+    assert torch.equal(loaded.weight, torch.eye(4))

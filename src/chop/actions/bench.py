@@ -8,7 +8,7 @@ from typing import Any
 
 from chop.actions.compress import compress
 from chop.actions.compress_results import exported_bytes
-from chop.actions.compressed_run import WEIGHTS, workload_config
+from chop.actions.compressed_run import WEIGHTS, compressed_run, workload_config
 from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.actions.latency import (
     compare_with_float,
@@ -122,7 +122,7 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
     """What the folder was compressed from; settings that were given win."""
     given = {**_given(config), "out": folder, "device": config.device}
-    return workload_config(folder, given, "--model")
+    return workload_config(compressed_run(folder), given, "--model")
 
 
 def _given(config: BenchModelConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from chop import runs
@@ -16,7 +16,7 @@ from chop.notices import assume, get_logger
 from chop.trust import check_code, identity_of, is_trusted, names_code
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
-WEIGHTS, GRAPH = "model.pt", "model.mz"
+WEIGHTS, GRAPH, MODEL_FOLDER = "model.pt", "model.mz", "model"
 AGAIN = "Run chop compress again, or get the whole folder from where it was made."
 
 log = get_logger(__name__)
@@ -30,32 +30,34 @@ class CompressedRun(NamedTuple):
     """Settings and files of a run of `chop compress`.
 
     Attributes:
+        folder: output folder of the run.
         settings: settings of the run.
         has_model: the run saved a model.
         file: says both.
     """
 
+    folder: Path
     settings: Mapping[str, Any]
     has_model: bool
     file: Path
 
 
 def workload_config(
-    folder: Path, given: Mapping[str, Any], option: str | None = None
+    run: CompressedRun, given: Mapping[str, Any], option: str | None = None
 ) -> WorkloadConfig:
-    """Model and data that a folder was compressed from; settings that were given win.
+    """Model and data that a run compressed; settings that were given win.
 
     Args:
-        folder: output folder of the run.
+        run: see `compressed_run`.
         given: settings that win.
         option: by which the command names the float model; None where it has none.
     Raises:
-        CheckpointError: the folder holds no compressed model.
+        CheckpointError: the run saved no model.
         ConfigError: its files name code, see `chop.trust`.
     """
-    if not compressed_run(folder).has_model:
-        raise no_model(folder)
-    return settings_of_run(folder, given, option)
+    if not run.has_model:
+        raise no_model(run.folder)
+    return settings_of_run(run, given, option)
 
 
 def no_model(folder: Path) -> CheckpointError:
@@ -67,33 +69,30 @@ def no_model(folder: Path) -> CheckpointError:
 
 
 def settings_of_run(
-    folder: Path, given: Mapping[str, Any], option: str | None = None
+    run: CompressedRun, given: Mapping[str, Any], option: str | None = None
 ) -> WorkloadConfig:
     """The same, whether the run saved a model or not.
 
     Raises:
-        CheckpointError: the folder is of no run.
         ConfigError: its files name code, see `chop.trust`.
     """
-    settings, _, file = compressed_run(folder)
-    return _settings_of(WorkloadConfig, settings, file, given, option)
+    return _settings_of(WorkloadConfig, run, run.settings, given, option)
 
 
 def judged_settings_of_run(
-    folder: Path, given: Mapping[str, Any], option: str, command: str
+    run: CompressedRun, given: Mapping[str, Any], option: str, command: str
 ) -> JudgedWorkloadConfig:
     """The same with the function that judged the run.
 
     Args:
-        folder: output folder of the run.
+        run: see `compressed_run`.
         given: settings that win; `evaluate` is another function, whose numbers `metric` names.
         option: by which the command names the float model.
         command: how the run is judged again, without the option that names the function.
     Raises:
-        CheckpointError: the folder is of no run.
         ConfigError: its files name code, see `chop.trust`; or a function of a program judged it.
     """
-    settings, _, file = compressed_run(folder)
+    settings, folder = run.settings, run.folder
     function = settings.get("evaluate")
     if "evaluate" in given and not _is_same(function, given["evaluate"]):
         settings = {**settings, "metric": None, "lower_is_better": False}
@@ -109,7 +108,7 @@ def judged_settings_of_run(
             f"'{folder}' was judged by '{judge}', a function of a program: write it to a file and "
             f"give {command} --evaluate file.py:{judge}."
         )
-    return _settings_of(JudgedWorkloadConfig, settings, file, given, option)
+    return _settings_of(JudgedWorkloadConfig, run, settings, given, option)
 
 
 def _is_same(function: str | None, other: str) -> bool:
@@ -131,14 +130,14 @@ C = TypeVar("C", bound=WorkloadConfig)
 
 def _settings_of(
     kind: type[C],
+    run: CompressedRun,
     settings: Mapping[str, Any],
-    file: Path,
     given: Mapping[str, Any],
     option: str | None,
 ) -> C:
     known = {field.name for field in dataclasses.fields(kind)}
     chosen = {k: value for k, value in settings.items() if k in known and k not in given}
-    check_code(chosen, file, option)
+    check_code(chosen, run.file, option)
     return kind(**{**chosen, **given})
 
 
@@ -159,7 +158,7 @@ def compressed_run(folder: Path) -> CompressedRun:
             if found is not None and found.kind == "compress":
                 check_model_file(folder, found)
                 has_model = any(each.path == WEIGHTS for each in found.artifacts)
-                return CompressedRun(found.settings, has_model, folder / runs.MANIFEST)
+                return CompressedRun(folder, found.settings, has_model, folder / runs.MANIFEST)
         except DamagedRunError:
             raise
         except CheckpointError as error:
@@ -180,7 +179,7 @@ def compressed_run(folder: Path) -> CompressedRun:
             )
         try:
             result = read_json(path, "result")
-            described = CompressedRun(dict(result["config"]), result["saved"] is not None, path)
+            settings, has_model = dict(result["config"]), result["saved"] is not None
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"'{path}' is no result of chop compress: {error}.") from None
     if damage is not None and is_there:
@@ -191,25 +190,33 @@ def compressed_run(folder: Path) -> CompressedRun:
             "those of its result.json, and its files were not compared with anything.",
             log,
         )
-    return described
+    return CompressedRun(folder, settings, has_model, path)
 
 
 def check_model_file(folder: Path, results: runs.Manifest) -> None:
-    """Compares the file that describes a run's model with its digest; it has that of the weights.
+    """Compares the files of a run's model with their digests.
+
+    The file of a graph has the digest of its weights. Runs by block have a folder in its place.
 
     Args:
         folder: of the run.
         results: the manifest of its results.
     Raises:
-        DamagedRunError: it is missing, or another one.
+        DamagedRunError: one is missing, or another one.
     """
-    for artifact in results.artifacts:
-        if artifact.path == GRAPH:
-            path = latest(folder / GRAPH)
-            with library_errors(path, error=DamagedRunError):
-                is_same = runs.Artifact.of(path, path.parent) == artifact
-            if not is_same:
-                raise DamagedRunError(
-                    f"'{path}' is not the file that its run wrote: it does not match the SHA-256 "
-                    f"in {runs.MANIFEST}. {AGAIN}"
-                )
+    graphs = [each for each in results.artifacts if each.path == GRAPH]
+    for artifact in graphs or filter(_is_model_file, results.artifacts):
+        path = latest(folder / artifact.path)
+        with library_errors(path, error=DamagedRunError):
+            found = runs.Artifact.of(path, path.parent)
+        if found.sha256 != artifact.sha256:
+            raise DamagedRunError(
+                f"'{path}' is not the file that its run wrote: it does not match the SHA-256 "
+                f"in {runs.MANIFEST}. {AGAIN}"
+            )
+
+
+def _is_model_file(artifact: runs.Artifact) -> bool:
+    path = PurePosixPath(artifact.path)
+    is_weights = path.suffix == ".safetensors" or path.name == "config.json"
+    return path.parts[0] == MODEL_FOLDER and is_weights

@@ -178,14 +178,14 @@ def _workload_settings(config: ExportConfig) -> WorkloadConfig | None:
 
 def _settings_of_run(run: Path, given: Mapping[str, Any]) -> WorkloadConfig | None:
     try:
-        compressed_run(run)
+        found = compressed_run(run)
     except DamagedRunError:
         raise
     except CheckpointError:
         if given:
             raise
         return None  # a checkpoint of a graph
-    return workload_config(run, {**given, "device": "cpu", "out": run})
+    return workload_config(found, {**given, "device": "cpu", "out": run})
 
 
 def tokenizer_of(config: ExportConfig) -> Any:

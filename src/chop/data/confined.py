@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, shorten
 from chop.files.documents import read_json
+from chop.files.library_errors import library_errors
 from chop.files.reading import read_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 CARDS = ("README.md", ".huggingface.yaml")
 """Files of a folder by which `datasets` looks for others."""
 MOST_VALUES = 10**5
+LONGEST_SHOWN = 300
+"""Characters of a name that a message shows."""
 FRONT = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|::")
 """Begin of a URL, or the mark that joins two as `zip://a::b`. One letter is a drive of Windows."""
@@ -56,21 +59,29 @@ class Home:
             return
         member = MEMBER.fullmatch(name)
         place = name if member is None else member["archive"]
+        shown = shorten(name, LONGEST_SHOWN)
         if SCHEME.search(place):
-            raise ConfigError(f"{self.what}: {named_by} names '{name}', and no URL is fetched.")
+            raise ConfigError(f"{self.what}: {named_by} names '{shown}', and no URL is fetched.")
         path = Path(place)
         if path.parent not in self._parents:  # one look at each folder of many pictures
             self._parents[path.parent] = self._has(path.parent)
-        is_alone = path.name not in ("", "..") and not path.is_symlink()
+        try:
+            is_alone = path.name not in ("", "..") and not path.is_symlink()
+        except (OSError, ValueError):  # no name that a file can have
+            is_alone = False
         if not self._parents[path.parent] or not (is_alone or self._has(path)):
             raise ConfigError(
-                f"{self.what}: {named_by} names '{name}', which is outside its folder; put a copy "
+                f"{self.what}: {named_by} names '{shown}', which is outside its folder; put a copy "
                 "of the file into the folder."
             )
         self._inside.add(name)
 
     def _has(self, path: Path) -> bool:
-        return any(path.resolve().is_relative_to(folder) for folder in self.folders)
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError, ValueError):  # a loop of links, or no name of a file
+            return False
+        return any(real.is_relative_to(folder) for folder in self.folders)
 
 
 def home_of(folder: Path, what: str, *caches: Path) -> Home:
@@ -215,7 +226,9 @@ def check_pictures(splits: DatasetDict, home: Home) -> None:
     for split in splits.values():
         for name, feature in split.features.items():
             if _decodes(feature):
-                for path in _paths(split.data.column(name)):
+                with library_errors(home.folders[0], error=ConfigError):
+                    paths = [*_paths(split.data.column(name))]
+                for path in paths:
                     home.check(path, f"a row of its column '{name}'")
 
 

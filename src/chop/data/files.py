@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,25 +76,33 @@ def read_file(path: Path) -> DatasetDict:
         raise ConfigError(f"file '{path}': parquet compresses its own columns; decompress it.")
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     what = f"file '{path}'"
-    try:
+
+    def problem(error: BaseException) -> str:
+        return f"cannot be read as {kind}: {_reason(error)}"
+
+    reading = partial(library_errors, path, error=ConfigError, problem=problem)
+    cache = str(cache_folder() / "datasets")
+    with reading():
         builder = datasets.load_dataset_builder(
             kind,
             data_files={"train": escape(str(path.absolute()))},  # `datasets` takes patterns
-            cache_dir=str(cache_folder() / "datasets"),
+            cache_dir=cache,
             **settings,
         )
-        found = prepared(builder)
-        check_pictures(found, home_of(path.parent, what))
-    except ConfigError:
-        raise
-    except Exception as error:  # pandas, pyarrow, fsspec: each raises what a file leads it to
-        raise ConfigError(f"file '{path}' cannot be read as {kind}: {_reason(error)}") from error
+    found = prepared(builder, reading)
+    check_pictures(found, home_of(path.parent, what))
     return _checked(found, what)
 
 
-def prepared(builder: DatasetBuilder) -> DatasetDict:
+def prepared(
+    builder: DatasetBuilder, reading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> DatasetDict:
     """The splits that a builder of `datasets` reads, or has read before.
 
+    Args:
+        builder: reads files.
+        reading: makes the context that turns errors of libraries into sentences. Default: they
+            stay as they are.
     Raises:
         ConfigError: files unpack to more than they may, or have rows that are null.
     """
@@ -100,8 +110,10 @@ def prepared(builder: DatasetBuilder) -> DatasetDict:
         files = data_files(builder)
         check_unpacked(files)
         check_rows(files, are_all_json=reader_of(builder) == "json")
-    builder.download_and_prepare(dl_manager=_manager_of(builder))
-    splits: DatasetDict = builder.as_dataset()
+    manager = _manager_of(builder)
+    with reading():
+        builder.download_and_prepare(dl_manager=manager)
+        splits: DatasetDict = builder.as_dataset()
     return splits
 
 
@@ -175,21 +187,23 @@ def read_folder(folder: Path) -> DatasetDict:
     """
     what, is_saved = f"folder '{folder}'", any((folder / name).is_file() for name in SAVED)
     _check_regular(folder)
-    try:
-        found = _read_saved(folder, what) if is_saved else _read_files(folder, what)
-    except ConfigError:
-        raise
-    except (FileNotFoundError, ValueError) as error:
+    return _read_saved(folder, what) if is_saved else _checked(_read_files(folder, what), what)
+
+
+def _reading(folder: Path) -> AbstractContextManager[None]:
+    """Context in which pandas, pyarrow, fsspec and PyYAML read files of a folder."""
+
+    def problem(error: BaseException) -> str:
+        if not isinstance(error, FileNotFoundError | ValueError):
+            return f"cannot be read: {_reason(error)}"
         arrays = next((path for path in folder.iterdir() if _way_of_arrays(path)), folder)
-        raise ConfigError(
-            f"folder '{folder}' holds no data set: expected parquet, csv or json files, pictures "
-            "in a folder for each class, images/ and masks/ of equal names, or what save_to_disk "
-            f"writes ({first_line(error)})"
-            f"{_way_of_arrays(arrays)}."
-        ) from error
-    except Exception as error:  # as for files, and PyYAML for README.md
-        raise ConfigError(f"folder '{folder}' cannot be read: {_reason(error)}") from error
-    return found if is_saved else _checked(found, what)
+        return (
+            "holds no data set: expected parquet, csv or json files, pictures in a folder for each "
+            "class, images/ and masks/ of equal names, or what save_to_disk writes "
+            f"({first_line(error)}){_way_of_arrays(arrays)}"
+        )
+
+    return library_errors(folder, error=ConfigError, problem=problem)
 
 
 def _read_files(folder: Path, what: str) -> DatasetDict:
@@ -201,9 +215,11 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
         return masks
     check_card(folder, home)
     # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
-    builder = datasets.load_dataset_builder(_that_is_no_pattern(folder), cache_dir=str(cache))
+    place, reading = _that_is_no_pattern(folder), partial(_reading, folder)
+    with reading():
+        builder = datasets.load_dataset_builder(place, cache_dir=str(cache))
     check_builder(builder, home)
-    found = prepared(builder)
+    found = prepared(builder, reading)
     if any(Path(file).suffix.lower() in ARCHIVES for file in data_files(builder)):
         home = home_of(folder, what, cache / "downloads")  # where archives are unpacked
     check_pictures(found, home)
@@ -216,10 +232,10 @@ def _read_saved(folder: Path, what: str) -> DatasetDict:
 
     home = home_of(folder, what)
     check_saved(folder, home)
-    if (folder / SAVED[0]).is_file():
+    with _reading(folder):
         found = datasets.load_from_disk(folder)
-    else:
-        found = datasets.DatasetDict(train=datasets.load_from_disk(folder))
+    if not (folder / SAVED[0]).is_file():
+        found = datasets.DatasetDict(train=found)
     check_pictures(found, home)
     return found
 

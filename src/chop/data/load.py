@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from chop.data.stories import stories
 from chop.data.windows import is_running_text
 from chop.errors import (
     MOST_NAMES,
+    ChopError,
     ConfigError,
     UnavailableError,
     check_known,
@@ -99,9 +102,7 @@ def load_dataset(
     else:
         check_is_there(name)
         splits = _from_hub(name)
-    # What a folder of save_to_disk holds is read by now, and not before.
-    with library_errors(name, error=ConfigError, problem="cannot be read"):
-        return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
+    return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
 
 
 def _read_path(path: Path) -> DatasetDict:
@@ -207,16 +208,25 @@ def _joined(split: Dataset, names: Sequence[str]) -> Dataset:
 def _from_hub(name: str) -> DatasetDict:
     import datasets
 
-    try:
-        with offline_errors():
+    with offline_errors():
+        with _hub_errors(name):
             builder = datasets.load_dataset_builder(name)
-            check_hub_files(builder, name)
-            found = prepared(builder)
-            check_pictures(found, Home(_hub_caches(), f"data set '{name}'"))
-            return found
-    except ConfigError:
+        check_hub_files(builder, name)
+        found = prepared(builder, partial(_hub_errors, name))
+        check_pictures(found, Home(_hub_caches(), f"data set '{name}'"))
+        return found
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    """Turns the errors of `datasets`, which reads from the hub, into sentences."""
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        yield
+    except ChopError:
         raise
-    except datasets.exceptions.DatasetGenerationError as error:
+    except DatasetGenerationError as error:
         raise ConfigError(f"data set '{name}' cannot be read: {reason_of(error)}.") from error
     except (OSError, ValueError) as error:
         reach = "" if hub_is_reachable() else " (the hub cannot be reached)"
@@ -236,15 +246,13 @@ def _hub_caches() -> list[Path]:
     return [Path(each) for each in (*downloads, config.HF_CACHE_HOME, config.HF_DATASETS_CACHE)]
 
 
-def _is_labeled(split: Dataset) -> bool:
-    column = label_column(split.column_names)
-    return column is not None and _unlabeled_rows(split, column) < len(split)
-
-
-def _unlabeled_rows(split: Dataset, column: str) -> int:
-    """How many labels are blank or NaN; all of them where each is -1, as the hub has test rows."""
+def _unlabeled_rows(split: Dataset) -> int:
+    """How many labels are missing, blank or NaN; all where each is -1, as the hub has test rows."""
     import pyarrow.compute as pc
 
+    column = label_column(split.column_names)
+    if column is None:
+        return len(split)
     labels = split.with_format("arrow")[column][:]
     blank = labels.null_count
     kind = str(labels.type)
@@ -257,15 +265,15 @@ def _unlabeled_rows(split: Dataset, column: str) -> int:
     return int(blank)
 
 
-def _check_labels(splits: DatasetDict, name: str) -> None:
+def _check_labels(splits: Mapping[str, Dataset], unlabeled: Mapping[str, int], name: str) -> None:
     """Raises ConfigError where some rows of a split have a label and others none."""
-    for key, split in splits.items():
-        column = label_column(split.column_names)
-        blank = 0 if column is None else _unlabeled_rows(split, column)
-        if blank:
+    for key in SPLITS:
+        if key in splits and unlabeled[key]:
+            column = label_column(splits[key].column_names)
             raise ConfigError(
-                f"data set '{name}': {blank} of {len(split)} rows of the split '{key}' have no "
-                f"label in the column '{column}'; fill them in or leave these rows out."
+                f"data set '{name}': {unlabeled[key]} of {len(splits[key])} rows of the split "
+                f"'{key}' have no label in the column '{column}'; fill them in or leave these rows "
+                "out."
             )
 
 
@@ -291,7 +299,10 @@ def _without_label(splits: DatasetDict, name: str) -> str:
 def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -> DatasetDict:
     from datasets import DatasetDict
 
-    labeled = {k: s for k, s in splits.items() if _is_labeled(s) or not needs_labels}
+    # What a folder of save_to_disk holds is read by now, and not before.
+    with library_errors(name, error=ConfigError):
+        unlabeled = {k: _unlabeled_rows(s) if needs_labels else 0 for k, s in splits.items()}
+    labeled = {k: s for k, s in splits.items() if not needs_labels or unlabeled[k] < len(s)}
     if "train" not in labeled:
         columns = splits["train"].column_names if "train" in splits else []
         if "train" in splits and label_column(columns) is None:
@@ -300,8 +311,7 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
             f"data set '{name}' has no labeled split 'train': found {sorted(splits)}, labels are "
             "expected from 0 upwards."
         )
-    if needs_labels:
-        _check_labels(DatasetDict({key: labeled[key] for key in SPLITS if key in labeled}), name)
+    _check_labels(labeled, unlabeled, name)
     if "test" in labeled:
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
     if "validation" in labeled:

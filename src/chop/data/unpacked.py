@@ -12,12 +12,14 @@ import lzma
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from chop.errors import ConfigError
+from chop.files.library_errors import library_errors
 from chop.files.reading import open_regular
 from chop.memory import memory_bytes
 
@@ -139,7 +141,7 @@ def _size(file: Path) -> str:
 
 def _kind(file: Path) -> Callable[[Path, int], int] | None:
     """The function that counts what a file unpacks to; None where it is not packed."""
-    with open_regular(file, "table") as opened:
+    with library_errors(file, error=ConfigError), open_regular(file, "table") as opened:
         start = opened.read(6)
     if start.startswith(ZIP):
         return _zip_bytes
@@ -181,7 +183,7 @@ def _parts(file: Path) -> Iterator[bytes]:
         with _unpacked(file) as stream:
             while part := stream.read(CHUNK):
                 yield part
-    except (OSError, EOFError, ValueError, lzma.LZMAError):
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error):
         pass  # what is broken its reader says
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "zstandard":

@@ -61,6 +61,14 @@ def write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
             rounding of inputs to other formats than `integer` does.
         VerificationError: the package computes something else.
     """
+    # torch's symbolic shapes are imported where something is traced.
+    from chop.private.symbolic_shapes import forgetting_traces
+
+    with forgetting_traces():
+        return _write(mg, path, where)
+
+
+def _write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
     answers = examples_and_answers(mg, dynamic=True)
     copy = mg.copy()
     copy.model.cpu()

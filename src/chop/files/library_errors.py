@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def library_errors(
     path: str | Path,
     temporary: str = "",
     error: type[ChopError] = CheckpointError,
-    problem: str = "cannot be read",
+    problem: str | Callable[[BaseException], str] = "cannot be read",
 ) -> Iterator[None]:
     """Turns the errors of a library that reads a file into one sentence that names the file.
 
@@ -34,14 +34,16 @@ def library_errors(
         path: file or folder that is read, for messages.
         temporary: the folder that messages of libraries may name in its place.
         error: the class that is raised.
-        problem: words of the sentence after the path.
+        problem: words of the sentence after the path, in front of the reason that the library
+            gives; or a function that takes the library's error and returns all of these words.
     Raises:
         ChopError: the library raised another error or panicked. The class is `error`.
     """
     try:
         yield
     except NotReadableError as found:
-        raise error(f"'{path}' {problem}: {found}.") from None
+        words = "cannot be read" if callable(problem) else problem
+        raise error(f"'{path}' {words}: {found}.") from None
     except WriteError:  # a full disk is no fault of what is read
         raise
     except ChopError as found:
@@ -51,9 +53,9 @@ def library_errors(
     except BaseException as found:
         if not is_of_library(found):
             raise
-        reason = reason_of(found)
-        reason = reason.replace(temporary, str(path)) if temporary else reason
-        raise error(f"'{path}' {problem}: {reason}.") from found
+        words = problem(found) if callable(problem) else f"{problem}: {reason_of(found)}"
+        words = words.replace(temporary, str(path)) if temporary else words
+        raise error(f"'{path}' {words.rstrip('.')}.") from found
 
 
 @contextmanager

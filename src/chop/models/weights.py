@@ -103,21 +103,41 @@ def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
         "unexpected": state.keys() - own.keys(),
         "of another shape": {key for key in both if _shape(own[key]) != _shape(state[key])},
     }
+    both -= found["of another shape"]
+    found["of another kind"] = {key for key in both if not _is_of_kind(state[key], own[key])}
     texts = [
         f"{what} {enumerate_names(sorted(names), MAX_NAMES)}"
         for what, names in found.items()
         if names
     ]
-    shapes = [
-        f"{name} {_shown(state[name])} in the file, {_shown(own[name])} in the model"
-        for name in sorted(found["of another shape"])[:MAX_NAMES]
+    shown = [(name, _shown_shape) for name in sorted(found["of another shape"])]
+    shown += [(name, _shown_kind) for name in sorted(found["of another kind"])]
+    values = [
+        f"{name} {show(state[name])} in the file, {show(own[name])} in the model"
+        for name, show in shown[:MAX_NAMES]
     ]
-    return [*texts[:-1], f"{texts[-1]} ({'; '.join(shapes)})"] if shapes else texts
+    return [*texts[:-1], f"{texts[-1]} ({'; '.join(values)})"] if values else texts
 
 
-def _shown(value: Any) -> str:
+def _shown_shape(value: Any) -> str:
     shape = _shape(value)
     return "no tensor" if shape is None else str(tuple(shape))
+
+
+def _shown_kind(value: Tensor) -> str:
+    more = [value.layout] * (value.layout != torch.strided) + ["without data"] * value.is_meta
+    return " ".join(map(str, [value.dtype, *more])).replace("torch.", "")
+
+
+def _is_of_kind(given: Any, own: Any) -> bool:
+    """Whether a tensor's numbers mean the same in the place of another: codes and parts do not."""
+    if not isinstance(given, Tensor) or not isinstance(own, Tensor):
+        return True
+    is_code = given.dtype in (torch.int8, torch.uint8) and own.is_floating_point()
+    is_cut = given.is_complex() and not own.is_complex()
+    same_layout = (given.layout, given.is_quantized) == (own.layout, own.is_quantized)
+    has_data = own.is_meta or not given.is_meta
+    return same_layout and has_data and not is_code and not is_cut
 
 
 def _shape(value: Any) -> torch.Size | None:
@@ -134,6 +154,10 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     if not isinstance(state, Mapping):
         kind = type(state).__name__
         raise CheckpointError(f"'{path}' holds a {kind}, expected tensors by name.")
+    if wrong := [repr(key) for key in state if not isinstance(key, str)]:
+        raise CheckpointError(
+            f"'{path}' has tensors under {enumerate_names(wrong, MAX_NAMES)}, expected names."
+        )
     return state
 
 

@@ -7,6 +7,7 @@ version of torch changes one file; `tests/private/test_fences.py` fails first.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
@@ -89,13 +90,24 @@ def forgetting_traces() -> Iterator[None]:
     """Afterwards torch keeps nothing of what it traces inside: sizes, fake results and sources.
 
     Each of its exports leaves hundreds of kilobytes in caches that no later export asks. Finalizers
-    hold the keys of the one of fake results, so that it is switched off.
+    hold the keys of the one of fake results, so that it is switched off. An environment of sizes
+    holds fake tensors, whose sizes hold it through C++, which Python's collector does not see.
     """
     # Imported here since it costs a second, once per process.
     from torch._dynamo import config
 
+    made: list[ShapeEnv] = []
+    make = ShapeEnv.__init__
+
+    def noting(self: ShapeEnv, *arguments: Any, **named: Any) -> None:
+        made.append(self)
+        make(self, *arguments, **named)
+
     with forgetting_sources(), config.patch(fake_tensor_cache_enabled=False):
         try:
-            yield
+            with patch.object(ShapeEnv, "__init__", noting):
+                yield
         finally:
+            for environment in made:
+                environment.tracked_fakes = None
             forget_shapes()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from chop.actions.compressed_run import (
+    CompressedRun,
     DamagedRunError,
     compressed_run,
     judged_settings_of_run,
@@ -78,7 +79,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
         needs_class = is_language or workload.judge is not None
         model = graph.to_module(like=model) if needs_class else graph.model
     elif run is not None:
-        model = _named(str(_folder_of(run)), workload)
+        model = _named(str(_folder_of(run.folder)), workload)
     reference, name = _reference(config, settings, workload, model)
     tokenizer = get_tokenizer(tokenizer_name(settings)) if is_language else None
     judged = Judged(model.to(workload.device).eval(), reference, name, workload, tokenizer)
@@ -86,8 +87,8 @@ def load_judged(config: EvaluateConfig) -> Judged:
     return judged
 
 
-def _run_of(name: str) -> Path | None:
-    """The output folder of `chop compress` that a path is, or whose model for transformers it is.
+def _run_of(name: str) -> CompressedRun | None:
+    """The run of `chop compress` whose folder a path is, or whose model for transformers it is.
 
     It wins over a built-in model of its name, which `builtin:NAME` means.
     """
@@ -95,12 +96,11 @@ def _run_of(name: str) -> Path | None:
     places = [path] if path.name != CHECKPOINT else [path, path.parent]
     for place in [] if name.startswith(PREFIX) else places:
         try:
-            compressed_run(place)
+            return compressed_run(place)
         except DamagedRunError:
             raise
         except CheckpointError:
             continue
-        return place
     return None
 
 
@@ -112,7 +112,9 @@ def _folder_of(run: Path) -> Path:
     return folder
 
 
-def _settings(config: EvaluateConfig, run: Path | None, checkpoint: Path | None) -> WorkloadConfig:
+def _settings(
+    config: EvaluateConfig, run: CompressedRun | None, checkpoint: Path | None
+) -> WorkloadConfig:
     """Model and data that rows are read by."""
     names = ("dataset", "max_length", "stride", "tokenizer", "device")
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
@@ -122,7 +124,7 @@ def _settings(config: EvaluateConfig, run: Path | None, checkpoint: Path | None)
         # What was fine-tuned before a run is kept in its folder.
         named = "" if config.reference is None else f" --reference {config.reference}"
         command = f"chop evaluate {shlex.quote(config.model)}{named}"
-        return judged_settings_of_run(run, {**given, "out": run}, "--reference", command)
+        return judged_settings_of_run(run, {**given, "out": run.folder}, "--reference", command)
     base = config.model if checkpoint is None else config.reference
     if base is None:
         raise ConfigError(

@@ -16,6 +16,7 @@ from chop.files.documents import read_json
 from chop.ir.huggingface.folder_files import check_folder_files
 from chop.ir.storage.configs import IMPLEMENTATIONS, is_installed_implementation
 from chop.notices import warn_once
+from chop.trust import TRUST, is_trusted
 
 CONFIG = "config.json"
 SIZES = re.compile(
@@ -32,6 +33,14 @@ COUNTS = {
 """Most that other numbers may be."""
 LEAST_BITS, MOST_BITS = 2**23, 2**31
 """Of weights: that a small file is taken for, and a folder without any."""
+
+KERNELS = "kernels of the hub"
+KERNEL_METHODS = frozenset(
+    {"eetq", "fbgemm_fp8", "fp8", "gguf", "metal", "mxfp4", "mxfp8", "nvfp4"}
+)
+"""Quantizers of transformers that run kernels of the hub, where `kernels` is installed."""
+KERNEL_MODELS = frozenset({"mra", "rwkv", "sam3_video", "yoso"})
+"""Models of transformers that do so."""
 
 
 def config_errors() -> tuple[type[Exception], ...]:
@@ -74,7 +83,9 @@ def without_fetched_code(config: Any, where: str) -> None:
 
     Args:
         config: configuration of transformers as it was read. It and inner ones are modified.
-        where: the folder or name it is from, for a warning.
+        where: the folder or name it is from, for messages.
+    Raises:
+        ConfigError: its quantizer or its model runs code of the hub, and none is trusted.
     """
     from transformers import PreTrainedConfig
 
@@ -89,6 +100,7 @@ def without_fetched_code(config: Any, where: str) -> None:
         elif isinstance(value, PreTrainedConfig):
             held = object.__getattribute__(value, "__dict__")
             pending += held.values()
+            _check_kernels(value, where)
             for key, (name, known) in IMPLEMENTATIONS.items():
                 chosen = held.get(f"{name}_internal")
                 if not is_installed_implementation(key, chosen):
@@ -98,6 +110,24 @@ def without_fetched_code(config: Any, where: str) -> None:
                         f"{chosen!r:.100}, which would be fetched as code; the model's own is used "
                         f"instead (expected {', '.join(known)})."
                     )
+
+
+def _check_kernels(config: Any, where: str) -> None:
+    from transformers.utils import is_kernels_available
+
+    settings = getattr(config, "quantization_config", None) or {}
+    plain = settings if isinstance(settings, dict) else vars(settings)
+    method, kind = plain.get("quant_method"), config.model_type
+    is_method = isinstance(method, str) and method in KERNEL_METHODS
+    if not (is_method or kind in KERNEL_MODELS) or not is_kernels_available():
+        return
+    if not is_trusted(KERNELS):
+        asked = f"quant_method '{plain['quant_method']}'" if is_method else f"model_type '{kind}'"
+        raise ConfigError(
+            f"{where}: config.json has the {asked}, for which transformers fetches {KERNELS} and "
+            f"runs them: if you trust these, give {TRUST} (in Python: with "
+            "chop.trust.trust_code():), else uninstall the package kernels."
+        )
 
 
 def _numbers(document: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -2,7 +2,8 @@
 
 `name.pt` is a safetensors file: parameters, buffers and constants. `name.mz` is JSON that a person
 can read: the nodes, the module tree, number formats and conditions on inputs. Only what passes
-noted of the nodes is compressed: of a small model it would be most of the file.
+noted of the nodes is compressed: of a small model it would be most of the file. The JSON ends with
+its own SHA-256, and has that of the safetensors file.
 
 Reading runs no code that a file brings: functions and classes are looked up by name in a closed
 list (`chop.ir.storage.allowed`), and modules are put together from their attributes. Nor does it
@@ -20,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,15 +33,14 @@ from torch import Tensor, nn
 from chop.captured.guards.shape_guards import compile_guard
 from chop.captured.module import CapturedModule
 from chop.captured.record import CaptureRecord
-from chop.errors import CheckpointError, ConfigError, did_you_mean
+from chop.errors import CheckpointError, did_you_mean
 from chop.files import atomic_files, is_readable_file, latest, shared_lock
-from chop.files.documents import parse_json
-from chop.files.library_errors import library_errors
-from chop.files.reading import BOUNDS, open_regular, read_bytes
+from chop.files.reading import BOUNDS, open_regular
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 from chop.ir.storage.configs import ConfigReader, ConfigWriter
+from chop.ir.storage.document import read_document, render
 from chop.ir.storage.graph_codec import decode_graph, encode_graph, fold_metadata, unfold_metadata
 from chop.ir.storage.module_codec import decode_tree, encode_tree
 from chop.ir.storage.shapes import describe_missing
@@ -57,8 +56,6 @@ from chop.nn.quantized.masks import has_unapplied_mask
 from chop.nn.quantized.replicas import keep_ranges_local
 from chop.nn.transposed import stores_transposed
 
-FORMAT = "chop checkpoint"
-VERSION = 3
 SUFFIXES = (".pt", ".mz")
 MAX_MESSAGE = 600
 LONG_WORD = re.compile(r"\S{200,}")
@@ -103,8 +100,7 @@ def export(
         written = folder / tensor_path.name
         _save_tensors(tensors, written)
         document["tensor_file"] = {"sha256": _digest(written), "size_bytes": written.stat().st_size}
-        head = {"format": FORMAT, "version": VERSION, "save_format": save_format}
-        text = _render({**head, **document}).encode()
+        text = render({"save_format": save_format, **document})
         if len(text) > (BOUNDS["checkpoint"] or len(text)):
             raise CheckpointError(
                 f"'{graph_path}' would have {len(text):,} bytes, more than are read again: its "
@@ -297,7 +293,7 @@ def _open(checkpoint: str | Path, verify: bool) -> tuple[Path, dict[str, Json]]:
     """
     tensor_path, graph_path = map(latest, _paths(checkpoint))
     _require(tensor_path, graph_path)
-    document = _parse(graph_path)
+    document = read_document(graph_path)
     _check_tensor_file(tensor_path, graph_path, document, verify)
     unfold_metadata(document)
     return tensor_path, document
@@ -342,35 +338,6 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
     raise CheckpointError(
         f"a checkpoint is two files, and '{missing[0]}' is missing; export writes both."
     )
-
-
-def _parse(path: Path) -> dict[str, Json]:
-    with library_errors(path):
-        data = read_bytes(path, "checkpoint")
-    if data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):
-        raise CheckpointError(
-            f"'{path}' is a pickle, which could run code and is never loaded; expected a file that "
-            "MaseGraph.export wrote. Load it where it was made and export the model from there."
-        )
-    try:
-        document = parse_json(data, None)
-    except ConfigError as error:
-        raise CheckpointError(f"'{path}' is cut off or corrupt: {error}.") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CheckpointError(f"'{path}' is no chop checkpoint: it does not say '{FORMAT}'.")
-    version = document.get("version")
-    if version != VERSION:
-        raise CheckpointError(
-            f"'{path}' has version {version!r}; this chop reads version {VERSION}. "
-            f"{_way_out(version)}"
-        )
-    return document
-
-
-def _way_out(version: Any) -> str:
-    if isinstance(version, int) and version > VERSION:
-        return "Upgrade mase-chop."
-    return "Capture the model again, and export it with this chop."
 
 
 def _check_tensor_file(tensor_path: Path, graph_path: Path, document: Json, verify: bool) -> None:
@@ -430,22 +397,3 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         owners.add(storage.data_ptr())
         apart[name] = tensor.clone() if is_view else tensor
     return apart
-
-
-def _render(document: Mapping[str, Json]) -> str:
-    """JSON with one line per node, module and tensor."""
-    parts = [f'"{name}": {_render_value(value)}' for name, value in document.items()]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _render_value(value: Json) -> str:
-    if isinstance(value, list) and value:
-        return "[\n  " + ",\n  ".join(map(_line, value)) + "\n]"
-    if isinstance(value, dict) and value:
-        lines = (f"{_line(key)}: {_line(item)}" for key, item in value.items())
-        return "{\n  " + ",\n  ".join(lines) + "\n}"
-    return _line(value)
-
-
-def _line(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
