@@ -195,7 +195,7 @@ def test_rows_keep_their_outputs(tmp_path):
         ({"kind": "age", "age": "kind"}, "dict", None, "output '(kind|age)': task"),
         ({"kind": "kind", "age": "age"}, "dict", {"kind": "classification"}, "several outputs"),
         ({"kind": "kind", "age": "age"}, "dict", "kind=classification,age", "expected OUTPUT=TASK"),
-        ({"kind": "kind", "age": "age"}, "dict", "kind=clasification,age=regression", "of 'kind'"),
+        ({"kind": "kind", "age": "age"}, "dict", "kind=classes,age=regression", "of 'kind'"),
         ({"kind": "kind", "age": "age"}, "dict", "kind=causal-lm,age=regression", "one output"),
     ],
 )  # fmt: skip
@@ -204,6 +204,12 @@ def test_what_does_not_fit_is_one_sentence(labels, wrap, task, message):
     values = {"kind": kind, "age": age, "zeros": (age > 0).long()}
     with pytest.raises(ConfigError, match=message):
         evaluate(Net(wrap), (x, {k: values[v] for k, v in labels.items()}), task=task)
+
+
+def test_labels_of_fewer_rows_are_told():
+    x, kind, age = drawn()
+    with pytest.raises(ConfigError, match="as many rows, got rows: input 0 40, .* 40, .* 9"):
+        evaluate(Net("tuple"), (x, (kind, age[:9])))
 
 
 def test_one_tensor_has_no_several_outputs():

@@ -74,8 +74,9 @@ def evaluate(
         out: folder of the results.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
             CPU.
-        evaluate: function file.py:fn that judges the models in the place of rows. It is the one
-            that a run was judged by, or another. The file is executed. Default: the task's metric.
+        evaluate: judging function, as file.py:fn. It takes a model and gives a number, in the place
+            of rows: the function that a run was judged by, or another. The file is executed.
+            Default: the task's metric.
         lower_is_better: lower numbers of --evaluate are better.
     """
     from chop.actions.evaluate.job import evaluate as run

@@ -84,9 +84,9 @@ class HeldOutRows:
         if self.held_out.task.is_categorical:
             divergences = row_divergences(self.reference, logits)
             divergences = divergences.reshape(len(divergences), -1).mean(1)  # over pixels
-        predictions, self._expected = self.metric.read(logits, self.held_out.labels)
+        predictions, expected = self.metric.read(logits, self.held_out.labels)
         value = self.held_out.scores(logits)[self.held_out.task.metric.name]
-        interval = interval_of(self.metric, predictions.cpu(), self._expected.cpu())
+        interval = interval_of(self.metric, predictions.cpu(), expected.cpu())
         losses = self._losses(logits) if self.goal == "loss" else None
         return HeldOutScore(value, interval, predictions, divergences, losses)
 
@@ -130,7 +130,9 @@ class HeldOutRows:
     def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
         """The interval of what is gained, by the name of the number."""
         metric = self.metric
-        labels = mine.predictions if self.is_judged else self._expected
+        labels = mine.predictions
+        if not self.is_judged:
+            labels = metric.expect(labels, self.held_out.labels)
         ends = bootstrap(
             lambda i: metric.gain(
                 metric.score(mine.predictions[i], labels[i]),

@@ -38,8 +38,9 @@ def label_columns(labels: Any, rows: int | None = None) -> dict[str, Any]:
     if rows is None:
         are_outputs = isinstance(labels, tuple) and are_arrays
     else:
-        is_clear = isinstance(labels, tuple) or len(labels) != rows
-        are_outputs = are_arrays and is_clear and all(len(each) == rows for each in labels)
+        have_rows = [len(each) == rows for each in labels] if are_arrays else [False]
+        is_tuple = isinstance(labels, tuple) and any(have_rows)  # others of them are told
+        are_outputs = is_tuple or (len(labels) != rows and all(have_rows))
     if not are_outputs:
         return {LABELS: labels}
     return {OUTPUT.format(POSITIONS.format(i)): each for i, each in enumerate(labels)}
