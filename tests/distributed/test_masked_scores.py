@@ -37,6 +37,15 @@ def parts() -> list[float]:
         result: Tensor = softmax(added(scaled(product(x, x.mT, **ahead), 0.5, **ahead), mask))
         return result
 
+    def filled(x: Tensor, mask: Tensor) -> Tensor:
+        of_three = {"input": "data_in", "mask": None, "value": None}
+        of_two = {"condition": None, "input": "data_in", "other": "data_in"}
+        fill = q.QuantCall(torch.masked_fill, of_three, spec)
+        where = q.QuantCall(torch.where, of_two, spec)
+        scores = fill(x @ x.mT, mask, -1e9)
+        hidden = torch.zeros_like(scores) - 1e9
+        return scores + where(mask, hidden, x @ x.mT)
+
     attention = q.QuantScaledDotProductAttention(spec)
     found = []
     for cut in (0, 1):
@@ -48,9 +57,11 @@ def parts() -> list[float]:
             found.append((y.full_tensor() - attention(x, x, x, mask)).abs().max().item())
         y = scores(part, distribute_tensor(lowest, mesh, [Replicate()]))
         found.append((y.full_tensor() - scores(x, lowest)).abs().max().item())
+        y = filled(part, distribute_tensor(later[None, None], mesh, [Replicate()]))
+        found.append((y.full_tensor() - filled(x, later[None, None])).abs().max().item())
     return found
 
 
 def test_each_process_rounds_visible_scores_of_its_part():
     for found in cluster.run(parts, 2):
-        assert len(found) == 6 and max(found) < 1e-6
+        assert len(found) == 8 and max(found) < 1e-6

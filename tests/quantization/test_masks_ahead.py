@@ -12,13 +12,14 @@ from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel
 
 from chop import MaseGraph, passes
 from chop.captured.masks import MASKS_AHEAD
-from chop.formats import BlockFP, Integer, MXInt
+from chop.formats import BlockFP, Integer, Log, MXInt
 from chop.nn.quantized import QuantCall, QuantContext, QuantScores
+from chop.notices import forget_notices
 from tests.nn.test_masked_scores import WITHIN_A_TOKEN
 from tests.quantization.causality import LENGTH, LOWEST, SIZE, inputs, is_causal
 from tests.subcases import subcases
 
-OPERATORS = {"add", "mul", "matmul", "bmm", "softmax", "tanh", "linear"}
+OPERATORS = {"add", "mul", "matmul", "bmm", "softmax", "tanh", "linear", "masked_fill", "where"}
 
 
 def later(length):
@@ -256,3 +257,122 @@ def test_log_softmax_is_quantized_as_softmax_is(form):
     assert torch.equal(model(x), expected)
     changed = torch.cat([x[:, :-1], x[:, -1:] * 99], -1)
     assert torch.equal(model(changed)[:-1], model(x)[:-1])
+
+
+def weights(scores, mask):
+    return scores.masked_fill(mask, -math.inf).softmax(-1)
+
+
+def two_windows(scores, n):
+    near = torch.ones(n, n).tril(-5).bool()
+    return weights(scores, later(n)) - 0.5 * weights(scores, later(n) | near)
+
+
+def written_out(scores, n):
+    scores = scores + added(n)
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+def read_twice(scores, n):
+    scores = scores.masked_fill(later(n), -1e9)
+    return scores.softmax(-1) + 0.5 * (scores * 2).softmax(-1)
+
+
+def largest(scores, n):
+    scores = scores.masked_fill(later(n), -1e9)
+    fourth = scores.topk(4, -1).values[..., -1:]
+    return scores.masked_fill(scores < fourth, -1e9).softmax(-1)
+
+
+SHARED = {
+    "linear attention": lambda s, n: s.masked_fill(later(n), 0.0),
+    "gates": lambda s, n: torch.sigmoid(s + added(n)),
+    "logarithms": lambda s, n: F.log_softmax(s + added(n), -1).exp(),
+    "the largest alone": largest,
+    "one mask": lambda s, n: weights(s, later(n)) + weights(s * 2, later(n)),
+    "two windows": two_windows,
+    "added and filled": lambda s, n: weights(s, later(n)) + (s + added(n)).softmax(-1),
+    "a softmax written out": written_out,
+    "two softmaxes": read_twice,
+}
+
+
+class Shared(nn.Module):
+    """Scores that several calls read, and what else is made of them."""
+
+    def __init__(self, weigh, other=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weigh, self.other, self.qkv = weigh, other, nn.Linear(SIZE, 3 * SIZE)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = (q @ k.mT) * 0.5
+        y = x + self.weigh(scores, x.size(1)) @ v
+        return y if self.other is None else (y, self.other(scores))
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("fmt", [MXInt(4), Log(8)], ids=lambda fmt: fmt.label)
+def test_scores_that_several_read_have_what_all_masks_hide(name, fmt):
+    x, changed = inputs()
+    mg = quantized(Shared(SHARED[name]), {"x": x}, fmt)
+    assert sum(MASKS_AHEAD in node.kwargs for node in mg.nodes) >= 2
+    for mode in (True, False):
+        assert is_causal(mg.model.train(mode), x, changed)
+    again = pickle.loads(pickle.dumps(mg.model))
+    assert torch.equal(again(x), mg.model(x))
+
+
+READERS = {
+    "returned": lambda scores: scores,
+    "logged": lambda scores: scores.abs().amax(),
+    "a softmax of all": lambda scores: scores.softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_of_all_scores_is_named_unless_no_scale_follows_them(name, recwarn):
+    forget_notices()
+    model, x = Shared(SHARED["one mask"], READERS[name]), inputs()[0]
+    mg = MaseGraph(model.eval(), dummy_in={"x": x})
+    reader = {"returned": "output", "logged": "amax", "a softmax of all": "softmax_2"}[name]
+    for fmt in (MXInt(4), Integer(8, 4)):
+        config = {"config": {"data_in": fmt, "data_out": fmt}}
+        found, _ = passes.quantize_transform_pass(mg.copy(), {"by": "type", "mul": config})
+        assert not any(MASKS_AHEAD in node.kwargs for node in found.nodes if node.name == "mul")
+        texts = [str(warning.message) for warning in recwarn.list]
+        assert len(texts) == 1  # of the format with scales alone
+        assert "'mul' computes scores that 'bool_1' hides later" in texts[0]
+        assert f"'{reader}" in texts[0]
+
+
+def test_the_masks_that_can_be_known_are_handed_on():
+    """One of two comes too late, and is named."""
+
+    def weigh(scores, n):
+        scores = scores.masked_fill(torch.ones(n, n).tril(-6).bool(), -1e9)
+        return scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -1e9).softmax(-1)
+
+    forget_notices()
+    with pytest.warns(UserWarning, match="computes scores that 'gt' hides later and that can"):
+        mg = quantized(Shared(weigh), {"x": inputs()[0]}, MXInt(4))
+    (node,) = (node for node in mg.nodes if node.name == "mul")
+    assert [(kind, mask.name) for kind, mask, _ in node.kwargs[MASKS_AHEAD]] == [
+        ("hidden", "bool_1")
+    ]
+
+
+def test_a_mask_written_by_another_name_is_named():
+    class Writes(Shared):
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = (q @ k.mT) * 0.5
+            scores.view(-1, x.size(1), x.size(1)).masked_fill_(later(x.size(1)), -1e9)
+            return scores.softmax(-1) @ v
+
+    forget_notices()
+    with pytest.warns(UserWarning, match="'softmax' reads unmasked"):
+        quantized(Writes(None), {"x": inputs()[0]}, MXInt(4))

@@ -23,6 +23,7 @@ from chop.capture.tensor_kinds import check_kinds
 from chop.captured.generated_code import check_input_names
 from chop.captured.guards.input_guards import ORDER
 from chop.captured.guards.shape_guards import compile_guard, guard_holds
+from chop.captured.hidden import following_nothing
 from chop.captured.huggingface.cache import (
     PAST,
     CacheError,
@@ -159,7 +160,8 @@ class _Job:
         from chop.private.symbolic_shapes import forget_shapes
 
         try:
-            return self._run(example, caching)
+            with following_nothing():
+                return self._run(example, caching)
         finally:
             forget_shapes()
 

@@ -11,8 +11,9 @@ Without a mask, or where it hides nothing, nothing is followed, and a run costs 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,16 @@ def following(
         yield batch
 
 
+@contextlib.contextmanager
+def following_nothing() -> Iterator[None]:
+    """Keeps calls inside the block from following, as those of a capture do."""
+    token = _followed.set(HiddenElements())
+    try:
+        yield
+    finally:
+        _followed.reset(token)
+
+
 def is_followed_call(model: nn.Module, names: Iterable[str]) -> bool:
     """Returns whether a call of a model has to follow hidden elements.
 
@@ -92,9 +103,13 @@ def visible(x: Tensor) -> Tensor:
 
 
 def _shown(x: Tensor, hidden: Tensor) -> Tensor:
+    if not x.is_contiguous():  # in the order of the memory, so that rows are whole there
+        order = sorted(range(x.dim()), key=x.stride, reverse=True)
+        x, hidden = x.permute(order), hidden.permute(order)
     while hidden.dim() > 1 and hidden.stride(-1) == 0:  # rows are quicker to choose
         hidden = hidden.select(-1, 0)
-    return x[~hidden].reshape(-1)
+    chosen = (~hidden).flatten().nonzero().squeeze(1)
+    return x.reshape(-1, *x.shape[hidden.dim() :]).index_select(0, chosen).flatten()
 
 
 @contextlib.contextmanager
@@ -255,7 +270,7 @@ class HiddenElements(TorchDispatchMode):
 
     def _write(self, x: Tensor, hidden: Tensor | None) -> None:
         record = self._find_record(x)
-        if record.flat is None and record.geometry in ((), _geometry(x)):
+        if record.flat is None and (not record.geometry or _fills_as_much(record.geometry, x)):
             self._set_hidden(x, hidden)
         elif self._hides(x) or hidden is not None:
             place = _on(self._flattened(x, record), x, record)
@@ -289,6 +304,8 @@ class HiddenElements(TorchDispatchMode):
             return None
         if record.flat is None and record.geometry == _geometry(x):
             return record.hidden
+        if record.hidden is not None and _fills_as_much(record.geometry, x):
+            return _laid_out(record.hidden, record.geometry[1], x)
         return _on(self._flattened(x, record), x, record)
 
     def _compact(self, x: Tensor) -> Tensor | None:
@@ -316,6 +333,51 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def _geometry(x: Tensor) -> tuple[Any, ...]:
     return x.size(), x.stride(), x.storage_offset(), x.itemsize
+
+
+def _fills_as_much(geometry: tuple[Any, ...], x: Tensor) -> bool:
+    """Returns whether a tensor of some geometry and another one fill the same part of a memory."""
+    size, stride, offset, itemsize = geometry
+    if (offset, itemsize, math.prod(size)) != (x.storage_offset(), x.itemsize, x.numel()):
+        return False
+    return geometry == _geometry(x) or (_is_dense(size, stride) and _is_dense(x.shape, x.stride()))
+
+
+def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Returns whether a tensor fills its memory in some order of its dimensions."""
+    step = 1
+    for dim in reversed(_memory_order(stride)):
+        if size[dim] != 1 and stride[dim] != step:
+            return False
+        step *= size[dim]
+    return True
+
+
+def _memory_order(stride: Sequence[int]) -> list[int]:
+    return sorted(range(len(stride)), key=stride.__getitem__, reverse=True)
+
+
+def _laid_out(hidden: Tensor, stride: Sequence[int], x: Tensor) -> Tensor:
+    """The hidden elements of a memory as they lie in a tensor, whole rows without a copy of each.
+
+    Args:
+        hidden: of the shape of a tensor that fills the memory.
+        stride: its strides.
+        x: tensor that fills the same.
+    """
+    given, order = hidden.permute(_memory_order(stride)), _memory_order(x.stride())
+    shape, alike = [x.size(dim) for dim in order], 1
+    while given.dim() and (given.stride(-1) == 0 or given.size(-1) == 1):
+        alike *= given.size(-1)
+        given = given[..., 0]
+    whole = len(shape)
+    while whole and alike % shape[whole - 1] == 0:
+        whole -= 1
+        alike //= shape[whole]
+    rows = given.flatten().repeat_interleave(alike) if alike > 1 else given
+    tail = [1] * (len(shape) - whole)
+    placed = rows.reshape(*shape[:whole], *tail).expand(shape)
+    return placed.permute(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _on(flat: Tensor, x: Tensor, record: _Record) -> Tensor:

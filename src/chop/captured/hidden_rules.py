@@ -109,7 +109,8 @@ def looked_up(run: Executed, result: Tensor) -> Tensor:
     source = run.given.get("self", run.given.get("weight"))
     is_moved = source is None or run.hidden(source) is not None
     # Of a large table of embeddings a copy would cost more than the model.
-    mask = moved(run, result) if is_moved else torch.zeros_like(result, dtype=torch.bool)
+    one = torch.zeros([1] * result.dim(), dtype=torch.bool, device=result.device)
+    mask = moved(run, result) if is_moved else one
     chosen = run.given.get("index", run.given.get("indices"))
     if isinstance(chosen, Tensor):
         by = run.hidden(chosen)

@@ -22,7 +22,8 @@ MASKS_AHEAD = "masks_ahead"
 
 A tuple of (kind, mask, steps): kind is "added" for numbers, "hidden" for a boolean that is True
 where it hides, and "shown" for one that is False there. `steps` are the (method, arguments) that
-lay out the result otherwise before it meets the mask.
+lay out the result otherwise before it meets the mask. A kind "every" has several such tuples in the
+place of a mask, and hides what each of them hides.
 """
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from chop.captured.call_arguments import call_arguments
 from chop.captured.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
+from chop.captured.followed_calls import warn_of_compiled
 from chop.captured.generated_code import by_any_names, input_name, write_any_names
 from chop.captured.guards.input_guards import check_input_guards
 from chop.captured.guards.shape_guards import (
@@ -100,6 +101,7 @@ class CapturedModule(fx.GraphModule):
         args, accepted = call_arguments(self.record, args, kwargs)
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
+            warn_of_compiled(self)
             return super().__call__(*args, **accepted)
         if self.training and self.record.eval_only is not None:
             raise GuardError(f"captured for eval() only: {self.record.eval_only}")

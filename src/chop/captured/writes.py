@@ -45,13 +45,15 @@ def _is_read_later(node: fx.Node, source: fx.Node) -> bool:
         return True
     later = node.next
     while later.op != "root":
-        if any(node not in (chain := _views(x)) and source in chain for x in later.all_input_nodes):
+        if any(
+            node not in (chain := views_of(x)) and source in chain for x in later.all_input_nodes
+        ):
             return True
         later = later.next
     return False
 
 
-def _views(node: fx.Node) -> list[fx.Node]:
+def views_of(node: fx.Node) -> list[fx.Node]:
     """A node, the node whose memory it is a view of, and the views in between."""
     chain = [node]
     while node.args and isinstance(node.args[0], fx.Node) and _is_view(node):
@@ -82,7 +84,7 @@ def _is_in_place(node: fx.Node) -> bool:
 
 def memory_of(node: fx.Node) -> fx.Node:
     """The node whose memory a node's result is a view of."""
-    return _views(node)[-1]
+    return views_of(node)[-1]
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -145,7 +145,7 @@ def _named_arguments(
     Parameters are `weight` and `bias`, other tensors `data_in_0` ... in order.
     """
     counter = itertools.count()
-    positions = [*operator.arguments, *(f"arg_{i}" for i in range(len(node.args)))]
+    positions = [*operator.call_arguments(node), *(f"arg_{i}" for i in range(len(node.args)))]
     for name, given in [*zip(positions, node.args, strict=False), *node.kwargs.items()]:
         value = fx.node.map_arg(given, results.get)  # None: a node of the other mode
         is_parameter = isinstance(given, fx.Node) and given.op == "get_attr"

@@ -210,15 +210,17 @@ def _chosen(mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False
     found: dict[str, fx.Node] = {}
     for node in mg.nodes:
         row, module = mg.operator(node), mg.module_of(node)
-        lacks_form = not row.is_quantizable or (module is not None and row.quantized is None)
+        can_be_named = row.is_quantizable or row.is_opt_in
+        lacks_form = not can_be_named or (module is not None and row.quantized is None)
         if lacks_form or is_of_training(node):
             continue
         results = metadata_of(node).common.results.values()
-        wanted = is_any or (row.name in operators if operators is not None else _has_matrix(module))
+        wanted = row.name in operators if operators is not None else _has_matrix(module)
+        wanted |= is_any and row.is_quantizable
         if wanted and all(info.is_floating for info in results):
             found.setdefault(_name(node), node)
     for name in operators or ():
-        if name not in (known := quantizable_operators()):
+        if name not in (known := quantizable_operators(opt_in=True)):
             raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, known)}")
     if not found:
         what = "a matrix of weights" if operators is None else f"one of {', '.join(operators)}"

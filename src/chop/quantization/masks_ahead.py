@@ -7,25 +7,45 @@ see `chop.captured.masks.MASKS_AHEAD`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from chop.captured.masks import MASKS_AHEAD
 from chop.captured.runtime import REGIONS
 from chop.captured.targets import is_impure
-from chop.captured.writes import memory_of, written_by
+from chop.captured.writes import memory_of, views_of, written_by
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind, Operator
 from chop.ir.ops import dimensions as d
+from chop.nn.quantized import QuantCall
 from chop.quantization.masked_nodes import maybe_masked
 
+MOST, MOST_WRITES = 32, 8
+"""Series of masks, and writes into a memory, up to which a value may be scores."""
+UNKNOWN = Operator("", "")
+"""Row of what reads a value behind more masks than scores have."""
 TURNED = frozenset({"mT", "T"})
 """Attributes that are a matrix with rows for columns."""
 
-MaskAhead = tuple[str, fx.Node, tuple[tuple[str, tuple[Any, ...]], ...]]
+MaskAhead = tuple[str, Any, tuple[tuple[str, tuple[Any, ...]], ...]]
 """An entry of `MASKS_AHEAD`, its tensor and sizes as nodes."""
+Masks = tuple[MaskAhead, ...]
+
+
+class Reader(NamedTuple):
+    """A node that reads a value behind operators that keep its elements apart.
+
+    Attributes:
+        name: its name.
+        row: its row of the operator table.
+    """
+
+    name: str
+    row: Operator
 
 
 class MasksAhead:
@@ -36,70 +56,148 @@ class MasksAhead:
     """
 
     def __init__(self, mg: MaseGraph) -> None:
+        self._mg = mg
         self._rows = {node: mg.operator(node) for node in mg.nodes}
         self._order = {node: place for place, node in enumerate(self._rows)}
         self._maybe = maybe_masked(self._rows)
+        self._scores = _derived(self._rows, _is_product)
+        self._of_activations = _derived(self._rows, lambda row: row.is_product_of_activations)
+        self._weights = _derived(
+            self._rows, lambda row: row.is_product_of_activations or _is_softmax(row)
+        )
+        self._known: dict[frozenset[fx.Node], dict[Masks, Reader]] = {}
 
     def of(self, node: fx.Node) -> tuple[MaskAhead, ...]:
-        """The masks that hide elements of a node's result before a softmax reads it.
+        """The masks that hide elements of a node's result from all that read it.
 
         They are found along operators that work element by element, views and dropout. There are
-        none where the result reaches no softmax, or where others read it as well.
+        none where the result reaches no softmax behind a mask, unless it is a product of
+        activations whose hidden elements are all filled, as those of linear attention are by zeros.
 
         Args:
             node: a product, or an operator that works element by element.
         """
-        masks: list[MaskAhead] = []
-        steps: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+        readers = self._readers_of(node)
+        is_filled = node in self._of_activations and all(map(_fills, readers))
+        is_masked = any(x.row.reads_scores and masks for masks, x in readers.items())
+        if not (readers and (is_masked or is_filled)):
+            return ()
+        if len(readers) == 1 or () in readers:
+            return next(iter(readers)) if () not in readers else ()
+        return (("every", tuple(readers), ()),)
+
+    def whole_reader(self, node: fx.Node) -> tuple[fx.Node | None, str]:
+        """A mask that hides attention scores from a softmax, and a reader of all the scores.
+
+        Args:
+            node: node with the scores, see `of`.
+        Returns: None without such a reader.
+        """
+        readers = self._readers_of(node) if node in self._scores else {}
+        masked = [masks for masks, x in readers.items() if masks and _is_softmax(x.row)]
+        if () not in readers or not masked or readers[()].row is UNKNOWN:
+            return None, ""
+        return first_mask(masked[0]), readers[()].name
+
+    def _readers_of(self, node: fx.Node) -> dict[Masks, Reader]:
         row = self._rows[node]
         if not (row.is_product_of_activations or _is_elementwise(row)):
-            return ()
-        aliases = {node}
-        while (user := self._only_user(aliases)) is not None:
-            row = self._rows[user]
-            if row.reads_scores:
-                return tuple(masks)
-            mask = self._find_mask(user, aliases)
-            step = _step(row, user)
-            if mask is not None:
-                masks.append((*mask, steps))
-            elif step is not None:
-                steps = (*steps, step)
-            elif not _is_elementwise(row):
-                return ()
-            is_written = not aliases.isdisjoint(written_by(user))
-            aliases = aliases | {user} if is_written else {user}
-        return ()
+            return {}
+        if not self._known:  # from the end on, so that no chain of operators is a deep recursion
+            for known, known_row in reversed(self._rows.items()):
+                if _is_elementwise(known_row):
+                    self._readers(frozenset({known}))
+        return self._readers(frozenset({node}))
 
-    def are_weights(self, x: Any) -> bool:
-        """Returns whether a value is the result of a softmax, by dropout, casts and layouts."""
-        while isinstance(x, fx.Node):
-            row = self._rows[x]
-            if row.name == "softmax":
-                return True
-            if not (row.kind is Kind.DROPOUT or row.layout) or not x.args:
-                return False
-            x = x.args[0]
-        return False
-
-    def _only_user(self, aliases: Collection[fx.Node]) -> fx.Node | None:
-        """The node that reads scores next, if those that follow read its result alone.
+    def _readers(self, aliases: frozenset[fx.Node]) -> dict[Masks, Reader]:
+        """Readers of a value behind the operators that keep its elements apart.
 
         Args:
             aliases: nodes of one memory, which have been written in this order.
+        Returns: one for each series of masks on the way to it.
         """
+        found = self._known.get(aliases)
+        if found is None:
+            found = self._known[aliases] = {}
+            for masks, reader in self._walk(aliases):
+                if len(found) == MOST:  # no scores, but a value that loops have changed
+                    found.clear()
+                    found[()] = Reader(reader.name, UNKNOWN)
+                    break
+                # A softmax shows that the value is scores, whatever else reads it.
+                if masks not in found or reader.row.reads_scores:
+                    found[masks] = reader
+        return found
+
+    def _walk(self, aliases: frozenset[fx.Node]) -> Iterator[tuple[Masks, Reader]]:
+        for user in self._users(aliases):
+            row = self._rows[user]
+            mask, step = self._find_mask(user, aliases), _step(row, user)
+            is_written = not aliases.isdisjoint(written_by(user))
+            is_end = row.reads_scores or (is_written and len(aliases) == MOST_WRITES)
+            if is_end or not (mask or step or _is_elementwise(row)):
+                yield (), Reader(user.name, row)
+            else:
+                behind = self._readers(aliases | {user} if is_written else frozenset({user}))
+                for masks, reader in behind.items():
+                    if mask is not None:
+                        masks = ((*mask, ()), *masks)
+                    elif step is not None:
+                        masks = tuple((kind, x, (step, *steps)) for kind, x, steps in masks)
+                    yield masks, reader
+            if is_written:
+                if (missed := self._other_reader(user, aliases)) is not None:
+                    reader = Reader(missed.name, self._rows[missed])
+                    yield (), reader
+                    if mask is not None:
+                        yield ((*mask, ()),), reader
+                return
+
+    def _users(self, aliases: Collection[fx.Node]) -> list[fx.Node]:
+        """Nodes that read a value, after it was last written and in order."""
         last = max(self._order[node] for node in aliases if node in self._order)
         users = {
             user
             for node in aliases
             for user in node.users
-            if self._order[user] > last and not self._reads_size(user)
+            if self._order.get(user, -1) > last and not self._reads_size(user)
         }
-        if not users:
-            return None
-        first = min(users, key=self._order.__getitem__)
-        is_written = not set(aliases).isdisjoint(written_by(first))
-        return first if is_written or len(users) == 1 else None
+        return sorted(users, key=self._order.__getitem__)
+
+    def _other_reader(self, write: fx.Node, aliases: Collection[fx.Node]) -> fx.Node | None:
+        """A node that reads what has been written by another name of its memory."""
+        known = {*aliases, write}
+        for later, names in self._reads_by_memory[memory_of(write)]:
+            if self._order[later] > self._order[write] and names.isdisjoint(known):
+                return later
+        return None
+
+    @functools.cached_property
+    def _reads_by_memory(self) -> dict[fx.Node, list[tuple[fx.Node, frozenset[fx.Node]]]]:
+        """Nodes that read a memory, in order, each with the views by which it does."""
+        found: dict[fx.Node, list[tuple[fx.Node, frozenset[fx.Node]]]] = defaultdict(list)
+        for node in self._order:
+            for x in node.all_input_nodes:
+                names = views_of(x)
+                found[names[-1]].append((node, frozenset(names)))
+        return found
+
+    def are_weights(self, x: Any) -> bool:
+        """Returns whether a value is made of a softmax, or of products behind a mask.
+
+        It is where dropout, layouts and operators that work element by element are in between.
+        """
+        while isinstance(x, fx.Node):
+            row = self._rows[x]
+            if _is_softmax(row):
+                return True
+            given = [y for y in x.all_input_nodes if y in self._weights]
+            if not (row.layout or _is_elementwise(row)) or not given:
+                return False
+            if self._find_mask(x, {given[0]}) is not None:
+                return True
+            x = given[0]
+        return False
 
     def _reads_size(self, node: fx.Node) -> bool:
         row = self._rows[node]
@@ -111,21 +209,39 @@ class MasksAhead:
         """The mask that an operator applies to scores; None for other operators."""
         row = self._rows[user]
         if row.selector:
-            return _selected(row.selector, user, scores)
+            module = self._mg.module_of(user)
+            own = module.arguments if isinstance(module, QuantCall) else row.call_arguments(user)
+            found = _selected(own, row.selector, user, scores)
+            # Scores that hide others by their size hide none that a token may not see.
+            return None if found is None or self._is_made_of(found[1], scores) else found
         if row.follow is not d.arithmetic:
             return None
         others = [x for x in user.all_input_nodes if x not in scores and x in self._maybe]
-        return ("added", others[0]) if len(others) == 1 else None
+        if self._scores.isdisjoint(scores):  # masks themselves, beside scores
+            others = [x for x in others if x not in self._scores]
+        is_mask = len(others) == 1 and not self._is_made_of(others[0], scores)
+        return ("added", others[0]) if is_mask else None
+
+    def _is_made_of(self, x: fx.Node, scores: Collection[fx.Node]) -> bool:
+        """Returns whether numbers of scores are in a value, such as their maximum."""
+        first = min(self._order[node] for node in scores if node in self._order)
+        seen, waiting = {x}, [x]
+        while waiting:
+            node = waiting.pop()
+            if node in scores:
+                return True
+            if self._order.get(node, -1) > first and not self._reads_size(node):
+                new = [given for given in node.all_input_nodes if given not in seen]
+                seen.update(new)
+                waiting += new
+        return False
 
 
 def _selected(
-    selector: str, user: fx.Node, scores: Collection[fx.Node]
+    arguments: Iterable[str], selector: str, user: fx.Node, scores: Collection[fx.Node]
 ) -> tuple[str, fx.Node] | None:
     """The boolean by which an operator takes scores or other numbers."""
-    names = ["input", selector, "other"]
-    if selector == "condition" and user.op == "call_function":
-        names = [selector, "input", "other"]
-    given = {**dict(zip(names, user.args, strict=False)), **user.kwargs}
+    given = {**dict(zip(arguments, user.args, strict=False)), **user.kwargs}
     boolean, is_first = given.get(selector), given.get("input", given.get("self")) in scores
     if not isinstance(boolean, fx.Node) or boolean in scores:
         return None
@@ -134,11 +250,36 @@ def _selected(
     return ("shown" if selector == "condition" and is_first else "hidden", boolean)
 
 
+def _is_product(row: Operator) -> bool:
+    return row.kind is Kind.PRODUCT and not (row.weight and row.weight.is_table)
+
+
+def _fills(masks: Masks) -> bool:
+    """Returns whether other numbers take the place of what some masks hide."""
+    return any(kind in ("hidden", "shown") for kind, _, _ in masks)
+
+
+def _derived(
+    rows: Mapping[fx.Node, Operator], is_source: Callable[[Operator], bool]
+) -> set[fx.Node]:
+    """Nodes whose elements are those of sources, or made of them one by one."""
+    found: set[fx.Node] = set()
+    for node, row in rows.items():
+        hands_on = _is_elementwise(row) or (row.layout and row.layout != "read") or _is_turned(node)
+        if is_source(row) or (hands_on and not found.isdisjoint(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
 def _is_elementwise(row: Operator) -> bool:
     """Returns whether an operator gives each score a result of its own, in the same place."""
     if row.selector or row.kind is Kind.DROPOUT:
         return True
     return row.follow in (d.arithmetic, d.unchanged)
+
+
+def _is_softmax(row: Operator) -> bool:
+    return row.reads_scores and not _is_elementwise(row)
 
 
 def _is_turned(node: fx.Node) -> bool:
@@ -155,21 +296,41 @@ def _step(row: Operator, node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
     return row.name, tuple(node.args[1:])
 
 
-def hand_masks(node: fx.Node, masks: Sequence[MaskAhead]) -> bool:
-    """Gives a quantized call its masks, whose nodes are moved ahead of it, if they can be.
+def first_mask(masks: Sequence[MaskAhead]) -> fx.Node | None:
+    """The first of some masks; None of none."""
+    return next(iter(_nodes_in(masks)), None)
 
-    They cannot where a mask is made of the call's result, or is random, and where something in
-    between writes what it reads, or begins a region. Then nothing is changed.
+
+def _nodes_in(masks: Sequence[MaskAhead]) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(tuple(masks), found.append)
+    return found
+
+
+def hand_masks(node: fx.Node, masks: Sequence[MaskAhead]) -> Sequence[MaskAhead]:
+    """Gives a quantized call those of its masks that can be known before it.
 
     Args:
         node: the call.
         masks: from `MasksAhead`.
-    Returns: true if it has them.
+    Returns: the others.
+    """
+    late = [mask for mask in masks if not _move_ahead(node, mask)]
+    handed = tuple(mask for mask in masks if mask not in late)
+    if handed:
+        node.kwargs = {**node.kwargs, MASKS_AHEAD: handed}
+    return late
+
+
+def _move_ahead(node: fx.Node, mask: MaskAhead) -> bool:
+    """Moves the nodes of a mask ahead of a node, and returns whether they can be.
+
+    They cannot where a mask is made of the node's result, or is random, and where something in
+    between writes what it reads, or begins a region. Then nothing is changed.
     """
     place = {x: n for n, x in enumerate(node.graph.nodes)}
     late: set[fx.Node] = set()
-    waiting: list[fx.Node] = []
-    fx.node.map_arg(tuple(masks), waiting.append)
+    waiting = _nodes_in([mask])
     while waiting:
         x = waiting.pop()
         if place[x] >= place[node] and x not in late:
@@ -178,14 +339,20 @@ def hand_masks(node: fx.Node, masks: Sequence[MaskAhead]) -> bool:
     if late:
         ordered = sorted(late, key=place.__getitem__)
         passed = list(place)[place[node] + 1 : place[ordered[-1]]]
-        if node in late or any(x.op == "call_module" or is_impure(x) for x in late):
+        if node in late or any(_is_module(x) or is_impure(x) for x in late):
             return False
         if any(_binds(x, node, late, place) for x in passed):
             return False
         for x in ordered:
             node.prepend(x)
-    node.kwargs = {**node.kwargs, MASKS_AHEAD: tuple(masks)}
     return True
+
+
+def _is_module(node: fx.Node) -> bool:
+    """Returns whether a node calls a module other than a quantized function."""
+    model = node.graph.owning_module
+    is_module = node.op == "call_module" and model is not None
+    return is_module and not isinstance(model.get_submodule(str(node.target)), QuantCall)  # type: ignore[union-attr]
 
 
 def _binds(

@@ -32,9 +32,9 @@ def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
 
     Args:
         names: they.
-        choices: default, all quantizable operators.
+        choices: default, all operators that can be quantized.
     """
-    choices = choices or quantizable_operators()
+    choices = choices or quantizable_operators(opt_in=True)
     for name in names:
         check_known(name, choices, "operators: unknown")
     if not names:

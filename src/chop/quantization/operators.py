@@ -23,7 +23,7 @@ from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
 from chop.nn.quantized.replicas import keep_ranges_local
 from chop.notices import warn_once
 from chop.quantization.masked_nodes import masked_nodes
-from chop.quantization.masks_ahead import MasksAhead, hand_masks
+from chop.quantization.masks_ahead import MasksAhead, first_mask, hand_masks
 
 
 def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
@@ -41,7 +41,8 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
         twin = twin or quantized_twin(mg, node, spec)
         if isinstance(twin, QuantCall):
             twin = _call_with_masks(mg, node, twin, ahead)
-            twin.meets_masks = MASKS_AHEAD in node.kwargs or node in masked
+            selects = bool(mg.operator(node).selector)
+            twin.meets_masks = selects or MASKS_AHEAD in node.kwargs or node in masked
         elif type(twin).meets_masks:
             twin.meets_masks = node in masked or str(node.target) in shared
         mg.replace(node, twin)
@@ -56,13 +57,8 @@ def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: Masks
 
     The node gets the masks that hide some of its scores later.
     """
-    masks = () if MASKS_AHEAD in node.kwargs else ahead.of(node)
-    if masks and not hand_masks(node, masks):
-        warn_once(
-            f"quantize: '{node.name}' computes scores that '{masks[0][1].name}' hides later and "
-            "that cannot be known before, so that hidden scores count in its scales; make the mask "
-            "of sizes rather than of scores, or use scaled_dot_product_attention."
-        )
+    if MASKS_AHEAD not in node.kwargs:
+        _hand_masks(node, twin, ahead)
     if not mg.operator(node).is_product_of_activations or type(twin) is not QuantCall:
         return twin
     if MASKS_AHEAD in node.kwargs:
@@ -71,6 +67,43 @@ def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: Masks
     if ahead.are_weights(first):
         return QuantContext(twin.function, twin.arguments, twin.spec)
     return twin
+
+
+def _hand_masks(node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> None:
+    """Gives a node the masks of its scores; warns where it cannot and scales follow what is hidden.
+
+    Args:
+        node: node of the graph.
+        twin: the quantized call that it becomes.
+        ahead: masks of the graph.
+    """
+    masks = ahead.of(node)
+    late, reason = hand_masks(node, masks), "that cannot be known before"
+    way_out = "make the mask of sizes rather than of scores, or use scaled_dot_product_attention"
+    mask = first_mask(late)
+    if not masks:
+        mask, reader = ahead.whole_reader(node)
+        reason = f"that '{reader}' reads unmasked"
+        way_out = f"let '{reader}' read them behind the mask, or choose a format without scales"
+    if mask is not None and any(_follows_data(twin.spec, name) for name, _ in twin.spec.items()):
+        warn_once(
+            f"quantize: '{node.name}' computes scores that '{mask.name}' hides later and {reason}, "
+            f"so that hidden scores count in its scales; {way_out}."
+        )
+
+
+def _follows_data(spec: QuantSpec, operand: str) -> bool:
+    """Returns whether the steps of an operand depend on the numbers that are rounded."""
+    number_format = spec.number_format(operand)
+    if number_format.is_identity:
+        return False
+    layout = number_format.layout() if number_format.is_fitted else None
+    return (
+        spec.learns(operand)
+        or layout is None
+        or layout != layout.fitted(torch.ones(1))
+        or (layout.scaling is not None)
+    )
 
 
 def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
@@ -84,4 +117,4 @@ def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOp
         return row.twin(config=spec)
     function = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
     cls = QuantInPlaceCall if written_by(node) else QuantCall
-    return cls(function, row.arguments, spec)  # type: ignore[arg-type]
+    return cls(function, row.call_arguments(node), spec)  # type: ignore[arg-type]

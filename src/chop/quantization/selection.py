@@ -85,9 +85,12 @@ class QuantizeConfig:
         """
         left = self._left(mg)
         names = {node: names_of(node) for node in mg.nodes if _is_quantizable(mg, node)}
-        by_type = {node: (_row_of(mg, node).name,) for node in names}
         places = {name for own in names.values() for name in own}
-        ruled = self.choose(by_type if self.by == "type" else names, places)
+        keys = names
+        if self.by == "type":
+            keys = {node: (_row_of(mg, node).name,) for node in names}
+        left_out = self._unnamed({n: x for n, x in keys.items() if _row_of(mg, n).is_opt_in}, keys)
+        ruled = self.choose({n: x for n, x in keys.items() if n not in left_out}, places)
         chosen = {
             node: _spec_for(mg, node, settings, where)
             for node, (settings, where) in ruled.items()
@@ -105,6 +108,17 @@ class QuantizeConfig:
             chosen[node] = spec.with_quantizers(weight=parse_format_string(text))
         _check_shared(mg, chosen)
         return chosen
+
+    def _unnamed(
+        self, opt_in: Mapping[fx.Node, Sequence[str]], every: Mapping[fx.Node, Sequence[str]]
+    ) -> set[fx.Node]:
+        """Nodes of opt-in operators that no rule names, be it by a pattern of these alone."""
+        others = {name for node, own in every.items() if node not in opt_in for name in own}
+        names = {name for own in opt_in.values() for name in own}
+        named: set[str] = set()
+        for key in self.rules if names else ():
+            named |= self._named(key, names if not self._named(key, others) else {key} & names)
+        return {node for node, own in opt_in.items() if named.isdisjoint(own)}
 
     def may_override(self, candidate: T, chosen: Collection[T]) -> bool:
         """Whether an override can mean a candidate: where there are rules, one of theirs."""
@@ -253,7 +267,7 @@ def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> Q
         return QuantSpec.parse(settings, module.operands, row.fallback, where)
     if module is not None and row.quantized is not None:
         return QuantSpec.parse(settings, row.quantized.present_operands(module), where=where)
-    positions = zip(row.arguments, node.args, strict=False)
+    positions = zip(row.call_arguments(node), node.args, strict=False)
     given = {name: value for name, value in [*positions, *node.kwargs.items()] if value is not None}
     present = [operand for name, operand in row.arguments.items() if operand and name in given]
     return QuantSpec.parse(settings, present, row.fallback, where)

@@ -51,8 +51,9 @@ def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
     for node in mg.nodes:
         operator = mg.operator(node)
         results = metadata_of(node).common.results.values()
-        if operator.is_quantizable and all(info.is_floating for info in results):
-            module = mg.module_of(node)
+        module = mg.module_of(node)
+        is_listed = operator.is_quantizable or isinstance(module, QuantizedOperator)
+        if is_listed and all(info.is_floating for info in results):
             spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
             groups.setdefault((operator.name, describe(spec)), []).append(node)
     rows = []

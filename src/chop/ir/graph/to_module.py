@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from chop.captured.followed_calls import follow_calls
 from chop.captured.huggingface.generation import build_generation_config
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
@@ -81,6 +82,7 @@ def to_module(
         if count is not None and getattr(model.config, name, count) != count:
             setattr(model.config, name, count)
     _check_on_examples(captured, provenance, model, resized)
+    follow_calls(model)
     return model
 
 

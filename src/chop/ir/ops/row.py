@@ -183,6 +183,7 @@ class Operator:
         reads_scores: a softmax, the first step of one, or a gate: masked scores become 0 or -inf.
         makes_masks: its result may be masked scores although nothing that it reads is.
         selector: the argument, a boolean, that takes numbers of an input or others.
+        is_opt_in: rules quantize it that name it; those of all operators leave it.
         onnx: the ONNX operator of a layer that runtimes compute in integers; "" of other rows.
         integer: the operator on integer codes, bit for bit what a circuit computes; None: it is
             not lowered yet.
@@ -213,13 +214,15 @@ class Operator:
     reads_scores: bool = False
     makes_masks: bool = False
     selector: str = ""
+    is_opt_in: bool = False
     onnx: str = ""
     integer: type[IntegerOperator] | None = None
 
     @property
     def is_quantizable(self) -> bool:
-        """True when some form of the operator has a quantized twin."""
-        return self.quantized is not None or bool(self.arguments) or self.twin is not None
+        """True when rules of all operators quantize it: some form of it has a quantized twin."""
+        has_twin = self.quantized is not None or bool(self.arguments) or self.twin is not None
+        return has_twin and not self.is_opt_in
 
     @property
     def is_product(self) -> bool:
@@ -235,6 +238,11 @@ class Operator:
     def only_moves(self) -> bool:
         """True when the result has the elements of the input, once each."""
         return self.layout in ("view", "permuted")
+
+    def call_arguments(self, node: fx.Node) -> Arguments:
+        """The operands of the function form, in the order of a call: methods begin with theirs."""
+        is_method = node.op == "call_method" and "input" in self.arguments
+        return {"input": self.arguments["input"], **self.arguments} if is_method else self.arguments
 
     def joins(self, node: fx.Node) -> bool:
         """Whether a node of this row joins several tensors into one."""

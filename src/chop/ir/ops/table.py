@@ -38,6 +38,8 @@ LAYER_NORM: Arguments = {**ONE_INPUT, "normalized_shape": None, **PARAMETERS}
 RMS_NORM: Arguments = {**ONE_INPUT, "normalized_shape": None, "weight": "weight"}
 GROUP_NORM: Arguments = {**ONE_INPUT, "num_groups": None, **PARAMETERS}
 BATCH_NORM: Arguments = {**ONE_INPUT, "running_mean": None, "running_var": None, **PARAMETERS}
+FILLED: Arguments = {**ONE_INPUT, "mask": None, "value": None}
+CHOSEN: Arguments = {"condition": None, **TWO_INPUTS}
 EMBEDDING: Arguments = {"input": None, "weight": "weight"}
 
 KERNEL = Weight(sizes=("out_channels", "in_channels"))
@@ -246,8 +248,11 @@ TABLE: tuple[Operator, ...] = (
         _row("mean", follow=d.reduced, integer=i.IntegerMean),
         _row("sum", follow=d.reduced, integer=i.IntegerSum),
         *_rows("log minimum", makes_masks=True),
-        _row("masked_fill", makes_masks=True, selector="mask"),
-        _row("where", makes_masks=True, selector="condition"),
+        *_all(
+            {"makes_masks": True, "is_opt_in": True},
+            _row("masked_fill", (), FILLED, selector="mask"),
+            _row("where", (), CHOSEN, selector="condition"),
+        ),
         *_rows("sin cos maximum and_ or_ ge gt le lt eq ne"),
     ),
     _row("cat", others=(torch.concat,), layout="copied", follow=d.joined),
@@ -317,9 +322,14 @@ OPS: Registry[Operator] = Registry(
 """Rows by operator name: those of chop, and those of other packages."""
 
 
-def quantizable_operators() -> tuple[str, ...]:
-    """The names of the operators that can be quantized."""
-    return tuple(row.name for row in OPS.values() if row.is_quantizable)
+def quantizable_operators(opt_in: bool = False) -> tuple[str, ...]:
+    """The names of the operators that can be quantized.
+
+    Args:
+        opt_in: includes those that no rule of all operators quantizes.
+    """
+    rows = OPS.values()
+    return tuple(x.name for x in rows if x.is_quantizable or (opt_in and x.is_opt_in))
 
 
 def register(row: Operator) -> None:

@@ -184,6 +184,20 @@ class QuantizedOperator(nn.Module):
         return follows or bool(spec.lsq_operands and self.waiting)
 
     @property
+    def may_learn_of_inputs(self) -> bool:
+        """True if a later training call may learn, whatever the mode is."""
+        spec = vars(self).get("spec")
+        return spec is not None and not (spec.is_fitted and not self.waiting)
+
+    @property
+    def fits_each_tensor(self) -> bool:
+        """True if a format waits for data that training has not shown yet."""
+        spec = vars(self).get("spec")
+        return spec is not None and any(
+            not fmt.is_fitted and name not in self.fits for name, fmt in spec.items()
+        )
+
+    @property
     def running(self) -> dict[str, RunningMaximum]:
         """By operand what training has shown of a format that was not calibrated."""
         ranges = {name: self._buffers.get(RANGE_NAMES[name]) for name, _ in self.spec.items()}

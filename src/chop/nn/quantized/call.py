@@ -15,10 +15,16 @@ from chop.nn.quantized import state
 from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.scores import (
     hidden_ahead,
+    is_fill,
+    large_scores,
+    masked_choice,
     masked_operands,
     masked_scores,
     operand_mask,
 )
+
+SELECTORS = frozenset({"condition", "mask"})
+"""Arguments by which functions select: booleans, True for the one or the other number."""
 
 
 class QuantCall(QuantizedOperator):
@@ -44,7 +50,7 @@ class QuantCall(QuantizedOperator):
         nn.Module.__init__(self)
         self.function = function
         self.arguments = dict(arguments)
-        self.meets_masks = getattr(function, "__name__", "").endswith("softmax")
+        self.meets_masks = getattr(function, "__name__", "").endswith("softmax") or self._selects
         self.operands = tuple(dict.fromkeys(name for name in arguments.values() if name))
         self.spec = QuantSpec.parse(config or {}, self.operands, where=type(self).__name__)
         state.renew(self, QuantSpec())
@@ -74,20 +80,26 @@ class QuantCall(QuantizedOperator):
         kwargs: Mapping[str, Any],
         masks: Sequence[Any],
     ) -> Any:
-        """Calls the function; masked scores and their results are not rounded."""
+        """Calls the function; masked scores, their results and fills are not rounded."""
         given = [*zip(operands, args, strict=False)]
         given += [(self.arguments.get(key), x) for key, x in kwargs.items()]
+        if self._selects:
+            given = [(None if is_fill(x) else name, x) for name, x in given]
         tensors = [x for name, x in given if name and isinstance(x, Tensor)]
         scores = [x for x in tensors if x.is_floating_point()]
-        masked = masked_scores(scores[0]) if len(scores) == 1 else masked_operands(scores)
+        masked, shapes = self._masked(scores, args, kwargs)
         if masks and scores:
-            shape = torch.broadcast_shapes(*(x.shape for x in scores))
-            masked = _joined(masked, hidden_ahead(masks, scores[0].expand(shape)))
+            whole = scores[0].expand(torch.broadcast_shapes(*shapes))
+            masked = _joined(masked, hidden_ahead(masks, whole))
+
+        def hidden(x: Tensor) -> Tensor | None:
+            part = operand_mask(masked, x.shape)
+            # A selection may leave masked scores, which are in no scale either.
+            return _joined(part, large_scores(x)) if self._selects else part
+
         quantized = [
-            self.quantize(name, x, operand_mask(masked, x.shape))
-            if name and isinstance(x, Tensor)
-            else x
-            for name, x in given
+            self.quantize(name, x, hidden(x)) if name and x.is_floating_point() else x
+            for name, x in ((name if isinstance(x, Tensor) else None, x) for name, x in given)
         ]
         named = dict(zip(kwargs, quantized[len(args) :], strict=True))
         result = self.function(*quantized[: len(args)], **named)
@@ -95,6 +107,25 @@ class QuantCall(QuantizedOperator):
             # As of 0 and 1 times the lowest number.
             masked = _joined(masked, masked_operands([result]))
         return self.quantize("data_out", result, masked)
+
+    @property
+    def _selects(self) -> bool:
+        """True for `where` and `masked_fill`, which take each number of one or of another."""
+        return not SELECTORS.isdisjoint(self.arguments)
+
+    def _masked(
+        self, scores: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor | None, list[torch.Size]]:
+        """Masked places of the result by what is known now, and the shapes that give its shape."""
+        shapes = [x.shape for x in scores]
+        if not self._selects:
+            return masked_scores(scores[0]) if len(scores) == 1 else masked_operands(scores), shapes
+        given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+        if "mask" in given:
+            choice = given["mask"], given["value"], given["input"]
+        else:
+            choice = given["condition"], given["input"], given["other"]
+        return masked_choice(*choice), [*shapes, choice[0].shape]
 
     def extra_repr(self) -> str:
         """The function's name and the formats."""

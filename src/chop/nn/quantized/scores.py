@@ -7,6 +7,7 @@ leave them as they are, and round the visible scores by scales of these alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def masked_operands(operands: Sequence[Tensor]) -> Tensor | None:
     Args:
         operands: floating operands of arithmetic on scores.
     """
-    masks = [_large(x) for x in operands]
+    masks = [large_scores(x) for x in operands]
     masked = [x for x in masks if x is not None]
     if not masked:
         return None
@@ -51,7 +52,36 @@ def masked_operands(operands: Sequence[Tensor]) -> Tensor | None:
     return everywhere.expand(shape)
 
 
-def _large(x: Tensor) -> Tensor | None:
+def masked_choice(chosen: Tensor, x: Any, y: Any) -> Tensor | None:
+    """Boolean, the shape of `torch.where(chosen, x, y)`: True for fills and masked scores.
+
+    Args:
+        chosen: True where `x` is taken.
+        x: tensor, or fill: a number, or a tensor without dimensions.
+        y: as `x`. Two fills are two numbers, and fill nothing.
+    Returns: None where nothing is masked.
+    """
+    tensors = [z for z in (x, y) if not is_fill(z)]
+    if not tensors:
+        return None
+    masked = None
+    for z, taken in ((x, chosen), (y, ~chosen)):  # onnxruntime has no Where of booleans
+        hidden = None if is_fill(z) else large_scores(z)
+        if is_fill(z) or hidden is not None:
+            part = taken if hidden is None else taken & hidden
+            masked = part if masked is None else masked | part
+    if masked is None:
+        return None
+    return masked.expand(torch.broadcast_shapes(chosen.shape, *(z.shape for z in tensors)))
+
+
+def is_fill(x: Any) -> bool:
+    """Returns whether an argument of a selection is one number for all places."""
+    return not isinstance(x, Tensor) or not x.dim()
+
+
+def large_scores(x: Tensor) -> Tensor | None:
+    """Boolean, shape of `x`: True for numbers of either sign that mask; None where none does."""
     if _can_look_at(x):
         low, high = x.detach().aminmax()
         if low.item() > LOWEST_SCORE and high.item() < -LOWEST_SCORE:
@@ -72,7 +102,7 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
     """
     masked = None
     for kind, mask, steps in masks:
-        hidden = _large(mask) if kind == "added" else mask if kind == "hidden" else ~mask
+        hidden = _hidden_by(kind, mask, x)
         if hidden is None:
             continue
         shapes = [x.shape]
@@ -87,6 +117,15 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
             part = part.transpose(*args) if name == "transpose" else part.reshape(shape)
         masked = part if masked is None else masked | part
     return masked
+
+
+def _hidden_by(kind: str, mask: Any, x: Tensor) -> Tensor | None:
+    """The elements that an entry of `MASKS_AHEAD` hides, as they lie in it."""
+    if kind == "every":
+        parts = [hidden_ahead(group, x) for group in mask]
+        shared = [part for part in parts if part is not None]
+        return functools.reduce(torch.logical_and, shared) if len(shared) == len(parts) else None
+    return large_scores(mask) if kind == "added" else mask if kind == "hidden" else ~mask
 
 
 def operand_mask(masked: Tensor | None, shape: torch.Size) -> Tensor | None:

@@ -11,6 +11,7 @@ from chop.captured.modes import is_of_training
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits
+from chop.nn.quantized import QuantizedOperator
 from chop.passes.base import NoConfig, graph_pass
 
 
@@ -29,7 +30,8 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     weight_bits, weight_count = parameter_bits(mg)
     data_bits, data_count = 0.0, 0
     for node in mg.nodes:
-        if is_of_training(node) or not mg.operator(node).is_quantizable:
+        is_quantized = isinstance(mg.module_of(node), QuantizedOperator)
+        if is_of_training(node) or not (is_quantized or mg.operator(node).is_quantizable):
             continue
         for bits, numel in _data_in(mg, node):
             data_bits += bits * numel

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from chop.captured.followed_calls import follow_calls
 from chop.captured.wrappers import check_is_module
 from chop.errors import ConfigError
 from chop.ir.unreached import unreached_matrices_of, unreached_sentence, warn_of_share
@@ -52,6 +53,7 @@ def quantize_module_transform_pass(
     config = QuantizeConfig.from_settings(pass_args, NAME, MASE_KEYS)
     result, count = quantize_modules(network, config)
     keep_ranges_local(result)
+    follow_calls(result)
     weights = [
         weight.numel()
         for module in result.modules()
