@@ -246,11 +246,11 @@ def _hub_caches() -> list[Path]:
     return [Path(each) for each in (*downloads, config.HF_CACHE_HOME, config.HF_DATASETS_CACHE)]
 
 
-def _unlabeled_rows(split: Dataset) -> int:
+def _unlabeled_rows(split: Dataset, column: str | None = None) -> int:
     """How many labels are missing, blank or NaN; all where each is -1, as the hub has test rows."""
     import pyarrow.compute as pc
 
-    column = label_column(split.column_names)
+    column = column or label_column(split.column_names)
     if column is None:
         return len(split)
     labels = split.with_format("arrow")[column][:]
