@@ -66,11 +66,12 @@ def assert_trains_alike(graph: nn.Module, model: nn.Module, modes: str = "101100
         for module in (graph, model):
             module.train(mode == "1").zero_grad()
             torch.manual_seed(step)
-            y = module(x)
+            given = x.clone().requires_grad_()
+            y = module(given)
             parts = y if isinstance(y, tuple) else (y,)
             if mode == "1":
                 sum(part.square().sum() for part in parts).backward()
-            results.append(parts)
+            results.append((*parts, given.grad))
         torch.testing.assert_close(*results)
         state = graph.state_dict()
         for name, tensor in model.state_dict().items():

@@ -75,6 +75,43 @@ class EmaTeacher(nn.Module):
         return y + 0.1 * target
 
 
+class MeanTeacher(EmaTeacher):
+    """Calls its teacher in both modes; training averages weights in a region of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for average, new in zip(
+                    self.teacher.parameters(), self.student.parameters(), strict=True
+                ):
+                    average.mul_(0.9).add_(new * 0.1)
+        with torch.no_grad():
+            target = self.teacher(x)
+        y: Tensor = self.head((self.student(x) - target) ** 2)
+        return y
+
+
+class Watched(nn.Module):
+    """Regions without gradients in both modes, before and after one that only training has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place in range(2):
+            with torch.no_grad():
+                known = self.first(x * (place + 1))
+            if self.training and place == 0:
+                with torch.no_grad():
+                    self.mean += self.last(known).mean(0)
+        with torch.no_grad():
+            target = self.last(known * 2)
+        return torch.as_tensor(self.first(x) * known + self.last(x) + target - self.mean)
+
+
 class Norm(nn.Module):
     """A batch norm of one's own."""
 
@@ -276,4 +313,5 @@ class Auxiliary(nn.Module):
 MODELS: list[type[nn.Module]] = [
     *(StepCounter, RunningCenter, MaximumObserver, EmaTeacher, Normed, Codebook, Queue),
     *(CenteredTeacher, ReplacedAverage, TwiceReplaced, DataTeacher, RingQueue, Auxiliary),
+    *(MeanTeacher, Watched),
 ]

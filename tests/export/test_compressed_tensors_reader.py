@@ -349,6 +349,10 @@ def test_broken_files_and_foreign_tensors(tmp_path):
         save_file({**tensors, added: torch.zeros(1)}, file, metadata={"format": "pt"})
         with pytest.raises(ConfigError, match=reason):
             load(tmp_path)
+    bare = {key: x for key, x in tensors.items() if key != f"{name}.weight_scale"}
+    save_file(bare, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"'{name}.weight_packed' holds codes, and has no we"):
+        load(tmp_path)
     del tensors[f"{name}.weight_packed"]
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="lacks weight_packed of pack-quantized"):

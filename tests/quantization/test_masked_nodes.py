@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.formats import Binary, Integer, MXInt, ScaleInteger
+from chop.formats import Binary, Integer, Log, MXInt, ScaleInteger
 from chop.nn.quantized import QuantCall
 from chop.quantization.masked_nodes import masked_nodes
 from tests.nn.test_masked_scores import WITHIN_A_TOKEN
@@ -60,6 +60,8 @@ SOFTMAXES = {
     "module": nn.Softmax(dim=-1),
     "gate": torch.sigmoid,
     "logarithm": lambda x: F.log_softmax(x, -1).exp(),
+    "by hand": lambda x: (x - x.amax(-1, True)).exp() / (x - x.amax(-1, True)).exp().sum(-1, True),
+    "hidden twice": lambda x: x.softmax(-1).masked_fill(later(x), 0.0),
 }
 
 
@@ -178,6 +180,62 @@ def test_masks_that_arithmetic_makes_are_not_rounded():
         assert not found[..., 4:].any()
         scores = fmt.round(x @ x.mT)[..., :4]
         assert torch.equal(found[..., :4], fmt.round(torch.softmax(scores, -1)))
+
+
+MASKS = {
+    "compared": lambda x, see: x.masked_fill(see * see.mT == 0, LOWEST),
+    "cast": lambda x, see: torch.where((see * see.mT).bool(), x, -math.inf),
+    "scaled": lambda x, see: x + (1 - see * see.mT) * -1e4,
+    "method": lambda x, see: x - see.mul(see.mT).sub(1).mul(LOWEST),
+    "baddbmm": lambda x, see: torch.baddbmm((1 - see * see.mT) * LOWEST, x, torch.eye(6)[None]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("fmt", [Log(6, 15), Integer(4, 4), Binary()], ids=lambda fmt: fmt.label)
+def test_arithmetic_that_only_makes_masks_is_exact(mask, fmt):
+    """In formats that lack 0 or 1, too, which would hide other tokens."""
+
+    class Masked(nn.Module):
+        def forward(self, x, see):
+            return torch.softmax(MASKS[mask](x, see), -1)
+
+    see = torch.ones(1, 6, 1)
+    see[:, 4:] = 0
+    x = torch.randn(1, 6, 6, generator=torch.Generator().manual_seed(0))
+    mg = MaseGraph(Masked(), dummy_in={"x": x, "see": see})
+    config = {"config": {"data_in": fmt}}
+    present = {mg.operator(node).name for node in mg.nodes} & {"mul", "sub"}
+    quantized, _ = passes.quantize_transform_pass(
+        mg, {"by": "type", **dict.fromkeys(present, config)}
+    )
+    hidden = quantized.model(x, see)[0, :4, 4:]
+    assert not hidden.any()
+    if mask != "method":  # whose last operator computes scores
+        assert torch.equal(quantized.model(x, see)[:, :4], mg.model(x, see)[:, :4])
+
+
+def test_positions_are_exact():
+    """Buckets of distances, as T5 has them: a rounding would look up another row."""
+
+    class Buckets(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 3)
+
+        def forward(self, x):
+            far = torch.arange(x.size(0))
+            return x * self.table((torch.log(far.float() / 4) / 1.5 * 4.0 + 0.5).long().clamp(0, 7))
+
+    mg = MaseGraph(Buckets(), dummy_in={"x": torch.randn(20, 3)})
+    config = {"config": {"data_in": MXInt(4)}}
+    rules = {"by": "type", "add": config, "mul": config}
+    quantized, _ = passes.quantize_transform_pass(mg, rules)
+    calls = [type(module).__name__ for module in quantized.model.modules()]
+    assert calls.count("QuantCall") == 1  # the product that is an answer
+    x = torch.ones(20, 3)
+    rows = quantized.model(x) != 0
+    assert torch.equal(rows, mg.model(x) != 0)
 
 
 class Residual(nn.Module):

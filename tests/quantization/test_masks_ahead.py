@@ -42,6 +42,24 @@ def heads_in_the_batch(q, k, n):
     return (torch.bmm(q, k.mT) * 0.5).view(-1, 2, n, n).masked_fill(later(n), -1e9)
 
 
+def written(q, k, n):
+    scores = ((q @ k.mT) * 0.5).clone()
+    scores[later(n).expand(scores.shape)] = -math.inf
+    return scores
+
+
+def far(n):
+    places = torch.arange(n)
+    return (places[:, None] - places).abs()
+
+
+def by_hand(q, k, n):
+    """The logarithm of a softmax that is written out, which reads the scores twice."""
+    scores = ((q @ k.mT) * 0.5).masked_fill(later(n), -math.inf)
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (powers / powers.sum(-1, keepdim=True)).log()
+
+
 SCORES = {
     "masked_fill": lambda q, k, n: ((q @ k.mT) * 0.5).masked_fill(later(n), -math.inf),
     "masked_fill_": lambda q, k, n: ((q @ k.mT) * 0.5).masked_fill_(later(n), -math.inf),
@@ -51,6 +69,9 @@ SCORES = {
     "add": lambda q, k, n: (q @ k.mT) / math.sqrt(8) + added(n),
     "sub": lambda q, k, n: (q @ k.mT) * 0.5 - -added(n),
     "in place": in_place,
+    "written": written,
+    "by hand": by_hand,
+    "integers": lambda q, k, n: (q @ k.mT) * 0.5 + torch.tensor(-0.1) * far(n) + added(n),
     "alibi": lambda q, k, n: (q @ k.mT) * 0.5 + torch.arange(n) * 0.1 + added(n),
     "two masks": lambda q, k, n: (
         ((q @ k.mT) * 0.5)
@@ -215,6 +236,15 @@ def test_a_mask_made_of_the_scores_is_named():
         return x.masked_fill(torch.ones_like(x).triu(1) > 0, -1e9)
 
     with pytest.warns(UserWarning, match="computes scores that .* hides later"):
+        quantized(Attention(scores), {"x": inputs()[0]}, MXInt(4))
+
+
+def test_scores_that_are_mixed_before_their_mask_are_named():
+    def scores(q, k, n):
+        mixed = torch.einsum("bhij,hg->bgij", q @ k.mT, torch.tensor([[1.0, 0.2], [0.3, 1.0]]))
+        return (mixed * 0.5).masked_fill(later(n), -1e9)
+
+    with pytest.warns(UserWarning, match="that 'einsum' reads unmasked"):
         quantized(Attention(scores), {"x": inputs()[0]}, MXInt(4))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from chop.capture.merge_modes import (
 from chop.capture.recording.recorder import Recorder
 from chop.captured.dtype_constants import replaced
 from chop.captured.modes import MODE
-from chop.captured.runtime import by_mode
+from chop.captured.runtime import REGIONS, by_mode
 from chop.captured.writes import written_by
+from chop.private.torch_api import SET_GRAD_ENABLED
 
 
 def merge_branches(
@@ -62,7 +63,7 @@ class _Merge:
         self._first = 0
         self._members: dict[tuple[str, Any], list[fx.Node]] = {}
         for node in self._ours:
-            if "source" not in node.meta:
+            if not _is_call(node):
                 self._members.setdefault((node.op, node.target), []).append(node)
 
     def run(self) -> None:
@@ -80,22 +81,24 @@ class _Merge:
             else:
                 self._merged[twin] = self._known(twin) or self._add(twin)
         for node in self._ours:
-            if node not in self._shared and "source" in node.meta:
+            if node not in self._shared and _is_call(node):
                 self._of_one[node] = False
 
     def _pairs(self) -> dict[fx.Node, fx.Node]:
         """Calls on the same lines, in the same order, with arguments of the same structure."""
         ours, theirs = (
-            [x for x in nodes if "source" in x.meta or x.op in ("placeholder", "output")]
+            [x for x in nodes if _is_call(x) or x.op in ("placeholder", "output")]
             for nodes in (self._ours, self._theirs)
         )
         keys, their_keys = [*map(_key, ours)], [*map(_key, theirs)]
         matcher = difflib.SequenceMatcher(None, keys, their_keys, autojunk=False)
-        return {
+        pairs = {
             theirs[block.b + i]: ours[block.a + i]
             for block in matcher.get_matching_blocks()
             for i in range(block.size)
         }
+        split = {*_split_regions(pairs)}
+        return {twin: node for twin, node in pairs.items() if twin not in split}
 
     def _pair(self, node: fx.Node, twin: fx.Node) -> None:
         try:
@@ -135,7 +138,7 @@ class _Merge:
 
     def _known(self, twin: fx.Node) -> fx.Node | None:
         """Our node for a member or a size, which the writer makes where it is first read."""
-        if "source" in twin.meta:
+        if _is_call(twin):
             return None
         args, kwargs = self._arguments(twin)
         for node in self._members.get((twin.op, self._target(twin)), ()):
@@ -222,6 +225,26 @@ def _home(nodes: Iterable[fx.Node], inside: set[str]) -> str:
     stacks = [list(node.meta.get("nn_module_stack", {"": None})) for node in nodes]
     common = [path for path in stacks[0] if all(path in stack for stack in stacks)]
     return next((path for path in reversed(common) if path in inside), "")
+
+
+def _is_call(node: fx.Node) -> bool:
+    """Returns whether a node has a place of its own: not one that is made where it is read."""
+    return "source" in node.meta or node.target in (*REGIONS, SET_GRAD_ENABLED)
+
+
+def _split_regions(pairs: Mapping[fx.Node, fx.Node]) -> Iterator[fx.Node]:
+    """Nodes that begin or end a region, and are paired with those of different regions.
+
+    Args:
+        pairs: nodes of one recording, each with its twin in the other.
+    """
+    for twin in pairs:
+        if twin.target not in (*REGIONS, SET_GRAD_ENABLED):
+            continue
+        begin = twin.args[0] if isinstance(twin.args[0], fx.Node) else twin
+        region, other = ([x, *x.users] for x in (begin, pairs.get(begin, begin)))
+        if [pairs.get(x) for x in region] != other:
+            yield twin
 
 
 def _key(node: fx.Node) -> Any:

@@ -142,6 +142,10 @@ def _drop_cache_scales(tensors: dict[str, Tensor], folder: Path) -> None:
 def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Refuses tensors that the schemes of the folder do not have, as zero points of inputs."""
     other = [name for name in tensors if OTHERS.search(name)]
+    packed = [name for name in other if name.endswith("weight_packed")]
+    bare = [x for x in packed if x.replace("weight_packed", "weight_scale") not in tensors]
+    if bare:
+        raise CheckpointError(f"'{folder}': '{min(bare)}' holds codes, and has no weight_scale.")
     if other:
         raise ConfigError(
             f"'{folder}': expected the tensors of the schemes in its config.json, got "

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from chop.ir.graph import MaseGraph
+from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import Kind, Operator
+from chop.ir.ops import dimensions as d
 from chop.nn.quantized import QuantScaledDotProductAttention
+from chop.nn.quantized.scores import LOWEST_SCORE
 
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isinf", "isnan", "isfinite"})
+INTEGER_CASTS = frozenset({"long", "int", "bool", "short", "char", "byte"})
 NEVER_MASKED = frozenset({Kind.PRODUCT, Kind.NORM, Kind.ACTIVATION, Kind.POOLING, Kind.LOSS})
 MASK = 3
 """The position of an attention's mask."""
@@ -31,6 +35,39 @@ def masked_nodes(mg: MaseGraph) -> set[fx.Node]:
         if (row.reads_scores or (row.kind is Kind.ARITHMETIC and node in scores))
         and any(given in maybe for given in node.all_input_nodes)
     }
+
+
+def mask_arithmetic(mg: MaseGraph) -> set[fx.Node]:
+    """Arithmetic and layouts of numbers that become masks, positions or decisions.
+
+    Their results are only compared, cast to integers or booleans, or multiplied by the very low
+    number that is then added to scores. A rounding would hide or show other tokens: a format
+    without a zero has no mask of zeros.
+    """
+    rows = {node: mg.operator(node) for node in mg.nodes}
+    scores, found = _scores(rows), set[fx.Node]()
+    for node, row in reversed(rows.items()):
+        if not (row.kind is Kind.ARITHMETIC or row.layout or row.name == "clone"):
+            continue
+        is_low = node in scores and _has_low_factor(row, node)
+        readers = [user for user in node.users if rows[user].follow is not d.asked_for_size]
+        if is_low or (readers and all(_decides(rows[x], x) or x in found for x in readers)):
+            found.add(node)
+    return found
+
+
+def _has_low_factor(row: Operator, node: fx.Node) -> bool:
+    """Returns whether a product has a factor that makes a mask of 0 and 1 hide scores."""
+    factors = node.args if row.name == "mul" else ()
+    return any(isinstance(x, int | float) and abs(x) >= -LOWEST_SCORE for x in factors)
+
+
+def _decides(row: Operator, node: fx.Node) -> bool:
+    """Returns whether a node makes booleans or integers of numbers, element by element."""
+    if row.name in COMPARISONS or row.name in INTEGER_CASTS:
+        return True
+    results = metadata_of(node).common.results.values() if row.layout == "cast" else ()
+    return bool(results) and not any(info.is_floating for info in results)
 
 
 def maybe_masked(rows: Mapping[fx.Node, Operator]) -> set[fx.Node]:
@@ -68,4 +105,6 @@ def _scores(rows: dict[fx.Node, Operator]) -> set[fx.Node]:
         elif row.twin is QuantScaledDotProductAttention:
             mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
             nodes.update({mask} if isinstance(mask, fx.Node) else ())
+        elif row.name == "baddbmm" and node in nodes and isinstance(node.args[0], fx.Node):
+            nodes.add(node.args[0])
     return nodes

@@ -12,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
 from chop.captured.masks import MASKS_AHEAD
-from chop.captured.runtime import REGIONS
+from chop.captured.runtime import REGIONS, set_item
 from chop.captured.targets import is_impure
 from chop.captured.writes import memory_of, views_of, written_by
-from chop.ir.graph import MaseGraph
+from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import Kind, Operator
 from chop.ir.ops import dimensions as d
 from chop.nn.quantized import QuantCall
@@ -94,6 +95,14 @@ class MasksAhead:
         Returns: None without such a reader.
         """
         readers = self._readers_of(node) if node in self._scores else {}
+        whole = readers.get(())
+        of_keys = self._rows[node].is_product_of_activations and not any(
+            x.op == "get_attr" for x in node.all_input_nodes
+        )
+        is_mixed = whole and whole.row.kind is Kind.PRODUCT and not whole.row.arguments
+        if whole is not None and is_mixed and of_keys:  # as of talking heads
+            mixed = next(x for x in self._order if x.name == whole.name)
+            readers = {**readers, **self._readers(frozenset({mixed})), (): whole}
         masked = [masks for masks, x in readers.items() if masks and _is_softmax(x.row)]
         if () not in readers or not masked or readers[()].row is UNKNOWN:
             return None, ""
@@ -214,6 +223,8 @@ class MasksAhead:
             found = _selected(own, row.selector, user, scores)
             # Scores that hide others by their size hide none that a token may not see.
             return None if found is None or self._is_made_of(found[1], scores) else found
+        if user.target is set_item:
+            return _written(user, scores)
         if row.follow is not d.arithmetic:
             return None
         others = [x for x in user.all_input_nodes if x not in scores and x in self._maybe]
@@ -250,6 +261,17 @@ def _selected(
     return ("shown" if selector == "condition" and is_first else "hidden", boolean)
 
 
+def _written(user: fx.Node, scores: Collection[fx.Node]) -> tuple[str, fx.Node] | None:
+    """The boolean mask of `scores[mask] = number`; None for other indexes and values."""
+    tensor, index, value = user.args
+    if tensor not in scores or not isinstance(index, fx.Node) or not isinstance(value, int | float):
+        return None
+    written, hidden = (metadata_of(x).common.results.get("data_out_0") for x in (user, index))
+    if written is None or hidden is None or hidden.torch_dtype != torch.bool:
+        return None
+    return ("hidden", index) if len(hidden.shape) == len(written.shape) else None
+
+
 def _is_product(row: Operator) -> bool:
     return row.kind is Kind.PRODUCT and not (row.weight and row.weight.is_table)
 
@@ -273,7 +295,7 @@ def _derived(
 
 def _is_elementwise(row: Operator) -> bool:
     """Returns whether an operator gives each score a result of its own, in the same place."""
-    if row.selector or row.kind is Kind.DROPOUT:
+    if row.selector or row.kind is Kind.DROPOUT or row.name == "clone":
         return True
     return row.follow in (d.arithmetic, d.unchanged)
 

@@ -19,6 +19,7 @@ from chop.ir.nodes import names_of
 from chop.ir.ops import OPS, Operator, of_module
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.notices import warn_once
+from chop.quantization.masked_nodes import mask_arithmetic
 
 By = Literal["type", "name", "regex_name"]
 Settings = Mapping[str, Any] | QuantSpec
@@ -79,11 +80,14 @@ class QuantizeConfig:
     def select(self, mg: MaseGraph) -> dict[fx.Node, QuantSpec]:
         """The nodes to quantize, each with its spec.
 
+        Rules by type leave arithmetic that computes masks or positions as it is.
+
         Raises:
             ConfigError: a rule or a pattern matches no node, or its mapping does not fit the
                 operator.
         """
         left = self._left(mg)
+        exact = mask_arithmetic(mg) if self.by == "type" else set()
         names = {node: names_of(node) for node in mg.nodes if _is_quantizable(mg, node)}
         places = {name for own in names.values() for name in own}
         keys = names
@@ -94,7 +98,7 @@ class QuantizeConfig:
         chosen = {
             node: _spec_for(mg, node, settings, where)
             for node, (settings, where) in ruled.items()
-            if left.isdisjoint(_places(node))
+            if left.isdisjoint(_places(node)) and node not in exact
         }
         layers = {
             node: own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class StoredModule:
         packed: its parameters are stored as codes.
         exact: see `chop.nn.packed.pack`.
         rotation: the block in which a `Rotated` rotates its input; 0 of other modules.
+        gradient: how gradients pass, see `QuantSpec`; "" just lets them pass. Scales that are
+            learned ("lsq") are tensors of the folder.
     """
 
     data_in: Settings | None = None
@@ -54,6 +56,7 @@ class StoredModule:
     packed: bool = field(default=False)
     exact: bool = field(default=False)
     rotation: int = field(default=0)
+    gradient: str = field(default="")
 
     @classmethod
     def of(cls, module: QuantizedOperator, path: str) -> StoredModule:
@@ -78,18 +81,19 @@ class StoredModule:
                 f"save_pretrained: '{path}' quantizes products of an attention, which a folder "
                 "does not hold; leave them float, or use mg.export."
             )
-        if module.spec.lsq_operands:
-            raise ConfigError(
-                f"save_pretrained: '{path}' learns its scales; pack_transform_pass makes them part "
-                "of its formats."
-            )
         if stores_transposed(module) and not isinstance(module, PackedOperator):
             raise ConfigError(
                 f"save_pretrained: '{path}' is quantized and not packed, and its weight lies the "
                 "other way round in the model; run pack_transform_pass first."
             )
-        formats = {name: module.format_of(name) for name in OPERANDS}
+        learned = module.spec.lsq_operands
+        formats = {
+            name: module.spec.number_format(name) if name in learned else module.format_of(name)
+            for name in OPERANDS
+        }
         plain: dict[str, Any] = {name: _plain(x, f"'{path}'.{name}") for name, x in formats.items()}
+        if module.spec.gradient != "identity":
+            plain["gradient"] = module.spec.gradient
         if isinstance(module, PackedOperator):
             return cls(**plain, packed=True, exact=module.packed_exact)
         return cls(**plain)
@@ -121,7 +125,8 @@ class StoredModule:
                     f"{where}.{name}: {found[name].label} waits for data, which a folder does not "
                     "have; expected numbers."
                 )
-        return QuantSpec().with_quantizers(**found)
+        fields: dict[str, Any] = {**found, "gradient": self.gradient or "identity"}
+        return replace(QuantSpec(), **fields)
 
     def plain(self) -> dict[str, Any]:
         """For a file: what is left out is float, not packed, not exact."""
