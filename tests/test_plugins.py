@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from chop import plugins
-from chop.errors import ConfigError
+from chop.errors import CheckpointError, ConfigError
 from chop.formats import REGISTRY, formats, get_format, parse_format
 from chop.plugins import GROUPS, PluginError, Registry, clear_entry_points
 from chop.search.registry import SAMPLERS, SamplerRow, sampler_row
@@ -155,6 +155,13 @@ def test_no_metadata_is_read_by_an_import():
     assert done.stdout.strip() == "0"
 
 
+def test_a_format_of_a_module_is_not_to_be_installed():
+    with pytest.raises(PluginError, match="of the module mymodule, .*: give --import mymodule"):
+        parse_format({"name": "plain", "package": "mymodule", "width": 4})
+    with pytest.raises(PluginError, match="of the package mypkg 0.3, .*: pip install mypkg"):
+        parse_format({"name": "plain", "package": "mypkg 0.3", "width": 4})
+
+
 def test_every_group_has_a_registry_of_its_kind():
     import chop.export.readers
     import chop.export.targets
@@ -208,7 +215,7 @@ OPERATOR = """
 """
 
 
-def test_an_operator_of_a_package(install, tmp_path):
+def test_an_operator_of_a_package(install, tmp_path, monkeypatch):
     import torch
 
     from chop import MaseGraph, passes
@@ -219,15 +226,23 @@ def test_an_operator_of_a_package(install, tmp_path):
 
     try:
         assert of_module(mypkg.Scaled).name == "scaled" and OPS.package("scaled") == "mypkg 0.3"
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), mypkg.Scaled(4))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), mypkg.Scaled(4)).eval()
         x = torch.randn(2, 4)
         mg = MaseGraph(model, dummy_in={"input": x})
         config = {"by": "type", "scaled": {"config": {"name": "mxint", "weight_width": 8}}}
         quantized, info = passes.quantize_transform_pass(mg, config)
         assert info == {"quantized": 1}
-        quantized.export(tmp_path / "model")
-        read = MaseGraph.from_checkpoint(tmp_path / "model")
-        assert torch.equal(read.model(x), quantized.model(x))
+        packed, _ = passes.pack_transform_pass(quantized, {"silent": True})
+        for name, graph in {"float": mg, "quantized": quantized, "packed": packed}.items():
+            graph.export(tmp_path / name)
+            read = MaseGraph.from_checkpoint(tmp_path / name)
+            assert torch.equal(read.model(x), graph.model(x)), name
+        missing = "operator '.*Scaled' is of the package mypkg 0.3, .*: pip install mypkg"
+        unregister("scaled")
+        monkeypatch.setattr(plugins, "entry_points", lambda group: {})
+        for name in ("float", "quantized", "packed"):
+            with pytest.raises(CheckpointError, match=missing):
+                MaseGraph.from_checkpoint(tmp_path / name)
     finally:
         if "scaled" in OPS:
             unregister("scaled")

@@ -293,6 +293,23 @@ def package_of(value: Any) -> str:
     return f"{root} {getattr(sys.modules.get(root), '__version__', '')}".strip()
 
 
+def missing(package: str) -> str:
+    """Returns the end of a sentence on an extension whose package cannot be found.
+
+    >>> missing("mypkg 0.3")
+    'is of the package mypkg 0.3, which is not installed: pip install mypkg'
+    >>> missing("mymodule")
+    'is of the module mymodule, which is not imported: give --import mymodule'
+
+    Args:
+        package: result of `package_of`; a module that no package installed has no version.
+    """
+    name, _, version = package.partition(" ")
+    if version:
+        return f"is of the package {package}, which is not installed: pip install {name}"
+    return f"is of the module {name}, which is not imported: give --import {name}"
+
+
 def root_of(module: str) -> str:
     """Returns the top-level package of a module's name."""
     return module.partition(".")[0]

@@ -25,7 +25,7 @@ from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
 from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
-from chop.plugins import OWN, PROGRAM, PluginError, Registry, package_of
+from chop.plugins import OWN, PROGRAM, PluginError, Registry, missing, package_of
 from chop.private.torch_api import is_transformed
 
 INPUT_OPERANDS = ("data_in", "weight", "bias")
@@ -285,10 +285,8 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
         raise ConfigError(f"{where}: expected a format, a name or a mapping, got {settings!r}.")
     fields = {key: value for key, value in settings.items() if key not in ("name", PACKAGE)}
     if PACKAGE in settings and settings.get("name") not in REGISTRY:
-        package = str(settings[PACKAGE])
         raise PluginError(
-            f"{where}: the number format '{settings.get('name')}' is of the package {package}, "
-            f"which is not installed: pip install {package.partition(' ')[0]}"
+            f"{where}: the number format '{settings.get('name')}' {missing(str(settings[PACKAGE]))}"
         )
     if fields and "name" not in settings:
         raise ConfigError(f"{where}: missing key 'name', of the format that has {min(fields)!r}.")

@@ -27,7 +27,7 @@ from chop.nn import quantized as q
 from chop.nn.hadamard import Hadamard
 from chop.nn.packed import drop_packed_twin, packed_twin
 from chop.nn.transposed import TransposedLinear
-from chop.plugins import Registry
+from chop.plugins import PROGRAM, Registry
 from chop.private.modules import METHODS
 
 ONE_INPUT: Arguments = {"input": "data_in"}
@@ -385,6 +385,18 @@ def of_module(cls: type[nn.Module]) -> Operator:
                 return _BY_CALL[ancestor]
             break
     return Operator(cls.__name__.lower(), "module", (cls,))
+
+
+def declaring_package(cls: type[nn.Module]) -> str | None:
+    """Returns the package, with its version, that declares a class as an operator.
+
+    None: the class is of chop, of the running program, or of no row.
+    """
+    row = of_module(cls)
+    if OPS.get(row.name) is not row:
+        return None
+    package = OPS.package(row.name)
+    return None if package == PROGRAM else package
 
 
 def _method(cls: Any, name: str) -> Any:

@@ -45,6 +45,8 @@ from chop.errors import CheckpointError, shorten
 from chop.formats import NumberFormat, QuantSpec
 from chop.ir.ops import OPS
 from chop.nested import field_of
+from chop.nn.packed import PACKED
+from chop.plugins import missing, root_of
 from chop.private.torch_api import (
     ASSERT,
     IS_ALL_TRUE,
@@ -211,8 +213,12 @@ class AllowList:
             return str(name)
         raise CheckpointError(f"the checkpoint reads the attribute {name!r}, which is not allowed.")
 
-    def module_class(self, reference: str) -> type[nn.Module]:
+    def module_class(self, reference: str, package: str | None = None) -> type[nn.Module]:
         """The class of a module of the checkpoint.
+
+        Args:
+            reference: `module:name`.
+            package: package and version that declared it as an operator, as the file says.
 
         Raises:
             CheckpointError: it is not on the list.
@@ -223,13 +229,14 @@ class AllowList:
         for homes in (CHOP_HOMES, TRANSFORMERS_HOMES, LAYER_HOMES):
             found = found or self.imported(homes, reference, _is_module_class)
         if not _is_module_class(found):
+            if package is not None:
+                why = missing(str(package))
+                raise CheckpointError(f"the checkpoint's operator '{_last(reference)}' {why}")
             home, _, _ = reference.partition(":")
-            package = home.partition(".")[0]
-            absent = LAYER_HOMES.fullmatch(home) and not _is_installed(package)
+            root = root_of(home)
+            absent = LAYER_HOMES.fullmatch(home) and not _is_installed(root)
             way = (
-                f"install {package}"
-                if absent
-                else f"if it is yours, pass allow=[{_last(reference)}]"
+                f"install {root}" if absent else f"if it is yours, pass allow=[{_last(reference)}]"
             )
             raise CheckpointError(
                 f"the checkpoint contains a module of class '{reference}', which is not on the "
@@ -280,8 +287,15 @@ def _owners() -> tuple[type, ...]:
 def _declared_class(reference: str) -> type[nn.Module] | None:
     """Returns a class of an operator that an installed package or the program declares."""
     for row in OPS.values():
-        for kind in (*row.modules, row.quantized):
-            if kind is not None and f"{kind.__module__}:{kind.__qualname__}" == reference:
+        quantized = (row.quantized, row.quantized and PACKED.get(row.quantized))
+        kinds: tuple[type[nn.Module] | None, ...] = (
+            *row.modules,
+            *quantized,
+            row.twin,
+            row.integer,
+        )
+        for kind in kinds:
+            if kind is not None and reference_of(kind) == reference:
                 return kind
     return None
 

@@ -19,7 +19,7 @@ from chop.captured.joined import join_in_state_dicts, joined_of
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.formats import QuantSpec
-from chop.ir.ops import of_module
+from chop.ir.ops import declaring_package, of_module
 from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
@@ -157,6 +157,9 @@ def _class_and_attributes(path: str, module: nn.Module, encode: Encoder) -> Reco
                 f"{error}; expected numbers, text, dtypes, tensors, formats, functions that an "
                 "import can find, and containers of these."
             ) from None
+    package = declaring_package(cls)
+    if package is not None:
+        record["package"] = package
     return {"class": reference_of(cls), **record, "attributes": attributes}
 
 
@@ -231,7 +234,7 @@ def _decode_module(
         return made[record["same_as"]]
     if record["class"] is None:
         return None
-    cls = allowed.module_class(record["class"])
+    cls = allowed.module_class(record["class"], record.get("package"))
     module = cls.__new__(cls)
     nn.Module.__init__(module)
     for name, plain in record["attributes"].items():
