@@ -269,3 +269,36 @@ def test_a_circuit_of_a_package(install):
     assert component_of(type("IntegerOdd", (), {})) is None
     assert component_of(int) is None
     del COMPONENTS["IntegerOdd"]
+
+
+TASK = """
+    import torch.nn.functional as F
+    from chop.train import Metric, Task
+
+    def mean(found, labels):
+        return (found - labels).abs().float().mean().item()
+
+    def best(answers, labels):
+        return answers.argmax(-1)
+
+    DISTANCE = Metric("class_distance", mean, best, higher_is_better=False)
+    FURTHER = {"worst_distance": Metric("worst_distance", mean, best, higher_is_better=False)}
+    ORDINAL = Task("ordinal", DISTANCE, F.cross_entropy, is_categorical=True, metrics=FURTHER)
+"""
+
+
+def test_metrics_of_a_task_of_a_package(install):
+    import torch
+
+    from chop.mixed_precision.goals import directions
+    from chop.train import TASKS, evaluate
+    from chop.train.tasks import check_metric_name
+
+    install("mypkg", "0.3", TASK, {"tasks": {"ordinal": "mypkg:ORDINAL"}})
+    for name in ("class_distance", "worst_distance"):
+        check_metric_name(name)
+        assert directions()[name] == "minimize"
+    rows = (torch.eye(3), torch.tensor([0, 1, 0]))
+    with torch.no_grad():
+        assert evaluate(torch.nn.Identity(), rows, task="ordinal") == pytest.approx(2 / 3)
+    del TASKS["ordinal"]

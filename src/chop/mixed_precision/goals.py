@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from chop.mixed_precision.costs import COSTS
 from chop.mixed_precision.problem import SCORES
 from chop.search.objective import Constraint, Direction, Goal, named_goals
-from chop.train import TASKS
+from chop.train.tasks import known_metrics
 
 
 def directions() -> dict[str, Direction]:
     """Returns what a trial can measure, and which way is better."""
-    metrics = {name: metric for task in TASKS.values() for name, metric in task.metrics.items()}
+    metrics = known_metrics().items()
     return {
-        **{name: "maximize" if m.higher_is_better else "minimize" for name, m in metrics.items()},
+        **{name: "maximize" if m.higher_is_better else "minimize" for name, m in metrics},
         **dict.fromkeys((*SCORES, *COSTS), "minimize"),
     }
 

@@ -72,6 +72,7 @@ class Task:
             outputs, without which it cannot be used; None: it needs none.
         layout: of a bound task of several outputs, a `chop.train.outputs.Layout`.
         read: (output, rows) -> the answers (B, W) of several outputs; None: logits are read.
+        metrics: further metrics that may be asked for, by name.
     """
 
     name: str
@@ -97,7 +98,6 @@ class Task:
     layout: Any = field(default=None, repr=False)
     read: Callable[[Any, int], Tensor] | None = field(default=None, repr=False)
     metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
-    """Further metrics that may be asked for, by name."""
 
     @property
     def can_train(self) -> bool:

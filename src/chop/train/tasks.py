@@ -250,9 +250,15 @@ TASKS.declare({row.name: row for row in _ROWS})
 CLASSIFICATION = _ROWS[0]
 
 
+def known_metrics() -> dict[str, Metric]:
+    """Returns the metrics of all tasks by name."""
+    tasks = TASKS.values()
+    return {m.name: m for task in tasks for m in (task.metric, *task.metrics.values())}
+
+
 def share_metrics() -> set[str]:
     """Returns the names of metrics that are shares of 1."""
-    return {name for task in TASKS.values() for name, m in task.metrics.items() if m.is_share}
+    return {name for name, metric in known_metrics().items() if metric.is_share}
 
 
 def _no_loss(answers: Tensor, labels: Tensor) -> Never:
@@ -289,8 +295,7 @@ def check_metric_name(name: str) -> None:
     Raises:
         ConfigError: none has; the message names the nearest.
     """
-    known = {metric for task in TASKS.values() for metric in task.metrics}
-    check_known(name, known, "unknown metric")
+    check_known(name, known_metrics(), "unknown metric")
 
 
 def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | list[Tensor]) -> Task:

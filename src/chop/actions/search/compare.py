@@ -20,6 +20,7 @@ from chop.search import Goal, TrialRecord
 from chop.search.comparison import Compared, curves_of, judged, read_compared, title_of
 from chop.search.objective import Direction, objectives_of
 from chop.train import TASKS, Metric
+from chop.train.tasks import share_metrics
 
 OUT = Path("runs/search-compare")
 BITS = "bits"
@@ -93,8 +94,7 @@ def compare_searches(
     ]
     shown = [each for group in curves.values() for each in group]
     values = [value for group in series.values() for one in group for _, value in one]
-    shares = {name for task in TASKS.values() for name, m in task.metrics.items() if m.is_share}
-    percent = chosen.name in shares and all(abs(value) <= 1 for value in values)
+    percent = chosen.name in share_metrics() and all(abs(value) <= 1 for value in values)
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)

@@ -119,7 +119,6 @@ def reference_of(thing: Any) -> str:
 
 
 def _captured(reference: str, known: Mapping[str, Any]) -> Any | None:
-    """Of the parts of captured graphs, by name, the one that a reference means."""
     home, _, name = reference.partition(":")
     return known.get(name) if CAPTURED_HOMES.fullmatch(home) else None
 
@@ -232,8 +231,7 @@ class AllowList:
             if package is not None:
                 why = missing(str(package))
                 raise CheckpointError(f"the checkpoint's operator '{_last(reference)}' {why}")
-            home, _, _ = reference.partition(":")
-            root = root_of(home)
+            root = root_of(home := reference.partition(":")[0])
             absent = LAYER_HOMES.fullmatch(home) and not _is_installed(root)
             way = (
                 f"install {root}" if absent else f"if it is yours, pass allow=[{_last(reference)}]"
