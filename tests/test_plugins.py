@@ -6,8 +6,10 @@ from importlib import metadata
 from textwrap import dedent
 
 import pytest
+from typer.testing import CliRunner
 
 from chop import plugins
+from chop.cli.app import app
 from chop.errors import CheckpointError, ConfigError
 from chop.formats import REGISTRY, formats, get_format, parse_format
 from chop.plugins import GROUPS, PluginError, Registry, clear_entry_points
@@ -160,6 +162,22 @@ def test_a_format_of_a_module_is_not_to_be_installed():
         parse_format({"name": "plain", "package": "mymodule", "width": 4})
     with pytest.raises(PluginError, match="of the package mypkg 0.3, .*: pip install mypkg"):
         parse_format({"name": "plain", "package": "mypkg 0.3", "width": 4})
+
+
+@pytest.mark.parametrize(
+    ("command", "group", "noun"),
+    [
+        (["search", "precision"], "samplers", "sampler"),
+        (["export"], "targets", "export target"),
+        (["compress"], "tasks", "task"),
+        (["lower"], "formats", "number format"),
+    ],
+)
+def test_help_names_what_packages_add(command, group, noun, install):
+    install("mypkg", "0.3", "raise OSError", {group: {"odd-name": "mypkg:ROW"}})
+    for option in ("--help", "--help-all"):
+        page = CliRunner().invoke(app, [*command, option])
+        assert f"Of other packages: {noun} odd-name (mypkg 0.3)" in page.output, page.output
 
 
 def test_every_group_has_a_registry_of_its_kind():

@@ -14,12 +14,22 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from chop.plugins import GROUPS, described, entry_points
+
 LONGEST = 60
 """Lines of a page at 80 columns."""
 WIDEST = 29
 """Columns of an option's name and type, beside which its text stands."""
 FIRST = ("model", "models", "weights", "dataset", "formats", "format", "to", "out")
 """Options that a page begins with."""
+NAMED_BY = {
+    **dict.fromkeys(("format", "formats", "inputs"), "formats"),
+    **dict.fromkeys(("sampler", "samplers"), "samplers"),
+    "operators": "operators",
+    "task": "tasks",
+    "to": "targets",
+}
+"""Group of entry points by the option that takes their names."""
 MORE = "More options"
 OUTPUT = "Output"
 CHOICES = re.compile(r" \S*\|[^,\s]*")
@@ -128,6 +138,7 @@ class Page:
         yield from self._commands()
         for heading, parameters in self._panels().items():
             yield from self._options(heading, parameters, is_whole=True)
+        yield from self._extensions()
         for block in self._details:
             yield from self._block(block)
 
@@ -142,7 +153,7 @@ class Page:
         where = f", explained by {self.ctx.command_path} --help-all"
         lines += self._wrapped(Text.assemble((MORE, "bold"), where), 0)
         names = ", ".join(each.opts[0] for each in hidden)
-        lines += [*self._wrapped(Text(names, "cyan"), 2), Text()]
+        lines += [*self._wrapped(Text(names, "cyan"), 2), Text(), *self._extensions()]
         for block in map(list, map(self._block, self._details)):
             if len(lines) + len(block) <= LONGEST + 1:  # the last line is empty
                 lines += block
@@ -256,6 +267,20 @@ class Page:
                 text, note = (one_line(text, room), "") if is_cut else (line, note)
             yield from self._row(name, width, text, note)
         yield Text()
+
+    def _extensions(self) -> Iterator[Text]:
+        """Names that installed packages add to those of the options."""
+        groups = dict.fromkeys(NAMED_BY[e.name] for e in self._parameters() if e.name in NAMED_BY)
+        names = [
+            f"{GROUPS[group]} {name} ({described(entries[0])})"
+            for group in groups
+            for name, entries in entry_points(group).items()
+        ]
+        if names:
+            yield from self._wrapped(
+                Text.assemble(("Of other packages", "bold"), ": ", ", ".join(names)), 0
+            )
+            yield Text()
 
     def _row(self, name: str, width: int, text: str, note: str) -> Iterator[Text]:
         """An option: its text beside its name, or below a long name."""
