@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from chop.formats import Integer
 from chop.ir.ops import OPS, Kind, Operator, of_function, of_module, table
 from chop.nn import quantized
+from chop.testing import operators
 
 WEIGHTED = [
     (nn.Linear(6, 4), (3, 5, 6)),
@@ -83,21 +83,25 @@ def test_the_rows_of_a_table_are_looked_up():
     assert [getattr(table, name) for name in row.weight.sizes] == [10, 4]
 
 
+def example_of(module, x):
+    return operators.Example(of_module(type(module)), module.eval(), x)
+
+
 @pytest.mark.parametrize("cls", modules_with("is_homogeneous"))
 def test_a_factor_passes_through_homogeneous_operators(cls):
-    module, x = cls().eval(), torch.randn(4, 6, 5, 5)
-    x = x[..., 0] if cls is nn.Dropout1d else x
-    torch.testing.assert_close(module(x / 3), module(x) / 3)
+    x = torch.randn(4, 6, 5, 5)
+    law = operators.a_factor_passes_through_a_homogeneous_operator
+    law(example_of(cls(), x[..., 0] if cls is nn.Dropout1d else x))
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(nn.GELU()(x / 3), nn.GELU()(x) / 3)
+        law(example_of(nn.GELU(), x))
 
 
 @pytest.mark.parametrize("cls", modules_with("commutes"))
 def test_rounding_commutes(cls):
-    module, x = cls(2) if cls is nn.MaxPool2d else cls(), 3 * torch.randn(2, 3, 6, 6)
-    fmt = Integer(6, 2)
-    assert torch.equal(fmt.round(module(x)), module(fmt.round(x)))
-    assert not torch.equal(fmt.round(F.avg_pool2d(x, 2)), F.avg_pool2d(fmt.round(x), 2))
+    x = 3 * torch.randn(2, 3, 6, 6)
+    operators.rounding_commutes(example_of(cls(2) if cls is nn.MaxPool2d else cls(), x))
+    with pytest.raises(AssertionError):
+        operators.rounding_commutes(example_of(nn.AvgPool2d(2), x))
 
 
 @pytest.mark.parametrize("name", [name for name, row in OPS.items() if row.only_moves])
@@ -118,11 +122,9 @@ def test_what_only_moves_keeps_every_element(name):
 
 @pytest.mark.parametrize("cls", modules_with("is_affine"))
 def test_norms_by_channel_are_affine_at_inference(cls):
-    norm = cls(3).eval()
+    norm, rank = cls(3), {nn.BatchNorm1d: 3, nn.BatchNorm3d: 5}.get(cls, 4)
     nn.init.normal_(norm.weight)
-    rank = {nn.BatchNorm1d: 3, nn.BatchNorm3d: 5}.get(cls, 4)
-    x, y = torch.randn(2, 4, 3, *[2] * (rank - 2)).unbind(0)
-    torch.testing.assert_close(norm(x) - norm(y), norm(x - y) - norm(torch.zeros_like(x)))
+    operators.it_is_affine_at_inference(example_of(norm, torch.randn(4, 3, *[2] * (rank - 2))))
 
 
 @pytest.mark.parametrize("name", [n for n, r in OPS.items() if r.features is not None])

@@ -1,11 +1,15 @@
-"""Conformance tests for extensions: the laws that chop's own formats, passes and samplers obey."""
+"""Conformance tests for extensions: the laws that chop's own formats, passes and the like obey."""
 
 from chop.testing.formats import check_format
+from chop.testing.operators import check_operator
 from chop.testing.passes import check_pass
 from chop.testing.samplers import check_sampler
+from chop.testing.targets import check_target
 
 __all__ = [
     "check_format",
+    "check_operator",
     "check_pass",
     "check_sampler",
+    "check_target",
 ]

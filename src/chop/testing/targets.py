@@ -1,0 +1,145 @@
+"""Laws of export targets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from chop.actions.export_proof import (
+    compare_weights,
+    exact_graph,
+    example_difference,
+    largest_share,
+)
+from chop.errors import ConfigError, VerificationError
+from chop.export.target import Target, Written
+from chop.export.targets import TARGETS
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import example_inputs
+from chop.nn.quantized import QuantizedOperator
+from chop.testing.laws import obeys
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target, and the graph that it is checked with."""
+
+    name: str
+    mg: MaseGraph
+
+    @property
+    def label(self) -> str:
+        """Returns the name, for messages."""
+        return self.name
+
+    @property
+    def target(self) -> Target:
+        """Returns the target."""
+        return TARGETS[self.name]
+
+    def export(self, folder: str) -> Written:
+        """Writes the graph into a folder."""
+        return self.target.export(self.mg, Path(folder) / self.target.stem)
+
+
+def check_target(name: str, mg: MaseGraph, refused: MaseGraph | None = None) -> None:
+    """Checks an export target by all laws that apply to it, as `chop export` checks its files.
+
+    Args:
+        name: name in `chop.export.targets.TARGETS`.
+        mg: graph that the target holds, with example inputs; packed, as `chop export` gives it.
+        refused: graph with a layer that the target cannot hold. Default: none is checked.
+    Raises:
+        AssertionError: names the law that is broken.
+
+    Example:
+        >>> inputs = {"input": torch.ones(1, 4)}
+        >>> mg = MaseGraph(torch.nn.Linear(4, 2), dummy_in=inputs)
+        >>> check_target("onnx", mg)  # doctest: +SKIP
+    """
+    laws: list[Callable[[Case], None]] = [
+        it_is_registered_by_its_name,
+        it_holds_what_it_does_not_refuse,
+        the_given_graph_stays_as_it_was,
+        outputs_of_the_file_are_those_of_the_graph,
+        weights_of_the_file_are_those_of_the_graph,
+    ]
+    for law in laws:
+        obeys(law.__name__.replace("_", " "), law, Case(name, mg))
+    if refused is not None:
+        obeys("a refusal writes nothing", a_refusal_writes_nothing, Case(name, refused))
+
+
+def it_is_registered_by_its_name(case: Case) -> None:
+    """`--to` finds a target by its name."""
+    assert case.name in TARGETS, "no target of that name"
+    assert case.target.name == case.name, f"the target calls itself '{case.target.name}'"
+
+
+def it_holds_what_it_does_not_refuse(case: Case) -> None:
+    """A graph without refusals is written, to the place that the user gave."""
+    refusals = case.target.refusals(case.mg)
+    assert not refusals, f"it refuses layers of the graph: {refusals}"
+    with TemporaryDirectory() as folder:
+        written = case.export(folder)
+        assert written.path.suffix == case.target.suffix, f"it wrote {written.path.name}"
+        assert written.files, "it wrote no file"
+        for file in written.files:
+            assert file.is_file() and Path(folder) in file.parents, f"there is no file {file}"
+
+
+def the_given_graph_stays_as_it_was(case: Case) -> None:
+    """Writing changes neither the code nor the tensors of the graph."""
+    code, state = case.mg.model.code, copy.deepcopy(case.mg.model.state_dict())
+    with TemporaryDirectory() as folder:
+        case.export(folder)
+    now = case.mg.model.state_dict()
+    assert case.mg.model.code == code, "the code of the graph has changed"
+    assert now.keys() == state.keys() and all(torch.equal(now[k], x) for k, x in state.items())
+
+
+def outputs_of_the_file_are_those_of_the_graph(case: Case) -> None:
+    """The library reads outputs by their names, close to those of the graph, again and again."""
+    mg = case.mg
+    layers = [each for each in mg.model.modules() if isinstance(each, QuantizedOperator)]
+    exact = exact_graph(mg) if any("weight" in each.operands for each in layers) else mg
+    with TemporaryDirectory() as folder, torch.no_grad():
+        run = case.target.read(case.export(folder).path)
+        found = run(example_inputs(mg.model, "cpu"))
+        assert isinstance(found, Mapping), f"expected outputs by name, got {type(found).__name__}"
+        for _ in range(2):
+            try:
+                example_difference(exact, run, case.target, largest_share(mg))
+            except VerificationError as error:
+                raise AssertionError(str(error)) from error
+
+
+def weights_of_the_file_are_those_of_the_graph(case: Case) -> None:
+    """The library decodes each packed weight to the values of the graph."""
+    if case.target.weights is None:
+        return
+    with TemporaryDirectory() as folder:
+        proof = compare_weights(case.mg, case.target.weights(case.export(folder).path))
+    is_equal = proof.equal == proof.compared or bool(case.target.weight_cause)
+    assert is_equal, f"{proof} weights are equal; the largest difference is {proof.difference}"
+
+
+def a_refusal_writes_nothing(case: Case) -> None:
+    """A layer that a target cannot hold is named, and no file is written."""
+    refusals = case.target.refusals(case.mg)
+    assert refusals, "it refuses no layer of this graph"
+    with TemporaryDirectory() as folder:
+        try:
+            case.export(folder)
+        except ConfigError as error:
+            for layer in refusals:
+                assert layer in str(error), f"the error does not name '{layer}': {error}"
+        else:
+            raise AssertionError(f"it has written the layers that it refuses: {refusals}")
+        left = [path.name for path in Path(folder).rglob("*") if path.is_file()]
+        assert not left, f"it has left {left}"
