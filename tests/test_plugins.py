@@ -164,6 +164,84 @@ def test_a_format_of_a_module_is_not_to_be_installed():
         parse_format({"name": "plain", "package": "mypkg 0.3", "width": 4})
 
 
+def test_an_alias_of_a_format_of_a_package(install):
+    source = FORMAT.replace("aliases: ClassVar[tuple[str, ...]] = ()", 'aliases = ("smooth",)')
+    install("mypkg", "0.3", source, {"formats": {"plain": "mypkg:Plain"}})
+    assert get_format("smooth").name == "plain"
+
+
+def test_the_first_of_two_installations_counts(install, tmp_path):
+    (tmp_path / "older").mkdir()
+    install("mypkg", "0.2", FORMAT, {"formats": {"plain": "mypkg:Plain"}})
+    (tmp_path / "mypkg").rename(tmp_path / "older" / "site")
+    sys.path.append(str(tmp_path / "older" / "site"))
+    try:
+        install("mypkg", "0.3", FORMAT, {"formats": {"plain": "mypkg:Plain"}})
+        assert get_format("plain") and REGISTRY.package("plain") == "mypkg 0.3"
+    finally:
+        sys.path.remove(str(tmp_path / "older" / "site"))
+
+
+def test_a_clash_stops_only_those_who_use_the_name(install):
+    for package in ("onepkg", "twopkg"):
+        install(package, "1", FORMAT, {"formats": {"plain": f"{package}:Plain"}})
+    install("mypkg", "0.3", FORMAT, {"formats": {"mxint": "mypkg:Plain"}})
+    with pytest.warns(UserWarning, match="'plain' is defined twice, by twopkg 1 and by onepkg 1"):
+        assert "mxint" in [kind.name for kind in formats()]
+    for name in ("plain", "mxint"):
+        with pytest.raises(ConfigError, match=f"'{name}' is defined twice"):
+            get_format(name)
+
+
+def test_a_package_that_asks_for_rows_while_it_is_imported(install, recwarn):
+    source = """
+from chop.search.registry import SAMPLERS, SamplerRow
+KNOWN = list(SAMPLERS.values())
+ROW = SamplerRow(lambda space, seed: None)
+"""
+    install("mypkg", "0.3", source, {"samplers": {"odd": "mypkg:ROW"}})
+    assert sampler_row("odd").make(None, 0) is None and not recwarn.list
+
+
+def test_a_package_that_ends_python(install):
+    install("mypkg", "0.3", "raise SystemExit(3)", {"samplers": {"odd": "mypkg:ROW"}})
+    with pytest.raises(PluginError, match="'odd' of mypkg 0.3 cannot be imported .SystemExit: 3"):
+        sampler_row("odd")
+
+
+def test_packages_of_one_namespace(monkeypatch):
+    places = {"acme-formats": "acme.formats:Plain", "acme-passes": "acme.passes.odd:run"}
+    entries = [metadata.EntryPoint("x", place, "chop.formats") for place in places.values()]
+    dists = [type("D", (), {"name": name, "version": "1"}) for name in places]
+    for entry, dist in zip(entries, dists, strict=True):
+        vars(entry).update(dist=dist)
+    monkeypatch.setattr(plugins, "_all_entry_points", lambda: entries)
+    for module, package in {
+        "acme.formats.deep": "acme-formats",
+        "acme.passes.odd": "acme-passes",
+        "acme": "acme-formats",
+    }.items():
+        assert plugins.package_of(type("Thing", (), {"__module__": module})) == f"{package} 1"
+
+
+def test_the_cell_of_a_notebook_runs_twice():
+    def row(factory):
+        def make(space, seed):
+            return factory
+
+        return SamplerRow(make, max_goals=1)
+
+    for k in range(2):
+        SAMPLERS["odd"] = row(k)
+    assert SAMPLERS["odd"].make(None, 0) == 1
+    with pytest.raises(ConfigError, match="'odd' is defined twice"):
+        SAMPLERS["odd"] = SamplerRow(make_other)
+
+
+def make_other(space, seed):
+    return None
+
+
 @pytest.mark.parametrize(
     ("command", "group", "noun"),
     [

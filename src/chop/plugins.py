@@ -11,12 +11,15 @@ Entry points are imported only when their name is used, or when all rows of a gr
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module, metadata
+from itertools import takewhile
 from pathlib import Path
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar
@@ -86,10 +89,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._check_clash(name)
         if name not in self._rows:
             self._import(name)
-        row = self._rows[name]
-        if isinstance(row, str):
-            row = self._rows[name] = _object_at(row)
-        return row
+        return self._row(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if self._kind is not None and not isinstance(value, self._kind):
@@ -124,12 +124,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def import_all(self) -> None:
         """Imports all entry points; a warning tells, once, of one that cannot be imported."""
-        for name in entry_points(self.group):
-            if name not in self._rows:
-                try:
-                    self[name]
-                except PluginError as error:
-                    warn_once(str(error))
+        for name, entries in entry_points(self.group).items():
+            if name in self._rows or _is_being_imported(entries[0].module):
+                continue
+            try:
+                self[name]
+            except ConfigError as error:
+                warn_once(str(error))
 
     def package(self, name: str) -> str | None:
         """Returns package and version that a row is from, as `mypkg 0.3`; None: it is of chop."""
@@ -149,6 +150,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
             f"{GROUPS[self.group]} '{name}': expected {expected}, got {value!r:.60} of "
             f"{package_of(value)}."
         )
+
+    def _row(self, name: str) -> T:
+        row = self._rows[name]
+        if isinstance(row, str):
+            row = self._rows[name] = _object_at(row)
+        return row
 
     def _import(self, name: str) -> None:
         """Imports an entry point.
@@ -186,7 +193,7 @@ class _ImportableRows(ValuesView[T]):
         registry = self._mapping
         registry.import_all()
         for name in list(registry._rows):
-            yield registry[name]
+            yield registry._row(name)  # a clash is an error where the name is used
 
 
 @cache
@@ -206,8 +213,14 @@ def entry_points(group: str) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
 
 @cache
 def _all_entry_points() -> list[metadata.EntryPoint]:
-    """Reads the metadata of every installed package: tens of milliseconds."""
-    points = (point for package in metadata.distributions() for point in package.entry_points)
+    """Reads the metadata of every installed package: tens of milliseconds.
+
+    Of a package that is installed twice, Python imports the first on its path.
+    """
+    packages: dict[str, metadata.Distribution] = {}
+    for package in metadata.distributions():
+        packages.setdefault(re.sub(r"[-_.]+", "-", package.name or "").lower(), package)
+    points = (point for package in packages.values() for point in package.entry_points)
     return [point for point in points if point.group.startswith(f"{OWN}.")]
 
 
@@ -228,7 +241,7 @@ def load_entry_point(entry: metadata.EntryPoint) -> Any:
         raise _failed[entry]
     try:
         value = entry.load()
-    except Exception as error:  # code of other people
+    except (Exception, SystemExit) as error:  # code of other people
         noun = GROUPS[entry.group.removeprefix(f"{OWN}.")]
         _failed[entry] = PluginError(
             f"the {noun} '{entry.name}' of {described(entry)} cannot be imported "
@@ -254,7 +267,7 @@ def import_plugin(module: str) -> None:
     with _importing_for(module):
         try:
             imported = import_module(module)
-        except Exception as error:  # code of other people
+        except (Exception, SystemExit) as error:  # code of other people
             raise PluginError(
                 f"--import {module}: the module cannot be imported "
                 f"({type(error).__name__}: {first_line(error)})."
@@ -284,12 +297,14 @@ def package_of(value: Any) -> str:
     """
     if not isinstance(value, type | FunctionType | ModuleType):
         return _importing.get()
-    root = root_of(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    root = root_of(module)
     if root in (OWN, "__main__"):
         return OWN if root == OWN else PROGRAM
-    for entry in _all_entry_points():
-        if root_of(entry.module) == root:  # also of an editable installation
-            return described(entry)
+    # By the name, as of an editable installation. Packages may share a namespace.
+    entries = [entry for entry in _all_entry_points() if root_of(entry.module) == root]
+    if entries:
+        return described(max(entries, key=lambda entry: _common_steps(entry.module, module)))
     return f"{root} {getattr(sys.modules.get(root), '__version__', '')}".strip()
 
 
@@ -329,11 +344,36 @@ def _note_use(package: str) -> None:
     _in_use[name] = version
 
 
+def _common_steps(one: str, other: str) -> int:
+    """Returns how many names two dotted names begin with together."""
+    steps = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda step: step[0] == step[1], steps))
+
+
+def _is_being_imported(module: str) -> bool:
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def _is_redefinition(before: Any, now: Any) -> bool:
     def place(value: Any) -> tuple[Any, ...]:
         return tuple(getattr(value, name, None) for name in ("__module__", "__qualname__"))
 
-    return before is now or (place(before) == place(now) and None not in place(now))
+    if type(before) is type(now) and not isinstance(now, type):  # rows hold functions and rows
+        old, new = _parts(before), _parts(now)
+        if new and old.keys() == new.keys():
+            return all(_is_redefinition(old[key], value) for key, value in new.items())
+    same_place = place(before) == place(now) and None not in place(now)
+    return before is now or same_place or (not callable(now) and bool(before == now))
+
+
+def _parts(value: Any) -> Mapping[Any, Any]:
+    """Returns fields, items or elements of a row; none of other objects."""
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, tuple):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else {}
 
 
 def _object_at(place: str) -> Any:

@@ -262,6 +262,8 @@ def get_format(name: str | None) -> type[NumberFormat]:
     """
     name = "float" if name is None else str(name)
     if name not in REGISTRY:
+        REGISTRY.import_all()  # packages declare names, and their classes have aliases
+    if name not in REGISTRY:
         raise ConfigError(f"unknown number format '{name}': {did_you_mean(name, REGISTRY)}")
     return REGISTRY[name]
 

@@ -211,7 +211,7 @@ def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> Co
 
 def suggested(logits: Tensor, labels: Tensor) -> str:
     """Names the tasks that such logits and labels may be meant for; the user decides."""
-    names = [f"'{name}'" for name, row in TASKS.items() if row.fits and row.fits(logits, labels)]
+    names = [f"'{x.name}'" for x in TASKS.values() if x.fits and x.fits(logits, labels)]
     if not names:
         return f"the tasks are {', '.join(TASKS)}."
     return f"logits and labels like these are of task {' or '.join(names)}: --task says which."
