@@ -314,7 +314,7 @@ def missing(package: str) -> str:
     >>> missing("mypkg 0.3")
     'is of the package mypkg 0.3, which is not installed: pip install mypkg'
     >>> missing("mymodule")
-    'is of the module mymodule, which is not imported: give --import mymodule'
+    'is of the module mymodule, which is not imported: import it, or give --import mymodule'
 
     Args:
         package: result of `package_of`; a module that no package installed has no version.
@@ -322,7 +322,7 @@ def missing(package: str) -> str:
     name, _, version = package.partition(" ")
     if version:
         return f"is of the package {package}, which is not installed: pip install {name}"
-    return f"is of the module {name}, which is not imported: give --import {name}"
+    return f"is of the module {name}, which is not imported: import it, or give --import {name}"
 
 
 def root_of(module: str) -> str:

@@ -5,6 +5,7 @@ from chop.testing.operators import check_operator
 from chop.testing.passes import check_pass
 from chop.testing.samplers import check_sampler
 from chop.testing.targets import check_target
+from chop.testing.tasks import check_task
 
 __all__ = [
     "check_format",
@@ -12,4 +13,5 @@ __all__ = [
     "check_pass",
     "check_sampler",
     "check_target",
+    "check_task",
 ]
