@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from chop.cli.app import INTERRUPTED, TERMINATED, app
+from chop.plugins import GROUPS
 from tests.actions.test_evaluate_tasks import CHOICE
 from tests.cli.test_shown_commands import parse, words_of
 from tests.pages import PAGES, RESULTS, ROOT, name_of
@@ -20,9 +21,11 @@ BLOCK = re.compile(
 SET_UP = ("pip install ", "apt-get install ", "make ", "python3 -m venv ", ". .venv/bin/activate")
 COURSE, DOCS, HERE = "tests/test_course.py", "tests/test_docs.py", "tests/test_docs_blocks.py"
 RUN = "tests/test_docs_outputs.py"
+ENTRY_POINTS = ("how-to/a-package-of-your-own", '[project.entry-points."chop.formats"]')
 TESTED = {
     ("course", "python docs/run_course.py"): COURSE,
     ("README", "saved integer 4.auto (PTQ): "): RUN,
+    ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
     ("guide/circuit", "python benchmarks/dot_products.py"): "tests/hardware/test_dot_products.py",
     ("guide/compress", "PoorFitWarning: 14 of 14 layers"): RUN,
@@ -72,6 +75,13 @@ def test_every_block_has_a_test():
     known = {key: block(*key) for key in (*TESTED, *FORMULAS)}
     assert sorted(others()) == sorted((page, text) for (page, _), text in known.items())
     assert all((ROOT / file).is_file() for file in TESTED.values())
+
+
+def test_entry_points_of_the_page_are_those_of_the_example():
+    page = tomllib.loads(block(*ENTRY_POINTS))["project"]["entry-points"]
+    example = tomllib.loads((ROOT / "examples/plugin/pyproject.toml").read_text())
+    assert page == example["project"]["entry-points"]
+    assert {group.removeprefix("chop.") for group in page} <= set(GROUPS)
 
 
 def test_what_sets_up_names_extras_and_targets_that_there_are():

@@ -19,8 +19,10 @@ BELOW = {
     "nested",
     "notices",
     "paths",
+    "plugins",
     "private",
     "runs",
+    "statistics",
     "tables",
 }
 """Rooms that every engine may import."""

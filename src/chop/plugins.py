@@ -85,6 +85,9 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._added: dict[str, Any] = {}
         self._kind, self._as_row = kind, as_row
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self)})"
+
     def __getitem__(self, name: str) -> T:
         self._check_clash(name)
         if name not in self._rows:
@@ -153,9 +156,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def _row(self, name: str) -> T:
         row = self._rows[name]
-        if isinstance(row, str):
-            row = self._rows[name] = _object_at(row)
-        return row
+        return _object_at(row) if isinstance(row, str) else row
 
     def _import(self, name: str) -> None:
         """Imports an entry point.

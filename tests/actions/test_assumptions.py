@@ -91,7 +91,7 @@ def test_rows_that_were_split_off_are_said_first(files, capsys, unpainted):
     assert json.loads((files / "run" / "result.json").read_text())["assumptions"][0] == first
     page = (files / "run" / "report.html").read_text()
     body = page[page.index("<main") :]
-    assert body.index(first[:40]) < body.index('class="verdict"') < body.index("<table")
+    assert body.index(first[:24]) < body.index('class="verdict"') < body.index("<table")
 
 
 def test_test_rows_of_a_folder_are_test_rows(files):

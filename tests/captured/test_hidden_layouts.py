@@ -59,3 +59,11 @@ def test_numbers_written_by_a_view_hide_what_they_hide(name):
         assert torch.equal(hidden_elements(target), expected)
         doubled = view(target) * 2
         assert torch.equal(hidden_elements(doubled), view(expected.contiguous()))
+
+
+def test_one_hidden_number_is_hidden_without_dimensions():
+    with following(None, {"x": torch.randn(BATCH, TOKENS, WIDTH), "attention_mask": MASK}) as given:
+        hidden, shown = (given["x"][2:, token, :1] * 2 for token in (4, 0))
+        assert hidden_elements(hidden.view(())).item()
+        seen = hidden_elements(shown.view(()))
+        assert seen is None or not seen

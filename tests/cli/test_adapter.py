@@ -83,7 +83,8 @@ def test_options_are_the_fields_with_their_defaults_and_entries(name):
     names = [f.name for f in fields(cls) if not command.only or f.name in command.only]
     assert "figures" in options
     assert ("trust_code" in options) == (bool({"model", "models"} & set(names)))
-    assert set(options) - FLAGS - {"config", "figures", "trust_code", "run_folder"} == set(names)
+    common = {"config", "figures", "imports", "trust_code", "run_folder"}
+    assert set(options) - FLAGS - common == set(names)
     for f in fields(cls):
         if f.name not in names:
             continue

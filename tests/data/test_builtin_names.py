@@ -70,7 +70,7 @@ def test_the_prefix_means_the_built_in_one():
 
 def test_a_file_wins_and_an_empty_folder_names_the_way():
     folder_of("toy").mkdir()
-    with pytest.raises(ConfigError, match=r"folder 'toy' .*The built-in one is builtin:toy"):
+    with pytest.raises(ConfigError, match=r"'toy' .*The built-in one is builtin:toy"):
         load_dataset("toy")
     folder_of("reviews").write_text(ROWS)
     with pytest.raises(ConfigError, match=r"file 'reviews': .*The built-in one is builtin:reviews"):

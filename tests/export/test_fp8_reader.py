@@ -156,7 +156,7 @@ def of_a_norm(tensors):
     ("change", "match"),
     [
         (removed, f"'{UP}.weight' holds codes, and has no weight_scale"),
-        (turned, f"'{UP}' does not fit"),
+        (turned, f"^'[^']*': '{UP}' does not fit"),
         (doubled, f"two tensors for '{UP}.weight_scale'"),
         (with_inputs, f"got '{UP}.input_scale'"),
         (of_a_norm, "'model.norm' does not fit"),

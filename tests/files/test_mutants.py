@@ -33,6 +33,11 @@ from tests.files.mutants import MUTATIONS, Reader
 from tests.limits import within
 from tests.subcases import subcases
 
+# Libraries leave files open that they cannot read, until garbage is collected.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 SECONDS = 30
 ROW = "good film,1\nbad film,0\n"
 

@@ -88,6 +88,9 @@ def test_a_number_that_is_changed_or_a_graph_without_digest(written: Path) -> No
     path.write_text(text.replace('"num_features": 8', '"num_features": 9'))
     assert path.read_text() != text
     refused(written, "does not match the SHA-256 at its end")
+    head, _, _ = text.rpartition(",")  # as the message says
+    path.write_text(head + "}")
+    assert_same(MaseGraph.from_checkpoint(written / "graph"), net())
     path.write_text(text)
     edit(written, lambda document: None)  # as earlier versions wrote it
     assert_same(MaseGraph.from_checkpoint(written / "graph"), net())

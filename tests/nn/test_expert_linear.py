@@ -17,6 +17,7 @@ from chop.errors import ConfigError
 from chop.formats import FP8, Float, QuantSpec, parse_format_string
 from chop.nn.packed import PackedExpertLinear, pack
 from chop.nn.quantized import QuantExpertLinear
+from chop.quantization.experts import layer_of_expert
 
 FORMATS = ("mxint:width=4", "mxint:width=8", "nvfp4", "mxfp", "group_integer:width=4", "ternary")
 HIT = torch.tensor([2, 0, 2, 2, 0])
@@ -185,6 +186,23 @@ def test_static_scales_of_inputs_are_learned_by_expert() -> None:
     settled = layer.freeze_scales()
     assert settled.spec.data_in.scales == pytest.approx((0.02, 0.04, 0.06, 0.08))
     assert torch.equal(settled(x, HIT), layer(x, HIT))
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
+@torch.no_grad()
+def test_the_layer_of_an_expert_has_the_learned_scales(granularity: str) -> None:
+    weight = f"scale_integer:width=4:granularity={granularity}"
+    single = quantized(weight=weight, data_in="scale_integer:width=8")
+    single = single.with_spec(dataclasses.replace(single.spec, gradient="lsq")).train()
+    by_expert = with_static_scales(gradient="lsq", weight=parse_format_string(weight)).train()
+    for layer in (single, by_expert):
+        layer(inputs(), HIT)  # starts them
+        for scales in (layer.data_in_scale, layer.weight_scale):
+            scales.mul_(torch.linspace(0.5, 2, len(scales)))
+        expected = layer(inputs(), HIT)
+        for number in (0, 2):
+            rows = layer_of_expert(layer, number)(inputs()[number == HIT])
+            torch.testing.assert_close(rows + layer.bias[number], expected[number == HIT])
 
 
 def test_scales_of_inputs_that_no_experts_have_are_refused() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from chop.captured.hidden import following, is_followed_call
 from chop.captured.masks import MASK_ENDINGS
 from chop.notices import AdjustedWarning, warn_once_of
+from chop.private.modules import forward_pre_hooks
 from chop.private.torch_api import constant_when_compiled
 
 
@@ -47,7 +48,7 @@ def follow_calls(model: nn.Module) -> None:
     Args:
         model: the module that users call.
     """
-    has_hooks = _enter in model._forward_pre_hooks.values()
+    has_hooks = _enter in forward_pre_hooks(model).values()
     may_learn = any(getattr(part, "may_learn_of_inputs", False) for part in model.modules())
     if not has_hooks and may_learn and any(x.endswith(MASK_ENDINGS) for x in _names(model)):
         model.register_forward_pre_hook(_enter, with_kwargs=True)
@@ -66,7 +67,8 @@ def _enter(
         warn_of_compiled(model)
         return None
     _leave_interrupted()
-    named: Mapping[str, Any] = dict(zip(_names(model), args, strict=False))
+    # A signature takes as long to read as a small layer to run.
+    named: Mapping[str, Any] = dict(zip(_names(model), args, strict=False)) if args else {}
     if len(named) < len(args) or not is_followed_call(model, (*named, *kwargs)):
         return None
     frame = sys._getframe(1)

@@ -375,8 +375,7 @@ def _laid_out(hidden: Tensor, stride: Sequence[int], x: Tensor) -> Tensor:
         whole -= 1
         alike //= shape[whole]
     rows = given.flatten().repeat_interleave(alike) if alike > 1 else given
-    tail = [1] * (len(shape) - whole)
-    placed = rows.reshape(*shape[:whole], *tail).expand(shape)
+    placed = rows.reshape(shape[:whole] + [1] * (len(shape) - whole)).expand(shape)
     return placed.permute(sorted(range(len(order)), key=order.__getitem__))
 
 

@@ -57,7 +57,7 @@ IMPORTS = Annotated[
     typer.Option(
         "--import",
         help="Import a module first, which adds formats, passes, samplers or the like.",
-        metavar="MODULE",
+        metavar="TEXT",
         rich_help_panel="More options",
         show_default="none",
     ),

@@ -101,7 +101,7 @@ def read_tensors(
     *,
     quantizes_cache: bool,
 ) -> Read:
-    """`read_groups` of tensors that are known.
+    """Content of a folder whose tensors have been read; see `read_groups`.
 
     Args:
         folder: for messages.
@@ -114,13 +114,14 @@ def read_tensors(
     packed, inputs = dict[str, Stored](), dict[str, NumberFormat]()
     for path in paths:
         group = group_of(path, groups)
-        packed[path] = _stored(path, tensors, group)
+        layer = f"'{folder}': '{path}'"
+        packed[path] = _stored(path, tensors, group, layer)
         for part in ("weight", *PARTS, ORDER, *([] if group.is_symmetric else [ZEROS])):
             tensors.pop(f"{path}.{part}", None)
         has_none = f"{path}.{SCALE}" not in tensors and group.may_lack_inputs
         if group.inputs is not None and not has_none:
             scale = None if group.inputs.is_dynamic else tensors.pop(f"{path}.{SCALE}", None)
-            with decoding(f"{METHOD}: '{path}' does not fit {group.format}"):
+            with decoding(f"{layer} does not fit {group.format}"):
                 inputs[path] = group.inputs.number_format(scale)
     if quantizes_cache:
         _drop_cache_scales(tensors, folder)
@@ -156,7 +157,8 @@ def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
         raise CheckpointError(f"'{folder}': '{min(codes)}' holds codes, and has no weight_scale.")
 
 
-def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
+def _stored(path: str, tensors: Mapping[str, Tensor], group: Group, layer: str) -> Stored:
+    """Weight of a layer, which messages name as `layer`."""
     parts = {
         part: tensors[f"{path}.{part}"]
         for part in ("weight", ZEROS, ORDER, *PARTS)
@@ -166,17 +168,15 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group) -> Stored:
     wanted = wanted if group.is_symmetric else (*wanted, ZEROS)
     missing = [part for part in wanted if part not in parts]
     if "weight" in parts and "weight" not in wanted:
-        raise CheckpointError(f"{METHOD}: '{path}' has a weight of floats beside its codes.")
+        raise CheckpointError(f"{layer} has a weight of floats beside its codes.")
     if missing:
-        raise CheckpointError(
-            f"{METHOD}: '{path}' lacks {' and '.join(missing)} of {group.format}."
-        )
-    with decoding(f"{METHOD}: '{path}' does not fit {group.format} in {group.bits} bits"):
-        _check_order(path, parts.get(ORDER), group)
+        raise CheckpointError(f"{layer} lacks {' and '.join(missing)} of {group.format}.")
+    with decoding(f"{layer} does not fit {group.format} in {group.bits} bits"):
+        _check_order(layer, parts.get(ORDER), group)
         return read(parts, group)
 
 
-def _check_order(path: str, order: Tensor | None, group: Group) -> None:
+def _check_order(layer: str, order: Tensor | None, group: Group) -> None:
     """Raises ConfigError where groups are not of neighbors."""
     is_ordered = not group.is_reordered
     if order is not None:
@@ -185,7 +185,7 @@ def _check_order(path: str, order: Tensor | None, group: Group) -> None:
         is_ordered = bool((order == -1).all()) or torch.equal(order, neighbors)
     if not is_ordered:
         raise ConfigError(
-            f"{METHOD}: '{path}': expected weights in their order, got actorder of groups; "
+            f"{layer}: expected weights in their order, got actorder of groups; "
             "llm-compressor writes groups of neighbors with actorder 'static'."
         )
 

@@ -7,7 +7,6 @@ module; here they become a folder of chop, which transformers reads.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from chop.export.weight_files import WHOLE, document, tensors_of
 from chop.files import write_json, writing
 from chop.files.library_errors import library_errors
 from chop.files.temporary import scratch_folder
-from chop.formats import NumberFormat
+from chop.formats import NumberFormat, stored_settings
 from chop.ir.huggingface.architecture import named_class
 from chop.ir.huggingface.config_file import CONFIG, check_config, without_fetched_code
 from chop.ir.huggingface.generation_file import read_generation_config
@@ -62,11 +61,11 @@ class Read:
         """`config.json` of a folder of chop."""
         stored = dict(self.packed) | {path: self.packed[to] for path, to in self.ties.items()}
         modules: dict[str, dict[str, Any]] = {
-            path: {"weight": json.loads(one.number_format.key), "packed": True}
+            path: {"weight": stored_settings(one.number_format), "packed": True}
             for path, one in stored.items()
         }
         for path, inputs in self.inputs.items():
-            modules[path]["data_in"] = json.loads(inputs.key)
+            modules[path]["data_in"] = stored_settings(inputs)
         plain = {key: x for key, x in self.config.items() if key != "quantization_config"}
         quantization = {"quant_method": "chop", "modules": modules}
         return {**plain, "quantization_config": quantization} if modules else plain

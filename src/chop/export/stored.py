@@ -24,7 +24,7 @@ MOST_ZERO = 2**10
 ZERO_BITS = 8
 """Of the zero points of `group_affine`."""
 DOUBLED_BITS = 5
-"""Of twice an e2m1, from -12 to 12."""
+"""Bits of twice an e2m1, from -12 to 12."""
 
 
 @dataclass(frozen=True)

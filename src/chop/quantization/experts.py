@@ -14,6 +14,7 @@ from chop.ir.rows import Measured, check_finite, counted_rows
 from chop.nn.quantized import QuantLinear
 from chop.nn.quantized.masks import MASK as WEIGHT_MASK
 from chop.nn.quantized.running import RANGE_NAMES
+from chop.nn.quantized.state import SCALE_NAMES
 from chop.private.modules import buffers_of, parameters_of
 
 Sample = tuple[Tensor, Tensor | None]
@@ -48,6 +49,11 @@ def layer_of_expert(layer: Any, number: int) -> QuantLinear:
     made.spec = layer.spec.with_quantizers(data_in=layer.input_format(number))
     weight = layer.weight.detach()[rows]
     parameters_of(made).update(weight=nn.Parameter(weight, layer.weight.requires_grad), bias=None)
+    for name in (SCALE_NAMES[operand] for operand in layer.spec.lsq_operands):
+        scales = parameters_of(layer).get(name)
+        if scales is not None:  # one for all, or as many for each expert
+            own = scales if len(scales) == 1 else scales.view(layer.num_experts, -1)[number]
+            parameters_of(made)[name] = nn.Parameter(own.detach(), scales.requires_grad)
     ranges = {name: x for name, x in buffers_of(layer).items() if name in RANGE_NAMES.values()}
     buffers_of(made).update(ranges)
     if layer.is_pruned:

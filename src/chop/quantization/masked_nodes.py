@@ -12,8 +12,10 @@ from chop.ir.ops import dimensions as d
 from chop.nn.quantized import QuantScaledDotProductAttention
 from chop.nn.quantized.scores import LOWEST_SCORE
 
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isinf", "isnan", "isfinite"})
-INTEGER_CASTS = frozenset({"long", "int", "bool", "short", "char", "byte"})
+WITHOUT_ROW = frozenset(
+    ["isinf", "isnan", "isfinite", "long", "int", "bool", "short", "char", "byte"]
+)
+"""Comparisons and casts to integers that the operator table does not have."""
 NEVER_MASKED = frozenset({Kind.PRODUCT, Kind.NORM, Kind.ACTIVATION, Kind.POOLING, Kind.LOSS})
 MASK = 3
 """The position of an attention's mask."""
@@ -64,7 +66,7 @@ def _has_low_factor(row: Operator, node: fx.Node) -> bool:
 
 def _decides(row: Operator, node: fx.Node) -> bool:
     """Returns whether a node makes booleans or integers of numbers, element by element."""
-    if row.name in COMPARISONS or row.name in INTEGER_CASTS:
+    if row.is_comparison or row.name in WITHOUT_ROW:
         return True
     results = metadata_of(node).common.results.values() if row.layout == "cast" else ()
     return bool(results) and not any(info.is_floating for info in results)

@@ -362,7 +362,7 @@ def large_tensors_are_rounded_like_their_parts(fmt: NumberFormat) -> None:
 @check()
 def compiles_as_one_node(fmt: NumberFormat) -> None:
     """`torch.compile` takes the fake-quantizer without a graph break."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     x = values(64, special=FINITE)
     compiled = torch.compile(lambda t: fmt(t) * 2, fullgraph=True, backend="aot_eager")
     torch.manual_seed(0)

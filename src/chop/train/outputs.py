@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -354,7 +354,7 @@ def _leaves(output: Any, rows: int) -> dict[str, Tensor]:
             if value.is_floating_point() and value.dim() > 0 and len(value) == rows:
                 yield path, value
             return
-        if hasattr(value, "_asdict"):
+        with suppress(AttributeError):  # a named tuple
             value = value._asdict()
         parts = vars(value) if isinstance(value, SimpleNamespace) else tree_parts(value)
         for key, part in (parts or {}).items():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from chop.capture.tracer import capture
 from chop.captured.record import CaptureWarning
 from chop.captured.state.preserve_state import preserve_state
+from chop.errors import CaptureError
 
 COUNT = 0.0
 CONTEXT: contextvars.ContextVar[float] = contextvars.ContextVar("CONTEXT", default=0.0)
@@ -122,6 +123,16 @@ def in_a_metaclass(model: Any) -> float:
     return Counter.count
 
 
+def in_a_default(model: Any, row: list[float] = [0.0]) -> float:  # noqa: B006
+    row[0] += 1
+    return row[0]
+
+
+def in_a_keyword(model: Any, *, table: dict[str, float] = {}) -> float:  # noqa: B006
+    table["count"] = table.get("count", 0.0) + 1
+    return table["count"]
+
+
 STEPS: dict[str, Callable[[Any], float]] = {
     "slots": adds_to(lambda model: model.slots),
     "object in a tuple": adds_to(lambda model: model.pair[0]),
@@ -141,6 +152,8 @@ STEPS: dict[str, Callable[[Any], float]] = {
     "function": in_itself,
     "class": in_a_class,
     "metaclass": in_a_metaclass,
+    "default": in_a_default,
+    "default of a keyword": in_a_keyword,
 }
 
 
@@ -159,6 +172,29 @@ def test_state_is_put_back_and_kept(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert all(map(torch.equal, [captured(x) for _ in range(3)], expected))
     with preserve_state(captured, thorough=True):
         assert all(map(torch.equal, [captured(x) for _ in range(3)], expected))
+
+
+class Late:
+    """A class without attributes of its own."""
+
+
+def add_deeply() -> None:
+    Late.deep = getattr(Late, "deep", 0.0) + 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["own", "deep"])
+def test_attributes_that_forward_adds_to_classes_are_taken_away(name: str) -> None:
+    class Adds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if name == "own":
+                Late.own = getattr(Late, "own", 0.0) + 1  # type: ignore[attr-defined]
+            else:
+                add_deeply()
+            return x * getattr(Late, name)  # type: ignore[no-any-return]
+
+    with pytest.raises(CaptureError, match=f"keeps state between calls in Late.{name}"):
+        capture(Adds(), {"x": torch.ones(2, 4)})
+    assert name not in vars(Late)
 
 
 def test_what_cannot_be_put_back_is_left_alone() -> None:

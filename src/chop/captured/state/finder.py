@@ -40,7 +40,8 @@ from chop.captured.state.values import (
 )
 from chop.private import modules
 
-OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+OF_FUNCTIONS = ("__code__", *DEFAULTS)
 """The attributes of a function that count."""
 
 # The parts of an owner are mappings, written in Python.
@@ -51,22 +52,28 @@ CONTENT, CONTEXT = "{{0: content({})}}", "{{0: variable({})}}"
 
 
 _BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "attrgetter", "environ", "getenv"}
-"""Names in code whose texts name attributes or variables of the environment."""
+"""Names in code beside which texts are names of attributes or of environment variables."""
 _MODES = ("train", "eval")
-"""Methods of modules that set what a forward goes by."""
+"""Methods that set the mode of modules."""
 _CALLED = {"forward", *_MODES}
 _PICKLING = {
     *("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"),
     *("__repr__", "__str__", "__del__", "__init_subclass__", "__eq__", "__hash__"),
 }
-"""Special methods, and others like them, that no forward runs."""
+"""Special methods that no forward runs."""
 ALL = (...,)
 """The key that stands for all values of a part."""
 _BUILTINS = (dict, OrderedDict, list, tuple, set, frozenset, deque)
 
 
 class Origin(NamedTuple):
-    """The module whose code reads a value, by path, what to call the value, and that code."""
+    """Code that reads a value.
+
+    Attributes:
+        path: the module that it belongs to.
+        label: name of the value in messages.
+        code: the code.
+    """
 
     path: str
     label: str
@@ -122,6 +129,7 @@ class Finder(ABC):
         names: the names in all of the code, each with the first code that has it.
         texts: the identifiers among its texts.
         tensors: those that were reached, by identity.
+        stored: the attributes that code sets, by the class that it belongs to.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], found: Found, known: set[int]) -> None:
@@ -131,7 +139,7 @@ class Finder(ABC):
         self.texts: set[str] = set()
         self.tensors: dict[int, Tensor] = {}
         self._classes: dict[type, None] = {}
-        self._stored: defaultdict[type, set[str]] = defaultdict(set)
+        self.stored: defaultdict[type, set[str]] = defaultdict(set)
         self._searched: set[types.FunctionType] = set()
 
     @abstractmethod
@@ -167,8 +175,8 @@ class Finder(ABC):
 
     def stored_on(self, cls: type) -> set[str]:
         """The attributes that functions and the methods of a class set; any method, on modules."""
-        homes = self._stored if issubclass(cls, nn.Module) else cls.__mro__
-        return set().union(*(self._stored.get(home, ()) for home in homes))
+        homes = self.stored if issubclass(cls, nn.Module) else cls.__mro__
+        return set().union(*(self.stored.get(home, ()) for home in homes))
 
     def _search_methods(self, cls: type) -> None:
         """Searches the methods of a class that are called by name or by syntax."""
@@ -192,7 +200,7 @@ class Finder(ABC):
             if is_own:
                 self.functions[function] = None
             if name != "__init__":
-                self._stored[home] |= stored_names(code)
+                self.stored[home] |= stored_names(code)
             if name not in ("__init__", *_MODES):
                 texts, names = texts_in(code), code_names(code)
                 self.texts |= texts

@@ -1,4 +1,4 @@
-"""Kinds of Python state: how the content of an object is read, put back and compared."""
+"""Kinds of Python state, each with functions that read, restore and compare an object's content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.
 
 
 class StateKind(NamedTuple):
-    """How the content of a kind of object is read, put back and compared."""
+    """Functions that read, restore and compare the content of a kind of object."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
@@ -162,7 +162,7 @@ GENERATORS = tuple(_GENERATORS)
 
 
 def kind_of(thing: Any, part: str) -> StateKind | None:
-    """How a part of an object is read, put back and compared; None where it cannot change."""
+    """Returns the kind of a part of an object; None where it cannot change."""
     if type(thing) in _BY_TYPE:
         return _BY_TYPE[type(thing)]
     if part in _BY_PART:

@@ -23,6 +23,7 @@ from chop.captured.state.code_search import (
 from chop.captured.state.finder import (
     ALL,
     CONTENT,
+    DEFAULTS,
     FIELDS,
     FUNCTION,
     ITEMS,
@@ -97,11 +98,13 @@ class _Variable(NamedTuple):
             (operator.setitem if by_key else setattr)(self.home, self.name, value)
 
     def where(self) -> str:
-        """`file:line` that sets it, or else the one that reads it, or else the class."""
+        """`file:line` that sets it, or else the one that reads it, or its function or class."""
         codes = [function.__code__ for function in self.finder.functions]
         lines = (names_in(code, (*ATTRIBUTES, *VARIABLES)).get(self.name) for code in codes)
         if (line := next(filter(None, lines), None)) is not None:
             return line
+        if isinstance(self.home, types.FunctionType):
+            return first_line(self.home.__code__, self.name)
         if self.name in self.finder.names:
             return first_line(self.finder.names[self.name], self.name)
         return f"{self.home.__module__}.{self.home.__qualname__}"
@@ -120,6 +123,13 @@ class _StateFinder(Finder):
         super().__init__(modules, {}, known)
         self._saved = saved
         self._visited: set[nn.Module] = set()
+
+    def find(self) -> None:
+        super().find()
+        # Code that was searched last may add attributes to classes that were visited first.
+        path = next(iter(self.modules))
+        for owner in [owner for owner, _ in self.found.values() if isinstance(owner, type)]:
+            self.add(owner, FIELDS, Origin(path, owner.__name__, _ANY_CODE))
 
     def begin(self) -> None:
         pass  # names do not matter: what was visited stays so
@@ -160,14 +170,15 @@ class _StateFinder(Finder):
         self, owner: Any, part: str, now: Mapping[Any, Any], origin: Origin
     ) -> Collection[Any]:
         if part == FUNCTION:
-            has_cells = owner.__closure__ and not _is_opaque_home(str(owner.__module__))
-            return ALL if has_cells else ()
+            if owner.__closure__ and not _is_opaque_home(str(owner.__module__)):
+                return ALL
+            return DEFAULTS if owner in self.functions else ()
         if part not in (FIELDS, SLOTS):
             return () if part in MEMBERS.values() else ALL  # members are among the attributes
         if isinstance(owner, type):
-            # Attributes that a call of a method adds count too.
+            # Attributes that code adds count too, whoever's method it is.
             data = {n for n, x in vars(owner).items() if n[:2] != "__" and not isinstance(x, _CODE)}
-            return data | (self.stored_on(owner) - vars(owner).keys())
+            return data | (set().union(*self.stored.values()) - vars(owner).keys())
         if isinstance(owner, types.ModuleType):
             is_own = is_own_file(getattr(owner, "__file__", None) or "<frozen")
             return self.names.keys() if is_own else ()

@@ -181,6 +181,7 @@ class Operator:
         is_bilinear: f(x / s, y) = f(x, y / s) = f(x, y) / s for s per channel.
         commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
         reads_scores: a softmax, the first step of one, or a gate: masked scores become 0 or -inf.
+        is_comparison: makes booleans of numbers, element by element.
         makes_masks: its result may be masked scores although nothing that it reads is.
         selector: the argument, a boolean, that takes numbers of an input or others.
         is_opt_in: rules quantize it that name it; those of all operators leave it.
@@ -212,6 +213,7 @@ class Operator:
     is_bilinear: bool = False
     commutes: bool = False
     reads_scores: bool = False
+    is_comparison: bool = False
     makes_masks: bool = False
     selector: str = ""
     is_opt_in: bool = False

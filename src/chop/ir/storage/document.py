@@ -71,7 +71,8 @@ def read_document(path: Path) -> dict[str, Json]:
     if DIGEST in document and document.pop(DIGEST) != hashlib.sha256(text).hexdigest():
         raise CheckpointError(
             f"'{path}' is corrupt: it does not match the SHA-256 at its end. Export it again, or "
-            "get both files from where they were made. After an edit by hand, remove that line."
+            "get both files from where they were made. After an edit by hand, remove the entry "
+            f"'{DIGEST}' and the comma before it."
         )
     return document
 

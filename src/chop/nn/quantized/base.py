@@ -187,7 +187,7 @@ class QuantizedOperator(nn.Module):
     def may_learn_of_inputs(self) -> bool:
         """True if a later training call may learn, whatever the mode is."""
         spec = vars(self).get("spec")
-        return spec is not None and not (spec.is_fitted and not self.waiting)
+        return spec is not None and (not spec.is_fitted or bool(self.waiting))
 
     @property
     def fits_each_tensor(self) -> bool:
