@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from chop import plugins
 from chop.cli.app import app
+from chop.cli.settings_file import read_settings
 from chop.errors import CheckpointError, ConfigError
 from chop.formats import REGISTRY, formats, get_format, parse_format
 from chop.plugins import GROUPS, PluginError, Registry, clear_entry_points
@@ -398,3 +399,10 @@ def test_metrics_of_a_task_of_a_package(install):
     with torch.no_grad():
         assert evaluate(torch.nn.Identity(), rows, task="ordinal") == pytest.approx(2 / 3)
     del TASKS["ordinal"]
+
+
+@pytest.mark.parametrize("value", ["3", "true", "{a = 1}", "[3]"])
+def test_imports_of_a_settings_file_are_a_list_of_modules(value, tmp_path):
+    (tmp_path / "c.toml").write_text(f"import = {value}\n")
+    with pytest.raises(ConfigError, match="c.toml: import: expected a list of modules, got "):
+        read_settings(tmp_path / "c.toml", {})

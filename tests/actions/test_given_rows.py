@@ -90,3 +90,15 @@ def test_a_pair_has_no_column_of_labels(house, tmp_path):
     net, x, y = house
     with pytest.raises(ConfigError, match=r"got tuple; give \(inputs, labels\)"):
         chop.compress(net, (x, y), label_column="price", out=tmp_path, **SETTINGS)
+
+
+@pytest.mark.parametrize("kind", ["frame", "mapping", "data set"])
+def test_several_columns_of_labels(kind):
+    table = {"a": [0.5, 1.5], "rain": [0, 1], "snow": [True, False], "labels": [9, 9]}
+    kinds = {"frame": pd.DataFrame, "data set": Dataset.from_dict}
+    data = kinds.get(kind, lambda given: {name: np.array(x) for name, x in given.items()})(table)
+    rows = read_rows(with_label_column(data, "rain, snow"))
+    assert rows.labels.tolist() == [[0, 1], [1, 0]] and len(rows.columns) == 1
+    for label, message in (("rain,rain", "was given twice"), ("rain,snw", "did you mean 'snow'")):
+        with pytest.raises(ConfigError, match=f"label column '{label[5:]}': {message}"):
+            with_label_column(data, label)

@@ -11,9 +11,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import chop
+from chop.actions.settings.search import PrecisionConfig
 from chop.cli.app import app
 from chop.errors import ConfigError
 from chop.train import fit
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
 
 NET = """
 from torch import nn
@@ -106,3 +109,25 @@ def test_an_output_at_chance_is_told(trained, tmp_path):
     found = chop.compress(model, rows, out=tmp_path / "a", bench_seconds=0, formats=("8.auto",))
     told = [text for text in found.result["assumptions"] if "no better than a constant" in text]
     assert told and all(text.startswith("Float kind_accuracy") for text in told)
+
+
+def test_goals_of_a_search_may_be_metrics_of_an_output():
+    config = PrecisionConfig(task=TASK, metric="age_mse", goals=("age_mse", "bits"))
+    assert [goal.direction for goal in config.all_goals()] == ["minimize", "minimize"]
+    config = PrecisionConfig(task=TASK, budgets={"kind_accuracy": 0.9})
+    assert config.all_goals()[1].direction == "maximize"
+    with pytest.raises(ConfigError, match="goals: unknown 'kind_mse'"):
+        PrecisionConfig(task=TASK, goals=("kind_mse",))
+
+
+def test_a_command_judges_by_the_metric_of_an_output(trained):
+    common = {"model": "net.py:Net", "weights": "net.safetensors", "dataset": "rows.csv"}
+    workload = load_workload(WorkloadConfig(**common, task=TASK, metric="age_mae"))
+    assert (
+        workload.task.metric.name == "age_mae"
+        and workload.score(workload.model, workload.test).value < 0.5
+    )
+    with pytest.raises(ConfigError, match="unknown metric 'ages_mae': did you mean 'age_mae'"):
+        load_workload(WorkloadConfig(**common, task=TASK, metric="ages_mae"))
+    with pytest.raises(ConfigError, match="label_column: the task names the columns of labels"):
+        load_workload(WorkloadConfig(**common, task=TASK, label_column="kind"))

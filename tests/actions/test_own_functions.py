@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import chop
 from chop import MaseGraph
+from chop.actions.evaluate.rows import judge_models
 from chop.actions.lower import lower
 from chop.actions.search.job import run_search
 from chop.actions.search.nas import JOB as NAS_JOB
@@ -260,6 +261,43 @@ def test_a_run_is_judged_again_by_the_function_that_the_command_names(files):
     other = [*again, "--evaluate", "net.py:error", "--lower-is-better", "--out", "runs/o"]
     assert CliRunner().invoke(app, other).exit_code == 0
     assert json.loads(Path("runs/o/manifest.json").read_text())["outcome"]["metric"] == "error"
+
+
+def test_a_run_keeps_its_direction_and_needs_no_loss_to_be_judged_again(files, monkeypatch):
+    asked = (
+        "--model net.py:Boxes --dataset rows.csv --formats 8.auto --bench-seconds 0 --qat-epochs 0"
+    )
+    given = (
+        "--evaluate net.py:error --lower-is-better --max-drop 0.5 --loss net.py:distance --out c"
+    )
+    ended = CliRunner().invoke(app, ["compress", *asked.split(), *given.split()])
+    assert ended.exit_code == 0, ended.output
+    judges = []
+    monkeypatch.setattr(
+        "chop.actions.evaluate.job.judge_models",
+        lambda judged, judge, *rest: judges.append(judge) or judge_models(judged, judge, *rest),
+    )
+    again = [
+        "evaluate",
+        "c",
+        "--reference",
+        "net.py:Boxes",
+        "--evaluate",
+        "net.py:error",
+        "--out",
+        "e",
+    ]
+    ended = CliRunner().invoke(app, again)
+    assert ended.exit_code == 0, f"{ended.output}{ended.exception}"
+    assert [judge.metric.higher_is_better for judge in judges] == [False]
+
+
+def test_accuracy_among_goals_of_architectures_is_the_number_of_the_function():
+    config = NasConfig(
+        evaluate="j.py:f1", goals=("accuracy", "parameters"), budgets={"accuracy": 0.5}
+    )
+    assert config.goals == ("f1", "parameters") and config.budgets == {"f1": 0.5}
+    assert [goal.direction for goal in config.all_goals()][:2] == ["maximize", "minimize"]
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,8 @@ def test_several_columns_of_labels_become_one():
     splits = load_dataset(columns(labels=[7, 7]), label="rain, snow")
     assert splits["train"].column_names == ["a", "where", "labels"]
     assert splits["test"]["labels"][:] == [[0, 1], [1, 1]]
+    mixed = load_dataset(columns(rain=[True, False]), label="rain,snow")
+    assert mixed["test"]["labels"][:] == [[1, 1], [0, 1]]
     named = load_dataset(columns(**{"rain,snow": [1, 0]}), label="rain,snow")
     assert named["train"]["labels"][:] == [1, 0]
 
@@ -198,6 +200,7 @@ def test_several_columns_of_labels_become_one():
     ("label", "told"),
     [
         ("rain,snw", "label column 'snw': did you mean 'snow'"),
+        ("rain,rain", "label column 'rain': was given twice"),
         ("rain,where", "label column 'where': expected numbers"),
         ("rain,wind", "label column 'wind': 1 of 2 rows have no number"),
     ],

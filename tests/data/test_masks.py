@@ -10,6 +10,7 @@ from chop.data import has_masks, load_dataset, picture_column, with_pixels
 from chop.data.catalogue import describe_dataset
 from chop.data.masks import without_void
 from chop.errors import ConfigError
+from chop.notices import collected_assumptions
 from chop.train import read_rows
 
 
@@ -151,6 +152,24 @@ def test_what_is_wrong_is_one_sentence(tmp_path):
     (tmp_path / "f/masks/2.png").write_bytes(b"no picture")
     with pytest.raises(ConfigError, match=r"2\.png' cannot be read: its bytes are of no known"):
         rows_of(load_dataset(tmp_path / "f"))
+
+
+def test_pictures_that_are_in_no_split_are_told(tmp_path):
+    write(tmp_path / "a", ("Train/Images", "Train/Masks"))
+    write(tmp_path / "a", ("dev/images", "dev/masks"))
+    write(tmp_path / "a", ("test/images", "elsewhere"))
+    with collected_assumptions() as told:
+        data = load_dataset(tmp_path / "a")
+    assert has_masks(data) and len(data["train"]) + len(data["test"]) == 5
+    (text,) = [each.text for each in told if "are not read" in each.text]
+    assert "'dev/images', 'dev/masks', 'elsewhere'" in text and "'test/images'" in text
+
+
+def test_two_folders_of_a_split_are_refused(tmp_path):
+    for name in ("train", "val", "valid"):
+        write(tmp_path, (f"{name}/images", f"{name}/masks"))
+    with pytest.raises(ConfigError, match="are both of the split 'validation': expected one"):
+        load_dataset(tmp_path)
 
 
 def test_files_elsewhere_are_not_read(tmp_path):

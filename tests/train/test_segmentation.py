@@ -189,7 +189,7 @@ def test_more_classes_than_255_count_that_one_too():
         (torch.randn(4, 3, 5, 5), torch.full((4, 5, 5), 255), "every label is -100 or 255"),
         (torch.randn(4, 3, 5, 5), torch.full((4, 5, 5), -3), "row 0 has the label -3"),
         (torch.randn(4, 3), torch.zeros(4, 5, 5).long(), r"expected logits of \(B, C, H, W\)"),
-        (torch.randn(4, 1, 5, 5), torch.full((4, 1, 5, 5), 9), "'regression' or 'segmentation': -"),
+        (torch.randn(4, 1, 5, 5), torch.full((4, 1, 5, 5), 9), "of task 'regression': --task"),
         (torch.randn(4, 1, 5, 5), torch.ones(4, 1, 5, 5), "--task segmentation takes them for a"),
         (
             torch.randn(2, 2, 5, 5),
@@ -201,3 +201,9 @@ def test_more_classes_than_255_count_that_one_too():
 def test_what_does_not_fit_is_one_sentence(x, y, message):
     with pytest.raises(ConfigError, match=message):
         evaluate(Fixed(), (x, y))
+
+
+def test_a_label_beyond_the_classes_is_not_sent_to_the_task_that_it_has():
+    with pytest.raises(ConfigError, match="got the label 3, and the model answers with 2") as told:
+        TASKS["segmentation"].check(torch.zeros(1, 2, 4, 4), torch.full((1, 4, 4), 3))
+    assert "are of task 'segmentation'" not in str(told.value)

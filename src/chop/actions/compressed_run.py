@@ -82,7 +82,7 @@ def settings_of_run(
 def judged_settings_of_run(
     run: CompressedRun, given: Mapping[str, Any], option: str, command: str
 ) -> JudgedWorkloadConfig:
-    """The same with the function that judged the run.
+    """The same with the function that judged the run, without one that trained it.
 
     Args:
         run: see `compressed_run`.
@@ -92,7 +92,7 @@ def judged_settings_of_run(
     Raises:
         ConfigError: its files name code, see `chop.trust`; or a function of a program judged it.
     """
-    settings, folder = run.settings, run.folder
+    settings, folder = {**run.settings, "loss": None}, run.folder
     function = settings.get("evaluate")
     if "evaluate" in given and not _is_same(function, given["evaluate"]):
         settings = {**settings, "metric": None, "lower_is_better": False}

@@ -201,7 +201,7 @@ def tokenizer_of(config: ExportConfig) -> Any:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a model is a file of GGUF, or a folder with one."""
+    """Returns true if a model is a file of GGUF, or a folder with one."""
     if builtin_model(name) or checkpoint_of(name) is not None:
         return False
     return gguf_file(place_of(str(Path(name).expanduser()))) is not None

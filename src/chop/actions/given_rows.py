@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+import numpy as np
 from torch import nn
 
+from chop.data.load import joined_labels
 from chop.errors import ConfigError, check_known
-from chop.train.frames import is_frame
+from chop.train.frames import is_frame, to_array
 from chop.train.unlabeled import read_inputs
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.settings import WorkloadConfig
@@ -42,11 +44,11 @@ def check_are_used(settings: Iterable[str]) -> None:
 
 
 def with_label_column(data: Any, label: str | None) -> Any:
-    """Renames the column of the labels to `labels`.
+    """Renames the column of the labels to `labels`; several columns of numbers become one.
 
     Args:
         data: frame, mapping of columns, or data set of `datasets`; or a mapping of these by split.
-        label: name of the column; None leaves all as it is.
+        label: name of the column, or several with commas between them; None leaves all as it is.
     Raises:
         ConfigError: there is no such column, or the rows have no columns with names.
     """
@@ -65,6 +67,9 @@ def with_label_column(data: Any, label: str | None) -> Any:
             f"label_column: expected a frame, a mapping of columns or a data set, got "
             f"{type(data).__name__}; give (inputs, labels)."
         )
+    several = [name.strip() for name in label.split(",")]
+    if len(several) > 1 and label not in names:
+        return _with_joined_labels(data, several, names)
     check_known(label, list(map(str, names)), "label column")
     others = [name for name in ("labels", "label") if name in names and name != label]
     if is_frame(data):
@@ -74,6 +79,22 @@ def with_label_column(data: Any, label: str | None) -> Any:
         return {LABELS if name == label else name: column for name, column in kept.items()}
     data = data.remove_columns(others)
     return data if label == LABELS else data.rename_column(label, LABELS)
+
+
+def _with_joined_labels(data: Any, labels: Sequence[str], names: Sequence[str]) -> Any:
+    """The rows with several columns of numbers as one column of labels, (rows, columns)."""
+    if not is_frame(data) and not isinstance(data, Mapping):
+        return joined_labels(data, labels)
+    for name in labels:
+        check_known(name, list(map(str, names)), "label column")
+        if labels.count(name) > 1:
+            raise ConfigError(f"label column '{name}': was given twice; give it once.")
+    left_out = {*labels, "labels", "label"}
+    if is_frame(data):
+        joined = np.stack([to_array(data[name], name) for name in labels], 1)
+        return data.drop(columns=[name for name in names if name in left_out]), joined
+    kept = {name: column for name, column in data.items() if name not in left_out}
+    return {**kept, LABELS: np.stack([np.asarray(data[name]) for name in labels], 1)}
 
 
 def with_scale(workload: Workload, config: WorkloadConfig) -> Workload:

@@ -29,7 +29,7 @@ from chop.workloads.load import settings_with, workload_for
 from chop.workloads.workload import Workload
 
 OWN_VALIDATION = "give validation rows, as data={'train': (X, y), 'validation': (X2, y2)}"
-"""How rows of one's own come with validation rows."""
+"""Advice for a program that gives rows without validation rows."""
 NO_TEST_ROWS = "No test rows were given, so these numbers may be too good: "
 """Before the outcome of a model on rows that it may have been trained on."""
 C = TypeVar("C")

@@ -49,7 +49,7 @@ Its end and Ctrl-C reach them as early as while they import; one says so."""
 
 
 def is_launched() -> bool:
-    """Whether torchrun, or what does the same, started this process."""
+    """Returns true if torchrun, or what does the same, started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 

@@ -92,7 +92,19 @@ TYPES = {int: "INTEGER", float: "FLOAT", Path: "PATH"}
 
 
 class SingleCommand(TyperCommand):
-    """Command whose page `chop.cli.help` makes."""
+    """Command whose page `chop.cli.help` makes, and whose options count once or each time."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses a repeated option of one value, of which only the last would count."""
+        if not ctx.resilient_parsing:
+            order: list[Any] = self.make_parser(ctx).parse_args(args=[*args])[2]
+            for option in order:
+                if order.count(option) > 1 and not (option.multiple or option.is_flag):
+                    ctx.fail(
+                        f"{option.opts[0]} was given twice: give it once, and several values with "
+                        "commas between them where it takes several."
+                    )
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the page with the options that most need."""

@@ -40,7 +40,7 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 def _import_modules(modules: Any, file: Path) -> None:
     """Imports the modules that a file names, unless the command line has imported them."""
     modules = [modules] if isinstance(modules, str) else modules
-    if not all(isinstance(module, str) for module in modules):
+    if not isinstance(modules, list | tuple) or not all(isinstance(m, str) for m in modules):
         raise ConfigError(f"{file}: import: expected a list of modules, got {modules!r:.60}.")
     for module in modules:
         if module not in sys.modules:

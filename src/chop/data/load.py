@@ -125,7 +125,7 @@ def builtin_dataset(name: object) -> str | None:
 
 
 def has_data(path: Path) -> bool:
-    """Whether a path is one to read rows of: all but output folders of runs."""
+    """Returns true if a path is one to read rows of: all but output folders of runs."""
     return path.exists() and not (path / MANIFEST).is_file()
 
 
@@ -179,17 +179,26 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
     columns = splits[next(iter(splits))].column_names
     several = [name.strip() for name in label.split(",")]
     if label not in columns and len(several) > 1:
-        return DatasetDict({key: _joined(split, several) for key, split in splits.items()})
+        return DatasetDict({key: joined_labels(split, several) for key, split in splits.items()})
     check_known(label, columns, "label column")
     others = [name for name in ("labels", "label") if name in columns and name != label]
     named = {k: s.remove_columns(others).rename_column(label, "labels") for k, s in splits.items()}
     return DatasetDict(named)
 
 
-def _joined(split: Dataset, names: Sequence[str]) -> Dataset:
-    """The same with several columns of numbers as one column `labels` of lists."""
+def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
+    """Rows with several columns of numbers as one column `labels` of lists.
+
+    Args:
+        split: rows of `datasets`.
+        names: columns to join, in this order; other columns of labels are dropped.
+    Raises:
+        ConfigError: a column is unknown, given twice, holds no numbers or lacks some.
+    """
     for name in names:
         check_known(name, split.column_names, "label column")
+        if names.count(name) > 1:
+            raise ConfigError(f"label column '{name}': was given twice; give it once.")
         if not str(getattr(split.features[name], "dtype", "")).startswith(NUMBERS):
             raise ConfigError(
                 f"label column '{name}': expected numbers, since several label columns become one."
@@ -200,9 +209,15 @@ def _joined(split: Dataset, names: Sequence[str]) -> Dataset:
                 "or leave these rows out."
             )
     table = split.with_format(None)
-    labels = list(map(list, zip(*(table[name] for name in names), strict=True)))
+    columns = (map(_plain_number, table[name]) for name in names)
+    labels = list(map(list, zip(*columns, strict=True)))
     others = {name for name in ("labels", "label") if name in split.column_names}
     return split.remove_columns([*others.union(names)]).add_column("labels", labels)
+
+
+def _plain_number(value: float) -> float:
+    """The value, or 0 or 1 of a truth value, which no list has beside numbers."""
+    return int(value) if isinstance(value, bool) else value
 
 
 def _from_hub(name: str) -> DatasetDict:
@@ -247,7 +262,7 @@ def _hub_caches() -> list[Path]:
 
 
 def _unlabeled_rows(split: Dataset, column: str | None = None) -> int:
-    """How many labels are missing, blank or NaN; all where each is -1, as the hub has test rows."""
+    """Counts missing, blank and NaN labels; all if each is -1, as in test rows of the hub."""
     import pyarrow.compute as pc
 
     column = column or label_column(split.column_names)

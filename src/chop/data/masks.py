@@ -5,6 +5,7 @@ Shapes: H rows, W columns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from chop.data.confined import Home, check_pictures
 from chop.data.pictures import decoded
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names
+from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import DatasetDict, Image
@@ -74,6 +76,7 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
     pairs = _pairs_of_folders(folder)
     if not pairs:
         return None
+    _tell_unread(folder, pairs)
     found = DatasetDict({split: _read_pair(*pair) for split, pair in pairs.items()})
     check_pictures(found, home)
     return found
@@ -81,19 +84,41 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
 
 def _pairs_of_folders(folder: Path) -> dict[str, tuple[Path, Path]]:
     """The folder of pictures and that of masks, by split."""
+    top = _folders(folder)
+    images, masks = (_folders(top.get(name)) for name in (IMAGES, MASKS))
     found = {}
     for split, names in SPLITS.items():
+        given = []
         for name in names:
-            for pair in (
-                (folder / name / IMAGES, folder / name / MASKS),
-                (folder / IMAGES / name, folder / MASKS / name),
-            ):
-                if all(place.is_dir() for place in pair):
-                    found[split] = pair
-    pair = (folder / IMAGES, folder / MASKS)
-    if not found and all(place.is_dir() for place in pair):
-        found["train"] = pair
+            own = _folders(top.get(name))
+            pairs = (own.get(IMAGES), own.get(MASKS)), (images.get(name), masks.get(name))
+            given += [(first, second) for first, second in pairs if first and second]
+        if len(given) > 1:
+            raise ConfigError(
+                f"folders '{given[0][0]}' and '{given[1][0]}' are both of the split '{split}': "
+                "expected one for each split."
+            )
+        if given:
+            found[split] = given[0]
+    if not found and IMAGES in top and MASKS in top:
+        found["train"] = (top[IMAGES], top[MASKS])
     return found
+
+
+def _folders(folder: Path | None) -> dict[str, Path]:
+    """Folders in a folder by name in small letters."""
+    inside = () if folder is None else sorted(folder.iterdir())
+    return {path.name.lower(): path for path in inside if path.is_dir()}
+
+
+def _tell_unread(folder: Path, pairs: Mapping[str, tuple[Path, Path]]) -> None:
+    """Reports folders of pictures that are of no pair, such as a split without masks."""
+    used = {place for pair in pairs.values() for place in pair}
+    others = {path.parent for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES} - used
+    if others:
+        names = sorted(f"'{each.relative_to(folder)}'" for each in others)
+        listed = enumerate_names(names, MOST_NAMES)
+        assume(f"Pictures in {listed} are not read: they are of no split with images and masks.")
 
 
 def _read_pair(images: Path, masks: Path) -> Any:

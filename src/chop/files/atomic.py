@@ -236,7 +236,7 @@ def settle(folder: Path) -> None:
 
 
 def is_readable_file(path: Path) -> bool:
-    """Whether a file is there.
+    """Returns true if a file is there.
 
     Raises:
         CheckpointError: this user may not read it, or it is a pipe, a socket or a device.

@@ -46,7 +46,7 @@ def owner_mark() -> str:
 
 
 def is_orphan(name: str) -> bool:
-    """Whether a name has the mark of a process of this machine that has ended."""
+    """Returns true if a name has the mark of a process of this machine that has ended."""
     found = OWNER.search(name)
     if found is None or found[1] != _digest():
         return False

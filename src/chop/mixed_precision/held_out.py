@@ -74,7 +74,7 @@ class HeldOutRows:
             self.reference = held_out.of(found.model(None)).logits()
 
     def score(self, config: Config | None) -> HeldOutScore:
-        """Of None, the float model."""
+        """Scores a configuration; None is the float model."""
         if self.found.judge is not None:
             rows, self.has_rows = self.found.judge.rows(self.found.model(config))
             interval = interval_of_rows(rows) if self.has_rows else None

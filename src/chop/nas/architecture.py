@@ -305,7 +305,7 @@ def _falling(values: Sequence[Any]) -> list[Any]:
 
 
 def _moves(start: Shapes | str, shapes: Shapes | str) -> bool:
-    """Whether some layer has another shape in the second model, or may have."""
+    """Returns true if some layer has another shape in the second model, or may have."""
     if isinstance(start, str) or isinstance(shapes, str):
         return True
     return any(start.get(path) != shape for path, shape in shapes.items())

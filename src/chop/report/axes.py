@@ -64,7 +64,7 @@ class AxisScale:
     above: tuple[float, ...] = ()
 
     def shows(self, value: float) -> bool:
-        """Whether a number lies between the ends."""
+        """Returns true if a number lies between the ends."""
         return self.low <= value <= self.high
 
 
@@ -117,7 +117,7 @@ def axis_scale(
 
 
 def _spans_a_decade(finite: Sequence[float]) -> bool:
-    """Whether numbers that are not negative differ by more than a factor of ten."""
+    """Returns true if numbers that are not negative differ by more than a factor of ten."""
     positive = [value for value in finite if value > 0]
     return finite[0] >= 0 and bool(positive) and positive[-1] > DECADE * positive[0]
 

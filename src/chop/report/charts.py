@@ -98,7 +98,7 @@ class LineChart:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are fewer than two points to compare."""
+        """True if there are fewer than two points to compare."""
         return sum(len(series.marks) for series in self.series) + len(self.levels) < 2
 
 
@@ -145,7 +145,7 @@ class BarChart:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compare."""
+        """True if there is nothing to compare."""
         return len(self.bars) + len(self.limits) < 2
 
 
@@ -179,7 +179,7 @@ class HeatMap:
 
     @property
     def is_empty(self) -> bool:
-        """Whether fewer than two cells have a number."""
+        """True if fewer than two cells have a number."""
         return sum(value is not None for row in self.values for value in row) < 2
 
 
@@ -218,7 +218,7 @@ class Histograms:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is none."""
+        """True if there is none."""
         return not self.panels
 
 
@@ -269,7 +269,7 @@ class GraphChart:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no node."""
+        """True if it has no node."""
         return not self.nodes
 
 

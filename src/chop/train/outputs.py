@@ -51,7 +51,7 @@ class LabelPart:
 
     @property
     def size(self) -> int:
-        """How many numbers a row has."""
+        """Numbers of a row."""
         return math.prod(self.shape)
 
 
@@ -138,7 +138,7 @@ def _pair(answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where outputs are among the answers and labels of a row.
+    """Places of outputs among the answers and labels of a row.
 
     Attributes:
         tasks: by output.

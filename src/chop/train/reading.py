@@ -140,7 +140,7 @@ def _of_table(dataset: Dataset) -> dict[str, Column]:
 
 
 def is_numeric(dataset: Dataset, name: str) -> bool:
-    """Whether a column of a table holds numbers, or lists of them."""
+    """Returns true if a column of a table holds numbers, or lists of them."""
     feature = dataset.features[name]
     while hasattr(feature, "feature"):
         feature = feature.feature

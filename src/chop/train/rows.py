@@ -35,7 +35,7 @@ SHOWN_ROWS = 5
 LOGIT_BYTES = 2**25
 """Of a batch of texts: a row of 128 tokens over 50,000 others has 25 MB of logits."""
 LABELED_PIXELS = 2**19
-"""Of a batch of pictures that have a label for each pixel."""
+"""Largest batch of pictures that have a label for each pixel."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
 
@@ -338,7 +338,7 @@ def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
 
 
 def has_pictures_in_text(rows: Rows) -> bool:
-    """Whether rows are texts with pictures, of which a graph takes one at a time.
+    """Returns true if rows are texts with pictures, of which a graph takes one at a time.
 
     Vision-language models take a batch of pictures apart in Python, so that a graph of one holds
     for the number of pictures that it was captured with.

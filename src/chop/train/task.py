@@ -43,7 +43,7 @@ def last_size(logits: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is asked to do.
+    """Kind of question that a model answers.
 
     Attributes:
         name: what users call it.
@@ -192,7 +192,7 @@ def unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigError
     """The error for logits and labels of other shapes than a task takes."""
     return ConfigError(
         f"task '{task}': expected logits of {wanted}, got {tuple(logits.shape)} and "
-        f"{tuple(labels.shape)}; {suggested(logits, labels)}"
+        f"{tuple(labels.shape)}; {suggested(logits, labels, task)}"
     )
 
 
@@ -205,13 +205,14 @@ def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> Co
     given = labels if isinstance(labels, Tensor) else _flat(labels)
     return ConfigError(
         f"task '{task.name}': got the label {label}, and the model answers with {numbers}, for the "
-        f"classes 0 to {count - 1}; {suggested(logits, given)}"
+        f"classes 0 to {count - 1}; {suggested(logits, given, task.name)}"
     )
 
 
-def suggested(logits: Tensor, labels: Tensor) -> str:
-    """Names the tasks that such logits and labels may be meant for; the user decides."""
-    names = [f"'{x.name}'" for x in TASKS.values() if x.fits and x.fits(logits, labels)]
+def suggested(logits: Tensor, labels: Tensor, tried: str) -> str:
+    """Names other tasks than `tried` that such logits and labels may be meant for."""
+    fitting = [x.name for x in TASKS.values() if x.fits and x.fits(logits, labels)]
+    names = [f"'{name}'" for name in fitting if name != tried]
     if not names:
         return f"the tasks are {', '.join(TASKS)}."
     return f"logits and labels like these are of task {' or '.join(names)}: --task says which."

@@ -289,13 +289,17 @@ def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
     return TASKS[task]
 
 
-def check_metric_name(name: str) -> None:
+def check_metric_name(name: str, task: str | None = None) -> None:
     """Checks that some task has a metric of that name.
 
+    Args:
+        name: of the metric.
+        task: that was asked for; several outputs name metrics of their own, `age_r2`.
     Raises:
         ConfigError: none has; the message names the nearest.
     """
-    check_known(name, known_metrics(), "unknown metric")
+    further = {} if task is None else find_task(task).metrics
+    check_known(name, {*known_metrics(), *further}, "unknown metric")
 
 
 def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | list[Tensor]) -> Task:

@@ -124,6 +124,8 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
             f"task: '{MULTIOUTPUT}' of a table is named by its columns of labels, each with a "
             "task, as --task kind=classification,age=regression."
         )
+    if asked is not None and asked.parts and config.label_column is not None:
+        raise ConfigError("label_column: the task names the columns of labels: leave it out.")
     data = load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
     data = with_plain_cells(data)
     names = data["train"].column_names

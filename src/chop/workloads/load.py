@@ -103,7 +103,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
         if code is not None:
             check_is_in_file(code, setting)
     if config.metric is not None and own.evaluate is None:
-        check_metric_name(config.metric)
+        check_metric_name(config.metric, config.task)
     name = builtin_model(config.model)
     title = config.model if name is None else f"{name}{MARK}"
     get_console().print(f"loading {title} and its rows", highlight=False, markup=False)

@@ -219,7 +219,7 @@ class Workload:
 
     @property
     def has_seen_test(self) -> bool:
-        """Whether no test rows were given: the model may have been trained on those of `test`."""
+        """True if no test rows were given: the model may have been trained on those of `test`."""
         return any(each.about == SPLIT_OFF for each in self.assumptions)
 
     def name_of(self, rows: str) -> str:

@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def is_language(self) -> bool:
-        """Whether it continues texts."""
+        """True if it continues texts."""
         return self.workload.task.name == CAUSAL_LM
 
 
@@ -118,8 +118,10 @@ def _settings(
     """Model and data that rows are read by."""
     names = ("dataset", "max_length", "stride", "tokenizer", "device")
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
-    judged = {"evaluate": config.evaluate, "lower_is_better": config.lower_is_better}
-    given |= judged if config.evaluate is not None else {}
+    if config.evaluate is not None:
+        given["evaluate"] = config.evaluate
+    if config.lower_is_better:  # else as a run says of its own function
+        given["lower_is_better"] = True
     if run is not None:
         # What was fine-tuned before a run is kept in its folder.
         named = "" if config.reference is None else f" --reference {config.reference}"

@@ -161,7 +161,7 @@ def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block
 def _about_rows(found: Evaluation, workload: Workload) -> str:
     rows = found.rows
     if workload.judge is not None:
-        count = f"{rows.rows:,} numbers, one for each row; intervals at 95 %."
+        count = f"{rows.rows:,} numbers, one for each row; intervals at {LEVEL_TEXT}."
         return f"Judged by {workload.judge.title}: " + (
             count if rows.rows else "one number, which has no interval."
         )

@@ -76,7 +76,7 @@ def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
 
 
 def _judged(workload: Workload) -> dict[str, str]:
-    """What identifies the function that judges; nothing of none."""
+    """Identity of the function that judges; empty where the task's metric judges."""
     judge = workload.judge
     if judge is None:
         return {}

@@ -44,7 +44,7 @@ def _label(best: TrialRecord) -> str:
 
 
 def is_emitted(config: PrecisionConfig, best: TrialRecord) -> bool:
-    """Whether the circuit of that trial was emitted, to its end.
+    """Returns true if the circuit of that trial was emitted, to its end.
 
     Args:
         config: of the search.

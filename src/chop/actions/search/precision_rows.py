@@ -10,7 +10,7 @@ from chop.workloads.workload import Workload
 LEAST_VALIDATION = 100
 """With fewer validation rows trials are measured on training rows."""
 ANSWER_BYTES = 2**29
-"""Of answers for tokens or pixels in float32: the float model's are kept beside a trial's."""
+"""Memory for answers in float32: the float model's are kept beside a trial's."""
 
 
 def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:

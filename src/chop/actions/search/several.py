@@ -38,7 +38,7 @@ Config = TypeVar("Config", bound=SearchConfig)
 
 
 def is_several(job: SearchJob, config: SearchConfig) -> bool:
-    """Whether settings stand for more than one search."""
+    """Returns true if settings stand for more than one search."""
     return config.seeds > 1 or bool(config.samplers) or bool(job.split(config))
 
 

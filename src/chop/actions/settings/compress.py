@@ -58,7 +58,7 @@ class QuantizationSettings(WorkloadConfig):
 
     @property
     def has_default_operators(self) -> bool:
-        """Whether the operators are those that nobody named."""
+        """True if the operators are those that nobody named."""
         return set(self.operators) == set(default_operators())
 
 

@@ -94,7 +94,7 @@ class EmitConfig(LoweringConfig):
 
     @property
     def has_multipliers(self) -> bool:
-        """Whether the circuit's device has any; else its products are made of lookup tables."""
+        """True if the circuit's device has any; else its products are made of lookup tables."""
         from chop.hardware.devices import parse_device
 
         return self.device is None or parse_device(self.device).family.has_multipliers

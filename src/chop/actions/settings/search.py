@@ -200,13 +200,14 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
 
     @property
     def begins_warm(self) -> bool:
-        """Whether the first trials are those that need no search."""
+        """True if the first trials are those that need no search."""
         return not self.per_format if self.warm_start is None else self.warm_start
 
     def all_goals(self) -> tuple[Goal | Constraint, ...]:
         """Objectives, then constraints."""
         from chop.mixed_precision.costs import COSTS
         from chop.mixed_precision.goals import precision_goals
+        from chop.train.tasks import find_task
 
         budgets = self.budgets
         if budgets is None:
@@ -214,7 +215,12 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
             narrowest = min(fmt.bits() for fmt in self.candidates().values())
             has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
             budgets = {"bits": USUAL_BITS} if has_usual else {}
-        directions: dict[str, Direction] = {}
+        # Metrics of several outputs have the names of the outputs in theirs.
+        metrics = {} if self.task is None else find_task(self.task).metrics
+        directions: dict[str, Direction] = {
+            name: "maximize" if metric.higher_is_better else "minimize"
+            for name, metric in metrics.items()
+        }
         if self.judged_name is not None:
             directions[self.judged_name] = "minimize" if self.lower_is_better else "maximize"
         given = precision_goals(self.goals, budgets, directions)
@@ -282,8 +288,12 @@ class NasConfig(JudgedConfig, SearchConfig):
         from chop.nas.proxies import PROXIES
 
         super().__post_init__()
-        if self.judged_name is not None and self.goals == ("accuracy",):
-            object.__setattr__(self, "goals", (self.judged_name,))
+        if self.judged_name is not None:
+            named = {"accuracy": self.judged_name}
+            goals = tuple(named.get(name, name) for name in self.goals)
+            budgets = {named.get(name, name): bound for name, bound in self.budgets.items()}
+            object.__setattr__(self, "goals", goals)
+            object.__setattr__(self, "budgets", budgets)
         for where, names, known in (
             ("square_layers", self.square_layers, SQUARE_LAYERS),
             ("proxy", (self.proxy,) if self.proxy else (), PROXIES),

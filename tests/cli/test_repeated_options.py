@@ -1,0 +1,39 @@
+"""Options that are given twice: lists are joined, and nothing is dropped."""
+
+import pytest
+
+from chop.cli.app import app
+from tests.cli.test_adapter import COMMANDS, LEAVES
+from tests.subcases import subcases
+
+
+@subcases("name", LEAVES)
+def test_no_repeated_option_is_dropped(name):
+    """Lists are joined; of one value, or of a text with commas, the second is refused."""
+    command, required = COMMANDS[name], ["x" for p in COMMANDS[name].params if p.required]
+    parser = command.make_parser(command.make_context(name, [], resilient_parsing=True))
+    for option in command.params:
+        if option.param_type_name != "option" or option.is_flag:
+            continue
+        given = [word for text in "12" for word in (option.opts[0], text)]
+        if option.multiple:
+            assert parser.parse_args([*given])[0][option.name] == ["1", "2"]
+            continue
+        with pytest.raises(Exception, match=f"{option.opts[0]} was given twice: give it once"):
+            command.make_context(name, [*required, *given])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "quantize", "--widths", "4", "--widths", "8"],
+        ["search", "precision", "--widths=4", "--widths=8"],
+        ["emit", "--formats", "8.auto", "--format", "4.auto"],
+        ["compress", "--label-column", "a", "--label-column", "b"],
+        ["compress", "--figures", "png", "--figures", "pdf"],
+    ],
+)
+def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        app(words, prog_name="chop")
+    assert ended.value.code == 2 and "was given twice" in capsys.readouterr().err
