@@ -152,11 +152,12 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
     """
     place = torch.device(config.device)
     modes = config.modes or MODES_OF_DEVICE.get(place.type, ("default",))
+    models = {name: get_model(name) for name in config.models}  # unknown names end here
     start, graphs = compiler_start_seconds(place), {}
     comparisons: dict[str, Comparison] = {}
     rows: list[CompileRow] = []
-    for name in config.models:
-        model = get_model(name).to(place)
+    for name, model in models.items():
+        model.to(place)
         give = partial(random_inputs, model, image_size=config.image_size, device=place)
         for batch in config.batch_sizes:
             found = _measure(model, give(batch, config.length), modes, config)
