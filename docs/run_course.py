@@ -106,7 +106,12 @@ class Item:
         Args:
             out: its folder.
         """
-        return shlex.split(f"{self.command} {SMALL[self.command].replace('{out}', str(out))}")
+        words = shlex.split(self.command)
+        small = shlex.split(SMALL[self.command].replace("{out}", str(out)))
+        for option in (word for word in small if word.startswith("--") and word in words):
+            start = words.index(option)
+            del words[start : start + 2]
+        return [*words, *small]
 
 
 def items(text: str) -> Iterator[Item]:

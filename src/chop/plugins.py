@@ -128,7 +128,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def import_all(self) -> None:
         """Imports all entry points; a warning tells, once, of one that cannot be imported."""
         for name, entries in entry_points(self.group).items():
-            if name in self._rows or _is_being_imported(entries[0].module):
+            if name in self._rows or _is_being_imported(entries[0]):
                 continue
             try:
                 self[name]
@@ -351,9 +351,10 @@ def _common_steps(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda step: step[0] == step[1], steps))
 
 
-def _is_being_imported(module: str) -> bool:
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
+def _is_being_imported(entry: metadata.EntryPoint) -> bool:
+    """Returns true if the module of an entry point has begun, and not yet defined its object."""
+    module = sys.modules.get(entry.module)
+    return module is not None and not hasattr(module, entry.attr.partition(".")[0])
 
 
 def _is_redefinition(before: Any, now: Any) -> bool:

@@ -9,7 +9,7 @@ from tests.subcases import subcases
 
 @subcases("name", LEAVES)
 def test_no_repeated_option_is_dropped(name):
-    """Lists are joined; of one value, or of a text with commas, the second is refused."""
+    """Lists are joined, a second text is refused; of numbers and paths the last one counts."""
     command, required = COMMANDS[name], ["x" for p in COMMANDS[name].params if p.required]
     parser = command.make_parser(command.make_context(name, [], resilient_parsing=True))
     for option in command.params:
@@ -18,6 +18,9 @@ def test_no_repeated_option_is_dropped(name):
         given = [word for text in "12" for word in (option.opts[0], text)]
         if option.multiple:
             assert parser.parse_args([*given])[0][option.name] == ["1", "2"]
+            continue
+        if option.type_descriptor.annotation is not str:
+            assert parser.parse_args([*given])[0][option.name] == "2"
             continue
         with pytest.raises(Exception, match=f"{option.opts[0]} was given twice: give it once"):
             command.make_context(name, [*required, *given])

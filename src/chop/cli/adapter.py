@@ -92,14 +92,15 @@ TYPES = {int: "INTEGER", float: "FLOAT", Path: "PATH"}
 
 
 class SingleCommand(TyperCommand):
-    """Command whose page `chop.cli.help` makes, and whose options count once or each time."""
+    """Command whose page `chop.cli.help` makes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses a repeated option of one value, of which only the last would count."""
+        """Refuses a repeated text, which may be a list; of other options the last counts."""
         if not ctx.resilient_parsing:
             order: list[Any] = self.make_parser(ctx).parse_args(args=[*args])[2]
             for option in order:
-                if order.count(option) > 1 and not (option.multiple or option.is_flag):
+                is_text = option.type_descriptor.annotation is str
+                if order.count(option) > 1 and is_text:
                     ctx.fail(
                         f"{option.opts[0]} was given twice: give it once, and several values with "
                         "commas between them where it takes several."
