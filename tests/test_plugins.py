@@ -225,7 +225,7 @@ def test_packages_of_one_namespace(monkeypatch):
         assert plugins.package_of(type("Thing", (), {"__module__": module})) == f"{package} 1"
 
 
-def test_the_cell_of_a_notebook_runs_twice():
+def test_the_cell_of_a_notebook_runs_twice(install):
     def row(factory):
         def make(space, seed):
             return factory
