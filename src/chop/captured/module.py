@@ -375,11 +375,7 @@ class CapturedModule(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
         twin = memo[id(self)] = _bare(_plain_class(self))
-        for tensor in self._with_history():
-            plain = copy.deepcopy(tensor.detach(), memo)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(plain, False) if is_parameter else plain
-        twin.__dict__.update(copy.deepcopy(self._plain_state(), memo))
+        twin.__dict__.update(self._copied_state(memo))
         twin.graph = copy.deepcopy(self.graph)
         # FX copies the dict of a node's metadata, not what is in it.
         for node in twin.graph.nodes:
@@ -387,6 +383,30 @@ class CapturedModule(fx.GraphModule):
                 if hasattr(value, "copy_for"):
                     node.meta[key] = value.copy_for(node, memo)
         return twin
+
+
+    def _copied_state(self, memo: dict[int, Any]) -> dict[str, Any]:
+        """Copies the attributes; of tensors with a history, their values.
+
+        Few models hold such tensors, and finding them takes longer than the copy: torch refuses to
+        copy them, parameters apart, and only then they are looked for.
+        """
+        if all(parameter.is_leaf for parameter in self.parameters()):
+            attempt = dict(memo)
+            try:
+                state = copy.deepcopy(self._plain_state(), attempt)
+            except RuntimeError:
+                pass
+            else:
+                kept_alive = attempt.pop(id(attempt), [])  # as `copy` keeps what it has copied
+                memo.update(attempt)
+                memo.setdefault(id(memo), []).extend(kept_alive)
+                return state
+        for tensor in self._with_history():
+            plain = copy.deepcopy(tensor.detach(), memo)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(plain, False) if is_parameter else plain
+        return copy.deepcopy(self._plain_state(), memo)
 
 
 def _plain_class(module: CapturedModule) -> type[CapturedModule]:
