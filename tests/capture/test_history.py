@@ -75,7 +75,6 @@ WRITES: dict[str, Callable[[Any, Tensor], Any]] = {
     "attribute": lambda model, h: model.plain.add_(h.mean(0)),
     "list": lambda model, h: model.several[0].copy_(h[0]),
     "object": lambda model, h: model.held.tensor.copy_(h[0]),
-    "requires_grad": lambda model, h: model.mean.requires_grad_(),
     "in training": _in_training,
 }
 
