@@ -21,7 +21,7 @@ def circuit_timing(
         design: the circuit.
         simulated: row of the verification without stalls.
         placement: placement in the result, empty if the circuit is not placed.
-        clock_mhz: clock that times are told at where the circuit is not placed.
+        clock_mhz: clock for times in microseconds where the circuit is not placed.
     """
     clock = float(placement["frequency_mhz"]) if placement else clock_mhz
     cycles = {"latency": simulated["latency"], "interval": simulated["interval"]}

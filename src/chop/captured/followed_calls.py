@@ -28,7 +28,7 @@ class _Call(NamedTuple):
     """A followed call that runs.
 
     Attributes:
-        frames: where torch runs hooks, and its caller.
+        frames: frame in which torch runs hooks, and its caller's.
         context: to be closed behind the call.
     """
 

@@ -384,7 +384,6 @@ class CapturedModule(fx.GraphModule):
                     node.meta[key] = value.copy_for(node, memo)
         return twin
 
-
     def _copied_state(self, memo: dict[int, Any]) -> dict[str, Any]:
         """Copies the attributes; of tensors with a history, their values.
 

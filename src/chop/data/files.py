@@ -118,7 +118,7 @@ def prepared(
 
 
 def _manager_of(builder: DatasetBuilder) -> DownloadManager | None:
-    """What fetches files of JSON from the hub and checks their rows; None where it fetches none."""
+    """Returns a download manager that checks rows of JSON files of the hub, if there are any."""
     import datasets
 
     if reader_of(builder) != "json" or all(map(os.path.exists, data_files(builder))):

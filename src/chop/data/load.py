@@ -349,7 +349,7 @@ def assume_split_off(share: float, advice: str = "") -> None:
     """Notes that rows which stand for test rows were split off the data.
 
     Args:
-        share: of the rows.
+        share: share of the rows.
         advice: where test rows are; "" says how to give them.
     """
     assume(

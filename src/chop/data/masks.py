@@ -66,7 +66,7 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
 
     Args:
         folder: to be read.
-        home: where its files may lie.
+        home: folder in which its files may be.
     Returns: None where there are no two such folders.
     Raises:
         ConfigError: pictures or masks of other names, or a file elsewhere.
@@ -161,7 +161,7 @@ def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[i
 
     Args:
         value: file or picture of the mask, as `chop.data.pictures.decoded` takes it.
-        feature: of its column.
+        feature: feature of its column.
         pixels: width and height of the picture that it is of.
         size: H and W of the result; masks of another size are scaled by the nearest pixel.
     Raises:

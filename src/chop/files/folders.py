@@ -18,7 +18,7 @@ from chop.files.temporary import OWNER, is_orphan, remove_orphans, temporary_bes
 ASIDE = ".old"
 """Ends the name of an older folder while a new one takes its place."""
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
-"""What says that a folder is where another gets its name; it may be aside again by then."""
+"""Error numbers of a rename onto a folder, which may have been moved away since."""
 NAME_ASIDE = re.compile(rf"\.(?P<name>.+)\.{OWNER.pattern}{re.escape(ASIDE)}", re.DOTALL)
 
 

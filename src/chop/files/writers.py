@@ -31,7 +31,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 class TooLargeError(WriteError):
-    """What is to be written could not be read again."""
+    """A file would be larger than what is read again."""
 
 
 def write_json(path: str | Path, document: Any, kind: str | None = None) -> None:
@@ -56,8 +56,8 @@ def check_size(path: str | Path, size_bytes: int, values: int, kind: str) -> Non
 
     Args:
         path: of the file.
-        size_bytes: that it would have.
-        values: that it would have, as `count_values` counts them.
+        size_bytes: size that it would have.
+        values: number of values that it would have, see `count_values`.
         kind: a key of `chop.files.reading.BOUNDS`.
     """
     bound = BOUNDS[kind]

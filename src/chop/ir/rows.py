@@ -34,8 +34,8 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
     """Boolean (rows,), False where a row of a value is padding; None where no mask tells.
 
     Inside of `chop.captured.hidden.following` a row is padding if all of it was made from hidden
-    tokens. Of values from elsewhere shapes tell: where a batch has as many rows as tokens, those
-    that were seen first say which is which.
+    tokens. Other values are read by their shapes: where a batch has as many rows as tokens, the
+    values that were seen first decide which is which.
 
     Args:
         node: what gives the value.

@@ -130,7 +130,7 @@ def _shown_kind(value: Tensor) -> str:
 
 
 def _is_of_kind(given: Any, own: Any) -> bool:
-    """Whether a tensor's numbers mean the same in the place of another: codes and parts do not."""
+    """Returns true if numbers keep their meaning in another dtype or layout; codes do not."""
     if not isinstance(given, Tensor) or not isinstance(own, Tensor):
         return True
     is_code = given.dtype in (torch.int8, torch.uint8) and own.is_floating_point()

@@ -19,7 +19,7 @@ def nas_goals(
     """Objectives and budgets of an architecture search, see `named_goals`.
 
     Args:
-        names: of the objectives.
+        names: names of the objectives.
         budgets: largest cost or least score by name.
         judged: the number of a function of the user's, in the place of the accuracy.
     """

@@ -297,7 +297,7 @@ def renamed_source(
 
     Args:
         name: in the files.
-        rules: of `conversion_rules`.
+        rules: result of `conversion_rules`.
         prefix: `base_model_prefix` of the model.
         known: the state dict of the model.
     """

@@ -32,7 +32,7 @@ def search_figures(
     Args:
         sampler: label of the curve.
         result: with what was measured.
-        space: of the search.
+        space: space of the search.
         title: above each figure.
         percent: numbers that are shares of 1.
     """
@@ -116,7 +116,7 @@ def search_tiles(result: Result, space: SearchSpace, shares: Collection[str] = (
 
     Args:
         result: with what was measured.
-        space: of the search.
+        space: space of the search.
         shares: numbers that are shares of 1.
     """
     count = f"of {space.size:,} configurations" if space.size < 1e9 else ""

@@ -24,7 +24,7 @@ def write_manifest(path: Path, manifest: Manifest) -> Manifest:
 
     Args:
         path: of the file.
-        manifest: of a run.
+        manifest: manifest of a run.
     Raises:
         WriteError: it is too large without rows, or cannot be written.
     """

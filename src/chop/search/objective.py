@@ -115,7 +115,7 @@ def named_goals(
     """Objectives, then constraints, by the names that a problem has for them.
 
     Args:
-        names: of the objectives.
+        names: names of the objectives.
         budgets: bound of each constraint, by name.
         directions: name -> direction, of everything that the problem measures.
         sizes: names of what every model has some of.

@@ -27,7 +27,7 @@ def label_columns(labels: Any, rows: int | None = None) -> dict[str, Any]:
     """Labels as a column, or as one for each output: a mapping, or a tuple or list of arrays.
 
     Args:
-        labels: of rows or of one.
+        labels: labels of rows or of one row.
         rows: how many there are, by which a list of outputs is told from a list of rows; None: one.
     """
     if isinstance(labels, Mapping):

@@ -40,8 +40,8 @@ class LabelPart:
     """Labels of one output among those of a row.
 
     Attributes:
-        name: of the output.
-        shape: of the labels of a row.
+        name: name of the output.
+        shape: shape of the labels of a row.
         is_whole: labels are whole numbers, such as classes.
     """
 
@@ -143,8 +143,8 @@ class Layout:
     Attributes:
         tasks: by output.
         labels: parts of the labels, in the same order.
-        paths: of the outputs in what the model returns.
-        shapes: of the answers to a row.
+        paths: paths of the outputs in the model's result.
+        shapes: shapes of the answers to a row.
     """
 
     tasks: Mapping[str, Task]
@@ -294,7 +294,7 @@ def _bind(task: Task, output: Any, labels: Tensor, parts: Sequence[LabelPart]) -
         task: made by `outputs_task`.
         output: what a model returns for some rows.
         labels: (B, D) of these rows.
-        parts: of the labels.
+        parts: parts of the labels.
     Raises:
         ConfigError: labels and outputs do not go together.
     """

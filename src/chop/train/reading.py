@@ -55,7 +55,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         batched = dataset.batch_sampler is not None
         with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
             loaded = in_order(dataset)
-            kinds: set[bool] = set()  # the first batch tells whether labels are of several outputs
+            kinds: set[bool] = set()  # the first batch shows if labels are of several outputs
             return _of_items(row for batch in loaded for row in _rows_of(batch, batched, kinds))
     if is_frame(dataset):
         if outputs and {*outputs} <= {*dataset.columns}:

@@ -48,7 +48,7 @@ class Rows:
         columns: a tensor (N, ...) each, or a list of N tensors of differing length.
         labels: classes are int64 (N,), those of tokens (N, T) or a list; numbers are floats. Labels
             of several outputs are float64 (N, D).
-        parts: of the labels of several outputs, see `chop.train.outputs.join_labels`.
+        parts: labels of several outputs, see `chop.train.outputs.join_labels`.
     """
 
     columns: dict[str, Column]

@@ -46,8 +46,8 @@ class Task:
     """Kind of question that a model answers.
 
     Attributes:
-        name: what users call it.
-        metric: what is measured.
+        name: name for users.
+        metric: the metric.
         loss: (answers, labels) -> the mean loss, a scalar; what is trained.
         compare: (logits, labels) of a batch -> what of them is compared.
         is_categorical: answers are logits over classes, their last dimension, so that entropies

@@ -293,8 +293,8 @@ def check_metric_name(name: str, task: str | None = None) -> None:
     """Checks that some task has a metric of that name.
 
     Args:
-        name: of the metric.
-        task: that was asked for; several outputs name metrics of their own, `age_r2`.
+        name: name of the metric.
+        task: the given task; several outputs have metrics of their own, such as `age_r2`.
     Raises:
         ConfigError: none has; the message names the nearest.
     """

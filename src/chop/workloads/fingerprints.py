@@ -35,7 +35,7 @@ def fingerprint_of_function(function: Callable[..., Any], code: str = "") -> str
     """Text that is another where a function is.
 
     Args:
-        function: of the user's.
+        function: function of the user.
         code: its name in a command, `file.py:fn`, whose file counts. "" if a program passed it:
             then its own code counts, and not what it calls or refers to.
     """

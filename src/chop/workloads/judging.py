@@ -30,8 +30,8 @@ def judge_of(
 
     Args:
         evaluate: the function.
-        metric: what its number is called; None: as the function.
-        lower_is_better: of its numbers.
+        metric: name of its number. Default: the function's.
+        lower_is_better: lower numbers are better.
     Raises:
         ConfigError: it is no function of a model, or the metric is more than a name.
     """
@@ -58,7 +58,7 @@ def task_with(
     Args:
         asked: None takes what the labels are, unless a function judges, which may need none.
         rows: have the labels.
-        metric: of the task; None takes its own.
+        metric: metric of the task. Default: its own.
         judge: a function of the user's; its metric wins.
         loss: likewise, or the text `file.py:fn`; None leaves the task's.
     """

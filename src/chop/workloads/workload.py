@@ -81,7 +81,7 @@ class Workload:
         task: what the model is asked to do.
         judge: a function of the user's that judges models instead of the task's metric on rows:
             then the rows are inputs to calibrate, train and time with.
-        assumptions: what was taken for granted; reports have it.
+        assumptions: assumptions of the job, for its report.
     """
 
     model: nn.Module
@@ -153,7 +153,7 @@ class Workload:
             evaluate: a function that judges the model, of whatever task: it takes the model, in
                 evaluation mode, and gives a number, or one for each row, whose mean counts. No rows
                 need labels then. `metric`, a name, is what the number is called.
-            lower_is_better: of the numbers of `evaluate`.
+            lower_is_better: lower numbers of `evaluate` are better.
             loss: a function that training minimizes: it takes what the model returns and the labels
                 of a batch, and gives their mean loss; default, that of the task.
         Raises:
@@ -331,7 +331,7 @@ class Workload:
 
 
 OWN_TEST = "Give test=(X, y)."
-"""How rows of one's own come with test rows."""
+"""Advice on giving test rows with own rows."""
 
 
 def raise_to_graph(workload: Workload, *, with_cache: bool = True) -> MaseGraph:

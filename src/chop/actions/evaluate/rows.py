@@ -117,8 +117,8 @@ def judge_models(
     Args:
         judged: the models.
         judge: the function.
-        journal: of what it gave.
-        identity: of the function and the model, in the journal.
+        journal: journal of its results.
+        identity: identity of function and model in the journal.
         reference: identity of the float model.
     """
 

@@ -138,7 +138,7 @@ def _resume_note(config: SearchConfig, others: int) -> str:
 
 
 def _is_beside(out: Path, storage: Path | None) -> bool:
-    """True where a resumed search writes to `out` without being told, from whatever folder."""
+    """Returns true if a resumed search writes to `out` by itself, from any folder."""
     return storage is not None and out.resolve().is_relative_to(storage.parent.resolve())
 
 

@@ -229,9 +229,9 @@ def _row(search: Search, trial: TrialRecord, metric: Metric, count: int | None) 
 
     Args:
         search: has the space.
-        trial: of the line.
-        metric: of the trials.
-        count: of the validation rows; None where a function of the user's judges.
+        trial: trial of the line.
+        metric: metric of the trials.
+        count: number of validation rows; None where a function of the user judges.
     """
     value = trial.values[metric.name]
     score: dict[str, Any] = {metric.name: value}

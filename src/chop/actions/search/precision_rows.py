@@ -48,6 +48,6 @@ def fitting(rows: Rows, workload: Workload) -> Rows:
     places = sum(labels.numel() for labels in rows.labels) / max(len(rows), 1)
     if not workload.task.is_categorical or places <= 1:
         return rows
-    # A model of one's own does not tell its classes: an answer does.
+    # A model of one's own does not say how many classes it has; the size of an answer does.
     answers = Evaluator(workload.model, rows.spread(1), task=workload.task).logits()
     return rows.spread(max(1, int(ANSWER_BYTES / (4 * places * answers.shape[-1]))))

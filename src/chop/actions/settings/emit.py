@@ -34,11 +34,11 @@ class EmitConfig(LoweringConfig):
             about twice as long, and under stalls a circuit of shorter FIFOs may be slower.
         synthesis: counts resources with Yosys. They are lookup tables, registers, DSP blocks and
             memories of 7-series FPGAs.
-        place: places and routes the circuit with open tools. This tells its clock.
+        place: places and routes the circuit with open tools. The result has its clock.
         place_on: device of place, as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6) and
             ice40-hx8k. Default: that of device, else ecp5-85.
         place_seeds: how often; the median counts. Default: 3.
-        clock_mhz: the clock at which latency and interval are told in microseconds, where the
+        clock_mhz: the clock by which latency and interval are given in microseconds, where the
             circuit is not placed.
         wave: writes a trace of the first sample, `wave.vcd`.
         check_only: repeats the checks of what is in `out`. They are the hashes of all files, the

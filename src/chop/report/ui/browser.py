@@ -31,7 +31,7 @@ def opened(address: str) -> Iterator[None]:
     can read the arguments of its programs.
 
     Args:
-        address: of a server.
+        address: address of a server.
     """
     with scratch_folder("ui") as folder:  # of this user alone
         page = folder / "open.html"
