@@ -18,7 +18,7 @@ from textwrap import shorten
 from typing import Any, Literal, TypeVar
 
 from chop.errors import ConfigError, did_you_mean
-from chop.files.documents import read_toml
+from chop.files.documents import SURROGATE, read_toml
 
 T = TypeVar("T")
 LARGEST = 2**1023
@@ -136,11 +136,16 @@ def _convert_fixed(value: Sequence[Any], members: Sequence[Any], where: str) -> 
 
 
 def check_text(value: Any, where: str) -> None:
-    """Raises ConfigError where a text that names something is empty or has a null byte."""
+    """Raises ConfigError where a text that names something is empty, or can be in no file."""
     if value == "":
         raise ConfigError(f"{where}: got an empty text (is a variable not set?).")
     if isinstance(value, str | Path) and "\0" in str(value):
         raise ConfigError(f"{where}: got {str(value)!r}, expected a text without null bytes.")
+    if isinstance(value, str | Path) and SURROGATE.search(str(value)):
+        # A byte of a path that is no UTF-8: neither pages nor checkpoints can have its name.
+        raise ConfigError(
+            f"{where}: got {str(value)!r}, expected UTF-8: rename the file or folder."
+        )
 
 
 def load_toml(path: str | Path) -> dict[str, Any]:

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from chop.errors import WriteError
+from chop.errors import CheckpointError, WriteError
 from chop.files import documents, reading, writers
-from chop.runs import Journal, key_of, start
+from chop.runs import Journal, has_numbers, key_of, start
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
 FORK = multiprocessing.get_context("fork")
@@ -135,7 +136,7 @@ def test_a_kill_loses_no_point_that_was_told(tmp_path):
 
 FULL = """
 import sys
-from chop.errors import WriteError
+from chop.errors import CheckpointError, WriteError
 from chop.files import documents, reading, writers
 from chop.runs import Journal
 journal, told = Journal(sys.argv[1]), 0
@@ -182,3 +183,24 @@ def test_a_journal_stays_one_that_can_be_read(bound, tmp_path, monkeypatch):
             journals[number % 2].add(settings(number), {"accuracy": number})
     last = len(path.read_text().splitlines()) - 1
     assert last >= 2 and Journal(path).find(settings(last)) == {"accuracy": last}
+
+
+def test_a_journal_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
+    others = tmp_path / "others.txt"
+    others.write_text("theirs\n")
+    (tmp_path / "points.jsonl").symlink_to(others)
+    for use in (lambda journal: journal.find({}), lambda journal: journal.add({}, {})):
+        with pytest.raises(CheckpointError, match="links are not followed"):
+            use(Journal(tmp_path / "points.jsonl"))
+    assert others.read_text() == "theirs\n"
+
+
+@pytest.mark.parametrize("wrong", ["x", [0.5], {"a": 1}, None, "missing"])
+def test_a_result_that_its_reader_cannot_use_counts_as_missing(wrong, tmp_path):
+    result = {"bits": 4.0} if wrong == "missing" else {"accuracy": wrong, "bits": 4.0}
+    Journal(tmp_path / "points.jsonl").add(settings(1), result)
+    journal = Journal(tmp_path / "points.jsonl")
+    assert journal.find(settings(1), partial(has_numbers, names=["accuracy"])) is None
+    assert journal.find(settings(1)) == result
+    journal.add(settings(1), {"accuracy": 0.5, "low": None})
+    assert journal.find(settings(1), partial(has_numbers, names=["accuracy"]))

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import struct
 import sys
 import traceback
 
@@ -424,3 +425,71 @@ def test_a_role_that_may_only_read(postgres):
         with pytest.raises(UnavailableError, match="permission denied"), storage_errors(url):
             connection.execute(insert)
     engine.dispose()
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
+HOSTILE = {
+    "view": f"CREATE VIEW chop_trials AS {ENDLESS}",
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON chop_studies BEGIN DELETE FROM chop_studies; END",
+    "virtual": "CREATE VIRTUAL TABLE chop_trials USING fts5(x)",
+}
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_with_programs_of_its_own_is_refused(name, read_only, tmp_path):
+    url = url_of(tmp_path / "search.db")
+    write(url).dispose()
+    with contextlib.closing(sqlite3.connect(tmp_path / "search.db")) as connection:
+        connection.execute(HOSTILE[name])
+        connection.commit()
+    with pytest.raises(UnavailableError, match="which no search makes"):
+        read(url, read_only=read_only)
+
+
+def test_texts_that_a_file_makes_are_bounded(tmp_path):
+    url = url_of(tmp_path / "search.db")
+    write(url).dispose()
+    with contextlib.closing(sqlite3.connect(tmp_path / "search.db")) as connection:
+        connection.execute("ALTER TABLE chop_studies ADD COLUMN y AS (zeroblob(100000000))")
+    engine = open_engine(url, create=False, read_only=True)
+    with pytest.raises(sa.exc.DataError, match="too big"), engine.connect() as connection:
+        connection.execute(sa.text("SELECT y FROM chop_studies")).all()
+
+
+def rollback_log(file, named):
+    """A rollback log whose end names a file, as SQLite writes it for several databases."""
+    name, page = os.fsencode(named), 4096
+    start = bytes.fromhex("d9d505f920a163d7")
+    head = struct.pack(">5I", 0, 1, file.stat().st_size // page, 512, page)
+    end = struct.pack(">2I", len(name), sum(name)) + start
+    return (start + head).ljust(512, b"\0") + struct.pack(">I", 2**30 // page + 1) + name + end
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_log_deletes_no_file_that_it_names(read_only, tmp_path):
+    file, others = tmp_path / "search.db", tmp_path / "others.txt"
+    others.write_text("theirs")
+    write(url_of(file)).dispose()
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    (tmp_path / "search.db-journal").write_bytes(rollback_log(file, others))
+    with pytest.raises(UnavailableError, match="delete it"):
+        read(url_of(file), read_only=read_only)
+    assert others.read_text() == "theirs"
+    with contextlib.closing(sqlite3.connect(file)) as connection:  # as SQLite itself reads it
+        assert connection.execute("SELECT COUNT(*) FROM chop_studies").fetchone() == (1,)
+    assert not others.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device", "dangling"])
+@pytest.mark.parametrize("log", ["wal", "journal"])
+def test_a_log_is_a_file_of_its_own(log, kind, tmp_path):
+    write(url_of(tmp_path / "search.db")).dispose()
+    path, others = tmp_path / f"search.db-{log}", tmp_path / "others"
+    others.write_text("theirs")
+    targets = {"link": others, "device": "/dev/zero", "dangling": "nowhere"}
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(targets[kind])
+    with pytest.raises(UnavailableError, match="no regular file"):
+        read(url_of(tmp_path / "search.db"))
+    assert others.read_text() == "theirs"

@@ -22,7 +22,7 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: the file cannot be read, names code that the command line does not, or has
             results written outside the current folder.
     """
-    from chop.config import load_toml
+    from chop.config import check_text, load_toml
 
     found = load_toml(file)
     _import_modules(found.pop("import", ()), file)
@@ -32,6 +32,7 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         check_code({name: value}, file, f"--{option}")
     out = from_file.get("out")
     if isinstance(out, str):
+        check_text(out, f"{file}: out")
         check_place(out, file, "--out")
     _check_storage(from_file.get("storage"), file)
     return {**from_file, **given}
@@ -50,10 +51,12 @@ def _import_modules(modules: Any, file: Path) -> None:
 
 def _check_storage(storage: Any, file: Path) -> None:
     """Raises ConfigError where a search would write its trials elsewhere."""
+    from chop.config import check_text
     from chop.search.location import MEMORY, storage_file, storage_url, without_password
 
     if not isinstance(storage, str):
         return
+    check_text(storage, f"{file}: storage")
     url = storage_url(storage, None)
     place = storage_file(url)
     if place is not None:

@@ -102,9 +102,11 @@ def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
     """
     # It imports torch, which help of commands does without.
     from chop.ir.huggingface.folder_files import check_folder_files
+    from chop.ir.huggingface.tokenizer_file import check_tokenizer_files
 
     if folder is not None:
         check_folder_files(folder)
+        check_tokenizer_files(folder)
     has_files = folder is not None and any(
         (folder / file).is_file() for file in (*FILES, *PROCESSOR_FILES)
     )

@@ -26,7 +26,7 @@ LARGEST = 10**MOST_DIGITS
 MOST_VALUES = 2**22
 """Bound on all values of a document. Each takes up to 240 bytes of memory, and two of the file."""
 KINDS: dict[type, str] = {dict: "an object", list: "an array"}
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_json(path: str | Path, kind: str, expected: type | None = dict) -> Any:
@@ -149,7 +149,7 @@ def _check(document: Any) -> None:
             pending.append(chain(value, value.values()) if isinstance(value, dict) else iter(value))
         elif isinstance(value, int) and not -LARGEST < value < LARGEST:
             raise NotReadableError(f"an integer has more than {MOST_DIGITS} digits")
-        elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+        elif isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
             raise NotReadableError("a text has half of a character, an unpaired surrogate")
 
 

@@ -111,7 +111,7 @@ class StageJournal:
 
     def _finished(self) -> Iterator[Any]:
         for path, key in zip(self.paths, self.keys, strict=True):
-            entry = self.journal.find({"stage": path.name})
+            entry = self.journal.find({"stage": path.name}, lambda entry: "info" in entry)
             if entry is None or entry.get("key") != key:
                 return
             yield entry["info"]

@@ -115,7 +115,7 @@ class BlockFiles:
             self.folder.parent.rmdir()
 
     def _is_whole(self, part: int) -> bool:
-        noted = self._journal.find(self._of(part))
+        noted = self._journal.find(self._of(part), _is_noted)
         return noted is not None and noted["codes"] == self._codes(part)
 
     def _noted(self, part: int) -> dict[str, Any]:
@@ -143,3 +143,13 @@ class BlockFiles:
 
     def _shard(self, part: int) -> Path:
         return self.folder / f"model-{part:05}.safetensors"
+
+
+def _is_noted(found: Mapping[str, Any]) -> bool:
+    """Returns true if an entry of the journal is one that `BlockFiles.keep` writes."""
+    record = found.get("record")
+    if not isinstance(record, dict) or not {"codes", "entering"} <= found.keys():
+        return False
+    pairs = record.get("left")
+    are_pairs = isinstance(pairs, list) and all(isinstance(x, list) and len(x) == 2 for x in pairs)
+    return are_pairs and isinstance(record.get("told"), dict)

@@ -4,7 +4,7 @@ A job writes a manifest (`start`, `read_manifest`) and, where it is made of poin
 """
 
 from chop.runs.environment import processor_name, read_environment
-from chop.runs.journal import Journal, key_of
+from chop.runs.journal import Journal, has_numbers, key_of
 from chop.runs.manifest import (
     MANIFEST,
     Artifact,
@@ -27,6 +27,7 @@ __all__ = [
     "Run",
     "as_json",
     "class_name",
+    "has_numbers",
     "key_of",
     "process_id",
     "process_status",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ class Journal:
     Points of other settings in the same file stay and do no harm. A line that was cut short by a
     kill is passed over: that point is missing. Several processes may share a journal: each line is
     appended under a lock, and what others have appended is found too. A run that found a point in
-    the file has the file among its artifacts, as one that added a point has.
+    the file has the file among its artifacts, as one that added a point has. A journal that is a
+    link is refused: lines would be appended to a file elsewhere.
 
     Args:
         path: a JSONL file; it and its folder are made with the first point.
@@ -41,12 +42,23 @@ class Journal:
         self._known: dict[str, dict[str, Any]] = {}
         self._read_bytes = self._read_values = 0
 
-    def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result of these settings, or None."""
+    def find(
+        self,
+        settings: Mapping[str, Any],
+        is_result: Callable[[Mapping[str, Any]], bool] = lambda result: True,
+    ) -> dict[str, Any] | None:
+        """The result of these settings, or None.
+
+        Args:
+            settings: key of the point.
+            is_result: false for a result that its reader could not use, which counts as missing:
+                anybody may have written the file.
+        """
         self._read_more()
         found = self._known.get(key_of(settings))
-        if found is not None:
-            record_writes(self.path)
+        if found is None or not is_result(found):
+            return None
+        record_writes(self.path)
         return found
 
     def get(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,11 +106,11 @@ class Journal:
         """Reads what was appended since the last time, by whatever process.
 
         Raises:
-            CheckpointError: the journal is no regular file, larger than a journal may be, or
-                cannot be read.
+            CheckpointError: the journal is a link or no regular file, larger than a journal may be,
+                or cannot be read.
         """
         try:
-            with open_regular(self.path, "journal") as file:
+            with open_regular(self.path, "journal", follow_links=False) as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(self._read_bytes)
                 appended = file.read(max(size - self._read_bytes, 0))
@@ -124,6 +136,21 @@ class Journal:
             self._known[key] = result
         else:
             self._known.pop(key, None)
+
+
+def has_numbers(result: Mapping[str, Any], names: Iterable[str] = ()) -> bool:
+    """Returns true if all values of a result are numbers or None.
+
+    Args:
+        result: of a point.
+        names: values that have to be there, as numbers.
+
+    >>> has_numbers({"accuracy": 0.5, "low": None}, ["accuracy"]), has_numbers({"accuracy": "x"})
+    (True, False)
+    """
+    return all(isinstance(result.get(name), int | float) for name in names) and all(
+        value is None or isinstance(value, int | float) for value in result.values()
+    )
 
 
 def key_of(settings: Mapping[str, Any]) -> str:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, UnavailableError, WriteError
 from chop.files import atomic_new_file
+from chop.files.library_errors import library_errors
+from chop.files.reading import open_regular
 from chop.files.temporary import scratch_folder
 from chop.search.location import MEMORY, secrets_of, storage_file, without_password
 from chop.tables import printable
@@ -29,6 +31,14 @@ if TYPE_CHECKING:
 
 LOCK_SECONDS = 60
 """How long a writer waits for another one of the same SQLite file."""
+MOST_BYTES = 2**26
+"""Most bytes of a text in a SQLite file."""
+OTHERS = (
+    "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
+    "OR sql LIKE 'CREATE VIRTUAL%'"
+)
+NAMES_A_FILE = bytes.fromhex("d9d505f920a163d7")
+"""End of a rollback log that names the common log of several databases."""
 CONNECT_SECONDS = 10
 """How long a server is waited for."""
 STUDIES = "chop_studies"
@@ -98,7 +108,13 @@ def _file_engine(file: Path, create: bool, read_only: bool) -> sa.Engine:
 
 
 def _in_memory() -> sqlite3.Connection:
-    return sqlite3.connect(":memory:", check_same_thread=False)
+    return _bounded(sqlite3.connect(":memory:", check_same_thread=False))
+
+
+def _bounded(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Bounds the texts that rows of a file have, or that its expressions make."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+    return connection
 
 
 def _memory_engine(connection: sqlite3.Connection) -> sa.Engine:
@@ -122,7 +138,7 @@ def _connect(file: Path) -> sqlite3.Connection:
     """
     uri = f"{file.as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
-    with _closed_on_error(connection):
+    with _closed_on_error(_bounded(connection)):
         connection.execute("PRAGMA synchronous=NORMAL")
     return connection
 
@@ -139,7 +155,7 @@ def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
 def _check_file(file: Path, create: bool) -> None:
     """Makes sure that a file is there, and not empty."""
     shown = _shown(file)
-    logs = [log for log in _logs(file) if log.exists()]
+    logs = [log for log in _logs(file) if _is_log(log)]
     if not file.exists():  # looked at after its logs, which another worker may make meanwhile
         if not create:
             raise UnavailableError(f"there is no search in {shown}.")
@@ -158,10 +174,41 @@ def _check_file(file: Path, create: bool) -> None:
         )
 
 
+def _is_log(path: Path) -> bool:
+    """Returns whether a log is there.
+
+    SQLite reads it together with the file, through links. It also deletes a file that the end of a
+    rollback log names: the common log of several databases, which no search has.
+
+    Raises:
+        UnavailableError: the log is a link or no file, or names another one.
+    """
+    with (
+        library_errors(path, error=UnavailableError),
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        open_regular(path, "artifact", follow_links=False) as log,
+    ):
+        log.seek(max(os.fstat(log.fileno()).st_size - len(NAMES_A_FILE), 0))
+        if log.read() == NAMES_A_FILE:
+            raise UnavailableError(
+                f"{_shown(path)} names another file, which no log of a search does: delete it."
+            )
+        return True
+    return False
+
+
 def _check_tables(engine: sa.Engine, url: str) -> None:
     """Refuses a database of another program; on a server others may have their tables too."""
     import sqlalchemy as sa
 
+    if storage_file(url):
+        with engine.connect() as connection:
+            others = connection.execute(sa.text(OTHERS)).scalars().all()
+        if others:  # a view may have rows without end
+            raise UnavailableError(
+                f"storage {without_password(url)} has views, triggers or virtual tables, which no "
+                f"search makes ({printable(', '.join(others))[:60]}): name another folder or file."
+            )
     tables = sa.inspect(engine).get_table_names()
     if CLAIMS in tables:
         whose = "an earlier version of chop, which kept trials in other tables"

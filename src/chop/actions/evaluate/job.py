@@ -12,7 +12,7 @@ from torch import nn
 
 from chop.actions.evaluate.models import Judged, load_judged
 from chop.actions.evaluate.results import Evaluation, report_of
-from chop.actions.evaluate.rows import judge_models, measure_rows, result_of
+from chop.actions.evaluate.rows import JOURNAL, judge_models, measure_rows, result_of
 from chop.actions.evaluate.tasks import TaskScore, ask, read_tasks, scores_of
 from chop.actions.job import Job, Output, run_job
 from chop.actions.settings.evaluate import EvaluateConfig
@@ -29,7 +29,6 @@ from chop.workloads.fingerprints import (
 )
 from chop.workloads.workload import Workload
 
-JOURNAL = "answers.jsonl"
 ROWS, TASK = "rows", "task"
 """Kinds of stages, by how long they take."""
 OF_THE_FILE = ("_name_or_path", "transformers_version", "dtype")

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.actions.evaluate.models import Judged
+from chop.errors import CheckpointError
+from chop.files.library_errors import reason_of
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
 from chop.statistics.intervals import Interval, bootstrap, wilson
@@ -26,6 +28,8 @@ from chop.train.model_io import LABELS, read_answers
 from chop.train.rows import Rows, rows_per_batch
 from chop.train.tasks import Task
 
+JOURNAL = "answers.jsonl"
+"""File of answers in the output folder."""
 Columns = dict[str, list[Any]]
 """What is kept of a row: a list of K for each name, see `_columns`."""
 
@@ -97,7 +101,7 @@ def measure_rows(
     Returns: what is kept of each row, see `result_of`.
     """
     keys = [{**identity, "row": row} for row in range(len(rows))]
-    missing = [row for row, key in enumerate(keys) if journal.find(key) is None]
+    missing = [row for row, key in enumerate(keys) if journal.find(key, _has_answers) is None]
     task = judged.workload.task
     size = rows_per_batch(judged.model, rows, task, batch_size)
     done = len(keys) - len(missing)
@@ -123,7 +127,7 @@ def judge_models(
     """
 
     def score(model: nn.Module, key: Mapping[str, Any]) -> tuple[Measured, int]:
-        kept = journal.find(key)
+        kept = journal.find(key, _is_judged)
         if kept is None:
             rows, is_by_row = judge.rows(model)
             kept = journal.add(key, {"rows": rows.tolist(), "is_by_row": is_by_row})
@@ -135,6 +139,21 @@ def judge_models(
     if judged.reference is not None:
         other, _ = score(judged.reference, {**identity, "model": reference})
     return RowResult(count, count, judge.name, own, other)
+
+
+def _has_answers(found: Mapping[str, Any]) -> bool:
+    """Returns true if an entry of the journal has lists of one length."""
+    columns = found.values()
+    if not {"labels", "own"} <= found.keys() or not all(isinstance(x, list) for x in columns):
+        return False
+    return len({len(column) for column in columns}) == 1
+
+
+def _is_judged(found: Mapping[str, Any]) -> bool:
+    """Returns true if an entry of the journal has numbers of a function."""
+    rows = found.get("rows")
+    is_flat = isinstance(rows, list) and all(isinstance(x, int | float) for x in rows)
+    return is_flat and isinstance(found.get("is_by_row"), bool)
 
 
 def _by_length(rows: Rows, chosen: list[int]) -> Tensor:
@@ -195,9 +214,17 @@ def result_of(kept: list[Columns], task: Task) -> RowResult:
     Args:
         kept: by row.
         task: what was asked.
+    Raises:
+        CheckpointError: they are from a journal, which somebody has changed.
     """
     sizes = [len(columns["labels"]) for columns in kept]
-    column = {name: torch.tensor([x for row in kept for x in row[name]]) for name in kept[0]}
+    try:
+        column = {name: torch.tensor([x for row in kept for x in row[name]]) for name in kept[0]}
+    except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        raise CheckpointError(
+            f"{JOURNAL} of the output folder has answers that no evaluation writes "
+            f"({reason_of(error)}): remove it, and the rows are run again."
+        ) from None
     metric, labels = task.metric, column["labels"]
     own = _score(metric, column["own"], labels, sizes)
     counts = len(kept), sum(sizes), metric.name, own

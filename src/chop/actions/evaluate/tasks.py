@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,8 @@ class KeptAnswers:
 
     def _answers(self, kind: str, requests: Sequence[Any]) -> list[Any]:
         keys = self._keys(kind, requests)
-        missing = [i for i, key in enumerate(keys) if self._journal.find(key) is None]
+        is_kept = partial(_is_kept, kind)
+        missing = [i for i, key in enumerate(keys) if self._journal.find(key, is_kept) is None]
         # Long ones first, as lm-eval asks them: what does not fit into memory fails at once.
         missing.sort(key=lambda i: -sum(len(str(x)) for x in requests[i].args))
         for start in range(0, len(missing), self._size):
@@ -123,6 +125,18 @@ class KeptAnswers:
             seen[text] = seen.get(text, 0) + 1
             keys.append({**self._identity, "ask": kind, "of": text, "time": seen[text]})
         return keys
+
+
+def _is_kept(kind: str, found: Mapping[str, Any]) -> bool:
+    """Returns true if an entry of the journal has an answer to a question of a kind."""
+    answer = found.get("answer")
+    if kind == "generate_until":
+        return isinstance(answer, str)
+    if kind == "loglikelihood_rolling":
+        return isinstance(answer, int | float)
+    if not isinstance(answer, list) or len(answer) != 2:
+        return False
+    return all(isinstance(item, int | float) for item in answer)
 
 
 def read_tasks(config: EvaluateConfig) -> dict[str, Any]:

@@ -76,9 +76,11 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
     }
     known = {**identity_of(workload), **settings, "seed": config.seed}
 
+    names = tuple(config.metrics)
+
     def point(name: str, text: str) -> Point:
         about = {**known, "layer": name, "format": text}
-        return Point(f"{name} {text}", about, lambda: probe.measure(name, text))
+        return Point(f"{name} {text}", about, lambda: probe.measure(name, text), names=names)
 
     points = [point(*pair) for pair in problem.pairs]
     title = workload.title

@@ -49,6 +49,7 @@ class Experiment(Generic[S]):
         change: graph, setting, seed -> a new graph.
         draws: setting -> whether the change depends on the seed.
         describe: graph -> numbers to keep beside its metric.
+        described: setting -> names of those that each of its graphs has.
         settings_of: setting, seed -> all that the change depends on, model and rows aside.
         label: setting -> a word for the progress bar.
         training: arguments of `chop.train.fit`, the seed aside; no epochs, no second stage.
@@ -60,6 +61,7 @@ class Experiment(Generic[S]):
     change: Callable[[MaseGraph, S, int], MaseGraph]
     draws: Callable[[S], bool]
     describe: Callable[[MaseGraph], Mapping[str, float]]
+    described: Callable[[S], tuple[str, ...]]
     settings_of: Callable[[S, int], Mapping[str, Any]]
     label: Callable[[S], str]
     training: Training
@@ -89,7 +91,7 @@ class Sweep(Generic[S]):
         keyed = list(self._points(settings))
         points, journal = [point for _, point in keyed], Journal(out / JOURNAL)
         workload = self.workload
-        if any(journal.find(point.settings) is None for point in points):
+        if any(point.find(journal) is None for point in points):
             _ = self.float_graph  # the first point does not look slow for it
         results = measure_all(workload.title, points, journal, workload.task.metric, self._costs())
         found: dict[tuple[str, S | None], list[Results]] = {}
@@ -168,8 +170,11 @@ class Sweep(Generic[S]):
         def changed(setting: S, drawn: int) -> MaseGraph:
             return self.experiment.change(self.start_graph, setting, drawn)
 
+        metric = self.workload.task.metric.name
+        names: tuple[str, ...] = (metric,)
+
         def point(label: str, kind: str, about: Any, make: Callable[[], MaseGraph]) -> Point:
-            return Point(label, about, functools.partial(self._measured, make), kind)
+            return Point(label, about, functools.partial(self._measured, make), kind, names)
 
         yield (FLOAT, None), point(FLOAT, FLOAT, self._identity, lambda: self.float_graph)
         if self._origin:
@@ -177,6 +182,7 @@ class Sweep(Generic[S]):
             yield (START, None), point(START, START, about, lambda: self.start_graph)
         before, after = self.experiment.stages
         for setting in settings:
+            names = (metric, *self.experiment.described(setting))
             for seed in self.experiment.seeds:
                 drawn, label = self._drawn(setting, seed), self._label(setting, seed)
                 make = functools.partial(changed, setting, drawn)

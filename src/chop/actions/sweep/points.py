@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from chop.runs import Journal, key_of
+from chop.runs import Journal, has_numbers, key_of
 from chop.runs.progress import Estimate, format_clock, say_line, work_bar
 from chop.train.metric import Metric
 from chop.train.tasks import CLASSIFICATION
@@ -27,12 +28,18 @@ class Point:
         settings: all that its result depends on; equal settings, equal result.
         measure: does the work; returns plain numbers by name.
         kind: points of one kind take about as long; they share one estimate of the time left.
+        names: numbers that its result always has.
     """
 
     label: str
     settings: Mapping[str, Any]
     measure: Callable[[], Mapping[str, float]]
     kind: str = ""
+    names: tuple[str, ...] = ()
+
+    def find(self, journal: Journal) -> Mapping[str, float] | None:
+        """The result in a journal; None: there is none, or it lacks numbers of the point."""
+        return journal.find(self.settings, partial(has_numbers, names=self.names))
 
 
 def measure_all(
@@ -55,8 +62,8 @@ def measure_all(
     Returns: one mapping per point, in their order.
     """
     # Equal settings, equal result: each is measured once.
-    todo = {key_of(p.settings): p for p in points if journal.find(p.settings) is None}
-    done = sum(journal.find(point.settings) is not None for point in points)
+    todo = {key_of(point.settings): point for point in points if point.find(journal) is None}
+    done = sum(key_of(point.settings) not in todo for point in points)
     estimate = Estimate((point.kind for point in todo.values()), costs=costs)
     with work_bar(estimate) as bar:
         if done:

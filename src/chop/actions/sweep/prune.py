@@ -125,6 +125,7 @@ def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Prun
         change=pruned,
         draws=lambda setting: setting.draws,
         describe=lambda mg: _sparsities(mg, workload),
+        described=lambda setting: (SPARSITY, *[INPUT_SPARSITY] * (setting.activation is not None)),
         settings_of=lambda setting, seed: {
             **config.pass_args(setting, seed),
             "include": relevant_operators(workload.model, config.operators),

@@ -49,6 +49,7 @@ def rounding_of(config: QuantizeSweepConfig, workload: Workload) -> Experiment[S
         change=rounded,
         draws=lambda setting: False,
         describe=described,
+        described=lambda setting: ("bits",),
         settings_of=lambda setting, seed: {**depends, "format": setting},
         label=lambda setting: f"{setting[0]}.{setting[1]}",
         training=workload.tuning(config.qat_epochs, config.qat_lr, config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from chop.errors import CheckpointError
 from chop.files.library_errors import library_errors
 from chop.files.reading import open_regular
 from chop.ir.graph import MaseGraph
-from chop.runs import Journal, Manifest, key_of
+from chop.runs import Journal, Manifest, has_numbers, key_of
 from chop.workloads.workload import Workload
 
 SWEEP = "sweep quantize"
@@ -90,7 +91,8 @@ def _best(
         raise CheckpointError(f"'{folder}': the table of its manifest has no point.")
     judges = 0 if all(validation is not None for _, _, (validation, _), _ in points) else 1
     stage, setting, _, _ = max(points, key=lambda p: (metric.key(p[2][judges]), -p[3]))
-    found = Journal(folder / JOURNAL).find(sweep.settings_at(stage, setting, seed))
+    is_result = functools.partial(has_numbers, names=[metric.name])
+    found = Journal(folder / JOURNAL).find(sweep.settings_at(stage, setting, seed), is_result)
     if found is None:
         raise CheckpointError(
             f"'{folder}' has measured another model or other rows than {sweep.workload.title}: "
