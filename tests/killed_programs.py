@@ -28,8 +28,13 @@ class Points(nn.Module):
         return found
 
 
-def emit(out: Path) -> None:
-    """`chop emit` of a model of its own."""
+def emit(out: Path, **more: Any) -> None:
+    """`chop emit` of a model of its own.
+
+    Args:
+        out: its folder.
+        more: further settings.
+    """
     from chop.actions.emit import emit
     from chop.actions.settings.emit import EmitConfig
     from chop.workloads.workload import Workload
@@ -38,7 +43,7 @@ def emit(out: Path) -> None:
     x, labels = torch.randn(60, 4), torch.arange(60) % 2
     rows = (x[:40], labels[:40]), (x[40:], labels[40:])
     settings: dict[str, Any] = {"samples": 4, "icarus_samples": 0, "synthesis": False}
-    config = EmitConfig(out=out, fold=12, calibration_rows=40, force=True, **settings)
+    config = EmitConfig(out=out, fold=12, calibration_rows=40, force=True, **settings | more)
     emit(config, Workload.of(Points(), *rows, device="cpu"))
 
 
@@ -81,6 +86,27 @@ def docs(out: Path) -> None:
     assert not site.build(out, with_runs=False)
 
 
+def sphinx(out: Path) -> None:
+    """The site of a few pages, by Sphinx itself."""
+    from docs.site import __main__ as site
+
+    def stage(folder: Path, *_: Any) -> None:
+        folder.mkdir()
+        names = [f"page{number}" for number in range(40)]
+        listed = "\n".join(names)
+        (folder / "index.md").write_text(f"# Pages\n\n```{{toctree}}\n\n{listed}\n```\n")
+        for name in names:
+            (folder / f"{name}.md").write_text(f"# {name}\n\n" + f"`chop {name}` [all](index.md)\n")
+
+    site.stage = stage
+    assert not site.build(out, with_runs=False)
+
+
+def nextpnr(out: Path) -> None:
+    """`chop emit --place` by nextpnr itself."""
+    emit(out, place=True, place_on="ecp5-25", place_seeds=2)
+
+
 def place(out: Path) -> None:
     """Placement, by a stand-in for nextpnr."""
     from chop.hardware import place as placement
@@ -113,7 +139,9 @@ def nothing(out: Path) -> None:
     """Starts and ends."""
 
 
-PROGRAMS = {"nothing": nothing, "emit": emit, "build": build, "docs": docs, "place": place}
+STAND_INS = {"docs": docs, "place": place}
+PROGRAMS = {"nothing": nothing, "emit": emit, "build": build, "sphinx": sphinx, "nextpnr": nextpnr}
+PROGRAMS |= STAND_INS
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]](Path(sys.argv[2]))

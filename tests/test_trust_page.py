@@ -9,9 +9,11 @@ import pytest
 
 from chop.export.readers import READERS
 from chop.files import reading
+from chop.plugins import GROUPS
 
 ROOT = Path(__file__).parents[1]
 SOURCE, PAGE = ROOT / "src/chop", ROOT / "docs/trust.md"
+PACKAGES = ROOT / "docs/how-to/a-package-of-your-own.md"
 LIBRARIES = {
     *("from_pretrained", "load_dataset_builder", "load_from_disk", "ParquetFile", "ZipFile"),
     *("safe_open", "load_file", "memmap", "mmap", "torch.load", "safe_load", "onnx.load"),
@@ -31,6 +33,34 @@ CHECKED = {
     ("captured/original.py", "pickle.loads"): "a part of a pickle that a program unpickles",
     ("testing/formats.py", "pickle.loads"): "a pickle that the check made itself",
 }
+
+
+IMPORTING = {
+    *("import_module", "__import__", "exec_module", "run_path", "run_module"),
+    *("entry_points", "spec_from_file_location"),
+}
+"""Last names of calls that run a module by its name, or look for one."""
+OWN = "modules of this package"
+NAMED = "code that the command line names, or a file that is trusted"
+INSTALLED = "entry points of installed packages, which are code"
+IMPORTERS = {
+    "actions/doctor.py": INSTALLED,
+    "actions/search/job.py": OWN,
+    "bench/subprocess.py": OWN,
+    "captured/targets.py": "modules of the closed list in ir/storage/allowed.py",
+    "cli/command.py": OWN,
+    "cli/help.py": INSTALLED,
+    "export/onnx/session.py": OWN,
+    "ir/storage/allowed.py": "modules of its closed list",
+    "mase/quantized_classes.py": OWN,
+    "models/own.py": NAMED,
+    "passes/__init__.py": OWN,
+    "paths/aliases.py": OWN,
+    "paths/on_import.py": OWN,
+    "paths/virtual.py": OWN,
+    "plugins.py": INSTALLED,
+}
+"""Modules that run others by name, and whose names these are."""
 
 
 def dotted(node):
@@ -99,6 +129,20 @@ def test_nothing_runs_or_fetches_what_a_file_says():
                 assert given.get("trust_remote_code", "False") == "False", module
 
 
+def test_only_named_modules_run_others_by_name():
+    found = {
+        module
+        for module, each in calls().items()
+        if any(name.rpartition(".")[2] in IMPORTING for name, _ in each)
+    }
+    assert sorted(found) == sorted(IMPORTERS)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_page_on_packages_has_each_group_of_entry_points(group):
+    assert f"`chop.{group.removeprefix('chop.')}`" in PACKAGES.read_text()
+
+
 def test_the_page_has_each_tool_whose_folders_are_read():
     text = PAGE.read_text().lower()
     assert [tool for tool in READERS if tool.removeprefix("model") not in text] == []
@@ -126,6 +170,8 @@ def test_the_page_has_each_variable_that_is_read():
     assert {name for name in names_of_variables() if f"`{name}`" not in text} <= quiet
 
 
-@pytest.mark.parametrize("option", ["--include-path", "--trust-code", "--tokenizer", "--weights"])
+@pytest.mark.parametrize(
+    "option", ["--include-path", "--trust-code", "--tokenizer", "--weights", "--import"]
+)
 def test_the_page_has_options_that_name_files(option):
     assert f"`{option}" in PAGE.read_text()

@@ -10,10 +10,13 @@ SRC = Path(chop.__file__).parent
 OPENING = {
     *("open", "read_text", "read_bytes", "load_file", "safe_open", "fromfile", "memmap", "loadtxt"),
     *("genfromtxt", "from_pretrained", "load_from_disk", "from_file", "ZipFile", "mmap"),
+    *("read_csv", "read_table", "read_excel", "memory_map", "GGUFReader", "iterparse", "loadmat"),
+    *("unpack_archive", "run_path", "spec_from_file_location"),
 }
 """Last names of calls that open a file."""
 LOADING = {"torch.load", "np.load", "numpy.load", "json.load", "pickle.load", "onnx.load"}
 LOADING |= {"tomllib.load", "torch.jit.load", "torch.export.load", "yaml.safe_load"}
+LOADING |= {"sqlite3.connect", "torch.hub.load", "h5py.File", "ElementTree.parse", "ET.parse"}
 DATASETS = "datasets.load_dataset_builder"
 READING = {"read_bytes", "read_text", "open_regular", "require_file", "read_json", "read_toml"}
 """Functions of `chop.files.reading` and `chop.files.documents`, called by these names alone."""
@@ -64,12 +67,14 @@ EXCEPTIONS = {
     "kernels/cpu/build.py": SYSTEM,
     "memory.py": SYSTEM,
     "models/load.py": CHECKED,
+    "models/own.py": "code that the command line names",
     "models/weights.py": CHECKED,
     "native.py": OWN,
     "report/figures.py": WRITTEN,
     "report/format_page.py": OWN,
     "report/page/page.py": OWN,
     "runs/environment.py": SYSTEM,
+    "search/storage.py": "regular files alone, without programs of their own",
     "studies/weight_memory.py": WRITTEN,
 }
 """Modules that open files otherwise, and why they may."""
