@@ -8,6 +8,7 @@ import pytest
 
 from chop.actions.compress import CompressConfig
 from chop.actions.sweep.grid import parse_range
+from chop.cli.settings_file import read_settings
 from chop.config import load_toml, parse
 from chop.errors import ConfigError
 from chop.formats import Integer
@@ -145,3 +146,17 @@ def test_tuples_whose_members_have_types_of_their_own():
 def test_settings_of_a_command_are_named_as_options(where, settings, told):
     with pytest.raises(ConfigError, match=told):
         parse(CompressConfig, settings, where)
+
+
+@pytest.mark.parametrize(("name", "words"), [("a\0b", "null bytes"), ("a\udcff", "UTF-8")])
+@pytest.mark.parametrize("setting", ["out", "model"])
+def test_a_name_that_no_file_can_have_is_refused(setting, name, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        parse(CompressConfig, {"model": "mlp", setting: name}, "r.toml")
+
+
+@pytest.mark.parametrize("setting", ["out", "storage"])
+def test_a_place_with_a_null_byte_in_a_file_is_refused(setting, tmp_path):
+    (tmp_path / "r.toml").write_text(f'{setting} = "a\\u0000b"\n')
+    with pytest.raises(ConfigError, match="null bytes"):
+        read_settings(tmp_path / "r.toml", {})
