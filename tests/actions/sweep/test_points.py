@@ -10,7 +10,6 @@ from chop.errors import CheckpointError
 from chop.runs import Journal
 from chop.train.tasks import CLASSIFICATION
 
-
 WRONG = (
     *({}, {"accuracy": "0.5"}, {"accuracy": [0.5]}, {"accuracy": None}, {"low": 0.5}),
     {"accuracy": 0.5, "low": {}},
