@@ -243,7 +243,7 @@ FIXED = {"name": "integer", "width": 8, "frac_width": 4}
 
 def test_float_operators_are_refused_or_quantized():
     mg, x = small(linear=FIXED)
-    with pytest.raises(ConfigError, match=r"no integer form of act \(relu, float\); choose"):
+    with pytest.raises(ConfigError, match=r"of act \(relu, float\); .*key 'missing', as '8.auto'"):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
     settings = {"batches": [{"x": x}], "missing": "8.auto"}
     integer, info = passes.lower_to_integer_transform_pass(mg, settings)

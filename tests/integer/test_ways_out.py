@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError
+from chop.errors import ConfigError, GuardError
+from chop.hardware.emit import emit
 
 EIGHT = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
 
@@ -16,17 +17,134 @@ def lowered(model, dummy_in):
     return passes.lower_to_integer_transform_pass(small, {"batches": [dummy_in]})[0]
 
 
+NORMS = {
+    "conv_bn_fusion_transform_pass, before they are quant": (
+        (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+        torch.ones(2, 1, 5, 5),
+    ),
+    "fuse_linear_bn_eval": ((nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.ones(3, 4)),
+    "as x . scale . shift, of two buffers": (
+        (nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)),
+        torch.ones(3, 4),
+    ),
+    "of shape .channels, 1, 1. for pictures": (
+        (nn.Conv2d(1, 2, 3), nn.ReLU(), nn.BatchNorm2d(2)),
+        torch.ones(2, 1, 5, 5),
+    ),
+    "scale = weight / sqrt": ((nn.BatchNorm1d(4), nn.Linear(4, 2)), torch.ones(3, 4)),
+}
+
+
+@pytest.mark.parametrize("way", NORMS)
+def test_batch_norms_name_the_way_out_of_their_place(way):
+    layers, x = NORMS[way]
+    with pytest.raises(ConfigError, match=way):
+        lowered(nn.Sequential(*layers), {"input": x})
+
+
+class Body(nn.Module):
+    """A linear layer, and what follows it."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.fc, self.then = nn.Linear(6, 4), then
+        self.last = nn.Linear(4, 2)
+        self.register_buffer("part", torch.tensor(0.5))
+        self.register_buffer("scale", torch.rand(4))
+        self.register_buffer("shift", torch.rand(4))
+        self.slope = nn.Parameter(torch.rand(4))
+        self.prelu = nn.PReLU()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.last(self.then(self, self.fc(x)))
+
+
+WAYS = {
+    "keep numbers in buffers, as self.register_buffer": (
+        lambda m, h: 0.5 - h,
+        lambda m, h: m.part - h,
+    ),
+    "buffers, as self": (lambda m, h: h + 0.5, lambda m, h: h + m.part),
+    "in buffers": (lambda m, h: h * 0.5, lambda m, h: h * m.part),
+    "product with a buffer of their reciprocals": (lambda m, h: h / 2, lambda m, h: h * m.part),
+    "x.relu.. [+] .-x..relu": (
+        lambda m, h: h.abs(),
+        lambda m, h: h.relu() + (-h).relu(),
+    ),
+    "x [*] x": (lambda m, h: h**2, lambda m, h: h * h),
+    "F.hardtanh.x, low, high": (
+        lambda m, h: h.clamp(-0.5, 1),
+        lambda m, h: nn.functional.hardtanh(h, -0.5, 1.0),
+    ),
+    "x.relu.. - slope [*] .-x..relu": (
+        lambda m, h: m.prelu(h),
+        lambda m, h: h.relu() - m.slope * (-h).relu(),
+    ),
+    "nn.LeakyReLU": (lambda m, h: m.prelu(h), lambda m, h: nn.functional.leaky_relu(h, 0.25)),
+    "x [*] scale [+] shift": (
+        lambda m, h: m.norm(h.relu()),
+        lambda m, h: h.relu() * m.scale + m.shift,
+    ),
+}
+
+
+def body(then):
+    return Body(then).eval()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rewrite_that_a_refusal_names_is_lowered_and_has_a_circuit(way):
+    refused, rewritten = WAYS[way]
+    x = torch.randn(5, 6)
+    with pytest.raises(ConfigError, match=way):
+        lowered(body(refused), {"x": x})
+    integer = lowered(body(rewritten), {"x": x})
+    assert emit(integer).interval >= 1
+
+
+def test_rewrites_compute_what_they_replace():
+    h = torch.randn(7, 4)
+    model = body(None)
+    for refused, rewritten in (
+        WAYS[way] for way in ("x.relu.. [+] .-x..relu", "x [*] x", "F.hardtanh.x, low, high")
+    ):
+        torch.testing.assert_close(rewritten(model, h), refused(model, h))
+
+
 @pytest.mark.parametrize(
-    "layers, x",
+    "refused, way",
     [
-        ((nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)), torch.ones(3, 4)),
-        ((nn.Conv2d(1, 2, 3), nn.ReLU(), nn.BatchNorm2d(2)), torch.ones(2, 1, 5, 5)),
-        ((nn.BatchNorm1d(4), nn.Linear(4, 2)), torch.ones(3, 4)),
+        (lambda m, h: h.exp(), "under 'Components' in docs/guide/circuit.md"),
+        (lambda m, h: h.sort(-1)[0], "return the scores, and sort them in the program"),
+        (lambda m, h: nn.functional.log_softmax(h, -1), "return the scores, and log_softmax them"),
     ],
 )
-def test_batch_norms_name_the_pass_that_folds_them(layers, x):
-    with pytest.raises(ConfigError, match="conv_bn_fusion_transform_pass, before they are quant"):
-        lowered(nn.Sequential(*layers), {"input": x})
+def test_other_operators_name_no_key_of_the_settings(refused, way):
+    with pytest.raises(ConfigError) as error:
+        lowered(body(refused), {"x": torch.randn(5, 6)})
+    assert way in str(error.value)
+    assert "missing" not in str(error.value) and "choose integer" not in str(error.value)
+
+
+class Branches(nn.Linear):
+    def forward(self, x):
+        h = super().forward(x)
+        return h * h if h.sum() > 0 else h
+
+
+@pytest.mark.filterwarnings("ignore:capture of Branches")
+def test_a_branch_that_rows_change_is_one_sentence():
+    x = torch.randn(3, 4)
+    mg = MaseGraph(Branches(4, 2, bias=False).eval(), dummy_in={"x": x})
+    auto = {
+        "by": "type",
+        "default": {"config": {"name": "integer", "width": 8, "frac_width": "auto"}},
+    }
+    small, _ = passes.quantize_transform_pass(mg, auto)
+    with pytest.raises(GuardError, match="write the branch as torch.where") as error:
+        passes.calibrate_transform_pass(small, {"batches": [{"x": x}, {"x": -x}]})
+    assert "While executing" not in str(error.value)
 
 
 class Drops(nn.Linear):

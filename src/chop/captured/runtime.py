@@ -62,8 +62,8 @@ def guard_value(value: Any, reading: str, expected: Any, where: str, name: str =
             "leaves=[...] (custom_ops in MaseGraph)"
         )
     raise GuardError(
-        f"captured for inputs on which the model sees {expected} at {where}, got {found}; "
-        "capture the model again with such an example"
+        f"captured for inputs on which the model sees {expected} at {where}, got {found}; capture "
+        "the model again with such an example, or write the branch as torch.where for all inputs"
     )
 
 

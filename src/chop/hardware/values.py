@@ -22,6 +22,10 @@ from chop.nn.integer.mask import KeptKeys
 
 Move = Callable[[Tensor], Tensor]
 """A tensor with its batch to the moved one."""
+KEEP_SAMPLES = (
+    "; keep the batch as the first dimension, as attention written by linear layers, view, "
+    "transpose and scaled_dot_product_attention on (batch, heads, tokens, features) does"
+)
 KEPT = Edge.of(1.0, 0, 1)
 """Of an attention mask: the numbers 0 and 1."""
 
@@ -110,10 +114,12 @@ def moved(stream: Stream, batch: int, move: Move) -> Tensor:
     if not isinstance(found, Tensor):
         raise ConfigError("it gives no tensor")
     if not found.dim() or found.size(0) != batch:
-        raise ConfigError("it does not keep the samples of a batch apart along the first dimension")
+        raise ConfigError(
+            f"it does not keep the samples of a batch apart along the first dimension{KEEP_SAMPLES}"
+        )
     starts = torch.arange(batch).view(-1, *[1] * (found.dim() - 1)) * stream.size
     if not torch.equal(found - starts, found[:1].expand_as(found)):
-        raise ConfigError("it moves codes from one sample to another")
+        raise ConfigError(f"it moves codes from one sample to another{KEEP_SAMPLES}")
     return found[0]
 
 

@@ -12,8 +12,9 @@ from chop.errors import ConfigError
 from chop.integer.folding import Folded, drop_empty_fills, fold
 from chop.integer.grids import Grids
 from chop.integer.lowering import GraphLowering
-from chop.integer.refusals import refusals, ways_out
+from chop.integer.refusals import refusals
 from chop.integer.steps import Step
+from chop.integer.ways_out import ways_out
 from chop.integer.writes import thread_writes
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
@@ -22,10 +23,6 @@ from chop.ir.settled import hooked_modules, missing_forms, refuse_hooks, refuse_
 from chop.nn.integer import IntegerOptions
 
 WHERE = "lower_to_integer_transform_pass"
-WAY_OUT = (
-    "choose integer (calibrated), scale_integer (fixed scales of activations), binary, ternary or "
-    "mxint (weights), and give operators that are still float a format by the key 'missing'"
-)
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,10 @@ def lower(
         folded = fold(mg, example) if drop_empty_fills(mg, folded) else folded
     except ConfigError as error:
         raise ConfigError(f"{WHERE}: {error}") from error
-    missing = refusals(mg, folded, grids)
-    if missing:
-        way_out = "; ".join([*ways_out(mg), WAY_OUT])
+    refused = refusals(mg, folded, grids)
+    if refused:
+        missing = [refusal.text for refusal in refused]
+        way_out = "; ".join(ways_out(mg, refused))
         raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, way_out))
     lowering = GraphLowering(mg, folded, grids, options)
     try:

@@ -13,11 +13,11 @@ from chop.integer.folding import Folded
 from chop.integer.grids import Grids
 from chop.integer.lowering import is_moved
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
+from chop.integer.ways_out import NUMBER, Refusal
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.settled import operand_text
 from chop.nn.integer.parameters import integer_parameter
-from chop.nn.lora import LoraLinear
 from chop.nn.quantized import (
     QuantCall,
     QuantizedOperator,
@@ -29,7 +29,7 @@ from chop.nn.quantized.scores import LOWEST_SCORE
 PARAMETERS = frozenset({"weight", "bias"})
 
 
-def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[str]:
+def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[Refusal]:
     """Nodes and operands without an integer form; none if the graph can be lowered."""
     demanded = demanded_nodes(mg)
     computed = [
@@ -41,32 +41,13 @@ def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[str]:
         and not is_moved(mg, node, folded)
     ]
     active = [
-        f"{node.name} (dropout with training=True)"
+        Refusal(node, f"{node.name} (dropout with training=True)")
         for node in mg.nodes
         if node in demanded and _is_active_dropout(mg, node)
     ]
-    return active + [text for node in computed for text in _of_node(mg, node, folded, grids)]
-
-
-def ways_out(mg: MaseGraph) -> list[str]:
-    """Passes that take layers without an integer form out of a graph, for messages."""
-    found: set[str] = set()
-    for node in demanded_nodes(mg):
-        if mg.operator(node).is_affine:
-            found.add(
-                "fold batch norms into the layers before them by "
-                "conv_bn_fusion_transform_pass, before they are quantized"
-            )
-        if isinstance(mg.module_of(node), LoraLinear):
-            found.add("merge adapters by fuse_lora_weights_transform_pass")
-        if mg.operator(node).makes_masks or getattr(mg.module_of(node), "meets_masks", False):
-            found.add(
-                "rewrite attention written by hand as scaled_dot_product_attention, whose masks "
-                "have an integer form, by fuse_attention_transform_pass before it is quantized"
-            )
-        if _is_active_dropout(mg, node):
-            found.add("call dropout with training=self.training")
-    return sorted(found)
+    return active + [
+        Refusal(node, text) for node in computed for text in _of_node(mg, node, folded, grids)
+    ]
 
 
 def _is_active_dropout(mg: MaseGraph, node: fx.Node) -> bool:
@@ -101,7 +82,7 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
             yield f"{node.name} ({error})"
             return
         if count < len(list(filter(None, module.arguments.values()))):
-            yield f"{node.name} ({row.name} of a number)"
+            yield f"{node.name} ({row.name} {NUMBER})"
             return
         if module.meets_masks and any(_is_mask(given, folded) for given in node.all_input_nodes):
             yield f"{node.name} ({row.name} of a mask)"

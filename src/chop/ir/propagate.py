@@ -175,12 +175,11 @@ class GraphVisitor(GraphRunner):
 
     def run_node(self, n: fx.Node) -> Any:
         """The result of a node, once `visit` has seen it."""
-        with self._running():
-            result = super().run_node(n)
-        if self.is_absent(n):
-            return result
         try:
-            self._visit(n, self.env, result)
+            with self._running():
+                result = super().run_node(n)
+            if not self.is_absent(n):
+                self._visit(n, self.env, result)
         except ChopError:
             self.extra_traceback = False  # its message says what a user has to know
             raise

@@ -37,6 +37,12 @@ SCALE_STAGES = 5
 """Cycles of `chop_scale` and of the FIFO behind it."""
 
 
+BROADCAST = (
+    "; pictures that are scaled by a number for each channel have to have channels last, as "
+    "x.permute(0, 2, 3, 1) * scale[:, None, None, :].expand(-1, height, width, -1)"
+)
+
+
 def plan_relu(site: Site) -> ComponentPlan:
     """ReLU."""
     return _elementwise(site, {"IN_W": site.inputs[0].width})
@@ -213,6 +219,6 @@ def _of_two(
     if not torch.equal(a.positions, b.positions):
         raise ConfigError(
             f"{type(site.operator).__name__}: expected two inputs of one shape that travel in one "
-            f"order, got shapes {a.shape} and {b.shape}."
+            f"order, got shapes {a.shape} and {b.shape}{BROADCAST * (len(a.shape) == 3)}."
         )
     return _elementwise(site, {"IN_0_W": a.width, "IN_1_W": b.width, **parameters}, multiplier)
