@@ -9,10 +9,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from chop import __version__, runs
-from chop.actions.emit import emit
+from chop.actions.emit import _shown, emit
 from chop.actions.settings.emit import EmitConfig
 from chop.actions.simulate import simulate
-from chop.errors import CheckpointError, VerificationError
+from chop.errors import CheckpointError, ConfigError, VerificationError
 from chop.hardware.project import ForeignCodeWarning
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
@@ -22,6 +22,32 @@ def test_checks_can_be_repeated(emitted):
     out, result = emitted
     found = emit(EmitConfig(out=out, check_only=True))
     assert found["verification"] == result["verification"]
+
+
+def test_a_repeated_check_ends_with_its_verdict_and_names_what_it_did_not_read(emitted, capsys):
+    out, result = emitted
+    emit(EmitConfig(out=out, check_only=True))
+    printed = " ".join(capsys.readouterr().out.split())
+    equal = sum(row["equal"] for row in result["verification"])
+    assert (
+        f"all {equal:,} outputs of {len(result['verification'])} simulations are equal" in printed
+    )
+    assert "Not read" not in printed
+    emit(EmitConfig(out=out, check_only=True, fold=77777, formats="4.auto"))
+    assert "Not read: formats, fold. The circuit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("interval, profile, shown", [(24.0, "bursts", None), (24.0, "none", 24.0)])
+def test_an_interval_that_only_stalls_make_short_is_not_shown(emitted, interval, profile, shown):
+    row = {**emitted[1]["verification"][0], "interval": interval, "planned": 32}
+    cell = _shown({**row, "profile": profile})["interval"]
+    assert (cell and cell.value) == shown
+
+
+@pytest.mark.parametrize("text", ["33.auto", "8", "e4m3", "integer:width=8"])
+def test_formats_are_checked_before_anything_is_read(text):
+    with pytest.raises(ConfigError):
+        EmitConfig(formats=text)
 
 
 def test_what_this_process_emitted_is_simulated_without_a_warning(emitted):

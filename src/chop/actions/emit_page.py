@@ -19,8 +19,14 @@ from chop.report.report import Block, Cell, Heading, Note, Table, Tile
 SOFT = "soft_multipliers"
 """The column of components' products in lookup tables."""
 HANDSHAKE = (
-    "A beat moves at a rising edge of clk_i where valid and ready are high; rst_ni is low for a "
-    "reset. A beat has a code for each lane, lane 0 in the lowest bits, in two's complement. The "
+    "All signals belong to the rising edge of clk_i. rst_ni is a synchronous reset, active low: "
+    "hold it low for four cycles at start, as the testbench does. A beat moves at an edge where "
+    "valid and ready are high; until then the sender holds valid and data. No signal marks the "
+    "first beat of a sample: beats are counted from the reset on, and the next sample may follow "
+    "at once. A beat has a code for each lane, lane 0 in the lowest bits, in two's complement. In "
+    "integer formats the code of an input is its value divided by the value of a code, rounded to "
+    "the nearest, ties to even, and limited to the codes; inputs are those of the model, after "
+    "what prepares rows, such as the scaling of pixels. The "
     "element at place p of the order is in lane p % lanes of beat p // lanes; dimensions are "
     "counted from 0."
 )

@@ -120,7 +120,7 @@ def check_saved_model(start: Path | None) -> None:
     if results is not None and results.kind != "compress":
         raise CheckpointError(
             f"'{start}' is of chop {results.kind}: expected a folder of chop compress, or a "
-            "checkpoint."
+            f"checkpoint{'; chop emit --check-only checks it' * (results.kind == 'emit')}."
         )
     if results is not None and all(each.path != WEIGHTS for each in results.artifacts):
         raise no_model(start)

@@ -227,8 +227,8 @@ def parse_device(text: str) -> Device:
         return DEVICES[text]
     if "=" not in text:
         raise ConfigError(
-            f"device: got '{text}': {did_you_mean(text, DEVICES)}; or what one has: "
-            "lut=20000,dsp=40,bram=50"
+            f"device: got '{text}', which is not known; give what it has, as "
+            f"lut=20000,dsp=40,bram=50 and perhaps ff=40000; {did_you_mean(text, DEVICES)}"
         )
     pairs = [part.partition("=") for part in text.split(",")]
     given = {key.strip(): value.strip() for key, _, value in pairs}
