@@ -222,14 +222,16 @@ def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkey
     assert (before / "manifest.json").read_bytes() == manifest
 
 
-def test_a_verified_circuit_is_kept_where_yosys_takes_too_long(tmp_path, monkeypatch):
+def test_a_verified_circuit_is_kept_where_yosys_takes_too_long(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("chop.actions.emit.synthesize", partial(synthesize, seconds=1e-3))
-    settings = {**SETTINGS, "synthesis": True, "samples": 2, "icarus_samples": 0}
+    settings = {**SETTINGS, "synthesis": True, "samples": 5000, "icarus_samples": 0}
     result = emit(EmitConfig(out=tmp_path / "out", **settings), workload())
     assert result["resources"] == [] and "yosys takes longer" in result["uncounted"]
     (warning,) = read_document(tmp_path / "out").warnings
     assert warning.startswith("yosys takes longer") and "not counted" in warning
     assert len(result["verification"]) == 4
+    told = f"samples: got 5,000; all {result['samples']} test rows are simulated."
+    assert result["samples"] < 5000 and told in capsys.readouterr().out
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

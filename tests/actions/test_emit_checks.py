@@ -9,11 +9,17 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from chop import __version__, runs
+from chop.actions.compressed_run import compressed_run
 from chop.actions.emit import _shown, emit
+from chop.actions.export_model import load_graph
+from chop.actions.lower import lower
 from chop.actions.settings.emit import EmitConfig
+from chop.actions.settings.export import ExportConfig
+from chop.actions.settings.lower import LowerConfig
 from chop.actions.simulate import simulate
 from chop.errors import CheckpointError, ConfigError, VerificationError
 from chop.hardware.project import ForeignCodeWarning
+from tests.actions.circuits import workload
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 
@@ -48,6 +54,25 @@ def test_an_interval_that_only_stalls_make_short_is_not_shown(emitted, interval,
 def test_formats_are_checked_before_anything_is_read(text):
     with pytest.raises(ConfigError):
         EmitConfig(formats=text)
+
+
+def test_a_circuit_in_the_place_of_a_model_is_named_as_one(emitted):
+    out, _ = emitted
+    with pytest.raises(
+        CheckpointError, match="is of chop emit: expected a folder of chop compress"
+    ):
+        emit(EmitConfig(out=out.parent / "again", start_from=out))
+    with pytest.raises(CheckpointError, match="is of chop emit: expected the output folder"):
+        compressed_run(out)
+    for read in (
+        lambda: lower(
+            LowerConfig(out=out.parent / "l", start_from=out / "model.pt", force=True), workload()
+        ),
+        lambda: load_graph(ExportConfig(model=str(out / "model"), to=("onnx",))),
+        lambda: load_graph(ExportConfig(model=str(out), to=("onnx",), format="8.auto")),
+    ):
+        with pytest.raises(CheckpointError, match="is a graph of integers, of chop lower or chop"):
+            read()
 
 
 def test_what_this_process_emitted_is_simulated_without_a_warning(emitted):

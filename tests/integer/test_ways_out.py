@@ -200,3 +200,28 @@ def test_softmax_along_any_dimension_is_that_of_torch(dim):
     if dim == 0:
         with pytest.raises(ConfigError, match="softmax over the samples of a batch"):
             passes.emit_verilog_top_transform_pass(integers, {})
+
+
+def test_a_graph_of_integers_is_not_lowered_again():
+    x = {"input": torch.randn(3, 4)}
+    integers = lowered(nn.Sequential(nn.Linear(4, 2)), x)
+    with pytest.raises(ConfigError, match="is a graph of integers already"):
+        passes.lower_to_integer_transform_pass(integers, {"batches": [x]})
+
+
+def test_inputs_that_are_no_numbers_have_no_golden_values(tmp_path):
+    integers = lowered(nn.Sequential(nn.Linear(4, 2)), {"input": torch.randn(3, 4)})
+    settings = {"project_dir": tmp_path, "batches": [{"input": torch.full((2, 4), torch.nan)}]}
+    with pytest.raises(ConfigError, match="input 'input' has NaN, which no integer stands for"):
+        passes.emit_cocotb_transform_pass(integers, settings)
+    settings["batches"] = [{"input": torch.full((2, 4), torch.inf)}]
+    assert passes.emit_cocotb_transform_pass(integers, settings)[1]["samples"] == 2
+
+
+@pytest.mark.parametrize("name", ["module", "reg", "testbench", "a b", "chop_x"])
+def test_a_top_module_has_no_name_that_is_taken(name, tmp_path):
+    integers = lowered(nn.Sequential(nn.Linear(4, 2)), {"input": torch.randn(3, 4)})
+    with pytest.raises(ConfigError, match="top_name: "):
+        passes.emit_verilog_top_transform_pass(
+            integers, {"project_dir": tmp_path, "top_name": name}
+        )

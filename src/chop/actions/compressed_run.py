@@ -165,9 +165,7 @@ def compressed_run(folder: Path) -> CompressedRun:
             damage = error
         path = latest(folder / "result.json")
         if not path.is_file() and found is not None:
-            raise CheckpointError(
-                f"'{folder}' is of chop {found.kind}: expected the output folder of chop compress."
-            )
+            raise CheckpointError(_other_kind(folder, found.kind))
         if not path.is_file():
             raise (
                 damage
@@ -181,7 +179,8 @@ def compressed_run(folder: Path) -> CompressedRun:
             result = read_json(path, "result")
             settings, has_model = dict(result["config"]), result["saved"] is not None
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise CheckpointError(f"'{path}' is no result of chop compress: {error}.") from None
+            reason = f"'{path}' is no result of chop compress: {error}."
+            raise CheckpointError(_other_kind(folder, found.kind) if found else reason) from None
     if damage is not None and is_there:
         raise DamagedRunError(f"{damage} {AGAIN}") from None
     if damage is not None:
@@ -191,6 +190,10 @@ def compressed_run(folder: Path) -> CompressedRun:
             log,
         )
     return CompressedRun(folder, settings, has_model, path)
+
+
+def _other_kind(folder: Path, kind: str) -> str:
+    return f"'{folder}' is of chop {kind}: expected the output folder of chop compress."
 
 
 def check_model_file(folder: Path, results: runs.Manifest) -> None:

@@ -150,6 +150,8 @@ def _emit(
     lower: Lower, has_multipliers: bool, config: EmitConfig, workload: Workload, output: Output
 ) -> Report[dict[str, Any]]:
     folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
+    if config.samples is not None and config.samples > lowering.rows:
+        say(f"samples: got {config.samples:,}; all {lowering.rows:,} test rows are simulated.")
     if config.shrink_fifos:
         check_samples(lowering.rows)
     folding = _folding(config, lowering, folder)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.actions.compressed_run import DamagedRunError, compressed_run, workload_config
 from chop.actions.settings.export import ExportConfig
+from chop.actions.starting_run import refuse_integers
 from chop.data.builtin_names import plain_name
 from chop.data.tokenizer import find_processor
 from chop.errors import CheckpointError, ChopError, ConfigError, first_line
@@ -92,6 +93,7 @@ def load_graph(config: ExportConfig) -> Loaded:
     checkpoint = checkpoint_of(config.model)
     if checkpoint is not None:
         source = MaseGraph.from_checkpoint(checkpoint)
+        refuse_integers(source, config.model)
     elif workload is not None:
         source = MaseGraph(workload.model)
     elif builtin_model(config.model):

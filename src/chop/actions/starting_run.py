@@ -11,6 +11,7 @@ from chop import passes
 from chop.actions.compressed_run import WEIGHTS, check_model_file, no_model
 from chop.errors import CheckpointError, ConfigError
 from chop.files import atomic_file, make_folder, settle, shared_lock
+from chop.hardware.integer_form import is_integer
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Manifest, read_manifest
@@ -142,13 +143,31 @@ def checkpoint_in(path: Path) -> Path:
     return files[0].with_suffix("")
 
 
+def refuse_integers(mg: MaseGraph, checkpoint: str | Path) -> None:
+    """Raises CheckpointError if a graph is one of integers, whose weights are no floats any more.
+
+    Args:
+        mg: the graph.
+        checkpoint: where it is from.
+    """
+    if is_integer(mg):
+        raise CheckpointError(
+            f"'{checkpoint}' is a graph of integers, of chop lower or chop emit: give the model "
+            "that it was made from; chop emit FOLDER --check-only checks a circuit again."
+        )
+
+
 def read_graph(checkpoint: Path, workload: Workload) -> MaseGraph:
     """Loads the graph of a checkpoint to the workload's device, with weights as parameters.
 
     Packed weights are values of their format: training changes nothing until it has moved them by
     half a step.
+
+    Raises:
+        CheckpointError: it is a graph of integers.
     """
     mg = MaseGraph.from_checkpoint(checkpoint)
+    refuse_integers(mg, checkpoint)
     mg.model.to(workload.device)
     if any(isinstance(module, PackedOperator) for module in mg.model.modules()):
         mg, _ = passes.pack_transform_pass(mg, {"unpack": True, "silent": True}, inplace=True)

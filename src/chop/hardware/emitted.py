@@ -238,7 +238,10 @@ def check_files(folder: Path, manifest: runs.Manifest) -> None:
         if not (folder / path).is_file():
             raise VerificationError(f"'{folder / path}' is missing.")
         if runs.Artifact.of(folder / path, folder) != artifact:
-            raise VerificationError(f"'{folder / path}' is not the file of the manifest.")
+            raise VerificationError(
+                f"'{folder / path}' is not the file of the manifest: it was "
+                "changed since. Emit the circuit again, or run a changed one by its testbench."
+            )
     for name in FOLDERS:
         for file in sorted((folder / name).rglob("*")):
             if file.is_file() and file.relative_to(folder).as_posix() not in known:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.errors import ConfigError
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
 from chop.nn.integer import Decode, Encode, EncodeBlocks
@@ -23,11 +24,19 @@ def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:
     Args:
         mg: the graph.
         batch: inputs by name; others are ignored.
+    Raises:
+        ConfigError: an input has NaN, which has no code.
     Returns: `inputs.NAME`, `outputs.NODE` of real numbers, and as int64 the codes that the host
         sends and receives, `sent.NODE` and `received.NODE`; indices and masks are sent as they are.
     """
     names = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     inputs = {name: x.cpu() for name, x in batch.items() if name in names}
+    for name, x in inputs.items():
+        if x.is_floating_point() and bool(x.isnan().any()):
+            raise ConfigError(
+                f"input '{name}' has NaN, which no integer stands for: leave out such rows, or "
+                "fill them."
+            )
     found: Golden = {f"inputs.{name}": x for name, x in inputs.items()}
 
     def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:

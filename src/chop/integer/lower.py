@@ -20,7 +20,7 @@ from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.ir.settled import hooked_modules, missing_forms, refuse_hooks, refuse_nested
-from chop.nn.integer import IntegerOptions
+from chop.nn.integer import Decode, Encode, IntegerOptions
 
 WHERE = "lower_to_integer_transform_pass"
 
@@ -60,6 +60,8 @@ def lower(
         ConfigError: operators or formats have no integer form; the message names all of them. Or
             modules have forward hooks, or what is written is read by another name.
     """
+    if any(isinstance(module, Encode | Decode) for module in mg.model.modules()):
+        raise ConfigError(f"{WHERE}: this is a graph of integers already; use it as it is.")
     refuse_hooks(hooked_modules(mg), WHERE, "an integer graph")
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     example = {name: value for name, value in example.items() if name in inputs}
