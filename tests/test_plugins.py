@@ -216,7 +216,7 @@ def test_packages_of_one_namespace(monkeypatch):
     dists = [type("D", (), {"name": name, "version": "1"}) for name in places]
     for entry, dist in zip(entries, dists, strict=True):
         vars(entry).update(dist=dist)
-    monkeypatch.setattr(plugins, "_all_entry_points", lambda: entries)
+    monkeypatch.setattr(plugins.packages, "_all_entry_points", lambda: entries)
     for module, package in {
         "acme.formats.deep": "acme-formats",
         "acme.passes.odd": "acme-passes",
@@ -336,7 +336,8 @@ def test_an_operator_of_a_package(install, tmp_path, monkeypatch):
             assert torch.equal(read.model(x), graph.model(x)), name
         missing = "operator '.*Scaled' is of the package mypkg 0.3, .*: pip install mypkg"
         unregister("scaled")
-        monkeypatch.setattr(plugins, "entry_points", lambda group: {})
+        monkeypatch.setattr(plugins.registry, "entry_points", lambda group: {})
+        monkeypatch.setattr(plugins.packages, "is_installed", lambda name: False)
         for name in ("float", "quantized", "packed"):
             with pytest.raises(CheckpointError, match=missing):
                 MaseGraph.from_checkpoint(tmp_path / name)

@@ -1,7 +1,7 @@
 """Run of a sharded model: on this process and its group, or on processes of its own.
 
-Settings, plan, result and errors of the processes that `run_on_processes` starts are files of a
-temporary folder.
+Settings, imports, plan, result and errors of the processes that `run_on_processes` starts are files
+of a temporary folder.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from chop.files import write_json
 from chop.files.temporary import scratch_folder
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nested import tree_map
+from chop.plugins import import_modules, imported_modules
 
 PROCESSES = 2
 """Where neither the settings nor torchrun say how many."""
@@ -124,6 +125,7 @@ def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
         plan.write(folder / "plan.json")
         given = replace(config, plan=str(folder / "plan.json"), mesh=None)
         write_json(folder / "settings.json", runs.as_json(given))
+        write_json(folder / "modules.json", imported_modules())
         command = [sys.executable, "-c", PROGRAM, str(folder), str(os.getpid())]
         code = launch(command, plan.processes)
         if code == INTERRUPTED:
@@ -164,6 +166,7 @@ def run_from(folder: str | Path) -> int:
     """
     folder, rank = Path(folder), os.environ["RANK"]
     try:
+        import_modules(json.loads((folder / "modules.json").read_text()))
         config = ShardConfig(**json.loads((folder / "settings.json").read_text()))
         result = run_here(ShardedModel.of(config), ShardingPlan.read(config.plan), config)
     except ChopError as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, ConfigError
@@ -186,10 +187,16 @@ class Search:
             raise ConfigError(f"this configuration is infeasible: {reason}")
         return self.space.key(config)
 
-    def note_job(self, name: str, settings: Mapping[str, Any]) -> None:
+    def note_job(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        extensions: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Keeps in the study what a worker elsewhere needs to build this search."""
+        job = {"name": name, "settings": dict(settings), "extensions": dict(extensions)}
         with self.opened() as ledger:
-            ledger.note("job", {"name": name, "settings": dict(settings)})
+            ledger.note("job", job)
 
     def close(self) -> None:
         """Lets go of the storage; the next call opens it again."""

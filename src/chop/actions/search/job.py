@@ -19,6 +19,7 @@ from chop.actions.job import Job, Output, run_job
 from chop.actions.settings.search import SearchConfig
 from chop.config import parse
 from chop.errors import ChopError, check_known
+from chop.plugins import Extensions, import_options
 from chop.report.report import Report
 from chop.report.search_figures import search_tiles
 from chop.search.ledger import Ledger
@@ -96,7 +97,8 @@ def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
     """
 
     def searched(config: SearchConfig, search: Search, output: Output) -> Report[Result]:
-        search.note_job(job.name, settings_of(config))
+        extensions = dataclasses.asdict(Extensions.of_this_process())
+        search.note_job(job.name, settings_of(config), extensions)
         result = search.run(until=config.trials, workers=config.workers)
         best, report = result.best, job.report(config, search, result)
         saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
@@ -128,7 +130,7 @@ def _resume_note(config: SearchConfig, others: int) -> str:
     with suppress(ChopError):  # of a storage that is not there the same command says more
         if not finished_trials(url, config.study):
             return "no trial was finished; the same command begins again."
-    more = f"{name}{confirmation(vars(config))}"
+    more = f"{name}{import_options()}{confirmation(vars(config))}"
     if config.storage and not _is_beside(config.out, storage_file(url)):
         more += f" --out {shlex.quote(str(config.out))}"
     return (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from rich.console import Console
 
 from chop.actions.search.job import SearchJob, find_job, rebuild, run_search
 from chop.actions.settings.search import SearchConfig
+from chop.config import parse
 from chop.errors import ConfigError
 from chop.files import write_text
 from chop.files.documents import dump_toml
 from chop.files.temporary import scratch_folder
 from chop.kernels.matmul_precision import matmul_precision
+from chop.plugins import Extensions, import_options, imported_modules
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, TrialRecord
 from chop.search.location import MEMORY, storage_file, without_password
@@ -75,9 +78,11 @@ def resume_search(
         ConfigError: the storage names code, or a folder elsewhere, see `chop.trust`.
     """
     noted, _ = load_search(storage, name)
-    given = None if out is None else str(out)
-    job, config = _rebuilt(noted, {"trials": trials, "workers": workers, "out": given})
-    return run_search(job, config)
+    changes = {"trials": trials, "workers": workers, "out": None if out is None else str(out)}
+    command = _command("resume", [storage], {"name": name, **changes})
+    job, config = _rebuilt(noted, changes, command)
+    with _extensions(noted).explaining(without_password(noted["url"])):
+        return run_search(job, config)
 
 
 def work_for(url: str, name: str | None = None, out: Path | None = None) -> Result:
@@ -94,10 +99,13 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     noted, _ = load_search(url, name)
     own = None if storage_file(noted["url"]) else OWN_FOLDER
     changes = {"workers": 1, "out": own if out is None else str(out)}
-    job, config = _rebuilt(noted, changes)
+    command = _command("worker", [without_password(url)], {"name": name, "out": out})
+    job, config = _rebuilt(noted, changes, command)
     kept = "finished trials are kept; any worker goes on with the rest."
     with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
-        return job.prepare(config).run(until=config.trials, wait=False)
+        with _extensions(noted).explaining(without_password(noted["url"])):
+            search = job.prepare(config)
+        return search.run(until=config.trials, wait=False)
 
 
 def export_best(
@@ -113,14 +121,17 @@ def export_best(
     Returns: what was written.
     """
     noted, result = load_search(storage, name)
-    job, config = _rebuilt(noted, {})
+    command = _command("export", [storage, str(path)], {"name": name, "trial": trial})
+    job, config = _rebuilt(noted, {}, command)
     chosen = _choose(result, trial)
     with _writable(config.out) as out:
         settings = job.export(dataclasses.replace(config, out=out), chosen.config)
+    if modules := imported_modules():
+        settings = {"import": list(modules), **settings}
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
     write_text(path, f"{comment}\n{dump_toml(settings)}")
-    more = options_naming(vars(config))
+    more = f"{import_options()}{options_naming(vars(config))}"
     file = shlex.quote(str(path))
     line = f"{path}: trial {chosen.number}; chop compress{more} --config {file} builds it"
     Console().print(line, markup=False, soft_wrap=True)
@@ -140,9 +151,15 @@ def _writable(out: Path) -> Iterator[Path]:
 
 
 def _rebuilt(
-    noted: Mapping[str, Any], changes: Mapping[str, Any]
+    noted: Mapping[str, Any], changes: Mapping[str, Any], command: str
 ) -> tuple[SearchJob, SearchConfig]:
-    """The job of a study and its settings, on the storage where it was found."""
+    """The job of a study and its settings, on the storage where it was found.
+
+    Args:
+        noted: the study.
+        changes: settings that are not as it was begun with.
+        command: command line, for messages.
+    """
     job, url = _job_of(noted), noted["url"]
     given = {key: value for key, value in changes.items() if value is not None}
     given |= {"storage": url, "name": noted["name"]}
@@ -150,11 +167,24 @@ def _rebuilt(
     if file and (begun_in is None or begun_in.resolve() != file.resolve()):
         given.setdefault("out", str(file.parent.resolve()))
     where = without_password(url)
+    _extensions(noted).load(where, command)
     check_code(job["settings"], where)
     named = job["settings"].get("out")
     if "out" not in given and isinstance(named, str):
         check_place(named, where, "--out", *([file.parent] if file else ()))
     return rebuild({**job, "settings": {**job["settings"], **given}})
+
+
+def _extensions(noted: Mapping[str, Any]) -> Extensions:
+    """The record of extensions of a study; empty in those of earlier versions."""
+    found: Extensions = parse(Extensions, noted["job"].get("extensions", {}), noted["name"])
+    return found
+
+
+def _command(verb: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:
+    """A command line of `chop search`, with the options that are not None."""
+    given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
+    return shlex.join(["chop", "search", verb, *arguments, *itertools.chain(*given)])
 
 
 def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from chop.ir.ops import of_called
 from chop.mixed_precision.candidates import WITH_BIAS
 from chop.mixed_precision.layers import Formats
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.plugins import import_options, imported_modules
 from chop.report.report import Writer
 from chop.search import Config, Result
 from chop.trust import options_naming
@@ -139,7 +140,9 @@ def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, 
 def _compress_settings(config: PrecisionConfig, recipe: WeightRecipe) -> dict[str, Any]:
     """Settings of `chop compress` that build what a recipe says."""
     qat = {"qat_epochs": config.epochs, **({"qat_lr": config.lr} if config.epochs else {})}
-    return {**settings_of_workload(config), "keep_best": True, **qat, **recipe.settings()}
+    imports = {"import": list(modules)} if (modules := imported_modules()) else {}
+    own = {**settings_of_workload(config), "keep_best": True, **qat, **recipe.settings()}
+    return {**imports, **own}
 
 
 def about_recipe(
@@ -147,15 +150,16 @@ def about_recipe(
 ) -> str:
     """How the best is built, of which `chosen` are the formats by layer."""
     assert result.best is not None
-    more = options_naming(vars(config))
+    imports, named = import_options(), options_naming(vars(config))
+    more = f"{imports}{named}"
     if result.best.number in result.recipes:
         file = shlex.quote(str(config.folder / RECIPE_FILE))
         return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
         return "no recipe: in the best all layers are float"
     folder = shlex.quote(str(config.folder))
-    trust = " --trust-code" if more else ""
-    export = f"chop search export {folder} best.toml{trust}"
+    trust = " --trust-code" if named else ""
+    export = f"chop search export {folder} best.toml{imports}{trust}"
     if config.circuit_goals():  # all operators of a circuit are rounded, inputs too
         return f"all formats: {export}"
     return f"build the best: {export} && chop compress{more} --config best.toml"

@@ -1,56 +1,33 @@
-"""Plug-ins: registries of names that other packages extend by entry points.
-
-A package declares an extension in its `pyproject.toml`, in the group of its kind, by a name and the
-place of an object (specification: packaging.python.org, "Entry points specification"):
-
-    [project.entry-points."chop.formats"]
-    int_group = "mypkg.formats:IntGroup"
-
-Entry points are imported only when their name is used, or when all rows of a group are needed.
-"""
+"""Registry: rows by name, which other packages extend."""
 
 from __future__ import annotations
 
-import re
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, ValuesView
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
-from functools import cache
 from importlib import import_module, metadata
-from itertools import takewhile
-from pathlib import Path
-from types import FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
-from chop.errors import ConfigError, first_line
+from chop.errors import ConfigError
 from chop.notices import warn_once
-
-GROUPS: Mapping[str, str] = MappingProxyType(
-    {
-        "formats": "number format",
-        "operators": "operator",
-        "passes": "pass",
-        "samplers": "sampler",
-        "targets": "export target",
-        "readers": "reader",
-        "tasks": "task",
-        "components": "circuit component",
-    }
+from chop.plugins.packages import (
+    GROUPS,
+    OWN,
+    PROGRAM,
+    PluginError,
+    described,
+    entry_points,
+    importing_for,
+    load_entry_point,
+    package_of,
+    root_of,
 )
-"""Groups of entry points without their prefix `chop.`, with the noun for one extension."""
-OWN = __name__.partition(".")[0]
-PROGRAM = "this program"
-_in_use: dict[str, str] = {}
-_failed: dict[metadata.EntryPoint, PluginError] = {}
-_importing: ContextVar[str] = ContextVar("package that is imported", default=PROGRAM)
 
 T = TypeVar("T")
-
-
-class PluginError(ConfigError):
-    """An extension of another package cannot be imported, or is not of the declared kind."""
+_registries: WeakSet[Registry[Any]] = WeakSet()
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
@@ -83,7 +60,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._rows: dict[str, T | str] = dict(rows)
         self._packages = dict.fromkeys(rows, OWN)
         self._added: dict[str, Any] = {}
+        self._modules: dict[str, str] = {}
         self._kind, self._as_row = kind, as_row
+        _registries.add(self)
+
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self)})"
@@ -102,10 +83,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
             raise self._clash(name, self._packages[name], package)
         self._rows[name] = value if self._as_row is None else self._as_row(name, value)
         self._packages[name], self._added[name] = package, value
+        if package != OWN and name not in entry_points(self.group):
+            self._modules[name] = _module_adding(value)
 
     def __delitem__(self, name: str) -> None:
         del self._rows[name], self._packages[name]
         self._added.pop(name, None)
+        self._modules.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows or name in entry_points(self.group)
@@ -166,7 +150,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             PluginError: it cannot be imported, or is no row.
         """
         entry = entry_points(self.group)[name][0]
-        with _importing_for(described(entry)):
+        with importing_for(described(entry)):
             value = load_entry_point(entry)
             if name not in self._rows:  # formats and passes add themselves
                 self[name] = value
@@ -197,160 +181,6 @@ class _ImportableRows(ValuesView[T]):
             yield registry._row(name)  # a clash is an error where the name is used
 
 
-@cache
-def entry_points(group: str) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
-    """Returns entry points of installed packages by name; several where packages clash.
-
-    Args:
-        group: a key of `GROUPS`.
-    """
-    found: dict[str, dict[str, metadata.EntryPoint]] = {}
-    for entry in _all_entry_points():
-        if entry.group == f"{OWN}.{group}":
-            # A package that is on the path twice is one package.
-            found.setdefault(entry.name, {}).setdefault(described(entry), entry)
-    return {name: tuple(each.values()) for name, each in found.items()}
-
-
-@cache
-def _all_entry_points() -> list[metadata.EntryPoint]:
-    """Reads the metadata of every installed package: tens of milliseconds.
-
-    Of a package that is installed twice, Python imports the first on its path.
-    """
-    packages: dict[str, metadata.Distribution] = {}
-    for package in metadata.distributions():
-        packages.setdefault(re.sub(r"[-_.]+", "-", package.name or "").lower(), package)
-    points = (point for package in packages.values() for point in package.entry_points)
-    return [point for point in points if point.group.startswith(f"{OWN}.")]
-
-
-def clear_entry_points() -> None:
-    """Forgets which packages are installed, for programs that install some while they run."""
-    entry_points.cache_clear()
-    _all_entry_points.cache_clear()
-    _failed.clear()
-
-
-def load_entry_point(entry: metadata.EntryPoint) -> Any:
-    """Imports the object of an entry point. An import that has failed is not tried again.
-
-    Raises:
-        PluginError: the import fails.
-    """
-    if entry in _failed:
-        raise _failed[entry]
-    try:
-        value = entry.load()
-    except (Exception, SystemExit) as error:  # code of other people
-        noun = GROUPS[entry.group.removeprefix(f"{OWN}.")]
-        _failed[entry] = PluginError(
-            f"the {noun} '{entry.name}' of {described(entry)} cannot be imported "
-            f"({type(error).__name__}: {first_line(error)}): mend or uninstall that package."
-        )
-        raise _failed[entry] from error
-    _note_use(described(entry))
-    return value
-
-
-def import_plugin(module: str) -> None:
-    """Imports a module that adds rows to registries as it is imported.
-
-    Args:
-        module: dotted name, such as `mypkg` or `mypkg.formats`: of an installed package, or of one
-            in the current folder.
-    Raises:
-        PluginError: it cannot be imported.
-    """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that it hides nothing
-    with _importing_for(module):
-        try:
-            imported = import_module(module)
-        except (Exception, SystemExit) as error:  # code of other people
-            raise PluginError(
-                f"--import {module}: the module cannot be imported "
-                f"({type(error).__name__}: {first_line(error)})."
-            ) from error
-    _note_use(package_of(imported))
-
-
-def plugins_in_use() -> dict[str, str]:
-    """Returns packages with extensions that this process has imported, and their versions."""
-    return dict(sorted(_in_use.items()))
-
-
-def described(entry: metadata.EntryPoint) -> str:
-    """Returns the package of an entry point with its version."""
-    if entry.dist is None:
-        return root_of(entry.module)
-    return f"{entry.dist.name} {entry.dist.version}"
-
-
-def package_of(value: Any) -> str:
-    """Returns the package of a module, class or function with its version if it has one.
-
-    Other objects are of the package that is being imported.
-
-    >>> package_of(Registry), package_of(sys), package_of("text")
-    ('chop', 'sys', 'this program')
-    """
-    if not isinstance(value, type | FunctionType | ModuleType):
-        return _importing.get()
-    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    root = root_of(module)
-    if root in (OWN, "__main__"):
-        return OWN if root == OWN else PROGRAM
-    # By the name, as of an editable installation. Packages may share a namespace.
-    entries = [entry for entry in _all_entry_points() if root_of(entry.module) == root]
-    if entries:
-        return described(max(entries, key=lambda entry: _common_steps(entry.module, module)))
-    return f"{root} {getattr(sys.modules.get(root), '__version__', '')}".strip()
-
-
-def missing(package: str) -> str:
-    """Returns the end of a sentence on an extension whose package cannot be found.
-
-    >>> missing("mypkg 0.3")
-    'is of the package mypkg 0.3, which is not installed: pip install mypkg'
-    >>> missing("mymodule")
-    'is of the module mymodule, which is not imported: import it, or give --import mymodule'
-
-    Args:
-        package: result of `package_of`; a module that no package installed has no version.
-    """
-    name, _, version = package.partition(" ")
-    if version:
-        return f"is of the package {package}, which is not installed: pip install {name}"
-    return f"is of the module {name}, which is not imported: import it, or give --import {name}"
-
-
-def root_of(module: str) -> str:
-    """Returns the top-level package of a module's name."""
-    return module.partition(".")[0]
-
-
-@contextmanager
-def _importing_for(package: str) -> Iterator[None]:
-    token = _importing.set(package)
-    try:
-        yield
-    finally:
-        _importing.reset(token)
-
-
-def _note_use(package: str) -> None:
-    name, _, version = package.partition(" ")
-    _in_use[name] = version
-
-
-def _common_steps(one: str, other: str) -> int:
-    """Returns how many names two dotted names begin with together."""
-    steps = zip(one.split("."), other.split("."), strict=False)
-    return sum(1 for _ in takewhile(lambda step: step[0] == step[1], steps))
-
-
 def _is_being_imported(entry: metadata.EntryPoint) -> bool:
     """Returns true if the module of an entry point has begun, and not yet defined its object."""
     module = sys.modules.get(entry.module)
@@ -376,6 +206,21 @@ def _parts(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, tuple):
         return dict(enumerate(value))
     return value if isinstance(value, dict) else {}
+
+
+def adding_modules() -> dict[str, None]:
+    """Returns modules that have added rows by themselves, rather than by entry points."""
+    return {module: None for each in list(_registries) for module in each._modules.values()}
+
+
+def _module_adding(value: Any) -> str:
+    """Returns the module of a class or function, or that whose code adds a row just now."""
+    if isinstance(value, type | FunctionType):
+        return value.__module__
+    frame = inspect.currentframe()
+    while frame is not None and root_of(frame.f_globals["__name__"]) in (OWN, "collections"):
+        frame = frame.f_back
+    return PROGRAM if frame is None else str(frame.f_globals["__name__"])
 
 
 def _object_at(place: str) -> Any:
