@@ -407,3 +407,26 @@ def test_imports_of_a_settings_file_are_a_list_of_modules(value, tmp_path):
     (tmp_path / "c.toml").write_text(f"import = {value}\n")
     with pytest.raises(ConfigError, match="c.toml: import: expected a list of modules, got "):
         read_settings(tmp_path / "c.toml", {})
+
+
+PASS = """
+    from chop.passes import graph_pass
+    from chop.passes.base import NoConfig
+
+    @graph_pass(config=NoConfig)
+    def count_nodes_analysis_pass(mg, config):
+        return {"nodes": len(mg.nodes)}
+"""
+
+
+def test_a_pass_of_a_package_is_an_attribute_of_passes(install):
+    from chop import passes
+
+    points = {"passes": {"count_nodes_analysis_pass": "mypkg:count_nodes_analysis_pass"}}
+    install("mypkg", "0.3", PASS, points)
+    assert "count_nodes_analysis_pass" in dir(passes) and "mypkg" not in sys.modules
+    from chop.passes import count_nodes_analysis_pass
+
+    assert count_nodes_analysis_pass is passes.PASSES["count_nodes_analysis_pass"]
+    assert not hasattr(passes, "count_edges_analysis_pass")
+    del passes.PASSES["count_nodes_analysis_pass"]

@@ -30,7 +30,7 @@ from chop.passes.analysis.verify_common_metadata import verify_common_metadata_a
 from chop.passes.analysis.verify_hardware_metadata import verify_hardware_metadata_analysis_pass
 from chop.passes.analysis.verify_metadata import verify_metadata_analysis_pass
 from chop.passes.analysis.verify_software_metadata import verify_software_metadata_analysis_pass
-from chop.passes.base import PASSES, graph_pass
+from chop.passes.base import PASSES, GraphPass, graph_pass
 from chop.passes.interface.export import export_interface_pass
 from chop.passes.interface.export_onnx import export_onnx_interface_pass
 from chop.passes.interface.load_graph import load_mase_graph_interface_pass
@@ -69,6 +69,18 @@ graph = importlib.import_module("chop.passes.graph")
 """MASE's longer path of the passes, an alias."""
 
 globals().update(missing_passes())
+
+
+def __getattr__(name: str) -> GraphPass:
+    """Returns a pass that another package or the program has added."""
+    if name.startswith("__") or name not in PASSES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return PASSES[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PASSES})
+
 
 __all__ = [
     "PASSES",
