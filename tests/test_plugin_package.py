@@ -51,7 +51,7 @@ def compressed(site, tmp_path_factory):
 
 def test_its_own_tests_pass(site):
     done = run("-m", "pytest", "-p", "no:cacheprovider", ROOT / "examples/plugin/tests", site=site)
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout
 
 
 def test_compress_saves_a_model_in_its_format(compressed):

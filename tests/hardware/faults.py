@@ -6,7 +6,7 @@ import pytest
 
 from chop.hardware.components import COMPONENTS
 from chop.hardware.plan import RTL
-from tests.hardware import bench
+from tests.hardware.bench import CompiledBench
 
 
 def check_fault_is_found(module, old, new, run, folder, monkeypatch):
@@ -26,6 +26,6 @@ def check_fault_is_found(module, old, new, run, folder, monkeypatch):
     for name, row in list(COMPONENTS.items()):
         monkeypatch.delitem(COMPONENTS, name)
         monkeypatch.setitem(COMPONENTS, name, replace(row, folder=folder))
-    monkeypatch.setattr(bench, "lint", lambda *files: None)
+    monkeypatch.setattr(CompiledBench, "complaints", lambda bench: "")
     with pytest.raises(AssertionError, match="FAIL"):
         run(folder)

@@ -7,7 +7,6 @@ import torch
 
 from chop.hardware import testbench as icarus
 from chop.nn.integer import Edge, Grid, IntegerAdd, IntegerMul, IntegerScale, Requantize, Table
-from tests.hardware import bench
 from tests.hardware.bench import check, drawn, needs_tools
 from tests.hardware.test_linear import EDGE, layer
 from tests.hardware.test_requantize_blocks import EDGE as FINE
@@ -61,6 +60,6 @@ def compile_netlist(folder, files, program):
 )
 @pytest.mark.sampled(1)
 def test_netlist(operator, edges, monkeypatch):
-    monkeypatch.setattr(bench, "compile_testbench", compile_netlist)
+    monkeypatch.setattr("chop.testing.circuit_bench.compile_testbench", compile_netlist)
     inputs = [drawn(edge, 3, 6, seed=seed) for seed, edge in enumerate(edges)]
     check(operator, *inputs, fold=36, profiles=("none", "uniform"))

@@ -1,8 +1,5 @@
 """The cycle in which the first result leaves, against the plan."""
 
-import math
-import re
-
 import pytest
 import torch
 from torch import nn
@@ -10,8 +7,7 @@ from torch import nn
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, Grid, IntegerOptions
 from chop.nn.integer.mask import KeptKeys
-from tests.hardware import bench
-from tests.hardware.bench import drawn, needs_tools, simulate
+from tests.hardware.bench import Case, drawn, needs_tools, planned_cycles
 from tests.hardware.test_block_linear import block_layer
 from tests.hardware.test_conv import convolution
 from tests.hardware.test_linear import EDGE, layer
@@ -91,31 +87,14 @@ ROWS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def beats_are_told(monkeypatch):
-    """Sinks tell of each beat, not of the last one of a sample."""
-
-    def testbench(*given):
-        return re.sub(r"\.PERIOD\(\d+\)", ".PERIOD(1)", bench_testbench(*given))
-
-    bench_testbench = bench.testbench
-    monkeypatch.setattr(bench, "testbench", testbench)
-
-
 def first_results(operator, *inputs, fold, kept=None, is_soft=False):
     """Cycles from the first beat in to the first result: by the plan, and by the circuit.
 
     Beats come one in a cycle.
     """
-    plan, runs = simulate(
-        operator, *inputs, fold=fold, profiles=("none",), kept=kept, is_soft=is_soft
-    )
-    needed, sizes = [], [s.size // n for (s, _), n in zip(inputs, plan.lanes, strict=True)]
-    for k, size in enumerate(sizes):
-        hold = plan.holds[k] if plan.holds else 0.0
-        last = int(plan.needs[k][0]) if plan.needs else max(math.ceil(min(hold, 1) * size) - 1, 0)
-        needed.append(last + math.ceil(max(hold - 1, 0) * size))
-    return max(needed) + plan.latency, runs["none"].left["data_out_0"][0] - 1
+    case = Case(operator, inputs, fold, ("none",), kept, is_soft)
+    assert case.runs["none"].passed
+    return planned_cycles(case), case.left[0] - 1
 
 
 @pytest.mark.parametrize("name", CASES)

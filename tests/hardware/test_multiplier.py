@@ -7,7 +7,7 @@ from chop.hardware.plan import RTL
 from chop.hardware.products import soft_levels
 from chop.hardware.tools import run, tool_path
 from chop.nn.integer import IntegerMatmul
-from tests.hardware.bench import check, drawn, lint, needs_tools
+from tests.hardware.bench import CompiledBench, check, drawn, needs_tools
 from tests.hardware.test_conv import convolution, image
 from tests.hardware.test_linear import EDGE, layer
 from tests.hardware.test_matmul import SOME, head_by_head
@@ -73,7 +73,7 @@ def test_a_product_is_that_of_the_simulator(widths, narrow, is_soft, tmp_path):
     found = run([tool_path("vvp"), "-n", "bench.vvp"], tmp_path, 60)
     assert found.returncode == 0 and "pairs are equal" in found.stdout, found.stdout
     (tmp_path / "top.sv").write_text(TOP.format(a=a, b=b, out=out, soft=soft))
-    lint(tmp_path, [source, "top.sv"])
+    assert not CompiledBench(tmp_path, [source, "top.sv"]).complaints()
 
 
 @pytest.mark.parametrize(

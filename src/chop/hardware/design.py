@@ -5,7 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from chop.errors import ConfigError
 from chop.hardware.connect import (
     FIFO,
     Connections,
@@ -17,6 +19,7 @@ from chop.hardware.connect import (
 )
 from chop.hardware.interface import PortDescription, describe_interface
 from chop.hardware.netlist import Instance, Netlist
+from chop.hardware.plan import RTL
 from chop.hardware.port import Port
 from chop.hardware.settings import TOP
 from chop.hardware.verilog import FOLDER, FileIn, instance, sources
@@ -73,9 +76,16 @@ def design_of(netlist: Netlist, top: str = TOP) -> Design:
     ports += [Port.of(port.name, port.wire.stream, False) for port in netlist.outputs]
     text = _top(netlist, connections, ports, top)
     files = {top_path(top): text}
-    for folder in sorted({part.folder for part in netlist.instances}):
+    homes: dict[str, Path] = {}
+    for folder in sorted({RTL, *(part.folder for part in netlist.instances)}):
         for name, path in sources(text, folder).items():
-            files[f"rtl/{name}"] = path.read_text()
+            source = path.read_text()
+            if files.setdefault(f"rtl/{name}", source) != source:
+                raise ConfigError(
+                    f"hardware: the module of {name} has two sources, '{homes[name]}' and "
+                    f"'{path}': rename one."
+                )
+            homes[name] = path
     for part in netlist.instances:
         for parameter, memory in part.plan.memories.items():
             files[memory_path(part, parameter)] = memory.hex()

@@ -37,6 +37,7 @@ def testbench(
     timeout: int = IDLE_CYCLES,
     interval: int = 1,
     memories: Sequence[str] = (),
+    is_beat_by_beat: bool = False,
 ) -> str:
     """Text of the module `testbench`.
 
@@ -52,6 +53,7 @@ def testbench(
         memories: paths of the files that the module under test reads, if it has a parameter
             `FOLDER` that they start in. The testbench has it, too, and names those that are not
             there.
+        is_beat_by_beat: it prints the cycle of each beat, and counts beats in place of samples.
     """
     longest = max(profile.pause_cycles(interval) for profile in PROFILES)
     timeout += 10 * (interval + longest)
@@ -82,7 +84,7 @@ def testbench(
             + [
                 _source(port, number, samples)
                 if port.is_input
-                else _sink(port, number, samples, is_endless)
+                else _sink(port, number, samples, is_endless, is_beat_by_beat)
                 for number, port in enumerate(ports)
             ]
         ),
@@ -126,10 +128,11 @@ def _source(port: Port, number: int, samples: int) -> str:
     return f"{text}  assign failed[{number}] = 1'b0;\n"
 
 
-def _sink(port: Port, number: int, samples: int, is_endless: bool) -> str:
+def _sink(port: Port, number: int, samples: int, is_endless: bool, is_beat_by_beat: bool) -> str:
     data, valid, ready = port.signals
     parameters: dict[str, int | str] = {"W": port.width, "LANES": port.lanes, "NAME": port.name}
-    parameters |= {"PERIOD": port.beats, "ENDLESS": int(is_endless)}
+    period = 1 if is_beat_by_beat else port.beats
+    parameters |= {"PERIOD": period, "ENDLESS": int(is_endless)}
     wires = {"data_i": data, "valid_i": valid, "ready_o": ready}
     wires |= {"cycle_i": "cycle", "failed_o": f"failed[{number}]"}
     return _end("sink", port, number, samples, parameters, wires)

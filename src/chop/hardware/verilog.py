@@ -64,24 +64,28 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def sources(text: str, folder: Path = RTL) -> dict[str, Path]:
-    """The sources of all modules `chop_*` that a text instantiates, and of theirs, by file name.
+    """Sources of all modules that a text instantiates, and of theirs, by file name.
+
+    A module is a name in the text, for which the folder or the library has a file.
 
     Args:
         text: SystemVerilog.
         folder: searched before the library.
     """
+    files = {path.stem: path for place in (RTL, folder) for path in sorted(place.glob("*.sv"))}
     found: dict[str, Path] = {}
     texts = [text]
     while texts:
-        for module in sorted(set(re.findall(r"\bchop_\w+", _code(texts.pop())))):
-            file = f"{module}.sv"
-            path = next((p for p in (folder / file, RTL / file) if p.is_file()), None)
-            if path and file not in found:
-                found[file] = path
+        code = _code(texts.pop())
+        names = set(re.findall(r"[A-Za-z_]\w*", code)) - set(re.findall(r"\bmodule\s+(\w+)", code))
+        for name in sorted(names & files.keys()):
+            path = files[name]
+            if path.name not in found:
+                found[path.name] = path
                 texts.append(path.read_text())
     return found
 
 
 def _code(text: str) -> str:
     """Without comments."""
-    return re.sub(r"//.*|/\*.*?\*/", "", text)
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)

@@ -1,1 +1,1 @@
-"""Extensions of chop: a number format, a pass and a sampler."""
+"""Extensions of chop: a number format, a pass, a sampler, an operator and its circuit."""

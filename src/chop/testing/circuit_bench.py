@@ -1,0 +1,207 @@
+"""Bench of one SystemVerilog module with the ports of a component, in Icarus Verilog."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from torch import Tensor
+
+from chop.hardware import tools
+from chop.hardware.plan import RTL, Memory
+from chop.hardware.port import Port
+from chop.hardware.profiles import PROFILES as ALL_PROFILES
+from chop.hardware.testbench import (
+    VECTORS,
+    BenchRun,
+    compile_testbench,
+    run_testbench,
+    testbench,
+    vectors,
+)
+from chop.hardware.verilog import instance, sources
+
+PROFILES = tuple(profile.name for profile in ALL_PROFILES)
+"""Names of the stall profiles."""
+CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+MOST_CYCLES_BEFORE_RESET = 2000
+RESET_CYCLES = 4
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A module, what it is sent and what it has to answer.
+
+    Attributes:
+        module: name of the module.
+        parameters: parameters by name.
+        beats: int64 (samples * beats, lanes) for each port.
+        memories: contents by file.
+        folder: folder of the source, searched before the library.
+        is_beat_by_beat: `BenchRun.left` has the cycle of each beat instead of each sample's last.
+    """
+
+    module: str
+    parameters: Mapping[str, int | str]
+    beats: Mapping[Port, Tensor]
+    memories: Mapping[str, Memory] = field(default_factory=dict)
+    folder: Path = RTL
+    is_beat_by_beat: bool = False
+
+    def top(self) -> str:
+        """Returns a module `top` with one instance."""
+        connections = {**CLOCKED, **{s: s for port in self.beats for s in port.signals}}
+        body = instance(self.module, "u_operator", self.parameters, connections)
+        return f"{_head(self.beats)}{body}endmodule\n"
+
+    def top_with_reset(self, cycles: int) -> str:
+        """Returns a module `top` whose instance computes and is reset before the test begins.
+
+        Args:
+            cycles: cycles after which it is reset, in the middle of a sample.
+        """
+        lines = [f"  int count_q = 0;\n  wire is_early = count_q < {cycles};\n"]
+        lines += [f"  wire is_live = count_q == {cycles + RESET_CYCLES};\n"]
+        lines += ["  always @(posedge clk_i) if (rst_ni && !is_live) count_q <= count_q + 1;\n"]
+        connections = {**CLOCKED, "rst_ni": "(rst_ni && (is_early || is_live))"}
+        for port, beats in self.beats.items():
+            text, wires = _early_input(port, len(beats)) if port.is_input else _early_output(port)
+            lines.append(text)
+            connections |= wires
+        body = instance(self.module, "u_operator", self.parameters, connections)
+        return f"{_head(self.beats)}{''.join(lines)}{body}endmodule\n"
+
+    @contextmanager
+    def compiled(self, top: str | None = None) -> Iterator[CompiledBench]:
+        """Context with the compiled bench, in a temporary folder.
+
+        Args:
+            top: text of the module `top`. Default: `top()`.
+        """
+        with tempfile.TemporaryDirectory() as name:
+            work = Path(name)
+            yield CompiledBench(work, self.write(work, self.top() if top is None else top))
+
+    def write(self, work: Path, top: str) -> list[Path | str]:
+        """Writes sources, memories and vectors; returns the design's sources.
+
+        Args:
+            work: an empty folder.
+            top: text of the module `top`.
+        """
+        (work / VECTORS).mkdir()
+        (work / "memory").mkdir()
+        (work / "top.sv").write_text(top)
+        for file, memory in self.memories.items():
+            (work / file).write_text(memory.hex())
+        samples = 1
+        for port, beats in self.beats.items():
+            samples = len(beats) // port.beats
+            assert len(beats) == samples * port.beats and beats.shape[1] == port.lanes
+            (work / VECTORS / f"{port.name}.hex").write_text(vectors(port, beats))
+        text = testbench("top", list(self.beats), samples, is_beat_by_beat=self.is_beat_by_beat)
+        (work / "testbench.sv").write_text(text)
+        return [*sources(top, self.folder).values(), "top.sv"]
+
+
+@dataclass(frozen=True)
+class CompiledBench:
+    """A bench on the disk.
+
+    Attributes:
+        work: its folder.
+        files: sources of the design.
+    """
+
+    work: Path
+    files: Sequence[Path | str]
+
+    def complaints(self) -> str:
+        """Returns the messages of Verilator and Yosys; empty where they have none."""
+        paths = [self.work / file for file in self.files]
+        return tools.lint(paths, "top") + tools.elaborate(paths, "top", self.work)
+
+    def run(self, profiles: Collection[str] = PROFILES) -> dict[str, BenchRun]:
+        """Compiles and simulates the bench.
+
+        Args:
+            profiles: stall profiles.
+        """
+        ends = sources((self.work / "testbench.sv").read_text()).values()
+        files = [*dict.fromkeys([*self.files, *ends]), "testbench.sv"]
+        compile_testbench(self.work, files, "bench.vvp")
+        return {profile: run_testbench(self.work, "bench.vvp", profile) for profile in profiles}
+
+
+def check_module(
+    module: str,
+    parameters: Mapping[str, int | str],
+    sent: Mapping[Port, Tensor],
+    memories: Mapping[str, Memory] = MappingProxyType({}),
+    profiles: Collection[str] = PROFILES,
+    folder: Path = RTL,
+) -> dict[str, BenchRun]:
+    """Checks that a module with the ports of a component turns beats into expected beats.
+
+    Args:
+        module: name of the module.
+        parameters: parameters by name.
+        sent: int64 (samples * beats, lanes) for each port.
+        memories: contents by file.
+        profiles: stall profiles.
+        folder: folder of the source.
+    Returns: the runs by profile.
+    Raises:
+        AssertionError: a beat differs, or a tool complains about the source.
+    """
+    with Bench(module, parameters, sent, memories, folder).compiled() as bench:
+        complaints = bench.complaints()
+        assert not complaints, complaints
+        runs = bench.run(profiles)
+    check_passed(runs)
+    return runs
+
+
+def check_passed(runs: Mapping[str, BenchRun]) -> None:
+    """Raises AssertionError with the log of the first run that failed."""
+    for profile, run in runs.items():
+        assert run.passed, f"under the stalls '{profile}':\n{run.log}"
+
+
+def _head(ports: Collection[Port]) -> str:
+    declared = [line for port in ports for line in port.declaration()]
+    joined = ",\n  ".join(["input logic clk_i", "input logic rst_ni", *declared])
+    return f"module top (\n  {joined}\n);\n"
+
+
+def _early_input(port: Port, beats: int) -> tuple[str, dict[str, str]]:
+    """Returns what sends the first beats, and how the instance is connected."""
+    (data, valid, ready), name = port.signals, port.name
+    text = (
+        f"  logic [{port.bits - 1}:0] {name}_early [0:{beats - 1}];\n"
+        f'  initial $readmemh("{VECTORS}/{name}.hex", {name}_early);\n'
+        f"  int {name}_count = 0;\n  wire {name}_taken;\n"
+        f"  assign {ready} = is_live && {name}_taken;\n"
+        f"  always @(posedge clk_i) if (rst_ni && is_early && {name}_taken)\n"
+        f"    {name}_count <= ({name}_count + 1) % {beats};\n"
+    )
+    return text, {
+        data: f"is_live ? {data} : {name}_early[{name}_count]",
+        valid: f"is_live ? {valid} : is_early",
+        ready: f"{name}_taken",
+    }
+
+
+def _early_output(port: Port) -> tuple[str, dict[str, str]]:
+    """Returns what hides the first beats, half of which wait, and how the instance is connected."""
+    (data, valid, ready), name = port.signals, port.name
+    text = f"  wire {name}_offered;\n  assign {valid} = is_live && {name}_offered;\n"
+    return text, {
+        data: data,
+        valid: f"{name}_offered",
+        ready: f"is_live ? {ready} : is_early && count_q[1]",
+    }
