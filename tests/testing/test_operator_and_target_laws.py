@@ -58,6 +58,46 @@ class QuantShrink(QuantizedOperator, Shrink):
         return Q("data_out", Q("data_in", input) * Q("weight", self.weight))
 
 
+class Gate(nn.Module):
+    """The larger of two inputs, beside a mask that is no number."""
+
+    def forward(self, input, other, mask):
+        return torch.where(mask, torch.maximum(input, other), input)
+
+
+class QuantGate(QuantizedOperator, Gate):
+    operands = ("data_in",)
+
+    def forward(self, input, other, mask):
+        Q = self.quantize
+        return Q("data_out", super().forward(Q("data_in", input), Q("data_in", other), mask))
+
+
+class ForgetfulGate(QuantizedOperator, Gate):
+    operands = ("data_in",)
+
+    def forward(self, input, other, mask):
+        return self.quantize(
+            "data_out", super().forward(self.quantize("data_in", input), other, mask)
+        )
+
+
+@pytest.mark.parametrize("quantized", [QuantGate, ForgetfulGate])
+def test_an_operator_with_several_inputs(quantized):
+    row = Operator("gate", "module", (Gate,), quantized=quantized, is_homogeneous=True)
+    x, other = 3 * torch.randn(2, 5, 6)
+    register(row)
+    try:
+        example = (Gate(), (x, other, x > 1))
+        if quantized is QuantGate:
+            check_operator(row, example)
+        else:
+            with pytest.raises(AssertionError, match="each input is rounded': input 1 is not"):
+                check_operator(row, example)
+    finally:
+        unregister("gate")
+
+
 class ForgetfulShrink(QuantizedOperator, Shrink):
     operands = ("data_in", "weight")
 
@@ -88,7 +128,7 @@ RIGHT = Operator("shrink", "module", (Shrink,), quantized=QuantShrink, kind=Kind
         ({"flops": lambda given, result: 0.5}, "flops are counted"),
         ({"quantized": ForgetfulShrink}, "each operand is rounded.*'weight' is not rounded"),
         ({"quantized": WrongShrink}, "a wide format changes nothing"),
-        ({"quantized": StuckShrink}, "gradients reach the input .*the input has no gradient"),
+        ({"quantized": StuckShrink}, "gradients reach the input .*the input 0 has no gradient"),
     ],
 )
 def test_a_row_that_breaks_a_law_is_named(changes, law):

@@ -76,6 +76,8 @@ def design_of(netlist: Netlist, top: str = TOP) -> Design:
     ports += [Port.of(port.name, port.wire.stream, False) for port in netlist.outputs]
     text = _top(netlist, connections, ports, top)
     files = {top_path(top): text}
+    if top in {part.module for part in netlist.instances}:
+        raise ConfigError(f"hardware: the top module cannot have the name of its part '{top}'.")
     homes: dict[str, Path] = {}
     for folder in sorted({RTL, *(part.folder for part in netlist.instances)}):
         for name, path in sources(text, folder).items():

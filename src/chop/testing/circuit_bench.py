@@ -105,7 +105,7 @@ class Bench:
             (work / VECTORS / f"{port.name}.hex").write_text(vectors(port, beats))
         text = testbench("top", list(self.beats), samples, is_beat_by_beat=self.is_beat_by_beat)
         (work / "testbench.sv").write_text(text)
-        return [*sources(top, self.folder).values(), "top.sv"]
+        return [*(path.absolute() for path in sources(top, self.folder).values()), "top.sv"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.hardware.components import component_of
-from chop.hardware.plan import Component, ComponentPlan, Site
+from chop.hardware.plan import RTL, Component, ComponentPlan, Site
 from chop.hardware.port import Port
 from chop.hardware.stream import Stream
 from chop.hardware.testbench import BenchRun
@@ -192,8 +192,8 @@ class Case:
 
 def it_has_a_row_by_its_class(case: Case) -> None:
     """Emission finds the row by the class, and the source by the row's module and folder."""
-    source = case.component.folder / f"{case.component.module}.sv"
-    assert source.is_file(), f"there is no {source}"
+    file, folder = f"{case.component.module}.sv", case.component.folder
+    assert any((home / file).is_file() for home in (folder, RTL)), f"there is no {folder / file}"
 
 
 def the_plan_fits_its_streams(case: Case) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +27,11 @@ FACTOR = 3.0
 
 @dataclass(frozen=True)
 class Example:
-    """A row of the table, with a module of its class and the module's input."""
+    """A row of the table, with a module of its class and the module's inputs."""
 
     row: Operator
     module: nn.Module
-    x: Tensor
+    inputs: tuple[Tensor, ...]
 
     @property
     def label(self) -> str:
@@ -43,19 +44,38 @@ class Example:
         return self.row.quantized.from_float(copy.deepcopy(self.module), spec)
 
     def floating(self) -> Tensor:
-        """Returns what the float module computes of the input."""
+        """Returns what the float module computes of the inputs."""
+        return self.computed(self.inputs)
+
+    def computed(self, inputs: Iterable[Tensor]) -> Tensor:
+        """Returns what the float module computes."""
         with torch.no_grad():
-            return torch.as_tensor(self.module(self.x))
+            return torch.as_tensor(self.module(*inputs))
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Returns the inputs with a change of those that are floats."""
+        return [change(x) if x.is_floating_point() else x for x in self.inputs]
 
 
-def check_operator(row: Operator, example: tuple[nn.Module, Tensor]) -> None:
+class _Around(nn.Module):
+    """Model of one operator with one to three inputs."""
+
+    def __init__(self, operator: nn.Module) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, a: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Any:
+        return self.operator(*[x for x in (a, b, c) if x is not None])
+
+
+def check_operator(row: Operator, example: tuple[nn.Module, Tensor | tuple[Tensor, ...]]) -> None:
     """Checks a row of the operator table by all laws that apply to it.
 
     Args:
         row: row that `chop.ir.ops.register` has added.
         example: module of the row's class in evaluation mode, with parameters at random, and its
             input: numbers of which some are larger than 1. Both differ from their defaults, so
-            that a rounding shows.
+            that a rounding shows. An operator with two or three inputs gets a tuple.
     Raises:
         AssertionError: names the law that is broken.
 
@@ -64,7 +84,7 @@ def check_operator(row: Operator, example: tuple[nn.Module, Tensor]) -> None:
         >>> check_operator(OPS["linear"], (torch.nn.Linear(4, 8).eval(), 2 * torch.randn(5, 4)))
     """
     module, x = example
-    case = Example(row, module.eval(), x)
+    case = Example(row, module.eval(), x if isinstance(x, tuple) else (x,))
     laws: list[Callable[[Example], None]] = [
         it_is_registered_by_its_name,
         a_graph_keeps_it_as_one_node,
@@ -77,6 +97,7 @@ def check_operator(row: Operator, example: tuple[nn.Module, Tensor]) -> None:
             a_quantized_twin_adopts_the_module,
             a_wide_format_changes_nothing,
             each_operand_is_rounded,
+            each_input_is_rounded,
             gradients_reach_the_input_and_the_parameters,
         ]
         if "weight" in row.quantized.operands:
@@ -94,22 +115,23 @@ def it_is_registered_by_its_name(case: Example) -> None:
 
 def a_graph_keeps_it_as_one_node(case: Example) -> None:
     """A capture calls the module, and a checkpoint of the graph computes the same."""
-    mg = MaseGraph(nn.Sequential(copy.deepcopy(case.module)).eval(), dummy_in={"input": case.x})
+    named = dict(zip("abc", case.inputs, strict=False))
+    mg = MaseGraph(_Around(copy.deepcopy(case.module)).eval(), dummy_in=named)
     called = [node.target for node in mg.nodes if node.op == "call_module"]
-    assert called == ["0"], f"the graph calls {called}"
+    assert called == ["operator"], f"the graph calls {called}"
     with TemporaryDirectory() as folder, torch.no_grad():
         mg.export(Path(folder) / "model")
         read = MaseGraph.from_checkpoint(Path(folder) / "model")
-        assert torch.equal(read.model(case.x), case.floating()), "the checkpoint differs"
+        assert torch.equal(read.model(**named), case.floating()), "the checkpoint differs"
 
 
 def flops_are_counted_as_torch_counts_products(case: Example) -> None:
     """Operations of a call are a whole number; those of a product are torch's count."""
     assert case.row.flops is not None
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        result = case.module(case.x)
+        result = case.module(*case.inputs)
     weight = getattr(case.module, "weight", None)
-    given = [case.x.shape] if weight is None else [case.x.shape, weight.shape]
+    given = [x.shape for x in case.inputs] + ([] if weight is None else [weight.shape])
     flops = case.row.flops(given, result.shape)
     assert flops == int(flops) >= 0, f"got {flops!r}"
     if case.row.is_product:
@@ -119,33 +141,33 @@ def flops_are_counted_as_torch_counts_products(case: Example) -> None:
 
 def a_factor_passes_through_a_homogeneous_operator(case: Example) -> None:
     """f(x / s) = f(x) / s."""
-    with torch.no_grad():
-        torch.testing.assert_close(case.module(case.x / FACTOR), case.floating() / FACTOR)
+    found = case.computed(case.changed(lambda x: x / FACTOR))
+    torch.testing.assert_close(found, case.floating() / FACTOR)
 
 
 def rounding_commutes(case: Example) -> None:
     """f(round(x)) = round(f(x)), for monotone roundings that keep zero."""
-    with torch.no_grad():
-        rounded = case.module(NARROW.round(case.x))
+    rounded = case.computed(case.changed(NARROW.round))
     assert torch.equal(rounded, NARROW.round(case.floating())), "results differ"
 
 
 def what_only_moves_keeps_every_element(case: Example) -> None:
     """The result has the elements of the input, once each."""
-    x = torch.arange(case.x.numel(), dtype=case.x.dtype).view(case.x.shape)
-    with torch.no_grad():
-        y = case.module(x).flatten()
-    assert torch.equal(y.sort().values, x.flatten()), "elements are missing, or are there twice"
-    keeps_order = torch.equal(y, x.flatten())
+    sizes = [x.numel() for x in case.inputs]
+    whole = torch.arange(sum(sizes), dtype=case.inputs[0].dtype)
+    parts = zip(whole.split(sizes), case.inputs, strict=True)
+    y = case.computed(part.view(x.shape) for part, x in parts).flatten()
+    assert torch.equal(y.sort().values, whole), "elements are missing, or are there twice"
+    keeps_order = torch.equal(y, whole)
     assert keeps_order == (case.row.layout == "view"), f"the row has the layout '{case.row.layout}'"
 
 
 def it_is_affine_at_inference(case: Example) -> None:
     """f(x) - f(y) = f(x - y) - f(0)."""
-    x, y = case.x, case.x.flip(0) / 2
-    with torch.no_grad():
-        f = case.module
-        torch.testing.assert_close(f(x) - f(y), f(x - y) - f(torch.zeros_like(x)))
+    other = case.changed(lambda x: x.flip(0) / 2)
+    apart = case.computed(case.changed(lambda x: x - x.flip(0) / 2))
+    at_zero = case.computed(case.changed(torch.zeros_like))
+    torch.testing.assert_close(case.floating() - case.computed(other), apart - at_zero)
 
 
 TRAITS: dict[str, Callable[[Example], None]] = {
@@ -171,7 +193,7 @@ def a_quantized_twin_adopts_the_module(case: Example) -> None:
 def a_wide_format_changes_nothing(case: Example) -> None:
     """The twin computes what the module computes where a format rounds next to nothing."""
     with torch.no_grad():
-        found = case.quantized(QuantSpec.uniform(WIDE))(case.x)
+        found = case.quantized(QuantSpec.uniform(WIDE))(*case.inputs)
     torch.testing.assert_close(found, case.floating(), atol=1e-3, rtol=1e-3)
 
 
@@ -185,15 +207,28 @@ def each_operand_is_rounded(case: Example) -> None:
         is_same = parameter is not None and torch.equal(COARSE.round(parameter), parameter)
         assert not is_same, f"'{name}' of the example has whole numbers: draw it at random"
         with torch.no_grad():
-            found = case.quantized(QuantSpec().with_quantizers(**{name: COARSE}))(case.x)
+            found = case.quantized(QuantSpec().with_quantizers(**{name: COARSE}))(*case.inputs)
         assert not torch.equal(found, case.floating()), f"'{name}' is not rounded"
+
+
+def each_input_is_rounded(case: Example) -> None:
+    """An input that is rounded already gives the same result as the input itself."""
+    twin = case.quantized(QuantSpec().with_quantizers(data_in=COARSE))
+    with torch.no_grad():
+        expected = twin(*case.inputs)
+        for k, x in enumerate(case.inputs):
+            if x.is_floating_point():
+                given = (*case.inputs[:k], COARSE.round(x), *case.inputs[k + 1 :])
+                assert torch.equal(twin(*given), expected), f"input {k} is not rounded"
 
 
 def gradients_reach_the_input_and_the_parameters(case: Example) -> None:
     """Training in a format gives finite gradients."""
-    twin, x = case.quantized(QuantSpec.uniform(NARROW)), case.x.clone().requires_grad_()
-    twin(x).sum().backward()
-    trained = {"the input": x, **{k: p for k, p in twin.named_parameters() if p.requires_grad}}
+    twin = case.quantized(QuantSpec.uniform(NARROW))
+    inputs = case.changed(lambda x: x.clone().requires_grad_())
+    twin(*inputs).sum().backward()
+    trained = {f"the input {k}": x for k, x in enumerate(inputs) if x.is_floating_point()}
+    trained |= {k: p for k, p in twin.named_parameters() if p.requires_grad}
     for name, tensor in trained.items():
         assert tensor.grad is not None, f"{name} has no gradient"
         assert tensor.grad.isfinite().all(), f"the gradient of {name} is not finite"
@@ -206,4 +241,4 @@ def packed_computes_what_quantized_computes(case: Example) -> None:
     reason = why_not_packable(layer)
     assert not reason, f"it cannot be packed: {reason}"
     with torch.no_grad():
-        assert torch.equal(pack(layer)(case.x), layer(case.x)), "results differ"
+        assert torch.equal(pack(layer)(*case.inputs), layer(*case.inputs)), "results differ"

@@ -16,7 +16,7 @@ from chop.passes.base import MASE_KEYS, graph_pass
     ignores=MASE_KEYS,
 )
 def emit_internal_rtl_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, Any]:
-    """Writes the library modules of the graph's circuit, `rtl/chop_*.sv`.
+    """Writes the modules of the graph's circuit that are below its top module, `rtl/NAME.sv`.
 
     `hardware/rtl` of the project is a link to its `rtl`: MASE's path of the sources.
 
@@ -29,11 +29,13 @@ def emit_internal_rtl_transform_pass(mg: MaseGraph, config: EmitSettings) -> dic
         WriteError: the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
+    from chop.hardware.design import top_path
     from chop.hardware.emit import emit
     from chop.hardware.project import link_sources, write_design
 
     design = emit(mg, config.fold, config.top_name)
-    paths = [path for path in design.files if path.startswith("rtl/chop_")]
+    own = {top_path(design.top), *design.memories}
+    paths = [path for path in design.files if path not in own]
     write_design(design, config.project_dir, paths)
     link_sources(config.project_dir)
     modules = [path.removeprefix("rtl/") for path in paths]
