@@ -14,6 +14,7 @@ from chop.cli.settings_file import read_settings
 from chop.errors import CheckpointError, ConfigError
 from chop.formats import REGISTRY, formats, get_format, parse_format
 from chop.plugins import GROUPS, PluginError, Registry, clear_entry_points
+from chop.plugins import files as plugin_files
 from chop.search.registry import SAMPLERS, SamplerRow, sampler_row
 
 
@@ -40,10 +41,12 @@ def install(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(folder)
         names.append(package)
         clear_entry_points()
+        plugin_files._installed_version.cache_clear()
 
     yield make
     monkeypatch.undo()
     clear_entry_points()
+    plugin_files._installed_version.cache_clear()
     for package in names:
         sys.modules.pop(package, None)
     for registry, known in before:
@@ -430,3 +433,70 @@ def test_a_pass_of_a_package_is_an_attribute_of_passes(install):
     assert count_nodes_analysis_pass is passes.PASSES["count_nodes_analysis_pass"]
     assert not hasattr(passes, "count_edges_analysis_pass")
     del passes.PASSES["count_nodes_analysis_pass"]
+
+
+def test_files_with_a_name_alone_say_which_package_it_is_of(install, monkeypatch):
+    install("mypkg", "0.3", "def climb(space, seed): ...", {"samplers": {"climb": "mypkg:climb"}})
+    assert sampler_row("climb") and plugins.names_in_use()["samplers"]["climb"] == "mypkg 0.3"
+    record = {"samplers": {"climb": "mypkg 0.3"}}
+    with plugin_files.naming_packages(record, "study 'a'"):  # nothing is missing
+        sampler_row("climb")
+    del SAMPLERS["climb"]
+    monkeypatch.setattr(plugins.registry, "entry_points", lambda group: {})
+    monkeypatch.setattr(plugin_files, "entry_points", lambda group: {})
+    for version, told in (
+        (None, "mypkg 0.3, which is not installed: pip install mypkg"),
+        ("0.2", r"mypkg 0.3, and mypkg 0.2 is installed .*: pip install 'mypkg==0.3'"),
+    ):
+        monkeypatch.setattr(
+            plugin_files, "_installed_version", lambda name, version=version: version
+        )
+        expected = f"^study 'a': the sampler 'climb' is of the package {told}"
+        with (
+            pytest.raises(PluginError, match=expected),
+            plugin_files.naming_packages(record, "study 'a'"),
+        ):
+            sampler_row("climb")
+    for other in (None, {}, [3], {"samplers": 3}, {"samplers": {"climb": 3}}, {"x": record}):
+        with pytest.raises(ConfigError, match="choose"), plugin_files.naming_packages(other, "a"):
+            sampler_row("climb")
+    with pytest.raises(ConfigError, match="^lr: 3$"), plugin_files.naming_packages(record, "a"):
+        raise ConfigError("lr: 3")
+
+
+def test_a_format_of_another_version(install):
+    install("mypkg", "0.4", FORMAT, {"formats": {"plain": "mypkg:Plain"}})
+    stored = {"name": "plain", "package": "mypkg 0.3", "width": 4, "frac_width": 1}
+    with pytest.warns(UserWarning, match="'plain' may differ: the file was made with mypkg 0.3"):
+        assert parse_format(stored).width == 4
+    told = "key 'depth'.*made with mypkg 0.3, and mypkg 0.4 is installed: pip install 'mypkg==0.3'"
+    with pytest.raises(PluginError, match=told):
+        parse_format({**stored, "depth": 3})
+    renamed = {**stored, "name": "even"}
+    told = "'even' is of the package mypkg 0.3, and mypkg 0.4 is installed and has none of that"
+    with pytest.raises(PluginError, match=told):
+        parse_format(renamed)
+    same = {**stored, "package": "mypkg 0.4"}
+    assert parse_format(same).width == 4  # a warning would be an error
+
+
+def test_a_failed_run_tells_its_plugins(install, tmp_path):
+    from chop.runs import read_manifest, start
+
+    install("mypkg", "0.3", "def climb(space, seed): ...", {"samplers": {"climb": "mypkg:climb"}})
+    with pytest.raises(ValueError, match="bad"), start("emit", {}, tmp_path / "run"):
+        sampler_row("climb")
+        raise ValueError("bad")
+    found = read_manifest(tmp_path / "run")
+    assert found.state == "failed" and found.environment["plugins"]["mypkg"] == "0.3"
+    assert found.plugin_names["samplers"]["climb"] == "mypkg 0.3"
+
+
+def test_doctor_lists_every_group(install):
+    from chop.actions.doctor import _optional_parts, _plugins
+
+    points = {group: {f"odd-{group}": "mypkg:ROW"} for group in GROUPS}
+    install("mypkg", "0.3", "ROW = None", points)
+    found = {finding.what: finding.detail for finding in _plugins()}
+    assert found == {f"{noun} odd-{group}": "mypkg 0.3" for group, noun in GROUPS.items()}
+    assert _optional_parts()["gguf"] == "chop export --to gguf"

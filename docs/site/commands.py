@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from chop.cli.app import app
-from chop.cli.help import default_text, spelling, usage
+from chop.cli.help import default_text, spelling, usage, whole_text
 from docs.site.markdown import escaped, help_text, table
 
 FOLDER = "docs/reference/commands"
@@ -60,7 +60,7 @@ def page(name: str, command: Any, context: Any) -> str:
 
 
 def _row(parameter: Any) -> tuple[str, str, str]:
-    text, default = escaped(parameter.help or ""), default_text(parameter)
+    text, default = escaped(whole_text(parameter)), default_text(parameter)
     if parameter.required:
         default = "required"
     elif not isinstance(parameter.show_default, str) and default:

@@ -16,6 +16,7 @@ from chop.actions.export_model import load_graph
 from chop.actions.export_proof import MOST_DYNAMIC, largest_difference
 from chop.actions.settings.export import ExportConfig
 from chop.cli.export import EXPORT
+from chop.cli.names import with_lists
 from chop.errors import ChopError, ConfigError, GraphError, UnavailableError, VerificationError
 from chop.export import pt2
 from chop.export.targets import REFUSED, TARGETS, target
@@ -150,7 +151,7 @@ def test_every_target_is_complete(name):
     found = target(name)
     assert found.name == name
     assert found.engines and found.library
-    page, told = (" ".join(text.split()) for text in (PAGE.read_text(), str(EXPORT.help)))
+    page, told = (" ".join(text.split()) for text in (PAGE.read_text(), with_lists(EXPORT.help)))
     assert f"[bold]{name}[/] ({found.engines}): {found.takes}" in told
     assert f"| `{name}` | {found.engines} |" in page
     assert found.suffix == "" or found.suffix.startswith(".")

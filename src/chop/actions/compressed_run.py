@@ -13,6 +13,7 @@ from chop.files import latest, settle, shared_lock
 from chop.files.documents import read_json
 from chop.files.library_errors import library_errors
 from chop.notices import assume, get_logger
+from chop.plugins import naming_packages
 from chop.trust import check_code, identity_of, is_trusted, names_code
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
@@ -34,12 +35,14 @@ class CompressedRun(NamedTuple):
         settings: settings of the run.
         has_model: the run saved a model.
         file: says both.
+        plugin_names: names of other packages among the settings, as its manifest has them.
     """
 
     folder: Path
     settings: Mapping[str, Any]
     has_model: bool
     file: Path
+    plugin_names: Any = None
 
 
 def workload_config(
@@ -138,7 +141,8 @@ def _settings_of(
     known = {field.name for field in dataclasses.fields(kind)}
     chosen = {k: value for k, value in settings.items() if k in known and k not in given}
     check_code(chosen, run.file, option)
-    return kind(**{**chosen, **given})
+    with naming_packages(run.plugin_names, f"'{run.folder}'"):
+        return kind(**{**chosen, **given})
 
 
 def compressed_run(folder: Path) -> CompressedRun:
@@ -158,7 +162,8 @@ def compressed_run(folder: Path) -> CompressedRun:
             if found is not None and found.kind == "compress":
                 check_model_file(folder, found)
                 has_model = any(each.path == WEIGHTS for each in found.artifacts)
-                return CompressedRun(folder, found.settings, has_model, folder / runs.MANIFEST)
+                file, names = folder / runs.MANIFEST, found.plugin_names
+                return CompressedRun(folder, found.settings, has_model, file, names)
         except DamagedRunError:
             raise
         except CheckpointError as error:

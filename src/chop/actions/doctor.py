@@ -14,10 +14,6 @@ from chop.installed import DISTRIBUTION, how_to_get, misfit, version
 from chop.plugins import GROUPS, PluginError, described, entry_points, load_entry_point
 
 EXTRAS = {
-    "openvino": "chop export --to openvino",
-    "vllm-format": "chop export --to compressed-tensors",
-    "qonnx": "chop export --to qonnx",
-    "gguf": "chop export --to gguf",
     "eval": "chop evaluate --tasks",
     "place": "chop emit --place",
     "postgres": "searches by workers on several machines",
@@ -25,7 +21,7 @@ EXTRAS = {
     "timm": "models of timm and torchvision",
     "dashboard": "looking at searches in a browser",
 }
-"""What each optional part is for; those for chop's own tests are no concern of a user."""
+"""What each optional part is for, beside those of export targets; tests need others."""
 CACHE, CLEANED = "cache folder", "removed"
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 
@@ -135,8 +131,19 @@ def _packages() -> list[Finding]:
     except importlib.metadata.PackageNotFoundError:
         return [Finding(DISTRIBUTION, MISSING, how_to_get())]
     needed = [text for text in requirements if _extra(text) is None]
-    parts = {name: [text for text in requirements if _extra(text) == name] for name in EXTRAS}
-    return [*map(_package, needed), *map(_part, parts, parts.values())]
+    parts = [
+        _part(name, use, [text for text in requirements if _extra(text) == name])
+        for name, use in _optional_parts().items()
+    ]
+    return [*map(_package, needed), *parts]
+
+
+def _optional_parts() -> dict[str, str]:
+    """Returns what each optional part is for."""
+    from chop.export.targets import TARGETS
+
+    targets = TARGETS.own_rows().values()
+    return {x.extra: f"chop export --to {x.name}" for x in targets if x.extra} | EXTRAS
 
 
 def _extra(requirement: str) -> str | None:
@@ -153,7 +160,7 @@ def _package(requirement: str) -> Finding:
     return Finding(name, OK, found)
 
 
-def _part(extra: str, requirements: list[str]) -> Finding:
+def _part(extra: str, use: str, requirements: list[str]) -> Finding:
     versions = {_name(text): _version(text) for text in requirements}
     misfits = {_name(text): wanted for text in requirements if (wanted := misfit(text)) is not None}
     if misfits:
@@ -161,7 +168,7 @@ def _part(extra: str, requirements: list[str]) -> Finding:
         return Finding(extra, WRONG, f"{', '.join(found)}: {how_to_get(extra)}")
     if versions and all(versions.values()):
         return Finding(extra, OK, ", ".join(f"{name} {found}" for name, found in versions.items()))
-    return Finding(extra, OPTIONAL, f"for {EXTRAS[extra]}: {how_to_get(extra)}")
+    return Finding(extra, OPTIONAL, f"for {use}: {how_to_get(extra)}")
 
 
 def _name(requirement: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from chop import passes
 from chop.errors import check_known
@@ -19,25 +19,44 @@ from chop.quantization.selection import QuantizeConfig
 from chop.train.calibration import calibrated, calibration_batches
 from chop.workloads.workload import Workload
 
+
+class Method(NamedTuple):
+    """Method of rounding.
+
+    Attributes:
+        title: name in tables.
+        skipped: state of the layers that it does not work on.
+        summary: effect on a model, for help.
+        writes_weights: it writes rounded weights; others change float weights ahead of rounding.
+        is_by_block: it can work with one block of a decoder in memory.
+    """
+
+    title: str
+    skipped: str
+    summary: str
+    writes_weights: bool = False
+    is_by_block: bool = True
+
+
 METHODS = {
-    "smoothquant": "SmoothQuant",
-    "awq": "AWQ",
-    "rotate": "rotated",
-    "gptq": "GPTQ",
-    "learned_rounding": "learned rounding",
+    "smoothquant": Method("SmoothQuant", "unsmoothed", "ranges move from inputs to weights"),
+    "awq": Method("AWQ", "unscaled", "weights of large inputs are scaled up"),
+    "rotate": Method(
+        "rotated",
+        "unrotated",
+        "Hadamard matrices rotate what layers read; needs no rows",
+        is_by_block=False,
+    ),
+    "gptq": Method(
+        "GPTQ", "at the nearest number", "weights make up for one another's errors", True
+    ),
+    "learned_rounding": Method(
+        "learned rounding", "alone", "roundings follow gradients of each block's error", True
+    ),
 }
 """Methods of rounding, in the order in which they are applied; all but one see training rows."""
-ROUNDING = frozenset({"gptq", "learned_rounding"})
-"""Those that write rounded weights; the others change what float weights are."""
-
-LEFT = {
-    "smoothquant": "unsmoothed",
-    "awq": "unscaled",
-    "rotate": "unrotated",
-    "gptq": "at the nearest number",
-    "learned_rounding": "alone",
-}
-"""How a method leaves the layers that it does not work on."""
+ROUNDING = frozenset(name for name, method in METHODS.items() if method.writes_weights)
+BY_BLOCK = tuple(name for name, method in METHODS.items() if method.is_by_block)
 
 OnSkipped = Callable[[str, Mapping[str, str]], object]
 """Takes a method, and why it left layers alone by the name of node or path."""
@@ -119,7 +138,7 @@ def _group_size(number_format: NumberFormat) -> int | None:
 
 def method_title(methods: Sequence[str]) -> str:
     """What rounding by these methods is called in tables: `PTQ`, `AWQ+GPTQ` ..."""
-    return "+".join(title for name, title in METHODS.items() if name in methods) or "PTQ"
+    return "+".join(row.title for name, row in METHODS.items() if name in methods) or "PTQ"
 
 
 def describe_skipped(mg: MaseGraph, skipped: Mapping[str, Mapping[str, str]]) -> str | None:
@@ -139,7 +158,8 @@ def describe_skipped(mg: MaseGraph, skipped: Mapping[str, Mapping[str, str]]) ->
             layers.setdefault(alike, []).append("".join([paths.get(node, node), *expert]))
         groups = [f"{_first_and_last(names)}: {reason}" for reason, names in layers.items()]
         if groups:
-            texts.append(f"{METHODS[method]} left {LEFT[method]} {'; '.join(groups)}.")
+            row = METHODS[method]
+            texts.append(f"{row.title} left {row.skipped} {'; '.join(groups)}.")
     return " ".join(texts) or None
 
 

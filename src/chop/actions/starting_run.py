@@ -14,6 +14,7 @@ from chop.files import atomic_file, make_folder, settle, shared_lock
 from chop.hardware.integer_form import is_integer
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
+from chop.plugins import naming_packages
 from chop.runs import MANIFEST, Manifest, read_manifest
 from chop.trust import check_code, trust_named
 from chop.workloads.load import FINE_TUNED
@@ -69,7 +70,8 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
     with trust_named(vars(config)):
         check_code(taken, config.start_from / MANIFEST, "--model")
     _bring_fine_tuned(config.start_from, out or config.out)
-    return dataclasses.replace(config, **taken)
+    with naming_packages(manifest.plugin_names, f"'{config.start_from}'"):
+        return dataclasses.replace(config, **taken)
 
 
 def _bring_fine_tuned(folder: Path, out: Path) -> None:

@@ -20,9 +20,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from chop.cli.command import COMMON, FIGURES, IMPORTS, RUN_FOLDER, TRUST_CODE, Command
 from chop.cli.execute import execute
+from chop.cli.names import completions, group_of, with_lists
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE
 from chop.docstrings import entries, split_section
+from chop.plugins import import_plugin
 
 ALIASES = {
     "batch_sizes": "batch",
@@ -95,9 +97,16 @@ class SingleCommand(TyperCommand):
     """Command whose page `chop.cli.help` makes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses a repeated text, which may be a list; of other options the last counts."""
+        """Refuses a repeated text, which may be a list; of other options the last counts.
+
+        Help has the names that modules of `--import` add.
+        """
         if not ctx.resilient_parsing:
-            order: list[Any] = self.make_parser(ctx).parse_args(args=[*args])[2]
+            parsed: Any = self.make_parser(ctx).parse_args(args=[*args])
+            given, order = parsed[0], parsed[2]
+            if given.get("help") or given.get("help_all"):
+                for module in given.get("imports") or ():
+                    import_plugin(module)
             for option in order:
                 is_text = option.type_descriptor.annotation is str
                 if order.count(option) > 1 and is_text:
@@ -147,9 +156,14 @@ def command_group(table: Mapping[str, Command], text: str) -> typer.Typer:
     return typer.Typer(cls=group, rich_markup_mode="rich", help=flowing(text))
 
 
-@cache
 def build_command(command: Command, name: str) -> Any:
     """Typer's command: one option for each field, those of `COMMON`, `--config` and the like."""
+    text = command.help or split_section(inspect.getdoc(command.source) or "", "Args")[0]
+    return _built(command, name, flowing(with_lists(text)))
+
+
+@cache
+def _built(command: Command, name: str, text: str) -> Any:
 
     def callback(ctx: typer.Context, **given: Any) -> None:
         execute(command, ctx, given)
@@ -174,13 +188,10 @@ def build_command(command: Command, name: str) -> Any:
         parameters.append(inspect.Parameter(flag, keyword, default=False, annotation=annotation))
     parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=HELP_ALL))
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    text = command.help or split_section(inspect.getdoc(command.source) or "", "Args")[0]
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
     # The help option is made once, with whichever context asks first.
     help_options = {"help_option_names": ["-h", "--help"]}
-    single.command(name, cls=SingleCommand, help=flowing(text), context_settings=help_options)(
-        callback
-    )
+    single.command(name, cls=SingleCommand, help=text, context_settings=help_options)(callback)
     return typer.main.get_command(single)
 
 
@@ -203,12 +214,15 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
         shown = True if _has_text(default) else meaning
         settings: dict[str, Any] = {"help": text, "show_default": required or shown}
         hint, annotation = hints[name], _typer_type(hints[name])
-        if choices := _choices(hint):
-            settings["autocompletion"] = choices.copy
-        if annotation is Path:
-            settings["parser"] = _path
+        choices = _choices(hint)
         if members(hint) != [bool]:
             settings["metavar"] = _form(hint, choices)
+        if choices:
+            settings["autocompletion"] = choices.copy
+        elif group := group_of(name, settings.get("metavar", "")):
+            settings["autocompletion"] = completions(group)
+        if annotation is Path:
+            settings["parser"] = _path
         if parameter.kind is parameter.POSITIONAL_ONLY:
             settings["metavar"] = name.upper()
             info = typer.Argument(envvar=command.envvars.get(name), **settings)

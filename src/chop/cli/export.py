@@ -24,23 +24,7 @@ HELP = """Write a compressed model for other engines, and read the files back.
 
 [bold]Targets[/], the engines that they are made for, and the formats that they take:
 
-[bold]onnx[/] (onnxruntime): any in weights, integers of up to 8 bits as codes, others as
-floats; integer, scale_integer with one scale in inputs, others are not rounded
-
-[bold]openvino[/] (OpenVINO): as onnx
-
-[bold]pt2[/] (torch, C++ with libtorch): any in weights; integer in inputs
-
-[bold]compressed-tensors[/] (vLLM, SGLang, transformers): mxint, group_integer, scale_integer,
-integer, mxfp, nvfp4, fp8 in weights; scale_integer, integer, fp8 in inputs
-
-[bold]gptq[/] (vLLM, SGLang, GPTQModel): mxint, group_integer, scale_integer, integer of 2, 3, 4
-or 8 bits in weights
-
-[bold]qonnx[/] (hls4ml, FINN): integer, scale_integer, binary, ternary, with static scales
-
-[bold]gguf[/] (llama.cpp, transformers): mxint, group_integer, group_affine of up to 5 bits,
-mxfp of 4 and nvfp4 in weights
+{targets}
 
 What a target cannot hold is listed by module with the nearest format that it can hold, and
 nothing is written, for no target; --nearest rounds these modules to that format. onnx and

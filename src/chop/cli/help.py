@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from chop.plugins import GROUPS, described, entry_points
+from chop.cli.names import choices_text, from_packages, group_of
+from chop.plugins import GROUPS
 
 LONGEST = 60
 """Lines of a page at 80 columns."""
@@ -22,14 +23,6 @@ WIDEST = 29
 """Columns of an option's name and type, beside which its text stands."""
 FIRST = ("model", "models", "weights", "dataset", "formats", "format", "to", "out")
 """Options that a page begins with."""
-NAMED_BY = {
-    **dict.fromkeys(("format", "formats", "inputs"), "formats"),
-    **dict.fromkeys(("sampler", "samplers"), "samplers"),
-    "operators": "operators",
-    "task": "tasks",
-    "to": "targets",
-}
-"""Group of entry points by the option that takes their names."""
 MORE = "More options"
 OUTPUT = "Output"
 CHOICES = re.compile(r" \S*\|[^,\s]*")
@@ -65,6 +58,12 @@ def spelling(parameter: Any, is_whole: bool = True) -> str:
     shown = f"{', '.join(names if is_whole else parameter.opts[:1])} {parameter.metavar or 'TEXT'}"
     is_long = not is_whole and len(shown) > WIDEST
     return CHOICES.sub(" TEXT", shown) if is_long else shown
+
+
+def whole_text(parameter: Any) -> str:
+    """Returns the text of an option, with the names that it takes."""
+    group = _group(parameter)
+    return f"{plain(parameter.help or '')} {choices_text(group) if group else ''}".strip()
 
 
 def default_text(parameter: Any) -> str:
@@ -259,7 +258,7 @@ class Page:
             note = f"[default: {default}]" if default else ""
             if isinstance(each.envvar, str):
                 note = f"[or variable {each.envvar}]"
-            text = plain(each.help or "")
+            text = whole_text(each) if is_whole else plain(each.help or "")
             if not is_whole:
                 room = self.console.width - width - 4
                 line = one_line(text, room - len(note) - 1)
@@ -270,11 +269,11 @@ class Page:
 
     def _extensions(self) -> Iterator[Text]:
         """Names that installed packages add to those of the options."""
-        groups = dict.fromkeys(NAMED_BY[e.name] for e in self._parameters() if e.name in NAMED_BY)
+        groups = dict.fromkeys(filter(None, map(_group, self._parameters())))
         names = [
-            f"{GROUPS[group]} {name} ({described(entries[0])})"
+            f"{GROUPS.get(group, group[:-1])} {name}{package and f' ({package})'}"
             for group in groups
-            for name, entries in entry_points(group).items()
+            for name, package in from_packages(group).items()
         ]
         if names:
             yield from self._wrapped(
@@ -304,6 +303,10 @@ def styled(text: str) -> Text:
     """Renders `[bold]...[/]` of a text in bold."""
     parts = BOLD.split(text)  # every second one is bold
     return Text.assemble(*((part, "bold" if i % 2 else "") for i, part in enumerate(parts)))
+
+
+def _group(parameter: Any) -> str | None:
+    return group_of(str(parameter.name), str(parameter.metavar or ""))
 
 
 def _panel(parameter: Any) -> str | None:

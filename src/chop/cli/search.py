@@ -10,47 +10,12 @@ import typer
 from chop.cli.adapter import command_group
 from chop.cli.command import Command, deferred
 
-LIFE = """[bold]Several searches[/]: --seeds 3, --samplers grid,random,tpe,sensitivity. Each is a
-study NAME-SAMPLER-seed-N with a folder of its own; OUT/NAME-compared has the figure best-so-far
+LIFE = """[bold]Several searches[/]: --seeds 3, --samplers random,tpe. Each is a study
+NAME-SAMPLER-seed-N with a folder of its own; OUT/NAME-compared has the figure best-so-far
 (seeds as bands) and table.md (mean and range). [bold]Resume[/] a killed search: run the same
 command again, or chop search resume OUT. [bold]Parallel[/]: --workers 4 on this machine; with
 --storage postgresql://..., chop search worker URL on any machine. [bold]Watch[/] at any time: chop
 search show OUT."""
-
-VALUES = """  binary: scaling_factor False, True
-
-  binary_residual: levels 1, 2, 3
-
-  block_fp: width; block_size 16, 32
-
-  block_log: width; block_size 16, 32
-
-  block_minifloat: width; exponent_width 2, 3, 4; block_size 16, 32
-
-  integer: width; frac_width derived
-
-  fp8: exponent_width 4, 5; granularity tensor, channel
-
-  group_affine: width; group_size 32, 64, 128
-
-  group_integer: width; group_size 16, 32, 64
-
-  log: width; exponent_bias derived
-
-  minifloat_denorm: width; exponent_width 2, 3, 4, 5; exponent_bias derived
-
-  minifloat_ieee: width; exponent_width 2, 3, 4, 5; exponent_bias derived
-
-  mxint: width; block_size 16, 32, 64
-
-  mxfp: width; exponent_width 2, 3, 4; block_size 16, 32, 64
-
-  nvfp4: block_size 16, 32
-
-  scale_integer: width; granularity tensor, channel
-
-  ternary: scaling_factor False, True"""
-"""What a search chooses from, by format: help imports no format, a test compares."""
 
 PRECISION_HELP = f"""Search the number format of each layer (mixed precision) after training.
 
@@ -84,7 +49,7 @@ whether the search found a configuration that is better beyond error on test row
 --ranges frac_width=2,4,8 gives other values and fields. --formats all has every format,
 --per-format searches each by itself.
 
-{VALUES}
+{{formats}}
 
 [bold]Output[/]: OUT/search.db (every trial); in OUT/precision, or OUT/NAME: table.md, table.csv,
 best.json, the best models in best/, no-search.json, and plots: accuracy, formats, best-so-far,
@@ -121,7 +86,7 @@ Infeasible configurations are skipped, duplicates are evaluated once.
 
   chop search nas --budget parameters=20000 --pruner asha --epochs 8
 
-  chop search nas --samplers grid,random,tpe,sensitivity --seeds 3 --trials 25
+  chop search nas --samplers random,tpe --seeds 3 --trials 25
 
   chop search nas --compression compress-train    # trained and evaluated as 4-bit models
 

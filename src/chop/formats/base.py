@@ -25,7 +25,16 @@ from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
 from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
-from chop.plugins import OWN, PROGRAM, PluginError, Registry, missing, package_of
+from chop.notices import warn_once
+from chop.plugins import (
+    OWN,
+    PROGRAM,
+    PluginError,
+    Registry,
+    missing,
+    other_version,
+    package_of,
+)
 from chop.private.torch_api import is_transformed
 
 INPUT_OPERANDS = ("data_in", "weight", "bias")
@@ -292,7 +301,16 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
         )
     if fields and "name" not in settings:
         raise ConfigError(f"{where}: missing key 'name', of the format that has {min(fields)!r}.")
-    return parse(get_format(settings.get("name")), fields, where)
+    other = other_version(str(settings[PACKAGE])) if PACKAGE in settings else None
+    try:
+        found = parse(get_format(settings.get("name")), fields, where)
+    except ConfigError as error:
+        if other is None:
+            raise
+        raise PluginError(f"{str(error).rstrip('.')} ({other}).") from error
+    if other is not None:
+        warn_once(f"the number format '{settings['name']}' may differ: the file was {other}.")
+    return found
 
 
 def stored_settings(number_format: NumberFormat) -> dict[str, Any]:

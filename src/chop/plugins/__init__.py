@@ -9,6 +9,7 @@ place of an object (specification: packaging.python.org, "Entry points specifica
 Entry points are imported only when their name is used, or when all rows of a group are needed.
 """
 
+from chop.plugins.files import missing, naming_packages, other_version
 from chop.plugins.modules import (
     Extensions,
     import_modules,
@@ -25,7 +26,7 @@ from chop.plugins.packages import (
     described,
     entry_points,
     load_entry_point,
-    missing,
+    names_in_use,
     package_of,
     plugins_in_use,
     root_of,
@@ -48,6 +49,9 @@ __all__ = [
     "imported_modules",
     "load_entry_point",
     "missing",
+    "names_in_use",
+    "naming_packages",
+    "other_version",
     "package_of",
     "plugins_in_use",
     "root_of",

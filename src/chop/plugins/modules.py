@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -15,10 +14,9 @@ from chop.errors import ConfigError, first_line
 from chop.plugins.packages import (
     PluginError,
     importing_for,
-    is_installed,
+    names_in_use,
     note_use,
     package_of,
-    plugins_in_use,
     root_of,
 )
 from chop.plugins.registry import adding_modules
@@ -81,16 +79,16 @@ class Extensions:
 
     Attributes:
         modules: result of `imported_modules()`.
-        packages: result of `plugins_in_use()`: versions by name.
+        names: result of `names_in_use()`, for `naming_packages`.
     """
 
     modules: tuple[str, ...] = ()
-    packages: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of_this_process(cls) -> Extensions:
         """Returns the extensions that this process has used so far."""
-        return cls(imported_modules(), plugins_in_use())
+        return cls(imported_modules(), names_in_use())
 
     def load(self, file: str, command: str) -> None:
         """Imports the modules if files may name code.
@@ -110,24 +108,6 @@ class Extensions:
                 f"file says so: if you trust it, {command}{options} (in Python: import it first)."
             )
         import_modules(modules)
-
-    @contextmanager
-    def explaining(self, file: str) -> Iterator[None]:
-        """Context in which an error also names packages that are not installed.
-
-        Args:
-            file: name of the file with the record.
-        """
-        try:
-            yield
-        except ConfigError as error:
-            absent = [f"{k} {v}" for k, v in self.packages.items() if v and not is_installed(k)]
-            if not absent:
-                raise
-            raise ConfigError(
-                f"{error} '{file}' was made with {' and '.join(absent)}, which is not installed: "
-                f"pip install {' '.join(each.partition(' ')[0] for each in absent)}"
-            ) from error
 
 
 def _is_importable(module: str) -> bool:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import metadata
-from importlib.machinery import PathFinder
 from itertools import takewhile
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from chop.errors import ConfigError, first_line
+from chop.installed import version
 
 GROUPS: Mapping[str, str] = MappingProxyType(
     {
@@ -31,6 +31,7 @@ GROUPS: Mapping[str, str] = MappingProxyType(
 OWN = __name__.partition(".")[0]
 PROGRAM = "this program"
 _in_use: dict[str, str] = {}
+_names: dict[str, dict[str, str]] = {}
 _failed: dict[metadata.EntryPoint, PluginError] = {}
 _importing: ContextVar[str] = ContextVar("package that is imported", default=PROGRAM)
 
@@ -100,6 +101,15 @@ def plugins_in_use() -> dict[str, str]:
     return dict(sorted(_in_use.items()))
 
 
+def names_in_use() -> dict[str, dict[str, str]]:
+    """Returns names of other packages that this process has looked up, by group, for files.
+
+    Each has its package and version. Files that have only a name otherwise, as settings have, are
+    read with `naming_packages`.
+    """
+    return {group: dict(sorted(names.items())) for group, names in sorted(_names.items())}
+
+
 def described(entry: metadata.EntryPoint) -> str:
     """Returns the package of an entry point with its version."""
     if entry.dist is None:
@@ -125,41 +135,7 @@ def package_of(value: Any) -> str:
     entries = [entry for entry in _all_entry_points() if root_of(entry.module) == root]
     if entries:
         return described(max(entries, key=lambda entry: _common_steps(entry.module, module)))
-    return f"{root} {_installed_version(root)}".strip()
-
-
-def missing(package: str) -> str:
-    """Returns the end of a sentence on an extension whose package cannot be found.
-
-    >>> missing("mypkg 0.3")
-    'is of the package mypkg 0.3, which is not installed: pip install mypkg'
-    >>> missing("mymodule")
-    'is of the module mymodule, which is not imported: import it, or give --import mymodule'
-
-    Args:
-        package: result of `package_of`; a module that no package installed has no version.
-    """
-    name, _, version = package.partition(" ")
-    if version and not is_installed(name):
-        return f"is of the package {package}, which is not installed: pip install {name}"
-    if version != (installed := _installed_version(name)):
-        return (
-            f"is of the package {package}, of which version {installed} is installed: "
-            f"pip install {name}=={version}"
-        )
-    return f"is of the module {name}, which is not imported: import it, or give --import {name}"
-
-
-def is_installed(name: str) -> bool:
-    """Returns true if a package of that name is installed, or a module can be imported."""
-    return bool(_installed_version(name)) or PathFinder.find_spec(name) is not None
-
-
-def _installed_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return f"{root} {version(root) or ''}".strip()
 
 
 def root_of(module: str) -> str:
@@ -181,6 +157,12 @@ def note_use(package: str) -> None:
     """Notes a package as one that this process has used."""
     name, _, version = package.partition(" ")
     _in_use[name] = version
+
+
+def note_name(group: str, name: str, package: str) -> None:
+    """Notes a name of a package that is not chop as looked up."""
+    if package not in (OWN, PROGRAM):
+        _names.setdefault(group, {})[name] = package
 
 
 def _common_steps(one: str, other: str) -> int:

@@ -22,6 +22,7 @@ from chop.plugins.packages import (
     entry_points,
     importing_for,
     load_entry_point,
+    note_name,
     package_of,
     root_of,
 )
@@ -73,6 +74,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._check_clash(name)
         if name not in self._rows:
             self._import(name)
+        note_name(self.group, name, self._packages[name])
         return self._row(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -122,8 +124,22 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def package(self, name: str) -> str | None:
         """Returns package and version that a row is from, as `mypkg 0.3`; None: it is of chop."""
         self[name]
-        package = self._packages[name]
+        package = self.origin(name)
         return None if package == OWN else package
+
+    def imported_rows(self) -> dict[str, T]:
+        """Returns the rows of chop, and those of other packages that are imported already."""
+        return {name: self._row(name) for name in list(self._rows)}
+
+    def own_rows(self) -> dict[str, T]:
+        """Returns the rows of chop, whatever other packages declare."""
+        return {name: self._row(name) for name, of in self._packages.items() if of == OWN}
+
+    def origin(self, name: str) -> str:
+        """Returns package and version that a row is from, importing nothing; `chop` of its own."""
+        if name in self._packages:
+            return self._packages[name]
+        return " and ".join(map(described, entry_points(self.group)[name]))
 
     def misfit(self, name: str, value: Any, expected: str) -> PluginError:
         """Returns the error for an object that is no row.

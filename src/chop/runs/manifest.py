@@ -33,7 +33,7 @@ from chop.files.reading import open_regular
 from chop.files.temporary import remove_orphans
 from chop.installed import __version__
 from chop.notices import warn_each_time
-from chop.plugins import plugins_in_use
+from chop.plugins import names_in_use, plugins_in_use
 from chop.runs.environment import now, read_environment
 from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
@@ -113,6 +113,11 @@ class Manifest:
     format: int = FORMAT
 
     @property
+    def plugin_names(self) -> Any:
+        """Names of other packages among the settings, see `chop.plugins.names_in_use`."""
+        return self.environment.get("plugin_names")
+
+    @property
     def results(self) -> Manifest | None:
         """The manifest that describes the results in the folder, where there are any."""
         return self if self.state == "finished" else self.last_finished
@@ -179,6 +184,7 @@ class Run:
             return
         self.manifest = replace(
             self.manifest,
+            environment=self._environment(),
             state="interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
             ended=now(),
             error=f"{type(error).__name__}: {error}",
@@ -210,13 +216,16 @@ class Run:
             self.manifest,
             state="finished",
             ended=now(),
-            # Packages are imported when their names are used, most of them after the start.
-            environment={**self.manifest.environment, "plugins": plugins_in_use()},
+            environment=self._environment(),
             rows=tuple(self.rows),
             outcome=self.outcome,
             artifacts=tuple(artifacts),
             last_finished=None,
         )
+
+    def _environment(self) -> dict[str, Any]:
+        """Returns the environment with plug-ins, of which most are imported after the start."""
+        return {**self.manifest.environment, **_plugins()}
 
     def _artifacts(self) -> list[Artifact]:
         """Files below the folder that were written and are still there."""
@@ -267,7 +276,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         state="running",
         process=process_id(),
         command=tuple(without_secrets(argument) for argument in sys.argv),
-        environment=read_environment(),
+        environment={**read_environment(), **_plugins()},
         version=__version__,
         started=now(),
         last_finished=last_finished,
@@ -282,6 +291,11 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         except BaseException as error:
             run.end(error)
             raise
+
+
+def _plugins() -> dict[str, Any]:
+    names = names_in_use()
+    return {"plugins": plugins_in_use(), **({"plugin_names": names} if names else {})}
 
 
 def _warn_of_a_running_one(folder: Path) -> None:

@@ -124,7 +124,14 @@ def outputs_task(tasks: Mapping[str, Task]) -> Task:
     name = listed or MULTIOUTPUT
     metrics = _metrics(tasks, None)
     return Task(
-        name, metrics[MEAN], _unbound, parts=dict(tasks), bind=_bind, metrics=metrics, compare=_pair
+        name,
+        metrics[MEAN],
+        _unbound,
+        parts=dict(tasks),
+        bind=_bind,
+        metrics=metrics,
+        compare=_pair,
+        summary="several outputs, a task each",
     )
 
 

@@ -139,4 +139,5 @@ SEGMENTATION_TASK = Task(
         "not count."
     ),
     metrics=METRICS,
+    summary="one class a pixel",
 )

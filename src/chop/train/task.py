@@ -73,6 +73,7 @@ class Task:
         layout: of a bound task of several outputs, a `chop.train.outputs.Layout`.
         read: (output, rows) -> the answers (B, W) of several outputs; None: logits are read.
         metrics: further metrics that may be asked for, by name.
+        summary: phrase that tells what a model answers, for help.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Task:
     layout: Any = field(default=None, repr=False)
     read: Callable[[Any, int], Tensor] | None = field(default=None, repr=False)
     metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
+    summary: str = field(default="", repr=False)
 
     @property
     def can_train(self) -> bool:

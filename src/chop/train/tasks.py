@@ -199,6 +199,7 @@ _ROWS = (
         _OF_ROWS,
         heads=_numbered_classes,
         takes_names=True,
+        summary="one class a row",
     ),
     Task(
         BINARY,
@@ -210,6 +211,7 @@ _ROWS = (
         heads=lambda labels: 1,
         takes_names=True,
         metrics=_OF_BINARY,
+        summary="one logit for yes or no",
     ),
     Task(
         MULTILABEL,
@@ -219,6 +221,7 @@ _ROWS = (
         fits=lambda x, y: x.dim() == 2 and x.shape[1:] == y.shape[1:] and _are_zero_or_one(y),
         heads=_numbers_of_a_row,
         metrics=_OF_LABELS,
+        summary="several answers, yes or no",
     ),
     Task(
         "regression",
@@ -228,6 +231,7 @@ _ROWS = (
         fits=lambda x, y: x.shape[1:] in ((), (1,), y.shape[1:]),
         heads=_numbers_of_a_row,
         metrics=_OF_NUMBERS,
+        summary="numbers",
     ),
     _over_classes(
         "token-classification",
@@ -235,6 +239,7 @@ _ROWS = (
         _one_class_per_token,
         heads=_numbered_classes,
         auto_task="token-classification",
+        summary="one class a token",
     ),
     _over_classes(
         CAUSAL_LM,
@@ -242,6 +247,7 @@ _ROWS = (
         _next_token,
         labels_from="input_ids",
         auto_task="text-generation",
+        summary="texts alone, judged by perplexity",
     ),
     SEGMENTATION_TASK,
     outputs_task({}),
@@ -252,7 +258,13 @@ CLASSIFICATION = _ROWS[0]
 
 def known_metrics() -> dict[str, Metric]:
     """Returns the metrics of all tasks by name."""
-    tasks = TASKS.values()
+    TASKS.import_all()
+    return imported_metrics()
+
+
+def imported_metrics() -> dict[str, Metric]:
+    """Returns the metrics of tasks by name, of other packages those that are imported already."""
+    tasks = TASKS.imported_rows().values()
     return {m.name: m for task in tasks for m in (task.metric, *task.metrics.values())}
 
 

@@ -56,12 +56,10 @@ class WorkloadConfig:
     The settings of every job begin with these.
 
     Attributes:
-        model: built-in name, folder, hub name, or file.py:Net. Built in are vit, cnn, mlp,
-            bert-tiny and gpt-tiny; a folder is one of Hugging Face. The file of `file.py:Net`, a
-            class or function, is executed. `timm:NAME` is a model of timm.
-        dataset: built-in name, local file or folder, or hub name. Built in are digits, reviews and
-            stories; a local one is a table, a folder of pictures per class, or images/ with masks/.
-            Default: the built-in model's own.
+        model: built-in name, folder, hub name, or file.py:Net. A folder is one of Hugging Face. The
+            file of `file.py:Net`, a class or function, is executed. `timm:NAME` is a model of timm.
+        dataset: built-in name, local file or folder, or hub name. A local one is a table, a folder
+            of pictures per class, or images/ with masks/. Default: the built-in model's own.
         out: folder for all results.
         train_epochs: epochs that fine-tune a model that is not built in before the job.
         limit: number of rows to use of each split. Default: all.
@@ -85,13 +83,10 @@ class WorkloadConfig:
         channels: channels of pictures: 1 is gray, 3 is RGB. Default: as for image_size.
         weights: state dict of file.py:Net or timm:NAME. A file .safetensors or .pt. Default: those
             that the function made or timm downloads.
-        task: task type, as classification or regression. Others are binary (one logit for yes or
-            no), multilabel (several), segmentation (a class for each pixel), token-classification
-            and causal-lm (texts alone, evaluated by perplexity); of several outputs (multioutput)
-            one each, by their columns of labels, `kind=classification,age=regression`. Default:
-            inferred from the labels, never binary or multilabel.
-        metric: evaluation metric, as accuracy, f1 or mse. Others are balanced_accuracy, roc_auc,
-            recall, r2, perplexity and more. Default: the task's own.
+        task: task type, as classification or regression. Several outputs have one each, by their
+            columns of labels: `kind=classification,age=regression`. Default: inferred from the
+            labels, never binary or multilabel.
+        metric: evaluation metric, such as accuracy or f1. Default: the task's own.
         force: go on with a float model that is no better than a constant answer, such as the
             commonest class.
         batch_size: rows of a training step.

@@ -8,6 +8,7 @@ import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ from chop.files import write_text
 from chop.files.documents import dump_toml
 from chop.files.temporary import scratch_folder
 from chop.kernels.matmul_precision import matmul_precision
-from chop.plugins import Extensions, import_options, imported_modules
+from chop.plugins import (
+    Extensions,
+    import_options,
+    imported_modules,
+    names_in_use,
+    naming_packages,
+)
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, TrialRecord
 from chop.search.location import MEMORY, storage_file, without_password
@@ -81,7 +88,7 @@ def resume_search(
     changes = {"trials": trials, "workers": workers, "out": None if out is None else str(out)}
     command = _command("resume", [storage], {"name": name, **changes})
     job, config = _rebuilt(noted, changes, command)
-    with _extensions(noted).explaining(without_password(noted["url"])):
+    with _explaining(noted):
         return run_search(job, config)
 
 
@@ -103,7 +110,7 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     job, config = _rebuilt(noted, changes, command)
     kept = "finished trials are kept; any worker goes on with the rest."
     with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
-        with _extensions(noted).explaining(without_password(noted["url"])):
+        with _explaining(noted):
             search = job.prepare(config)
         return search.run(until=config.trials, wait=False)
 
@@ -130,6 +137,9 @@ def export_best(
         settings = {"import": list(modules), **settings}
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
+    needs = {x.partition(" ")[0] for x in names_in_use().get("formats", {}).values()}
+    if needs:  # a file of settings has names of formats alone
+        comment = f"{comment}\n# Formats of other packages: pip install {' '.join(sorted(needs))}"
     write_text(path, f"{comment}\n{dump_toml(settings)}")
     more = f"{import_options()}{options_naming(vars(config))}"
     file = shlex.quote(str(path))
@@ -172,13 +182,19 @@ def _rebuilt(
     named = job["settings"].get("out")
     if "out" not in given and isinstance(named, str):
         check_place(named, where, "--out", *([file.parent] if file else ()))
-    return rebuild({**job, "settings": {**job["settings"], **given}})
+    with _explaining(noted):
+        return rebuild({**job, "settings": {**job["settings"], **given}})
 
 
 def _extensions(noted: Mapping[str, Any]) -> Extensions:
     """The record of extensions of a study; empty in those of earlier versions."""
     found: Extensions = parse(Extensions, noted["job"].get("extensions", {}), noted["name"])
     return found
+
+
+def _explaining(noted: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Context whose errors on unknown names say which package has them."""
+    return naming_packages(_extensions(noted).names, f"study '{printable(noted['name'])}'")
 
 
 def _command(verb: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:

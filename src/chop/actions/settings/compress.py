@@ -14,9 +14,6 @@ from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
 if TYPE_CHECKING:
     from chop.formats.recipe import Recipe
 
-BY_BLOCK = ("smoothquant", "awq", "gptq", "learned_rounding")
-"""Methods that can work with one block in memory."""
-
 
 def default_operators() -> tuple[str, ...]:
     """The names of quantizable operators with a weight."""
@@ -70,18 +67,13 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
         formats: number formats that are tried. They are integers `width.fraction` (`4.auto`
             calibrates each tensor's fraction), and any format by name: `mxint:width=4`.
         method: rounding methods, as gptq or smoothquant,awq. They round weights with calibration
-            rows, in one run: smoothquant (ranges move from inputs to weights), awq (weights of
-            large inputs are scaled up), rotate (Hadamard matrices rotate what layers read; needs no
-            rows), gptq (weights make up for one another's errors), learned_rounding (roundings
-            follow gradients of each block's error). Default: none, each weight is rounded to
-            nearest.
+            rows, in one run. Default: none, each weight is rounded to nearest.
         rotation: channels that rotate takes together: `group`, those of a group of the format, or
             `all`, both while the model runs; `merged`: all, by weights where they can take it over
             (decoders as Llama, Mistral, Qwen and Gemma).
         by_block: hold one block of a decoder in memory. Float weights are read, rounded by
-            smoothquant, awq, gptq or learned_rounding in one format, and written block by block. A
-            run that is killed goes on after the last block. Other models are compressed as a whole,
-            which a line says.
+            `method` in one format, and written block by block. A run that is killed goes on after
+            the last block. Other models are compressed as a whole, which a line says.
         overrides: weights that have another format in each of `formats`, by pattern: a path, or the
             end of one, of a module, or an expression behind re:. Of several that match the first
             holds. Example: `re:.*down_proj=mxint8`. Default: none.
@@ -183,6 +175,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             )
 
     def _check_by_block(self) -> None:
+        from chop.actions.ptq import BY_BLOCK
         from chop.formats import INPUT_OPERANDS
 
         if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:

@@ -28,9 +28,8 @@ class SearchConfig(WorkloadConfig):
 
     Attributes:
         trials: total number of configurations. Those of earlier runs are included.
-        sampler: algorithm, as tpe, nsga2 or random. It proposes configurations; others are
-            sensitivity, cmaes, gp and grid.
-        pruner: early stopping of trials that are behind: asha, hyperband or median. Default: none.
+        sampler: algorithm that proposes configurations, such as tpe.
+        pruner: early stopping of trials that are behind, such as asha. Default: none.
         workers: processes of this machine that run trials.
         storage: `postgresql://user@host/db` for many machines, or a file. Default: a SQLite file in
             `out`.
@@ -252,8 +251,8 @@ class NasConfig(JudgedConfig, SearchConfig):
             'prune_transform_pass = {"weight": {"sparsity": 0.3}}'. Default: 4-bit integers and 50 %
             sparsity.
         compression_epochs: epochs of training after compression, for `compress-train`.
-        proxy: score that filters architectures before training. A zero-cost proxy: synflow, naswot,
-            snip, grad-norm, zen, jacobian-covariance, parameters. Default: none.
+        proxy: score that filters architectures before training. A zero-cost proxy, such as synflow.
+            Default: none.
         share: share of architectures that pass the proxy.
 
     The other settings are those of `JudgedConfig` and `SearchConfig`.

@@ -15,9 +15,9 @@ class ShardConfig:
     """Settings of `chop shard`.
 
     Attributes:
-        model: built-in name, folder, hub name or checkpoint. Built in are vit, cnn, mlp, bert-tiny
-            and gpt-tiny, whose weights are drawn from `seed`; a folder is one of Hugging Face or of
-            `chop compress`, a checkpoint one of chop (`runs/demo/model`).
+        model: built-in name, folder, hub name or checkpoint. Weights of a built-in one are drawn
+            from `seed`; a folder is one of Hugging Face or of `chop compress`, a checkpoint one of
+            chop (`runs/demo/model`).
         mesh: processes along each axis, as 2 or 2x2. Default: that of the plan's file; all
             processes under torchrun; else 2.
         plan: layout: auto, megatron, rows, data or a file. auto searches for the fastest that fits

@@ -171,8 +171,7 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
     Attributes:
         sparsity: shares to prune, as 0.5,0.9 or 0.1:0.9:0.1. Shares of weights: numbers by commas,
             or ranges `first:last:step`.
-        methods: pruning scores, as l1-norm,wanda. Each is a pair of curves: l1-norm, l2-norm,
-            random, movement, snip, wanda.
+        methods: pruning scores, as l1-norm,wanda. Each is a pair of curves.
         activation: scores that prune inputs of operators, too. These inputs are activations; the
             scores l1-norm, random. Default: inputs are not pruned.
         activation_sparsity: shares of inputs to prune. Default: those of weights, and both together

@@ -168,9 +168,10 @@ def _check_methods(config: PruneSweepConfig, workload: Workload) -> None:
     """Raises ConfigError where a method needs a loss that pruning does not know."""
     needy = [name for name in config.methods if SCORES[name].needs == "gradients"]
     if needy and workload.task.name != "classification":
+        others = (name for name, score in SCORES.items() if score.needs != "gradients")
         raise ConfigError(
             f"methods: {', '.join(needy)} looks at gradients of a classifier's loss, the task is "
-            f"'{workload.task.name}': take l1-norm, random or wanda."
+            f"'{workload.task.name}': take of {', '.join(others)}."
         )
 
 

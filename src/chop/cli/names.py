@@ -1,0 +1,158 @@
+"""Names that options take, without an import of the tables that define them.
+
+`registered.json` has the names of chop; `python -m docs.write_names` makes it of the tables. Those
+of other packages come from entry points, and from tables that are imported already.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from chop.plugins import GROUPS, OWN, Registry, described, entry_points
+
+FILE = Path(__file__).with_name("registered.json")
+TABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "datasets": "chop.data.load:BUILTIN_DATASETS",
+        "formats": "chop.formats:REGISTRY",
+        "methods": "chop.actions.ptq:METHODS",
+        "metrics": "chop.train.tasks:imported_metrics",
+        "models": "chop.models:BUILTIN_MODELS",
+        "operators": "chop.ir.ops:OPS",
+        "proxies": "chop.nas.proxies:PROXIES",
+        "pruners": "chop.search.registry:PRUNERS",
+        "samplers": "chop.search.registry:SAMPLERS",
+        "scores": "chop.nn.sparsity:SCORES",
+        "targets": "chop.export.targets:TARGETS",
+        "tasks": "chop.train.tasks:TASKS",
+    }
+)
+"""Place of the table that defines the names of a group; a function returns them."""
+OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("format", "formats", "inputs", "bias", "others"), "formats"),
+        **dict.fromkeys(("sampler", "samplers"), "samplers"),
+        "dataset": "datasets",
+        "method": "methods",
+        "methods": "scores",
+        "metric": "metrics",
+        "model": "models",
+        "operators": "operators",
+        "proxy": "proxies",
+        "pruner": "pruners",
+        "task": "tasks",
+        "to": "targets",
+    }
+)
+"""Group by the option that takes its names."""
+LEADS: Mapping[str, str] = MappingProxyType({"datasets": "Built in", "models": "Built in"})
+"""Beginning of the list of a group whose options take other things as well."""
+SAME = "= "
+"""Beginning of the text of a second name."""
+LIST = re.compile(r"^\{(\w+)\}$", re.MULTILINE)
+"""Paragraph of a help text that stands for the rows of a group."""
+
+
+def group_of(option: str, form: str) -> str | None:
+    """Returns the group whose names an option takes; None: it takes others.
+
+    Args:
+        option: name of the field.
+        form: form of its values, as `TEXT,...`. An option of that name may take numbers.
+    """
+    return OPTIONS.get(option) if form.startswith("TEXT") else None
+
+
+def known(group: str) -> dict[str, str]:
+    """Returns the names of a group, each with its text.
+
+    Args:
+        group: key of `TABLES`.
+    """
+    found = dict(_own()[group])
+    for name in _added(group):
+        found.setdefault(name, "")
+    return found
+
+
+def names(group: str) -> list[str]:
+    """Returns the names of a group, without second names."""
+    return [name for name, text in known(group).items() if not text.startswith(SAME)]
+
+
+def from_packages(group: str) -> dict[str, str]:
+    """Returns names that chop does not define, with the package of each.
+
+    Args:
+        group: key of `TABLES`.
+    """
+    return {name: package for name, package in _added(group).items() if name not in _own()[group]}
+
+
+def choices_text(group: str) -> str:
+    """Returns the sentence of `--help` that names the choices of an option.
+
+    Args:
+        group: key of `TABLES`. Options differ in the operators that they take: no list is theirs.
+    """
+    if group == "operators":
+        return ""
+    has_texts = group in ("methods", "tasks")
+    rows = {name: text for name, text in known(group).items() if not text.startswith(SAME)}
+    shown = (f"{name} ({text})" if has_texts and text else name for name, text in rows.items())
+    return f"{LEADS.get(group, 'Choices')}: {', '.join(shown)}."
+
+
+def completions(group: str) -> Callable[[str], list[str]]:
+    """Returns the function by which a shell completes the names of a group.
+
+    Args:
+        group: key of `TABLES`.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names(group) if name.startswith(begun)]
+
+    return complete
+
+
+def with_lists(text: str) -> str:
+    """Returns a help text with the rows of chop in the places of `{group}`.
+
+    Pages name those of other packages apart: their metadata take tens of milliseconds to read.
+    """
+    return LIST.sub(lambda found: "\n\n".join(_lines(found[1])), text)
+
+
+def _lines(group: str) -> Iterable[str]:
+    for name, text in _own()[group].items():
+        if text and not text.startswith(SAME):
+            yield f"  {name}: {text}" if group == "formats" else f"[bold]{name}[/] {text}"
+
+
+@cache
+def _own() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def _added(group: str) -> dict[str, str]:
+    """Names of the imported table, else of entry points, with their packages."""
+    module, _, attribute = TABLES[group].partition(":")
+    table = getattr(sys.modules.get(module), attribute, None)
+    if isinstance(table, Registry):
+        packages = {name: table.origin(name) for name in table}
+        return {name: package for name, package in packages.items() if package != OWN}
+    if table is not None:
+        return dict.fromkeys(table() if callable(table) else table, "")
+    if group in GROUPS:
+        points = entry_points(group).items()
+        return {name: " and ".join(map(described, entries)) for name, entries in points}
+    return {}
