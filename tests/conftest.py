@@ -27,6 +27,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.connections import warn_of_open_connections
+
+warn_of_open_connections()
 torch.set_num_threads(1)
 # pytest listens to loggers that do not propagate, and torch writes its trace where one listens:
 # a stack and a document for each size of each capture.

@@ -1,5 +1,10 @@
 """What every test has in common holds."""
 
+import gc
+import sqlite3
+import sqlite3.dbapi2
+from collections.abc import Callable
+
 import pytest
 
 from tests.conftest import evenly_spread, pytest_collection_modifyitems
@@ -44,3 +49,13 @@ def test_all_but_the_sampled_cases_are_long() -> None:
     kept = [case for case in family if not case.get_closest_marker("long")]
     assert kept == [family[0], family[4], family[8]]
     assert not any(case.get_closest_marker("long") for case in others)
+
+
+@pytest.mark.parametrize("connect", [sqlite3.connect, sqlite3.dbapi2.connect])
+def test_connections_that_are_left_open_warn_under_every_python(
+    connect: Callable[[str], sqlite3.Connection],
+) -> None:
+    connect(":memory:").close()
+    with pytest.warns(ResourceWarning, match="unclosed database"):
+        connect(":memory:")
+        gc.collect()  # its cache of statements refers to it

@@ -22,6 +22,7 @@ from chop.nas.architecture import SQUARE_LAYERS, Architectures, by_name, suggest
 from chop.nn.identity import Identity as OwnIdentity
 from chop.nn.modules import Identity
 from chop.tools.utils import deepsetattr
+from tests.connections import optuna_storage
 
 COURSE = {
     "num_hidden_layers": [2, 4, 8],
@@ -232,7 +233,6 @@ def test_classes_are_stored_by_name(tmp_path):
     }
     with pytest.raises(ConfigError, match="two options are called 'Identity'"):
         by_name([nn.Identity, Identity])
-    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}", study_name="s")
     taken = []
 
     def objective(trial):
@@ -241,8 +241,10 @@ def test_classes_are_stored_by_name(tmp_path):
         taken.append((layer, kind))
         return 0.0
 
-    study.optimize(objective, n_trials=4)
-    stored = optuna.load_study(storage=f"sqlite:///{tmp_path / 'study.db'}", study_name="s")
-    names = [(trial.params["layer"], trial.params["kind"]) for trial in stored.trials]
+    with optuna_storage(tmp_path / "study.db") as storage:
+        optuna.create_study(storage=storage, study_name="s").optimize(objective, n_trials=4)
+    with optuna_storage(tmp_path / "study.db") as storage:
+        stored = optuna.load_study(storage=storage, study_name="s").trials
+    names = [(trial.params["layer"], trial.params["kind"]) for trial in stored]
     kinds = {OwnIdentity: "own", nn.Identity: "torch"}
     assert names == [(layer.__name__, kinds[kind]) for layer, kind in taken]

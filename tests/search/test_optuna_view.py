@@ -14,6 +14,7 @@ from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace, optuna_view
 from chop.search.optuna_view import export_study, serve_dashboard
+from tests.connections import optuna_storage
 
 SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(2)))
 
@@ -44,15 +45,13 @@ def begun(tmp_path):
 @pytest.mark.long
 def test_an_exported_study_is_an_ordinary_one(begun, tmp_path):
     assert export_study(str(tmp_path / "out"), tmp_path / "a b%.db") == 5
-    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/a b%25.db")
-    study = optuna.load_study(study_name="toy", storage=storage)
-    assert by_params(study.trials) == expected(begun)
-    assert study.best_value == begun.best.values["score"]  # its constraints are Optuna's too
-    assert study.trials[0].user_attrs["values"] == dict(begun.trials[0].values)
-    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
-    assert study.trials[0].intermediate_values == {0: 1.0}
-    storage.remove_session()
-    storage.engine.dispose()
+    with optuna_storage(tmp_path / "a b%.db") as storage:
+        study = optuna.load_study(study_name="toy", storage=storage)
+        assert by_params(study.trials) == expected(begun)
+        assert study.best_value == begun.best.values["score"]  # its constraints are Optuna's too
+        assert study.trials[0].user_attrs["values"] == dict(begun.trials[0].values)
+        assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+        assert study.trials[0].intermediate_values == {0: 1.0}
 
 
 def test_an_export_replaces_nothing(begun, tmp_path):
@@ -68,7 +67,8 @@ def test_an_export_replaces_nothing(begun, tmp_path):
 def test_the_command_exports_by_the_name_of_the_file(begun, tmp_path):
     arguments = ["search", "export", str(tmp_path / "out"), str(tmp_path / "x.db")]
     assert CliRunner().invoke(app, arguments).exit_code == 0
-    assert optuna.get_all_study_names(f"sqlite:///{tmp_path}/x.db") == ["toy"]
+    with optuna_storage(tmp_path / "x.db") as storage:
+        assert optuna.get_all_study_names(storage) == ["toy"]
     refused = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "y.db"), "--trial", "1"])
     assert isinstance(refused.exception, ConfigError) and not (tmp_path / "y.db").exists()
 
