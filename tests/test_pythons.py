@@ -1,4 +1,4 @@
-"""Every Python that pyproject.toml names compiles the sources, and passes a part of the tests."""
+"""Every tested Python compiles the sources, checks types, runs the demo and a part of the tests."""
 
 import os
 import re
@@ -56,22 +56,40 @@ def test_the_sources_compile_without_a_warning(version):
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("version", TESTED)
-def test_a_short_selection_passes(version):
+def run_under(version, *arguments, needed=NEEDED):
+    """Runs modules of Python under another version; skips where its environment is missing."""
     if version == "{}.{}".format(*sys.version_info[:2]):
         pytest.skip("this run of the tests is of this Python")
-    python = interpreter(version, *NEEDED)
+    python = interpreter(version, *needed)
     if python is None:
         pytest.skip(f"needs make test PYTHON=python{version} VENV=.venv-{version}")
     run = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:xdist", *(f"tests/{name}" for name in SHORT)],
+        [python, "-m", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", TESTED)
+def test_a_short_selection_passes(version):
+    run_under(version, "pytest", "-p", "no:xdist", *(f"tests/{name}" for name in SHORT))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", TESTED)
+def test_the_types_fit_the_packages_of_each_python(version):
+    run_under(version, "mypy", needed=(*NEEDED, "mypy"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", TESTED)
+def test_the_demo_runs(version, tmp_path):
+    run_under(version, "chop", "demo", "--quiet", "--out", str(tmp_path / "demo"))
+    assert (tmp_path / "demo" / "model.onnx").is_file()
 
 
 def test_an_interpreter_is_one_of_its_version_with_the_packages(tmp_path, monkeypatch):
