@@ -16,7 +16,6 @@ from chop.plugins import (
     import_options,
     import_plugin,
     imported_modules,
-    missing,
 )
 from chop.plugins.registry import Registry
 from chop.trust import trust_code, trust_named
@@ -97,24 +96,6 @@ def test_a_resumed_search_names_the_command_line(module, monkeypatch, tmp_path):
     command = rf"chop search resume 'my search' --name s --trials 9 --import {module} "
     with trust_named({}), pytest.raises(ConfigError, match=command):
         resume_search("my search", name="s", trials=9)
-
-
-def test_an_error_names_the_packages_that_a_study_was_begun_with():
-    record = Extensions(packages={"mypkg": "0.3", "torch": "2"})
-    with (
-        pytest.raises(ConfigError, match="unknown.* made with mypkg 0.3, .*: pip install mypkg$"),
-        record.explaining("search.db"),
-    ):
-        raise ConfigError("unknown format.")
-    with record.explaining("search.db"):  # what needs none of them goes on
-        pass
-
-
-def test_another_version_of_a_package_is_named():
-    from importlib.metadata import version
-
-    found = missing("numpy 0.1")
-    assert found.endswith(f"version {version('numpy')} is installed: pip install numpy==0.1")
 
 
 @pytest.mark.long

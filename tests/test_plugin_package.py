@@ -113,3 +113,22 @@ def test_a_module_that_is_not_installed(tmp_path):
     assert refused.returncode == 2 and "--import mymodule" in " ".join(refused.stderr.split())
     done = run(*command, "--import", "mymodule", folder=tmp_path)
     assert done.returncode == 0 and "int_group(width=8)" in done.stdout, done.stderr
+
+
+@pytest.mark.long
+def test_a_search_keeps_which_modules_it_imported(tmp_path):
+    source = (ROOT / "examples/plugin/src/mypkg/formats.py").read_text()
+    (tmp_path / "mymodule.py").write_text(source)
+    command = "-m chop search precision --model mlp --import mymodule --trials 2 --sampler random"
+    formats = ["--formats", "int_group:width=4,int_group:width=8", "--out", "mine"]
+    done = run(*command.split(), *formats, folder=tmp_path)
+    said = " ".join(done.stdout.split())
+    export = "chop search export mine/precision best.toml --trust-code"
+    build = "chop compress --import mymodule --config best.toml"
+    assert done.returncode == 0 and f"{export} && {build}" in said, done.stderr
+    refused = run(*["-m", "chop", "search", "resume", "mine", "--trials", "3"], folder=tmp_path)
+    assert refused.returncode == 2 and "--import mymodule" in " ".join(refused.stderr.split())
+    resume = "-m chop search resume mine --trials 3 --trust-code"
+    assert run(*resume.split(), folder=tmp_path).returncode == 0
+    assert run("-m", *export.split(), folder=tmp_path).returncode == 0
+    assert 'import = ["mymodule"]' in (tmp_path / "best.toml").read_text()

@@ -340,7 +340,7 @@ def test_an_operator_of_a_package(install, tmp_path, monkeypatch):
         missing = "operator '.*Scaled' is of the package mypkg 0.3, .*: pip install mypkg"
         unregister("scaled")
         monkeypatch.setattr(plugins.registry, "entry_points", lambda group: {})
-        monkeypatch.setattr(plugins.packages, "is_installed", lambda name: False)
+        monkeypatch.setattr(plugin_files, "_installed_version", lambda name: None)
         for name in ("float", "quantized", "packed"):
             with pytest.raises(CheckpointError, match=missing):
                 MaseGraph.from_checkpoint(tmp_path / name)

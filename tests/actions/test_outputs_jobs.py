@@ -76,6 +76,16 @@ def test_commands_take_a_table_with_columns_of_labels(trained):
     assert "worst_score" in Path("runs/s/points.jsonl").read_text()
 
 
+def test_a_search_without_goals_minimizes_the_loss(trained):
+    command = "search precision --model net.py:Net --weights net.safetensors --dataset rows.csv"
+    settings = f"--task {TASK} --trials 4 --widths 2,8 --sampler random --out runs/p".split()
+    ended = CliRunner().invoke(app, [*command.split(), *settings])
+    assert ended.exit_code == 0, ended.output
+    assert "Goal: loss, as kl needs classes" in ended.output
+    best = json.loads(Path("runs/p/precision/best.json").read_text())
+    assert best["values"]["bits"] <= 4 and "loss" in best["values"]
+
+
 def test_python_takes_them_and_judges_by_one(trained, tmp_path):
     model, rows = trained
     settings = {"formats": ("8.auto",), "bench_seconds": 0, "max_drop": 0.05, "qat_epochs": 0}

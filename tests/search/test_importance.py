@@ -1,5 +1,9 @@
 """Which choices matter, from the trials that were made."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from chop.search import Choice, Goal, Search, SearchSpace
@@ -43,3 +47,35 @@ def test_too_little_says_nothing():
         search = Search(SPACE, _measure, goal, sampler="random", storage="memory")
         result = search.run(until, progress=False)
         assert importances(result, SPACE) == importance_errors(result, SPACE) == {}
+
+
+ORDER = """
+from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search.importance import importances
+
+names = [f"blocks.{i}.weight" for i in range(5)]
+space = SearchSpace(tuple(Choice(name, {"a": 0, "b": 1}) for name in names))
+
+
+def measure(config, report):
+    return {"loss": float(space.values(config)[names[0]])}
+
+
+goal = Goal("loss", "minimize")
+search = Search(space, measure, goal, sampler="grid", storage="memory")
+shares = importances(search.run(32, progress=False), space)
+print(*shares)
+"""
+
+
+@pytest.mark.long
+def test_equal_shares_have_the_same_order_in_every_process():
+    printed = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", ORDER], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        printed.add(done.stdout)
+    assert len(printed) == 1

@@ -78,8 +78,8 @@ def test_the_job_finds_formats_of_a_regression(line, tmp_path):
         trial.values["mse"] for trial in result.measured if trial.values["bits"] <= 4
     )
     assert best["test_mse"] > 0 and (tmp_path / "precision" / "mse.svg").is_file()
-    with pytest.raises(ConfigError, match="goal: got 'kl': choose from: loss, r2"):
-        prepare(PrecisionConfig(out=tmp_path / "kl"), line)
+    by_loss = prepare(PrecisionConfig(out=tmp_path / "kl"), line)
+    assert [goal.name for goal in by_loss.goals] == ["loss", "bits"]
 
 
 def test_trained_models_are_judged_by_their_task():

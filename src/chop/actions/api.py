@@ -36,6 +36,7 @@ from chop.train import Metric, Rows, Task
 from chop.train.calibration import calibrated, example_inputs
 from chop.train.dtypes import in_dtype_of
 from chop.train.unlabeled import read_inputs
+from chop.workloads.probe import check_forward
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def quantize(
     operators: Sequence[str] | None = None,
     weights_only: bool = False,
     calibration_rows: int = 256,
+    label_column: str | None = None,
 ) -> nn.Module:
     """A quantized model of the same class; it computes in float on rounded values, and trains.
 
@@ -68,6 +70,8 @@ def quantize(
             routers of experts, which a warning names.
         weights_only: leaves inputs and biases in float.
         calibration_rows: rows of `data` that calibrate, 1 or more.
+        label_column: column of a frame, a mapping of columns or a data set that holds labels, which
+            the model does not take. Default: `labels` or `label`.
     Returns: the model in its mode; printed, it begins with its formats, the share of its parameters
         and bytes. `chop.MaseGraph` gives the graph, with packing and export.
     Raises:
@@ -93,10 +97,12 @@ def quantize(
     check_operators(names)
     if calibration_rows < 1:
         raise ConfigError(f"calibration_rows: got {calibration_rows}, expected 1 or more.")
-    rows = _rows_of(model, data)
+    rows = _rows_of(model, with_label_column(data, label_column))
     dummy_in = None if rows is None else example_inputs(model, rows)
     mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=dummy_in))
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    if rows is not None:
+        check_forward(model, rows, type(model).__name__, "data")
     spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
     rules = {name: {"config": spec} for name in present_operators(mg, names)}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})

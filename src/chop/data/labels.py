@@ -121,16 +121,9 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
     is_text = not isinstance(splits["train"].features[column], ClassLabel)
     if wanted == names and not is_text:
         return splits
-    if is_text and known and sorted(wanted) != sorted(known, key=str) and not _are_plain(known):
-        own = ", ".join(sorted(known, key=known.__getitem__))
-        assume(
-            f"the labels {', '.join(wanted)} are numbered in this order; the model's own classes "
-            f"are {own}",
-            log,
-        )
-    elif is_text:
-        assume(f"Classes are numbered in this order: {enumerate_names(wanted, SHOWN)}.")
-    number = {name: wanted.index(name) for name in wanted}
+    number = (
+        numbers_of_names(names, known) if is_text else {name: i for i, name in enumerate(wanted)}
+    )
     feature = ClassLabel(names=wanted)
     found = {}
     for key, split in splits.items():
@@ -138,6 +131,26 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
         numbers = [number[value if is_text else names[value]] for value in column_values]
         found[key] = split.remove_columns(column).add_column(column, numbers, feature=feature)
     return DatasetDict(found)
+
+
+def numbers_of_names(names: list[str], known: Mapping[str, int] | None) -> dict[str, int]:
+    """The number of each class by its name, which an assumption says.
+
+    Args:
+        names: of classes, in the order of the alphabet.
+        known: name -> number, of the model; see `with_numbered_labels`.
+    """
+    wanted = _order(names, known or {})
+    if known and sorted(wanted) != sorted(known, key=str) and not _are_plain(known):
+        own = ", ".join(sorted(known, key=known.__getitem__))
+        assume(
+            f"the labels {', '.join(wanted)} are numbered in this order; the model's own classes "
+            f"are {own}",
+            log,
+        )
+    else:
+        assume(f"Classes are numbered in this order: {enumerate_names(wanted, SHOWN)}.")
+    return {name: number for number, name in enumerate(wanted)}
 
 
 def _order(names: list[str], known: Mapping[str, int]) -> list[str]:

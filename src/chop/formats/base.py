@@ -273,7 +273,9 @@ def get_format(name: str | None) -> type[NumberFormat]:
     if name not in REGISTRY:
         REGISTRY.import_all()  # packages declare names, and their classes have aliases
     if name not in REGISTRY:
-        raise ConfigError(f"unknown number format '{name}': {did_you_mean(name, REGISTRY)}")
+        near = did_you_mean(name, REGISTRY)
+        own = "" if near.startswith("did") else " One of a module of yours needs --import MODULE."
+        raise ConfigError(f"unknown number format '{name}': {near}{own}")
     return REGISTRY[name]
 
 

@@ -15,6 +15,7 @@ from chop.plugins.modules import (
     import_modules,
     import_options,
     import_plugin,
+    import_setting,
     imported_modules,
 )
 from chop.plugins.packages import (
@@ -46,6 +47,7 @@ __all__ = [
     "import_modules",
     "import_options",
     "import_plugin",
+    "import_setting",
     "imported_modules",
     "load_entry_point",
     "missing",

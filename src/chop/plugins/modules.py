@@ -62,6 +62,11 @@ def import_options() -> str:
     return "".join(f" --import {shlex.quote(module)}" for module in imported_modules())
 
 
+def import_setting() -> dict[str, list[str]]:
+    """Returns the setting of a TOML file that imports `imported_modules()`; {} without any."""
+    return {"import": list(modules)} if (modules := imported_modules()) else {}
+
+
 def import_modules(modules: Iterable[str]) -> None:
     """Imports the modules of another process, given by its `imported_modules()`.
 

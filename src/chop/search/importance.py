@@ -15,6 +15,8 @@ LEAST = 8
 """Measured configurations from which on something is said."""
 RESAMPLES = 20
 """Draws behind a standard error."""
+DIGITS = 9
+"""Decimals by which shares are ranked: sums in another order differ beyond them."""
 
 
 def importances(result: Result, space: SearchSpace) -> dict[str, float]:
@@ -74,4 +76,7 @@ def _shares(trials: Sequence[TrialRecord], result: Result, space: SearchSpace) -
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         evaluator = PedAnovaImportanceEvaluator()
         found = get_param_importances(study, evaluator=evaluator)
-    return {name: float(share) for name, share in found.items()}
+    # Optuna's order of equal shares differs from process to process.
+    order = list(open_ones)
+    ranked = sorted(found, key=lambda name: (-round(found[name], DIGITS), order.index(name)))
+    return {name: float(found[name]) for name in ranked}

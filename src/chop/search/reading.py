@@ -15,6 +15,11 @@ from chop.search.space import Choice, SearchSpace
 from chop.search.storage import open_for_reading
 from chop.tables import printable
 
+NO_STUDY = (
+    "this storage has no study: a search that was stopped before its first trial has none; run its "
+    "command again."
+)
+
 
 def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], Result]:
     """A search as its storage knows it, without what it was measured on.
@@ -82,7 +87,7 @@ def study_names(url: str) -> list[str]:
 def _find_study(names: list[str], name: str | None) -> str:
     if name is None and len(names) != 1:
         message = f"this storage has several studies, name one: {', '.join(sorted(names))}."
-        raise ConfigError(printable(message) if names else "this storage has no study.")
+        raise ConfigError(printable(message) if names else NO_STUDY)
     if name is not None and name not in names:
         raise ConfigError(printable(f"study '{name}': {did_you_mean(name, names)}"))
     return name or names[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def to_array(series: Any, name: str | None = None) -> np.ndarray:
     """
     kind = getattr(series.dtype, "kind", "O")
     if kind not in "biuf":
-        first = next(iter(series.dropna()), None)
+        first = next((value for value in series.dropna() if not isinstance(value, Real)), None)
         raise ConfigError(
             f"column '{name or series.name}': expected numbers, got {first!r:.60}; number its "
             "values (series.astype('category').cat.codes) or leave it out."

@@ -24,6 +24,7 @@ from torch.utils.data import (
 from chop.data import label_column
 from chop.data.bars import without_bars
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names
+from chop.train.arrays import dense
 from chop.train.frames import is_frame, is_series, split_frame, to_array, to_matrix
 from chop.train.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION
@@ -119,10 +120,10 @@ def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
 
 
 def _array(value: Any) -> Any:
-    """Arrays of frames and series; anything else as it is."""
+    """Arrays of frames and series, dense ones of sparse matrices; anything else as it is."""
     if is_frame(value):
         return to_matrix(value)
-    return to_array(value) if is_series(value) else value
+    return to_array(value) if is_series(value) else dense(value)
 
 
 def _labels_of(value: Any) -> Any:
@@ -149,8 +150,26 @@ def is_numeric(dataset: Dataset, name: str) -> bool:
 
 def _of_items(items: Iterable[Any]) -> dict[str, Column]:
     rows = [_named(item) for item in items]
+    if _are_batches(rows):
+        rows = [row for batch in rows for row in _rows_of(batch, False, set())]
     names = rows[0].keys() if rows else []
     return {name: as_column([row[name] for row in rows]) for name in names}
+
+
+def _are_batches(items: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns true if items are batches of one size with a class for each row, the last smaller.
+
+    Rows with a class for each position are of one length, or of many.
+    """
+    sizes = []
+    for item in items:
+        labels, inputs = item.get(LABELS), [x for name, x in item.items() if name != LABELS]
+        if not isinstance(labels, Tensor | np.ndarray) or np.ndim(labels) != 1:
+            return False
+        if any(np.ndim(x) < 2 or len(x) != len(labels) for x in inputs):
+            return False
+        sizes.append(len(labels))
+    return len({*sizes[:-1]}) == 1 and 0 < sizes[-1] < sizes[0]
 
 
 def _named(item: Any) -> Mapping[str, Any]:
@@ -175,7 +194,7 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
 
 
 def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
-    arrays = [list(array) if isinstance(array, Iterator) else array for array in arrays]
+    arrays = [list(array) if isinstance(array, Iterator) else dense(array) for array in arrays]
     for array in arrays:
         if isinstance(array, str):
             raise ConfigError(
@@ -248,9 +267,9 @@ def as_column(values: Any) -> Column:
     Raises:
         ConfigError: text, pictures or other objects, which are no numbers.
     """
+    values = _array(values)
     if isinstance(values, Tensor):
         return values.detach().cpu()
-    values = _array(values)
     if isinstance(values, np.ndarray) and values.dtype != object:
         return _numbers(values)
     rows = [_numbers(row) for row in values]

@@ -18,10 +18,16 @@ from torch import Tensor, nn
 from chop.data import label_column
 from chop.errors import ConfigError, enumerate_names
 from chop.train.label_columns import outputs_among
+from chop.train.label_values import read_labels, with_classes
 from chop.train.model_io import LABELS
 from chop.train.outputs import LabelPart, join_labels, outputs_task, split_labels
 from chop.train.reading import Column, as_column, is_numeric, read_columns
-from chop.train.tasks import IGNORED, Task, check_is_clear, infer_task
+from chop.train.tasks import (
+    IGNORED,
+    Task,
+    check_is_clear,
+    infer_task,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -124,7 +130,10 @@ def task_for(asked: Task | None, rows: Rows) -> Task:
         return asked
     task = rows.task
     if not rows.parts:
-        check_is_clear(task, rows.labels)
+        positions = rows.labels[0].shape[:1]
+        columns = rows.columns.values()
+        is_of_rows = not any(column[0].shape[:1] == positions for column in columns)
+        check_is_clear(task, rows.labels, is_of_rows=is_of_rows)
         return task
     for name, labels in split_labels(torch.as_tensor(rows.labels), rows.parts).items():
         check_is_clear(task.parts[name], labels)
@@ -199,7 +208,7 @@ def read_rows(
         inputs = {name: column for name, column in table.items() if name not in outputs.values()}
         for name, column in inputs.items():
             check_no_gaps(name, column)
-        joined, parts = join_labels({name: _labels(table[x]) for name, x in outputs.items()})
+        joined, parts = join_labels({name: read_labels(table[x]) for name, x in outputs.items()})
         if inputs and len(joined):
             return Rows(inputs, joined, parts)
     label = label_column(list(table))
@@ -219,7 +228,7 @@ def read_rows(
             f"(texts have to be tokenized first), or (inputs, labels), got {held} with "
             f"{list(table)}."
         )
-    return Rows(inputs, _labels(labels))
+    return Rows(inputs, with_classes(read_labels(labels), task))
 
 
 def check_no_gaps(name: str, column: Column) -> None:
@@ -230,6 +239,8 @@ def check_no_gaps(name: str, column: Column) -> None:
     Raises:
         ConfigError: it has; the message has their number and the first rows.
     """
+    if not len(column):
+        return
     rows = column if isinstance(column, list) else column.flatten(1) if column.dim() > 1 else column
     if isinstance(rows, Tensor):
         if not rows.is_floating_point():
@@ -268,7 +279,7 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
             f"0, those of tokens too ({IGNORED} of tokens that do not count), or name another "
             "column by --label-column, label= in Python."
         )
-    labels = _labels(as_column(dataset.with_format("numpy")[label][:]))
+    labels = read_labels(as_column(dataset.with_format("numpy")[label][:]))
     return labels, infer_task({}, labels)
 
 
@@ -284,42 +295,6 @@ def _unmasked(ids: Tensor, mask: Column | None) -> Tensor:
     if mask is None:
         return ids.long()
     return ids.long().masked_fill(torch.as_tensor(mask) == 0, IGNORED)
-
-
-def _labels(column: Column) -> Column:
-    if isinstance(column, Tensor):
-        return _as_labels(column)
-    if any(row.dim() > 1 for row in column):
-        sizes = list(dict.fromkeys(tuple(row.shape) for row in column))
-        raise ConfigError(
-            f"labels: got pictures of differing sizes, {sizes[0]} and {sizes[1]}: scale pictures "
-            "and masks to one size, masks by the nearest pixel."
-        )
-    return [_as_labels(row) for row in column]
-
-
-def _as_labels(column: Tensor) -> Tensor:
-    if column.is_complex():
-        raise ConfigError(f"labels: got complex numbers ({column.dtype}), expected real ones.")
-    if not column.is_floating_point():
-        whole = column.long()
-        return whole.squeeze(-1) if whole.dim() == 2 and whole.shape[1] == 1 else whole
-    missing = int(column.isnan().sum())
-    if missing:
-        raise ConfigError(
-            f"labels: {missing} of {len(column)} rows have none (NaN): leave them out."
-        )
-    endless = int(column.isinf().sum())
-    if endless:
-        raise ConfigError(
-            f"labels: {endless} of {len(column)} rows have infinite numbers: leave them out."
-        )
-    return column.long() if _are_classes(column) else column
-
-
-def _are_classes(numbers: Tensor) -> bool:
-    found = numbers.unique()
-    return numbers.dim() == 1 and torch.equal(found, torch.arange(len(found), dtype=found.dtype))
 
 
 def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:

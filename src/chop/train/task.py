@@ -24,6 +24,7 @@ LEAVE_OUT = (
     f"classes count from 0: leave rows without a label out, or label them {IGNORED}, which "
     "neither loss nor metric counts."
 )
+SIGNS = "got the labels -1 and 1: classes count from 0, which (labels + 1) // 2 does."
 Pair = tuple[Tensor, Tensor]
 """Answers and the labels that they are compared with; the first dimension of both is K."""
 Labels = Tensor | list[Tensor]
@@ -147,6 +148,9 @@ class Task:
             return
         is_ignored = (flat == IGNORED) if self.void is None else _are_in(flat, IGNORED, self.void)
         wrong = ((flat < 0) & ~is_ignored).nonzero()[:, 0]
+        is_of_rows = isinstance(labels, Tensor) and labels.dim() == 1
+        if is_of_rows and set(flat.unique().tolist()) == {-1, 1}:
+            raise ConfigError(f"task '{self.name}': {SIGNS}")
         if len(wrong):
             ends = torch.tensor([row.numel() for row in labels]).cumsum(0)
             row = int(torch.searchsorted(ends, wrong[0].cpu(), right=True))
@@ -205,9 +209,14 @@ def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> Co
     if task.classes is not last_size:
         numbers = f"{count} classes"
     given = labels if isinstance(labels, Tensor) else _flat(labels)
+    classes = _flat(labels)[_flat(labels) >= 0]
+    if label == count > 1 and int(classes.min()) == 1:
+        hint = "classes are numbered from 0, and these begin at 1: subtract 1 from the labels."
+    else:
+        hint = suggested(logits, given, task.name)
     return ConfigError(
         f"task '{task.name}': got the label {label}, and the model answers with {numbers}, for the "
-        f"classes 0 to {count - 1}; {suggested(logits, given, task.name)}"
+        f"classes 0 to {count - 1}; {hint}"
     )
 
 
@@ -218,6 +227,14 @@ def suggested(logits: Tensor, labels: Tensor, tried: str) -> str:
     if not names:
         return f"the tasks are {', '.join(TASKS)}."
     return f"logits and labels like these are of task {' or '.join(names)}: --task says which."
+
+
+def are_one_hot(labels: Labels) -> bool:
+    """Returns true if labels (B, C) are 0 but for one 1 in each row."""
+    if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.shape[1] < 2:
+        return False
+    is_bit = (labels == 0) | (labels == 1)
+    return bool(is_bit.all()) and bool((labels.sum(1) == 1).all())
 
 
 def one_class(labels: Tensor) -> bool:

@@ -25,11 +25,13 @@ from chop.train.segmentation import SEGMENTATION, SEGMENTATION_TASK, are_masks
 from chop.train.task import (
     IGNORED,
     LEAVE_OUT,
+    SIGNS,
     TASKS,
     UNTOLD,
     Labels,
     Pair,
     Task,
+    are_one_hot,
     one_class,
     unfit,
 )
@@ -96,6 +98,8 @@ def _labels_each(logits: Tensor, labels: Tensor) -> Pair:
 
 
 def _check_zero_or_one(task: str, labels: Tensor) -> None:
+    if set(labels.unique().tolist()) == {-1, 1}:
+        raise ConfigError(f"task '{task}': {SIGNS}")
     wrong = labels[(labels != 0) & (labels != 1) & (labels != IGNORED)]
     if len(wrong):
         raise ConfigError(
@@ -197,6 +201,7 @@ _ROWS = (
         "accuracy",
         _one_class_each,
         _OF_ROWS,
+        fits=lambda x, y: x.shape == y.shape and are_one_hot(y),
         heads=_numbered_classes,
         takes_names=True,
         summary="one class a row",
@@ -240,6 +245,10 @@ _ROWS = (
         heads=_numbered_classes,
         auto_task="token-classification",
         summary="one class a token",
+        inferred_note=(
+            "Labels are a class for each token or position of a row: task token-classification. "
+            "Batches of rows are given as a DataLoader."
+        ),
     ),
     _over_classes(
         CAUSAL_LM,
@@ -333,14 +342,26 @@ def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | li
     return TASKS[CAUSAL_LM if is_language else "token-classification"]
 
 
-def check_is_clear(task: Task, labels: Tensor | list[Tensor]) -> None:
+def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: bool = True) -> None:
     """Checks that labels from which a task was inferred cannot well be meant for another.
 
+    Args:
+        task: the inferred one.
+        labels: of all rows.
+        is_of_rows: no input has as many positions as a row has labels.
     Raises:
         ConfigError: they are several numbers a row or pictures, all 0 or 1, which are rarely a
-            regression.
+            regression, or one class as one-hot numbers.
     """
-    if task.name != "regression" or not isinstance(labels, Tensor) or labels.dim() < 2:
+    if not isinstance(labels, Tensor) or labels.dim() < 2:
+        return
+    if is_of_rows and are_one_hot(labels):
+        raise ConfigError(
+            f"labels: got {labels.shape[1]} numbers a row, 0 but for one 1: --task "
+            f"{CLASSIFICATION.name} takes them for one class, --task {MULTILABEL} for answers yes "
+            "and no, --task regression for numbers."
+        )
+    if task.name != "regression":
         return
     if are_masks(labels) and _are_zero_or_one(labels):
         raise ConfigError(

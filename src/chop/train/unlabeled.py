@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from chop.data import label_column
 from chop.errors import ConfigError
+from chop.train.arrays import dense
 from chop.train.frames import is_frame, is_series, split_frame
 from chop.train.model_io import LABELS, POSITION, input_columns, read_output
 from chop.train.reading import as_column, in_order
 from chop.train.rows import Rows, check_no_gaps, read_rows
+from chop.train.text_labels import with_numbered_texts
 
 FIRST = POSITION.format(0)
 
@@ -35,6 +37,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
         data = data["train"]
     if isinstance(data, TensorDataset) and len(data.tensors) == 1:
         data = data.tensors[0]
+    data = with_numbered_texts({"": dense(data)})[""]
     if is_frame(data):
         inputs, labels = split_frame(data)
         return read_rows((inputs, np.zeros(len(inputs)) if labels is None else labels))

@@ -37,7 +37,7 @@ from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.judging import judge_of, task_with
 from chop.workloads.pictures import SETTINGS
-from chop.workloads.probe import check_forward, check_weights
+from chop.workloads.probe import check_forward, check_weights, note_scaled_answers
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
 from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Training, Workload
@@ -147,6 +147,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         if (own_data := builtin_dataset(config.dataset)) is not None:
             assume(f"Data: {own_data}{MARK}.")
     judge = judge_of(functions.evaluate, config.metric, functions.lower_is_better)
+    note_scaled_answers(task, model, rows["train"])
     return Workload(
         model.to(place).eval(),
         name or config.model,

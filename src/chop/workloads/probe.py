@@ -12,8 +12,11 @@ from torch.nn.parameter import is_lazy
 
 from chop.errors import ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
-from chop.train import Rows
+from chop.notices import assume
+from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
+from chop.train.model_io import read_output
+from chop.train.segmentation import SEGMENTATION
 
 SHOWN_WEIGHTS = 5
 """Parameters and buffers that a message names."""
@@ -70,6 +73,26 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
         ) from error
     finally:
         model.train(was_training)
+
+
+def note_scaled_answers(task: Task, model: nn.Module, rows: Rows) -> None:
+    """Notes it as an assumption where logits of pictures are scaled to the size of their masks.
+
+    Args:
+        task: of the rows.
+        model: on its device, in evaluation mode.
+        rows: with labels.
+    """
+    if task.name != SEGMENTATION:
+        return
+    with torch.no_grad(), torch.random.fork_rng():
+        shape = read_output(model(**example_inputs(model, rows, 1)))[1].shape
+    size, wanted = tuple(shape[-2:]), tuple(rows.labels[0].shape[-2:])
+    if len(shape) > 2 and size != wanted:
+        assume(
+            f"The model gives logits of {size[0]} x {size[1]} pixels, masks have {wanted[0]} x "
+            f"{wanted[1]}: logits are scaled to the masks, bilinearly, before they are compared."
+        )
 
 
 def _listed(inputs: Mapping[str, Tensor]) -> str:

@@ -37,9 +37,10 @@ from chop.train.intervals import Score, constant_score, counted, interval_note, 
 from chop.train.judge import Judge
 from chop.train.metrics import accuracy
 from chop.train.tasks import CLASSIFICATION, UNTOLD_TASK
+from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
 from chop.workloads.judging import judge_of, task_with
-from chop.workloads.probe import check_forward
+from chop.workloads.probe import check_forward, note_scaled_answers
 from chop.workloads.settings import WorkloadConfig, short_name
 
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
@@ -170,13 +171,14 @@ class Workload:
             found = cls._of(model, given, reads, judge is None, (name, dataset), device)
             task = task_with(asked, found.train, metric, judge, loss)
             task = bound_task(task, found.model, found.train)
+            note_scaled_answers(task, found.model, found.train)
         return replace(found, task=task, judge=judge, assumptions=assumed)
 
     @classmethod
     def _of(
         cls,
         model: nn.Module,
-        given: tuple[Any, Any, Any],
+        rows_by_split: tuple[Any, Any, Any],
         reads: Task | None,
         splits_off: bool,
         names: tuple[str | None, str],
@@ -184,8 +186,12 @@ class Workload:
     ) -> Workload:
         """The rows as `reads` says, with test rows split off where none are given, or train's."""
         name, dataset = names
-        splits = dict(zip(("train", "test", "validation"), given, strict=True))
-        read = {k: read_rows(split, reads) for k, split in splits.items() if split is not None}
+        splits = dict(zip(("train", "test", "validation"), rows_by_split, strict=True))
+        given = {k: split for k, split in splits.items() if split is not None}
+        if reads is None or reads.takes_names:
+            own = getattr(getattr(model, "config", None), "label2id", None)
+            given = with_numbered_texts(given, own)
+        read = {k: read_rows(split, reads) for k, split in given.items()}
         if "test" not in read and splits_off:
             read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE)
             assume_split_off(HELD_OUT_SHARE, OWN_TEST)

@@ -13,6 +13,7 @@ from chop.actions.search.precision_recipe import about_recipe
 from chop.errors import ConfigError
 from chop.formats import Float, parse_format_string
 from chop.mixed_precision.problem import PrecisionProblem
+from chop.notices import collected_assumptions
 from chop.report.report import Note, show, write_report
 from chop.search import Goal
 from chop.workloads.workload import Workload
@@ -136,9 +137,18 @@ def test_goals_that_are_not_measured_are_refused(name, message):
     problem.check_goals([Goal(known) for known in ("kl", "loss", "accuracy", "bits", "bytes")])
 
 
-def test_kl_of_numbers_is_refused_as_a_goal_and_as_a_budget(tmp_path):
+def test_loss_stands_for_kl_of_numbers(tmp_path):
+    with collected_assumptions() as assumed:
+        search = precision.prepare(PrecisionConfig(out=tmp_path), lines(tmp_path))
+    assert [goal.name for goal in search.goals] == ["loss", "bits"]
+    told = [each.text for each in assumed if each.text.startswith("Goal: loss")]
+    assert len(told) == 1 and "'regression'" in told[0]
+
+
+def test_kl_of_numbers_is_refused_beside_other_goals_and_as_a_budget(tmp_path):
+    config = PrecisionConfig(out=tmp_path, goals=("kl", "bits"))
     with pytest.raises(ConfigError, match="'kl': choose from: loss, r2"):
-        precision.prepare(PrecisionConfig(out=tmp_path), lines(tmp_path))
+        precision.prepare(config, lines(tmp_path))
     config = PrecisionConfig(out=tmp_path, goals=("loss",), budgets={"kl": 0.1})
     with pytest.raises(ConfigError, match="goal 'kl': "):
         precision.prepare(config, lines(tmp_path))

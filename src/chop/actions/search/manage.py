@@ -25,7 +25,7 @@ from chop.kernels.matmul_precision import matmul_precision
 from chop.plugins import (
     Extensions,
     import_options,
-    imported_modules,
+    import_setting,
     names_in_use,
     naming_packages,
 )
@@ -133,8 +133,7 @@ def export_best(
     chosen = _choose(result, trial)
     with _writable(config.out) as out:
         settings = job.export(dataclasses.replace(config, out=out), chosen.config)
-    if modules := imported_modules():
-        settings = {"import": list(modules), **settings}
+    settings = {**import_setting(), **settings}
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {noted['name']}: {values}")
     needs = {x.partition(" ")[0] for x in names_in_use().get("formats", {}).values()}

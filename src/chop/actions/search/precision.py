@@ -28,7 +28,7 @@ from chop.actions.search.precision_report import (
     shown_of,
     table_row,
 )
-from chop.actions.search.precision_rows import fitting, rows_of
+from chop.actions.search.precision_rows import fitting, goals_for, rows_of
 from chop.actions.settings.search import PrecisionConfig
 from chop.errors import ConfigError
 from chop.files import write_json
@@ -66,6 +66,7 @@ def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search
         UnavailableError: the model or the data set is not there.
     """
     workload, rows, _ = rows_of(config, workload_for(config, workload))
+    config = goals_for(config, workload)
     if workload.judge is not None:
         check_judged(workload, config)
     found, goals = _problem(config, workload, rows), config.all_goals()
@@ -103,7 +104,8 @@ def problem_of(config: PrecisionConfig, workload: Workload) -> PrecisionProblem:
 def _problem(config: PrecisionConfig, workload: Workload, rows: Rows) -> PrecisionProblem:
     # A pruner compares what is reported with the objective's own direction.
     scores = (workload.task.metric.name, *SCORES)
-    goal = next((score for score in scores if config.goals[0] == score), None)
+    goals = goals_for(config, workload).goals
+    goal = next((score for score in scores if goals[0] == score), None)
     training = None
     if config.epochs and not workload.task.can_train:
         raise ConfigError(
@@ -349,7 +351,8 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
     if config.epochs:
         Console().print(
             "The formats are exported, the weights that trials were trained to are not: those are "
-            f"in {config.folder}/best, and chop compress trains its own for {config.epochs} epochs "
+            f"in {config.folder}/best, and chop compress trains its own for {config.epochs} "
+            f"epoch{'s' * (config.epochs > 1)} "
             "where the rounded model is not within its --max-drop.",
             highlight=False,
             markup=False,

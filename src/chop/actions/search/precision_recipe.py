@@ -20,7 +20,7 @@ from chop.ir.ops import of_called
 from chop.mixed_precision.candidates import WITH_BIAS
 from chop.mixed_precision.layers import Formats
 from chop.mixed_precision.problem import PrecisionProblem
-from chop.plugins import import_options, imported_modules
+from chop.plugins import import_options, import_setting
 from chop.report.report import Writer
 from chop.search import Config, Result
 from chop.trust import options_naming
@@ -140,9 +140,8 @@ def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, 
 def _compress_settings(config: PrecisionConfig, recipe: WeightRecipe) -> dict[str, Any]:
     """Settings of `chop compress` that build what a recipe says."""
     qat = {"qat_epochs": config.epochs, **({"qat_lr": config.lr} if config.epochs else {})}
-    imports = {"import": list(modules)} if (modules := imported_modules()) else {}
-    own = {**settings_of_workload(config), "keep_best": True, **qat, **recipe.settings()}
-    return {**imports, **own}
+    own = settings_of_workload(config)
+    return {**import_setting(), **own, "keep_best": True, **qat, **recipe.settings()}
 
 
 def about_recipe(

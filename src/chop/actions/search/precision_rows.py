@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from chop.actions.settings.search import PrecisionConfig
+from chop.notices import assume
 from chop.train import Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.workload import Workload
@@ -11,6 +14,8 @@ LEAST_VALIDATION = 100
 """With fewer validation rows trials are measured on training rows."""
 ANSWER_BYTES = 2**29
 """Memory for answers in float32: the float model's are kept beside a trial's."""
+KL = "kl"
+"""Divergence of the answers from the float model's."""
 
 
 def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:
@@ -38,6 +43,15 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
         f"({count} validation rows are too few)"
     )
     return workload, rows, rows_used
+
+
+def goals_for(config: PrecisionConfig, workload: Workload) -> PrecisionConfig:
+    """The settings with the goal loss in the place of kl where outputs are no classes."""
+    task = workload.task
+    if task.is_categorical or workload.judge is not None or config.goals != (KL,):
+        return config
+    assume(f"Goal: loss, as kl needs classes, and the task is '{task.name}'. --goals says which.")
+    return dataclasses.replace(config, goals=("loss",))
 
 
 def fitting(rows: Rows, workload: Workload) -> Rows:

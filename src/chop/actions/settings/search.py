@@ -127,8 +127,8 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
             loss, kl, bits, activation_bits, bytes, bit_operations; of the model's circuit lut, ff,
             dsp, bram, interval (cycles), latency_us; several give a Pareto front. kl, the
             divergence from the float model's outputs, still ranks formats where accuracy is
-            saturated; it needs classes, so take loss for other outputs. With `evaluate`, kl stands
-            for its number, by its name.
+            saturated. It needs classes: loss stands for it where outputs are none, and with
+            `evaluate` its number.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
         joined: one choice for the layers that vLLM and SGLang join (q_proj, k_proj and v_proj;
             gate_proj and up_proj). Default: yes for language models.

@@ -1,0 +1,67 @@
+"""Labels of rows as classes and numbers.
+
+Shapes: N rows, C classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from chop.errors import ConfigError
+from chop.notices import assume
+from chop.train.reading import Column
+from chop.train.task import Task, are_one_hot
+from chop.train.tasks import BINARY, CLASSIFICATION
+
+
+def read_labels(column: Column) -> Column:
+    """The labels as integers where they are classes, else as floats.
+
+    Raises:
+        ConfigError: some are missing, infinite or complex, or pictures differ in size.
+    """
+    if isinstance(column, Tensor):
+        return _as_labels(column)
+    if any(row.dim() > 1 for row in column):
+        sizes = list(dict.fromkeys(tuple(row.shape) for row in column))
+        raise ConfigError(
+            f"labels: got pictures of differing sizes, {sizes[0]} and {sizes[1]}: scale pictures "
+            "and masks to one size, masks by the nearest pixel."
+        )
+    return [_as_labels(row) for row in column]
+
+
+def _as_labels(column: Tensor) -> Tensor:
+    if column.is_complex():
+        raise ConfigError(f"labels: got complex numbers ({column.dtype}), expected real ones.")
+    if not column.is_floating_point():
+        whole = column.long()
+        return whole.squeeze(-1) if whole.dim() == 2 and whole.shape[1] == 1 else whole
+    missing = int(column.isnan().sum())
+    if missing:
+        raise ConfigError(
+            f"labels: {missing} of {len(column)} rows have none (NaN): leave them out."
+        )
+    endless = int(column.isinf().sum())
+    if endless:
+        raise ConfigError(
+            f"labels: {endless} of {len(column)} rows have infinite numbers: leave them out."
+        )
+    return column.long() if _are_classes(column) else column
+
+
+def _are_classes(numbers: Tensor) -> bool:
+    found = numbers.unique()
+    return numbers.dim() == 1 and torch.equal(found, torch.arange(len(found), dtype=found.dtype))
+
+
+def with_classes(labels: Column, task: Task | None) -> Column:
+    """The labels; of one-hot ones for a task of one class a row their classes."""
+    if task is None or task.name not in (CLASSIFICATION.name, BINARY) or not are_one_hot(labels):
+        return labels
+    assert isinstance(labels, Tensor), "one-hot labels are one tensor"
+    if task.name == BINARY and labels.shape[1] != 2:
+        return labels
+    assume("Labels are one-hot: the class of a row is the position of its 1.")
+    return labels.argmax(1)

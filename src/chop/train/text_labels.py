@@ -1,0 +1,100 @@
+"""Labels that are text in frames, arrays, lists and mappings: classes by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from chop.data import label_column
+from chop.data.labels import SHOWN, numbers_of_names
+from chop.errors import ConfigError, enumerate_names
+from chop.notices import assume
+from chop.train.frames import is_frame, is_series
+
+
+def with_numbered_texts(
+    splits: Mapping[str, Any], known: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Splits with labels that are text as classes, alike in all splits.
+
+    Args:
+        splits: rows by split: frames, pairs `(X, y)` or mappings of columns; others, and labels
+            that are no text, stay as they are.
+        known: name -> number, of the model; None where it says nothing.
+    Raises:
+        ConfigError: a row has no label.
+    """
+    texts = {key: found for key, data in splits.items() if (found := _texts(data)) is not None}
+    if not texts:
+        return dict(splits)
+    numbered = [
+        key for key, data in splits.items() if key not in texts and _labels(data) is not None
+    ]
+    if numbered:
+        raise ConfigError(
+            f"labels: those of '{next(iter(texts))}' are text, those of '{numbered[0]}' are not: "
+            "give both alike."
+        )
+    names = sorted({text for found in texts.values() for text in found})
+    number = numbers_of_names(names, known)
+    _check_are_trained(texts)
+    return {
+        key: _replaced(data, np.array([number[text] for text in texts[key]]))
+        if key in texts
+        else data
+        for key, data in splits.items()
+    }
+
+
+def _check_are_trained(texts: Mapping[str, Sequence[str]]) -> None:
+    """Raises ConfigError if no class of a split is one of the training rows; notes some."""
+    trained = set(texts.get("train", ()))
+    for key, found in texts.items():
+        others = sorted({*found} - trained)
+        listed = enumerate_names(others, SHOWN)
+        if trained and others and len(others) == len({*found}):
+            raise ConfigError(
+                f"the classes of the split '{key}' ({listed}) are none of the training rows "
+                f"({enumerate_names(sorted(trained), SHOWN)})."
+            )
+        if trained and others:
+            assume(f"No training row has the class {listed} of the split '{key}'.")
+
+
+def _labels(data: Any) -> Any:
+    """The labels of rows; None where their place is not known."""
+    if is_frame(data) or isinstance(data, Mapping):
+        column = label_column(list(data))
+        return None if column is None else data[column]
+    if isinstance(data, tuple) and len(data) == 2:
+        labels = data[1]
+        return labels.iloc[:, 0] if is_frame(labels) and labels.shape[1] == 1 else labels
+    return None
+
+
+def _texts(data: Any) -> list[str] | None:
+    """Labels that are text; None of others."""
+    labels = _labels(data)
+    if not (is_series(labels) or isinstance(labels, list | np.ndarray)):
+        return None
+    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    first = next((value for value in values if value is not None and value == value), None)
+    if not isinstance(first, str | bytes):
+        return None
+    missing = [i + 1 for i, value in enumerate(values) if not isinstance(value, str | bytes)]
+    if missing:
+        raise ConfigError(
+            f"labels: {len(missing)} of {len(values)} rows have no text, the first row "
+            f"{missing[0]}: name their class or leave them out."
+        )
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def _replaced(data: Any, numbers: np.ndarray) -> Any:
+    if is_frame(data):
+        return data.assign(**{str(label_column(list(data))): numbers})
+    if isinstance(data, Mapping):
+        return {**data, str(label_column(list(data))): numbers}
+    return data[0], numbers
