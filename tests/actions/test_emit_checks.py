@@ -51,9 +51,10 @@ def test_an_interval_that_only_stalls_make_short_is_not_shown(emitted, interval,
 
 
 @pytest.mark.parametrize("text", ["33.auto", "8", "e4m3", "integer:width=8"])
-def test_formats_are_checked_before_anything_is_read(text):
-    with pytest.raises(ConfigError):
-        EmitConfig(formats=text)
+def test_formats_are_checked_before_anything_is_read(text, tmp_path):
+    for job, config in ((emit, EmitConfig), (lower, LowerConfig)):
+        with pytest.raises(ConfigError, match="format|width"):
+            job(config(formats=text, model=str(tmp_path / "no model"), out=tmp_path / "out"))
 
 
 def test_a_circuit_in_the_place_of_a_model_is_named_as_one(emitted):

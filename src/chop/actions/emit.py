@@ -34,6 +34,7 @@ from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.files import atomic_folder, recover_folder, write_text
 from chop.files.locks import LOCK_FILE
+from chop.formats import parse_format_string
 from chop.hardware.dataflow import dataflow_svg
 from chop.hardware.design import Design
 from chop.hardware.devices import RESOURCES as COUNTED
@@ -99,6 +100,8 @@ def emit(
         tool_path(tool)
     if config.check_only:
         return check_again(config)
+    if lower is lower_workload:
+        parse_format_string(config.formats)  # a wrong one is refused before any data are read
     check_saved_model(config.start_from)
     if config.place:
         check_device(config.placed_on)

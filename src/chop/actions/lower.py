@@ -51,6 +51,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
         CheckpointError: `config.start_from` holds no model, or is of no run that saves one.
         UnavailableError: the model, the data set or a library is not there.
     """
+    parse_format_string(config.formats)  # a wrong one is refused before any data are read
     check_saved_model(config.start_from)
     return run_job(LOWER, config_of_run(config, workload), workload)
 

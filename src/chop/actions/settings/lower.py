@@ -35,10 +35,7 @@ class LoweringConfig(WorkloadConfig):
     calibration_rows: int = field(default=256, metadata=MORE)
 
     def __post_init__(self) -> None:
-        from chop.formats import parse_format_string
-
         super().__post_init__()
-        parse_format_string(self.formats)
         if self.start_from is not None:
             object.__setattr__(self, "start_from", self.start_from.expanduser())
 
